@@ -1,0 +1,1 @@
+"""Merge, grow and transfer neural networks as pure pytree transforms."""

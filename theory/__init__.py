@@ -1,0 +1,1 @@
+"""Closed forms beside simulators of the same quantities."""
