@@ -1,0 +1,143 @@
+"""A claim is a closed form beside a simulator of the same quantity; a ledger is their verdicts.
+
+A claim that is wrong as printed is kept as printed, `expected=False`: the ledger is sound when
+every claim fares as expected, and the score says by how much a misprint misses.
+"""
+
+import difflib
+import fnmatch
+import importlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+from jaxtyping import Array
+
+# Rooms of the theory that hand on a tuple CLAIMS.
+ROOMS = ("theory.deep_linear.claims",)
+
+# |z| beyond which "the two sides agree" is rejected: 6e-5 two-sided for one Gaussian claim, 0.6 %
+# for a ledger of a hundred. Seeds are fixed, so a sound ledger stays sound.
+Z_MAX = 4.0
+
+Relation = Literal["=", "<=", ">="]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A simulated number with its error: a standard error (Monte Carlo; its z is Gaussian by the
+    central limit theorem), or a deterministic tolerance with its reason in the claim's note."""
+
+    value: float
+    stderr: float | None = None
+    tolerance: float | None = None
+
+    def __post_init__(self):
+        if (self.stderr is None) == (self.tolerance is None):
+            raise ValueError("an Estimate needs exactly one of stderr and tolerance")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`relation` reads: simulated `relation` predicted, within the error of the simulation.
+
+    predict() -> float; simulate(key, quick) -> Estimate. `domain` says for which numbers the two
+    sides are evaluated. `expected`: whether the claim should hold.
+    """
+
+    id: str
+    statement: str
+    source: str
+    domain: str
+    predict: Callable[[], float]
+    simulate: Callable[[Array, bool], Estimate]
+    relation: Relation = "="
+    expected: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one claim. `score` is z for Monte Carlo and error / tolerance otherwise,
+    signed as simulated - predicted; `ok` is `holds == expected`."""
+
+    id: str
+    statement: str
+    source: str
+    domain: str
+    relation: str
+    predicted: float
+    simulated: float
+    stderr: float | None
+    score: float
+    score_name: str
+    expected: bool
+    holds: bool
+    note: str
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.holds == self.expected
+
+
+def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
+    """Evaluate both sides, in float64. `quick` asks the simulator for a tenth of the work or so.
+
+    The simulator's key depends on the seed and on the claim's id only, not on which others run.
+    """
+    start = time.perf_counter()
+    with jax.enable_x64(True):
+        predicted = float(claim.predict())
+        found = claim.simulate(claim_key(claim.id, seed), quick)
+    difference = found.value - predicted
+    unit = found.stderr if found.stderr is not None else found.tolerance
+    score = difference / unit if unit else math.copysign(math.inf, difference) * bool(difference)
+    limit = Z_MAX if found.stderr is not None else 1.0
+    excess = {"=": abs(score), "<=": score, ">=": -score}[claim.relation]
+    return Verdict(
+        id=claim.id,
+        statement=claim.statement,
+        source=claim.source,
+        domain=claim.domain,
+        relation=claim.relation,
+        predicted=predicted,
+        simulated=found.value,
+        stderr=found.stderr,
+        score=score,
+        score_name="z" if found.stderr is not None else "err/tol",
+        expected=claim.expected,
+        holds=excess <= limit,  # NaN does not hold
+        note=claim.note,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def claim_key(name: str, seed: int) -> Array:
+    """A key from the seed and the bytes of the name: stable across processes and versions."""
+    key = jax.random.key(seed)
+    for byte in name.encode():
+        key = jax.random.fold_in(key, byte)
+    return key
+
+
+def all_claims() -> tuple[Claim, ...]:
+    """Every claim of every room, in the order of the papers' statements."""
+    claims = tuple(c for room in ROOMS for c in importlib.import_module(room).CLAIMS)
+    names = [c.id for c in claims]
+    if repeated := {n for n in names if names.count(n) > 1}:
+        raise ValueError(f"claims share an id: {sorted(repeated)}")
+    return claims
+
+
+def select(pattern: str = "*") -> list[Claim]:
+    """Claims whose id matches a glob such as "features-are-fate/T3.9*"; ValueError if none does."""
+    claims = all_claims()
+    if found := [c for c in claims if fnmatch.fnmatchcase(c.id, pattern)]:
+        return found
+    names = [c.id for c in claims]
+    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
+    raise ValueError(f"no claim matches {pattern!r}; nearest ids: {', '.join(near)}")

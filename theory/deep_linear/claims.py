@@ -1,0 +1,501 @@
+"""features-are-fate (arXiv 2410.08194), Section 3: as printed, and as true.
+
+Simulators know the estimators (`estimators`) or train the network (`networks`); they never use the
+closed forms that they check. Means are over independent Gaussian data sets; each is far enough from
+n = d for the variance to be finite (|n - d| >= 4; n > 4 in linear transfer), as the z-scores need.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import acos, cos, pi, sqrt
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from theory import problems
+from theory.claims import Claim, Estimate
+from theory.deep_linear import estimators, networks, risks
+
+PAPER = "features-are-fate"
+Estimator = Callable[[problems.Sample], Array]
+
+
+def _fitted(sample: problems.Sample) -> Array:
+    return estimators.scratch_fit(sample.x, sample.y)
+
+
+@dataclass(frozen=True)  # equal instances hash alike, so that claims share compilations
+class _Transferred:
+    ridge: float = 0.0
+
+    def __call__(self, sample: problems.Sample) -> Array:
+        return estimators.linear_transfer_fit(sample.x, sample.y, sample.beta_s, self.ridge)
+
+
+@dataclass(frozen=True)
+class _FineTuned:
+    depth: int
+
+    def __call__(self, sample: problems.Sample) -> Array:
+        return estimators.fine_tune_limit(sample.x, sample.y, sample.beta_s, self.depth)
+
+
+# Eq. (142), X^+ y + (I - P) beta_s, is what a network of depth 1 does.
+_AS_PRINTED = _FineTuned(1)
+
+
+@partial(jax.jit, static_argnames=("estimate", "baseline", "n", "d", "draws"))
+def _risks(key: Array, estimate, baseline, n: int, d: int, theta, sigma, draws: int) -> Array:
+    def one(key: Array) -> Array:
+        sample = problems.draw(key, n, d, theta, sigma)
+        found = problems.risk(estimate(sample), sample.beta_t)
+        return found if baseline is None else problems.risk(baseline(sample), sample.beta_t) - found
+
+    return jax.lax.map(one, jax.random.split(key, draws), batch_size=256)
+
+
+def mean_risk(
+    estimate: Estimator,
+    n: int,
+    d: int,
+    theta: float,
+    sigma: float,
+    draws: int,
+    baseline: Estimator | None = None,
+) -> Callable[[Array, bool], Estimate]:
+    """Monte Carlo E R, or, with a baseline, the paired E[R_baseline - R]."""
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        count = draws // 4 if quick else draws
+        values = _risks(key, estimate, baseline, n, d, theta, sigma, count)
+        return Estimate(float(values.mean()), stderr=float(values.std(ddof=1)) / sqrt(count))
+
+    return simulate
+
+
+def extrapolated(
+    estimate: Estimator,
+    gamma: float,
+    d: int,
+    theta: float,
+    sigma: float,
+    draws: int,
+    baseline: Estimator | None = None,
+) -> Callable[[Array, bool], Estimate]:
+    """The limit n, d -> inf from d and 2d: 2 R(2d) - R(d) cancels the O(1/d) term, and leaves
+    O(1/d^2), below the standard error at the sizes used."""
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        found = [
+            mean_risk(
+                estimate, round(gamma * size), size, theta, sigma, int(draws * share), baseline
+            )(jax.random.fold_in(key, size), quick)
+            for size, share in ((d, 0.5), (2 * d, 1.0))
+        ]
+        value = 2 * found[1].value - found[0].value
+        stderr = sqrt(4 * (found[1].stderr or 0) ** 2 + (found[0].stderr or 0) ** 2)
+        return Estimate(value, stderr=stderr)
+
+    return simulate
+
+
+def network_gap(limit: Estimator, depth: int, alpha: float) -> Callable[[Array, bool], Estimate]:
+    """|beta of a network pretrained and fine-tuned by gradient descent - limit|, at d = 40, n = 24,
+    theta = pi/4, sigma = 0.8, run to a vanishing gradient.
+
+    Two step sizes are extrapolated to gradient flow, 2 beta(rate/2) - beta(rate). What is left is
+    O(rate^2) + O(alpha^2), at most 4e-5 at rate = 0.02 and the alphas used; tolerance rate^2/4.
+    """
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        del quick  # one trajectory either way
+        key_weights, key_data = jax.random.split(key)
+        sample = problems.draw(key_data, 24, 40, pi / 4, 0.8)
+        weights = networks.small_weights(key_weights, 40, depth, alpha)
+
+        def beta(rate: float) -> Array:
+            pretrained = networks.pretrain(weights, sample.beta_s, rate, round(500 / rate))
+            trained = networks.fine_tune(
+                pretrained.weights, sample.x, sample.y, rate, round(800 / rate)
+            )
+            if float(jnp.maximum(pretrained.gradient, trained.gradient)) > 1e-8:
+                raise RuntimeError("gradient descent did not converge; train for more steps")
+            return networks.predictor(trained.weights)
+
+        rate = 0.02
+        gap = jnp.linalg.norm(2 * beta(rate / 2) - beta(rate) - limit(sample))
+        return Estimate(float(gap), tolerance=rate**2 / 4)
+
+    return simulate
+
+
+def _printed_scratch(gamma: float, sigma: float) -> float:
+    return float(risks.scratch_limit(gamma, sigma))
+
+
+def _scratch_claims() -> list[Claim]:
+    source, statement = f"{PAPER} Thm 3.6, eq. (10)", "E R_sc"
+    below = mean_risk(_fitted, 10, 20, 0.0, 1.0, 40_000)
+    above = mean_risk(_fitted, 26, 20, 0.0, 1.0, 20_000)
+    note = "(10) is the limit n, d -> inf; at small sizes it is a different number"
+    return [
+        Claim(
+            f"{PAPER}/T3.6-under/printed",
+            f"{statement} = 1-γ + γσ²/(1-γ) at finite n, d",
+            source,
+            "n=10, d=20, σ=1",
+            lambda: _printed_scratch(0.5, 1.0),
+            below,
+            expected=False,
+            note=note,
+        ),
+        Claim(
+            f"{PAPER}/T3.6-under/limit",
+            f"{statement} → 1-γ + γσ²/(1-γ)",
+            source,
+            "γ=1/2, σ=1, d=40 and 80 extrapolated",
+            lambda: _printed_scratch(0.5, 1.0),
+            extrapolated(_fitted, 0.5, 40, 0.0, 1.0, 4_000),
+        ),
+        Claim(
+            f"{PAPER}/T3.6-under/exact",
+            f"{statement} = 1 - n/d + σ²n/(d-n-1), n ≤ d-2",
+            f"{source}, corrected",
+            "n=10, d=20, σ=1",
+            lambda: float(risks.scratch_risk(10, 20, 1.0)),
+            below,
+        ),
+        Claim(
+            f"{PAPER}/T3.6-over/printed",
+            f"{statement} = σ²/(γ-1) at finite n, d",
+            source,
+            "n=26, d=20, σ=1",
+            lambda: _printed_scratch(1.3, 1.0),
+            above,
+            expected=False,
+            note=note,
+        ),
+        Claim(
+            f"{PAPER}/T3.6-over/exact",
+            f"{statement} = σ²d/(n-d-1), n ≥ d+2",
+            f"{source}, corrected",
+            "n=26, d=20, σ=1",
+            lambda: float(risks.scratch_risk(26, 20, 1.0)),
+            above,
+        ),
+    ]
+
+
+def _linear_transfer_claims() -> list[Claim]:
+    n, d, theta, sigma = 8, 20, pi / 4, 0.5
+    at = f"n={n}, d={d}, θ=π/4, σ={sigma}"
+
+    def last_layer_gap(key: Array, quick: bool) -> Estimate:
+        """Time 40 fits beta_s; the other features, of strength alpha^2, would need 1/alpha^2."""
+        del quick
+        alpha, (key_weights, key_data) = 1e-3, jax.random.split(key)
+        sample = problems.draw(key_data, 24, 40, pi / 4, 0.8)
+        weights = networks.small_weights(key_weights, 40, 2, alpha)
+        pretrained = networks.pretrain(weights, sample.beta_s, 0.05, 10_000)
+        trained = networks.linear_transfer(pretrained.weights, sample.x, sample.y, 0.02, 2_000)
+        gap = jnp.linalg.norm(networks.predictor(trained.weights) - _Transferred()(sample))
+        return Estimate(float(gap), tolerance=alpha)
+
+    return [
+        Claim(
+            f"{PAPER}/T3.7/exact",
+            "E R_lt = sin²θ + (σ²+sin²θ)/(n-2), n > 2",
+            f"{PAPER} Thm 3.7, eq. (12)",
+            at,
+            lambda: float(risks.linear_transfer_risk(n, theta, sigma)),
+            mean_risk(_Transferred(), n, d, theta, sigma, 40_000),
+        ),
+        Claim(
+            f"{PAPER}/T3.7/network",
+            "training the last layer of a pretrained network refits the scale of β_s alone",
+            f"{PAPER} Thms 3.4 and 3.7",
+            "d=40, n=24, L=2, α=0.001, gradient descent",
+            lambda: 0.0,
+            last_layer_gap,
+            note="tolerance α",
+        ),
+        Claim(
+            f"{PAPER}/eq13/exact",
+            "T_lt = E R_sc - E R_lt, with both at finite n, d",
+            f"{PAPER} eq. (13), corrected",
+            "n=10, d=20, θ=3π/8, σ=0.2",
+            lambda: float(risks.transferability("linear", 10, 20, 3 * pi / 8, 0.2)),
+            mean_risk(_Transferred(), 10, 20, 3 * pi / 8, 0.2, 20_000, _fitted),
+        ),
+    ]
+
+
+def _boundary_claims() -> list[Claim]:
+    theta, sigma = 3 * pi / 8, 0.2
+    edge = risks.linear_transfer_boundary
+
+    def negative_length(key: Array, quick: bool) -> Estimate:
+        """Length of {γ < 1: T < 0} by counting on a scan: error at most two steps."""
+        del key, quick
+        steps = 20_000
+        gamma = (jnp.arange(steps) + 0.5) / steps
+        hurts = risks.transferability_limit("linear", gamma, theta, sigma) < 0
+        return Estimate(float(hurts.mean()), tolerance=2 / steps)
+
+    def printed_length() -> float:
+        lower, upper, _ = edge(theta, sigma)
+        return max(0.0, float(lower - upper))
+
+    obtuse = 0.9 * pi
+
+    def hurts_somewhere(key: Array, quick: bool) -> Estimate:
+        del key, quick
+        gamma = (jnp.arange(2000) + 0.5) / 2000
+        gain = risks.transferability_limit("linear", gamma, obtuse, sigma)
+        return Estimate(float((gain < 0).any()), tolerance=0.5)
+
+    return [
+        Claim(
+            f"{PAPER}/eq13-interval/printed",
+            "linear transfer hurts for γ ∈ (γ₊, γ₋): length of the interval",
+            f"{PAPER} after eq. (13)",
+            "θ=3π/8, σ=0.2, scan of γ < 1",
+            printed_length,
+            negative_length,
+            expected=False,
+            note="the roots are named in the wrong order: the printed interval is empty",
+        ),
+        Claim(
+            f"{PAPER}/eq13-interval/corrected",
+            "linear transfer hurts for γ ∈ (γ₋, γ₊): length of the interval",
+            f"{PAPER} after eq. (13), corrected",
+            "θ=3π/8, σ=0.2, scan of γ < 1",
+            lambda: float(edge(theta, sigma).upper - edge(theta, sigma).lower),
+            negative_length,
+        ),
+        Claim(
+            f"{PAPER}/eq13-lower/limit",
+            "T_lt → 0 at γ = γ₋",
+            f"{PAPER} after eq. (13)",
+            "γ=γ₋(θ, σ)=1/4, σ=0.5, d=160 and 320 extrapolated",
+            lambda: 0.0,
+            extrapolated(_Transferred(), 0.25, 160, _edge_angle(0.25, 0.5), 0.5, 1_000, _fitted),
+        ),
+        Claim(
+            f"{PAPER}/eq13-angle/printed",
+            "for σ < 1 every θ > arccos(1-σ) has a γ < 1 at which linear transfer hurts",
+            f"{PAPER} after eq. (13)",
+            "θ=0.9π, σ=0.2 (1 if there is one)",
+            lambda: 1.0,
+            hurts_somewhere,
+            expected=False,
+            note="true up to π/2; beyond it the condition is |cos θ| < 1-σ",
+        ),
+        Claim(
+            f"{PAPER}/eq13-angle/corrected",
+            "for σ < 1 linear transfer hurts at some γ < 1 iff |cos θ| < 1-σ",
+            f"{PAPER} after eq. (13), corrected",
+            "θ=0.9π, σ=0.2 (1 if there is one)",
+            lambda: float(abs(cos(obtuse)) < 1 - sigma),
+            hurts_somewhere,
+        ),
+    ]
+
+
+def _edge_angle(gamma: float, sigma: float) -> float:
+    """theta at which gamma is a boundary: cos^2 = gamma - gamma sigma^2 / (1 - gamma)."""
+    return acos(sqrt(gamma - gamma * sigma**2 / (1 - gamma)))
+
+
+def _ridge_claims() -> list[Claim]:
+    n, d, theta, sigma, ridge = 10, 12, pi / 4, 0.5, 0.05
+    best_at = (10, 12, 3 * pi / 8, 0.2)
+    best = float(risks.optimal_ridge(*(best_at[i] for i in (0, 2, 3))))
+
+    def gain() -> float:
+        n, _, theta, sigma = best_at
+        at = partial(risks.linear_transfer_risk, n, theta, sigma)
+        return float(at() - at(best))
+
+    paired = mean_risk(_Transferred(best), *best_at, 20_000, _Transferred())
+    finite = mean_risk(_Transferred(ridge), n, d, theta, sigma, 40_000)
+    return [
+        Claim(
+            f"{PAPER}/T3.8/printed",
+            "E R_lt with ridge = 1 - cos²θ (1+2λ)/(1+λ)² at finite n",
+            f"{PAPER} Thm 3.8, eq. (15)",
+            f"n={n}, θ=π/4, σ={sigma}, λ={ridge}",
+            lambda: float(risks.linear_transfer_limit(theta, ridge)),
+            finite,
+            expected=False,
+            note="(15) is the limit n -> inf",
+        ),
+        Claim(
+            f"{PAPER}/T3.8/limit",
+            "E R_lt with ridge → 1 - cos²θ (1+2λ)/(1+λ)²",
+            f"{PAPER} Thm 3.8, eq. (15)",
+            f"θ=π/4, σ={sigma}, λ={ridge}, n=100 and 200 extrapolated",
+            lambda: float(risks.linear_transfer_limit(theta, ridge)),
+            extrapolated(_Transferred(ridge), 10.0, 10, theta, sigma, 20_000),
+        ),
+        Claim(
+            f"{PAPER}/T3.8/exact",
+            "E R_lt = sin²θ + cos²θ E[k²/(u+k)²] + (σ²+sin²θ) E[u/(u+k)²], u ~ χ²_n, k = nλ",
+            f"{PAPER} Thm 3.8, corrected",
+            f"n={n}, θ=π/4, σ={sigma}, λ={ridge}",
+            lambda: float(risks.linear_transfer_risk(n, theta, sigma, ridge)),
+            finite,
+        ),
+        Claim(
+            f"{PAPER}/T3.8-monotone/printed",
+            "ridge never lowers the risk of linear transfer: E[R(0) - R(λ)] ≤ 0",
+            f"{PAPER} after Thm 3.8",
+            f"n=10, θ=3π/8, σ=0.2, λ={best:.3f}",
+            lambda: 0.0,
+            paired,
+            relation="<=",
+            expected=False,
+            note="true in the limit n -> inf only",
+        ),
+        Claim(
+            f"{PAPER}/T3.8-monotone/corrected",
+            "E[R(0) - R(λ*)] at λ* = (σ²+sin²θ)/(n cos²θ) > 0",
+            f"{PAPER} Thm 3.8, corrected",
+            f"n=10, θ=3π/8, σ=0.2, λ*={best:.3f}",
+            gain,
+            paired,
+        ),
+    ]
+
+
+def _fine_tuning_claims() -> list[Claim]:
+    claims = []
+    for depth, alpha in ((2, 1e-3), (3, 1e-2)):
+        at = f"d=40, n=24, θ=π/4, σ=0.8, L={depth}, α={alpha}, gradient descent"
+        claims += [
+            Claim(
+                f"{PAPER}/T3.9-estimator-L{depth}/printed",
+                "β_ft = X⁺y + (I-P) β_s: distance of the trained network from it",
+                f"{PAPER} eq. (142)",
+                at,
+                lambda: 0.0,
+                network_gap(_AS_PRINTED, depth, alpha),
+                expected=False,
+                note="the later layers rescale the frozen component",
+            ),
+            Claim(
+                f"{PAPER}/T3.9-estimator-L{depth}/corrected",
+                "β_ft = X⁺y + c (I-P) β_s, c = N^(1-1/L), N² = |X⁺y|² + c²|(I-P)β_s|²",
+                f"{PAPER} eq. (142), corrected",
+                at,
+                lambda: 0.0,
+                network_gap(_FineTuned(depth), depth, alpha),
+                note="step size extrapolated to 0; tolerance 1e-4",
+            ),
+        ]
+    gamma, theta, sigma = 0.5, pi / 4, 1.0
+    sizes = "d=40 and 80 extrapolated"
+    for depth in (2, 3):
+        at = f"γ=1/2, θ=π/4, σ=1, L={depth}, {sizes}"
+        simulated = _fine_tuning_gain(depth, theta, sigma)
+        claims += [
+            Claim(
+                f"{PAPER}/eq17-L{depth}/printed",
+                "T_ft = E R_sc - E R_ft = (1-γ)(2cos θ - 1)",
+                f"{PAPER} Thm 3.9, eqs. (16), (17)",
+                at,
+                lambda: (1 - gamma) * (2 * cos(theta) - 1),
+                simulated,
+                expected=False,
+                note="right for σ = 0 only",
+            ),
+            Claim(
+                f"{PAPER}/eq17-L{depth}/limit",
+                "T_ft → (1-γ) c (2cos θ - c)",
+                f"{PAPER} Thm 3.9, eqs. (16), (17), corrected",
+                at,
+                partial(_gain, gamma, theta, sigma, depth),
+                simulated,
+            ),
+        ]
+    edge = float(risks.fine_tune_boundary(gamma, sigma, 2))
+    claims += [
+        Claim(
+            f"{PAPER}/eq17-noiseless/limit",
+            "T_ft → (1-γ)(2cos θ - 1) when σ = 0",
+            f"{PAPER} Thm 3.9, eqs. (16), (17)",
+            f"γ=1/2, θ=π/4, σ=0, L=2, {sizes}",
+            lambda: (1 - gamma) * (2 * cos(theta) - 1),
+            _fine_tuning_gain(2, theta, 0.0),
+        ),
+        Claim(
+            f"{PAPER}/eq17-boundary/printed",
+            "fine-tuning neither helps nor hurts at θ = π/3: T_ft = 0",
+            f"{PAPER} after eq. (17)",
+            f"γ=1/2, σ=1, L=2, {sizes}",
+            lambda: 0.0,
+            _fine_tuning_gain(2, pi / 3, sigma),
+            expected=False,
+            note="the sign of T_ft depends on γ, σ and L",
+        ),
+        Claim(
+            f"{PAPER}/eq17-boundary/corrected",
+            "fine-tuning neither helps nor hurts at cos θ = c/2: T_ft → 0",
+            f"{PAPER} after eq. (17), corrected",
+            f"γ=1/2, σ=1, L=2, θ={edge * 180 / pi:.1f}°, {sizes}",
+            lambda: 0.0,
+            _fine_tuning_gain(2, edge, sigma),
+        ),
+        Claim(
+            f"{PAPER}/T3.9-over/exact",
+            "from n = d on fine-tuning forgets the source: E R_ft = E R_sc",
+            f"{PAPER} Thm 3.9, γ ≥ 1",
+            "n=26, d=20, θ=π/2, σ=1, L=3",
+            lambda: float(risks.scratch_risk(26, 20, 1.0)),
+            mean_risk(_FineTuned(3), 26, 20, pi / 2, 1.0, 20_000),
+        ),
+    ]
+    return claims
+
+
+def _gain(gamma: float, theta: float, sigma: float, depth: int) -> float:
+    return float(risks.transferability_limit("fine_tune", gamma, theta, sigma, depth=depth))
+
+
+def _fine_tuning_gain(depth: int, theta: float, sigma: float) -> Callable[[Array, bool], Estimate]:
+    """Paired E[R_sc - R_ft] at gamma = 1/2: the noise that both share cancels draw by draw."""
+    return extrapolated(_FineTuned(depth), 0.5, 40, theta, sigma, 2_000, _fitted)
+
+
+def _pretraining_claims() -> list[Claim]:
+    def distance(key: Array, quick: bool) -> Estimate:
+        del quick
+        beta_s, _ = problems.tasks(40, 0.0)
+        weights = networks.small_weights(key, 40, 3, 1e-2)
+        trained = networks.pretrain(weights, beta_s, 0.05, 10_000)
+        gap = jnp.linalg.norm(networks.predictor(trained.weights) - beta_s)
+        return Estimate(float(gap), tolerance=1e-12)
+
+    return [
+        Claim(
+            f"{PAPER}/L3.3/exact",
+            "gradient flow on the source task ends at β_s",
+            f"{PAPER} Lemma 3.3",
+            "d=40, L=3, α=0.01, gradient descent",
+            lambda: 0.0,
+            distance,
+            note="tolerance: float64 rounding of 10⁴ steps",
+        )
+    ]
+
+
+CLAIMS: tuple[Claim, ...] = (
+    *_pretraining_claims(),
+    *_scratch_claims(),
+    *_linear_transfer_claims(),
+    *_boundary_claims(),
+    *_ridge_claims(),
+    *_fine_tuning_claims(),
+)

@@ -1,0 +1,104 @@
+"""Simulation of a whole phase diagram with one factorisation per draw.
+
+Rows of X are nested: n samples are the first n rows. With X_d = L Q (L lower triangular, one QR),
+the first n rows of B = L^{-1} [X beta_s, X nu, noise] give X_n^+ [...] in the basis of Q's rows, so
+the Gram matrices of ALL n <= d are cumulative sums of 3 x 3 outer products. For n > d only the
+noise is left: X^T X grows block by block, with one Cholesky factorisation per requested n. Angles,
+noise levels and depths cost nothing (see `overlaps`).
+
+Draws are independent; along gamma, theta, sigma and depth they share their data, so neighbouring
+points of a curve are correlated.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from theory.deep_linear.overlaps import Overlaps
+
+
+def simulate_overlaps(key: Array, ns: Sequence[int], d: int, draws: int) -> Overlaps:
+    """Overlaps of `draws` Gaussian data sets at every n in `ns`: leading axes [draws, len(ns)].
+
+    float64 throughout (the Gram matrix near n = d squares a large condition number), whatever the
+    caller's precision; sources and noise are orthonormal coordinates, by rotation invariance.
+    """
+    counts = np.asarray(ns)
+    if counts.ndim != 1 or counts.size == 0 or counts.dtype.kind not in "iu" or (counts < 1).any():
+        raise ValueError(f"ns must be a non-empty list of integers >= 1; got {ns}")
+    if d < 2 or draws < 1:
+        raise ValueError(f"need d >= 2 and draws >= 1; got d={d}, draws={draws}")
+    order = np.argsort(counts, kind="stable")
+    with jax.enable_x64(True):
+        found = _simulate(key, tuple(int(n) for n in counts[order]), d, draws)
+        back = np.argsort(order, kind="stable")
+        return Overlaps(found.gram[:, back], found.source[:, back], jnp.asarray(counts))
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _simulate(key: Array, ns: tuple[int, ...], d: int, draws: int) -> Overlaps:
+    def one(key: Array) -> Overlaps:
+        key_x, key_noise = jax.random.split(key)
+        x, noise = jax.random.normal(key_x, (ns[-1], d)), jax.random.normal(key_noise, (ns[-1],))
+        return nested_overlaps(x, noise, jnp.eye(d, 2), ns)
+
+    return jax.lax.map(one, jax.random.split(key, draws))
+
+
+def nested_overlaps(
+    x: Float[Array, "m d"],
+    noise: Float[Array, " m"],
+    tasks: Float[Array, "d 2"],
+    ns: Sequence[int],
+) -> Overlaps:
+    """Overlaps of the first n rows of (x, noise) for every n of ascending `ns`, m >= max(ns).
+
+    `tasks` holds the orthonormal columns (beta_s, nu). Any x whose first min(n, d) rows are
+    linearly independent; in float32 expect errors of the order of eps cond(x)^2 near n = d.
+    """
+    d = x.shape[1]
+    below = np.array([n for n in ns if n <= d], dtype=int)
+    above = np.array([n for n in ns if n > d], dtype=int)
+    images = jnp.concatenate([x @ tasks, noise[:, None]], axis=-1)
+    source = jnp.cumsum(images[:, :1] * images, axis=0)[np.asarray(ns) - 1]
+    grams = []
+    if below.size:
+        rows = below.max()
+        root = jnp.linalg.qr(x[:rows].T, mode="r").T
+        b = jax.scipy.linalg.solve_triangular(root, images[:rows], lower=True)
+        grams.append(jnp.cumsum(b[:, :, None] * b[:, None, :], axis=0)[below - 1])
+    if above.size:
+        fits = _noise_fits(x, noise, above)
+        cross, size2 = fits @ tasks, jnp.sum(fits**2, axis=-1)
+        seen = jnp.broadcast_to(jnp.eye(2, dtype=x.dtype), (above.size, 2, 2))
+        upper = jnp.concatenate([seen, cross[:, :, None]], axis=-1)
+        lower = jnp.concatenate([cross, size2[:, None]], axis=-1)
+        grams.append(jnp.concatenate([upper, lower[:, None, :]], axis=-2))
+    return Overlaps(jnp.concatenate(grams), source, jnp.asarray(ns))
+
+
+def _noise_fits(x: Array, noise: Array, ns: np.ndarray) -> Float[Array, "ns d"]:
+    """X_n^+ noise for ascending n > d, from one growing Gram matrix."""
+    first, *steps = [np.arange(a, b) for a, b in zip([0, *ns[:-1]], ns, strict=True)]
+    # Every step adds the rows between two requested n, padded to one shape and masked.
+    width = max((len(s) for s in steps), default=0)
+    rows = np.array([np.pad(s, (0, width - len(s))) for s in steps], dtype=int).reshape(-1, width)
+    used = np.array([np.arange(width) < len(s) for s in steps], dtype=bool).reshape(-1, width)
+
+    def fit(moment: Array, image: Array) -> Array:
+        return jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(moment), True), image)
+
+    def step(state: tuple[Array, Array], block: tuple[Array, Array]):
+        moment, image = state
+        index, mask = block
+        new = jnp.where(mask[:, None], x[index], 0.0)
+        moment, image = moment + new.T @ new, image + noise[index] @ new
+        return (moment, image), fit(moment, image)
+
+    start = x[first].T @ x[first], noise[first] @ x[first]
+    _, later = jax.lax.scan(step, start, (jnp.asarray(rows), jnp.asarray(used)))
+    return jnp.concatenate([fit(*start)[None], later])

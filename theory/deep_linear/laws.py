@@ -1,0 +1,81 @@
+"""Exact laws at finite n and d: draws of `Overlaps` that never build X.
+
+For Gaussian X the 3 x 3 Gram matrix has a law made of chi-squares: (I - P) on span(beta_s, nu) is a
+matrix-variate Beta, |X^+ noise|^2 is chi^2_min / chi^2_{|n-d|+1}, and the direction of X^+ noise is
+uniform in the row space. O(1) per draw, any n and d.
+"""
+
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from theory.deep_linear.overlaps import Overlaps
+
+
+def overlaps_law(key: Array, n: int, d: int, draws: int) -> Overlaps:
+    """`draws` exact samples of the overlaps of n Gaussian samples in d >= 2 dimensions.
+
+    `gram` has its exact joint law, and so have scratch and fine-tuning risks together; `source` has
+    its exact law too, but is drawn independently of `gram`: do not pair them.
+    """
+    if n < 1 or d < 2 or draws < 1:
+        raise ValueError(f"need n >= 1, d >= 2, draws >= 1; got n={n}, d={d}, draws={draws}")
+    key_seen, key_unseen, key_noise, key_angle, key_source = jax.random.split(key, 5)
+    if n < d:
+        # An orthonormal 2-frame in R^d is a Gaussian frame times the inverse root of its Gram
+        # matrix; by rotation invariance P keeps its first n rows.
+        seen, unseen = _wishart(key_seen, n, draws), _wishart(key_unseen, d - n, draws)
+        root = jnp.linalg.cholesky(seen + unseen)
+        half = jax.scipy.linalg.solve_triangular(root, seen, lower=True)
+        projector = jax.scipy.linalg.solve_triangular(root, half.mT, lower=True)
+    else:
+        projector = jnp.broadcast_to(jnp.eye(2), (draws, 2, 2))
+    top, bottom = jax.random.split(key_noise)
+    size2 = _chi2(top, min(n, d), draws) / _chi2(bottom, abs(n - d) + 1, draws)
+    # X^+ noise points uniformly into the row space, of dimension min(n, d) >= 2 but for n = 1: its
+    # inner products with P beta_s and P nu are those of two coordinates of a uniform direction.
+    plane = jax.random.normal(key_angle, (draws, 2))
+    if n == 1:
+        plane = plane.at[:, 1].set(0.0)
+    rest = _chi2(jax.random.fold_in(key_angle, 1), max(min(n, d) - 2, 0), draws)
+    plane = plane * jnp.sqrt(size2 / (jnp.sum(plane**2, -1) + rest))[:, None]
+    if n == 1:
+        # rank one: P beta_s and P nu are parallel, and so is the noise
+        lengths = jnp.sqrt(jnp.diagonal(projector, axis1=-2, axis2=-1))
+        lengths = lengths.at[:, 1].multiply(jnp.sign(projector[:, 0, 1]))
+        cross = lengths * plane[:, :1]
+    else:
+        a = jnp.sqrt(projector[:, 0, 0])
+        b = projector[:, 0, 1] / a
+        c = jnp.sqrt(jnp.maximum(projector[:, 1, 1] - b**2, 0.0))
+        cross = jnp.stack([a * plane[:, 0], b * plane[:, 0] + c * plane[:, 1]], -1)
+    gram = jnp.concatenate(
+        [
+            jnp.concatenate([projector, cross[:, :, None]], -1),
+            jnp.concatenate([cross, size2[:, None]], -1)[:, None, :],
+        ],
+        -2,
+    )
+    first, second = jax.random.split(key_source)
+    uu = _chi2(first, n, draws)
+    source = jnp.concatenate(
+        [uu[:, None], jnp.sqrt(uu)[:, None] * jax.random.normal(second, (draws, 2))], -1
+    )
+    return Overlaps(gram, source, jnp.asarray(n))
+
+
+def _chi2(key: Array, degrees: int, draws: int) -> Float[Array, " draws"]:
+    if degrees == 0:
+        return jnp.zeros(draws)
+    return cast(Array, jax.random.chisquare(key, degrees, (draws,)))
+
+
+def _wishart(key: Array, degrees: int, draws: int) -> Float[Array, "draws 2 2"]:
+    """G^T G for a Gaussian G [degrees, 2], by Bartlett's decomposition."""
+    first, second, off = jax.random.split(key, 3)
+    a = jnp.sqrt(_chi2(first, degrees, draws))
+    b = jax.random.normal(off, (draws,))
+    c2 = _chi2(second, degrees - 1, draws)
+    return jnp.stack([jnp.stack([a * a, a * b], -1), jnp.stack([a * b, b * b + c2], -1)], -2)

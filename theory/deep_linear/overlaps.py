@@ -1,0 +1,87 @@
+"""Three vectors decide everything: X^+ [X beta_s, X nu, noise].
+
+With B = X^+ [X beta_s, X nu, noise] (nu the unit vector in which the target leaves the source) and
+G = B^T B, the scratch and fine-tuning risks of ONE data set, for every angle, noise level and
+depth, are algebra in the 3 x 3 matrix G; linear transfer needs three inner products more. A
+simulation of X (`grid`) and an exact sampler of the law of G (`laws`) therefore share everything
+below.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from theory import problems
+
+
+class Overlaps(NamedTuple):
+    """What a data set (X, unit noise) says about transfer from beta_s.
+
+    `gram`: B^T B, columns (beta_s, nu, noise); for n >= d its upper block is the identity.
+    `source`: inner products of X beta_s with (X beta_s, X nu, noise).
+    `n`: number of samples.
+    """
+
+    gram: Float[Array, "*b 3 3"]
+    source: Float[Array, "*b 3"]
+    n: Array
+
+    def scratch(self, theta: ArrayLike, sigma: ArrayLike) -> Array:
+        """|X^+ y - beta_t|^2, where small weights lead (features-are-fate Thm 3.5)."""
+        return _unlearned(self.gram, -jnp.cos(theta), -jnp.sin(theta)) + self._noise(sigma)
+
+    def fine_tune(self, theta: ArrayLike, sigma: ArrayLike, depth: ArrayLike) -> Array:
+        """|X^+ y + c (I - P) beta_s - beta_t|^2, the corrected Thm 3.9; see `null_scale` for c."""
+        y = jnp.stack(jnp.broadcast_arrays(jnp.cos(theta), jnp.sin(theta), sigma), axis=-1)
+        p = jnp.einsum("...i,...ij,...j->...", y, self.gram, y)
+        c = null_scale(p, 1 - self.gram[..., 0, 0], depth)
+        return _unlearned(self.gram, c - jnp.cos(theta), -jnp.sin(theta)) + self._noise(sigma)
+
+    def linear_transfer(self, theta: ArrayLike, sigma: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
+        """Only the scale of beta_s is refitted (features-are-fate eqs. 11 and 14)."""
+        uu, uv, ue = jnp.moveaxis(self.source, -1, 0)
+        scale = (uu * jnp.cos(theta) + uv * jnp.sin(theta) + sigma * ue) / (uu + self.n * ridge)
+        return (scale - jnp.cos(theta)) ** 2 + jnp.sin(theta) ** 2
+
+    def _noise(self, sigma: ArrayLike) -> Array:
+        return jnp.asarray(sigma) ** 2 * self.gram[..., 2, 2]
+
+
+def _unlearned(gram: Array, a: ArrayLike, b: ArrayLike) -> Array:
+    """|(I - P)(a beta_s + b nu)|^2."""
+    quadratic = a * a * (1 - gram[..., 0, 0]) + b * b * (1 - gram[..., 1, 1])
+    return jnp.maximum(quadratic - 2 * a * b * gram[..., 0, 1], 0.0)
+
+
+def null_scale(p: ArrayLike, q: ArrayLike, depth: ArrayLike) -> Array:
+    """The factor c by which fine-tuning rescales the part of the source that the data cannot see.
+
+    Gradient flow from the rank-one balanced pretrained state freezes (I - P) W_1 but not the later
+    layers, which grow with |beta|: c = N^{1 - 1/depth}, N^2 = p + q c^2, where p = |X^+ y|^2 and
+    q = |(I - P) beta_s|^2 for |beta_s| = 1. Corrects features-are-fate eq. (142), which has c = 1:
+    true for depth 1 only, or when |X^+ y| = |P beta_s|.
+
+    In x = log N^2 the equation x = log(p + q e^{ax}), a = 1 - 1/depth, is concave and increasing,
+    so that Newton's method converges from any start, for every depth up to inf.
+
+    >>> null_scale(0.5, 0.5, jnp.array([1.0, 2.0, jnp.inf]))
+    Array([1., 1., 1.], dtype=float32)
+    """
+    problems.check_depth(depth)
+    p, q, depth = jnp.broadcast_arrays(*(jnp.asarray(v, dtype=float) for v in (p, q, depth)))
+    a = 1 - 1 / depth
+    tiny = jnp.finfo(p.dtype).tiny
+    log_p, log_q = jnp.log(jnp.maximum(p, tiny)), jnp.log(jnp.maximum(q, tiny))
+
+    def newton(x: Array, slope_floor: float = 1e-6) -> Array:
+        linear = log_q + a * x
+        total = jnp.logaddexp(log_p, linear)
+        slope = 1 - a * jnp.exp(linear - total)
+        return x - (x - total) / jnp.maximum(slope, slope_floor)
+
+    x = jax.lax.fori_loop(0, 16, lambda _, x: newton(x), jnp.zeros_like(p))
+    # One more step from the frozen root makes the derivative that of the implicit function.
+    return jnp.exp(a / 2 * newton(jax.lax.stop_gradient(x)))

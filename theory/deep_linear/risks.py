@@ -1,0 +1,275 @@
+"""Closed-form risks of scratch training, linear transfer and fine-tuning in deep linear networks.
+
+Source: features-are-fate (arXiv 2410.08194), Thms 3.6-3.9. The paper states the limits n, d -> inf;
+here the expectations are exact at finite n and d where a closed form exists, and functions named
+`*_limit`, as well as `fine_tune_risk`, are the limits at load gamma = n / d. All accept arrays and
+broadcast. A mean can be infinite (n within 1 of d with noise; n <= 2 in linear transfer): that is
+refused unless `allow_infinite=True`, which returns inf there.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from theory import problems
+from theory.deep_linear.overlaps import null_scale
+
+Mode = Literal["linear", "fine_tune"]
+
+
+def scratch_risk(
+    n: ArrayLike, d: ArrayLike, sigma: ArrayLike, *, allow_infinite: bool = False
+) -> Array:
+    """E|X^+ y - beta_t|^2 over n samples in d dimensions; exact (Thm 3.6 is its limit).
+
+    1 - n/d + sigma^2 n/(d-n-1) for n <= d-2; sigma^2 d/(n-d-1) for n >= d+2; between them infinite
+    when sigma > 0, and max(1 - n/d, 0) when sigma = 0.
+
+    >>> float(scratch_risk(250, 500, 0.2))
+    0.54016...
+    >>> scratch_risk(500, 500, 0.2)
+    Traceback (most recent call last):
+    ValueError: n must be at most d-2 or at least d+2 where sigma > 0 (the mean is infinite ...
+    """
+    problems.check("n", n, lambda n: (n >= 0) & (n < np.inf), "a finite number of samples >= 0")
+    problems.check("d", d, lambda d: (d >= 1) & (d < np.inf), "a finite dimension >= 1")
+    problems.check_sigma(sigma)
+    if not allow_infinite:
+        _check_finite_scratch("n", n, d, sigma)
+    n, d, sigma = (jnp.asarray(v, dtype=float) for v in (n, d, sigma))
+    gap = jnp.abs(n - d) - 1
+    safe = jnp.where(gap > 0, gap, 1.0)
+    noise = sigma**2 * jnp.where(gap > 0, jnp.minimum(n, d) / safe, jnp.inf)
+    return jnp.maximum(1 - n / d, 0.0) + jnp.where(sigma > 0, noise, 0.0)
+
+
+def scratch_limit(gamma: ArrayLike, sigma: ArrayLike, *, allow_infinite: bool = False) -> Array:
+    """The limit of `scratch_risk` at n = gamma d (Thm 3.6, eq. 10)."""
+    problems.check_gamma(gamma)
+    problems.check_sigma(sigma)
+    if not allow_infinite:
+        _check_finite_limit(gamma, sigma)
+    gamma, sigma = jnp.asarray(gamma, dtype=float), jnp.asarray(sigma, dtype=float)
+    gap = jnp.abs(gamma - 1)
+    noise = jnp.where(gap > 0, jnp.minimum(gamma, 1) / jnp.where(gap > 0, gap, 1.0), jnp.inf)
+    return jnp.maximum(1 - gamma, 0.0) + jnp.where(sigma > 0, sigma**2 * noise, 0.0)
+
+
+def linear_transfer_risk(
+    n: ArrayLike,
+    theta: ArrayLike,
+    sigma: ArrayLike,
+    ridge: ArrayLike = 0.0,
+    *,
+    allow_infinite: bool = False,
+) -> Array:
+    """Expected risk when only the last layer is refitted on n samples; exact, and free of d.
+
+    ridge = 0 (Thm 3.7, eq. 12): sin^2 + (sigma^2 + sin^2)/(n-2), n > 2. ridge > 0, n >= 1 (Thm 3.8
+    before its limit): with u ~ chi^2_n and k = n ridge,
+    sin^2 + cos^2 E[k^2/(u+k)^2] + (sigma^2 + sin^2) E[u/(u+k)^2].
+
+    >>> float(linear_transfer_risk(8, jnp.pi / 4, 0.5))
+    0.625...
+    """
+    minimum = "a number of samples > 2 where ridge = 0 (the mean is infinite at n <= 2), else >= 1"
+    problems.check("n", n, lambda n: (n >= 1) & (n < np.inf), minimum)
+    problems.check_theta(theta)
+    problems.check_sigma(sigma)
+    problems.check("ridge", ridge, lambda r: (r >= 0) & (r < np.inf), "finite and >= 0")
+    known_ridge = problems.concrete(ridge)
+    if not allow_infinite and known_ridge is not None:
+        problems.check("n", n, lambda n: (n > 2) | (known_ridge > 0), minimum)
+    n, theta, sigma, ridge = (jnp.asarray(v, dtype=float) for v in (n, theta, sigma, ridge))
+    missed = jnp.sin(theta) ** 2
+    plain = jnp.where(n > 2, 1 / jnp.where(n > 2, n - 2, 1.0), jnp.inf)
+    shrunk, noise = _ridge_moments(n, n * ridge)
+    return (
+        missed
+        + jnp.where(ridge > 0, jnp.cos(theta) ** 2 * shrunk, 0.0)
+        + (sigma**2 + missed) * jnp.where(ridge > 0, noise, plain)
+    )
+
+
+def linear_transfer_limit(theta: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
+    """`linear_transfer_risk` as n -> inf: 1 - cos^2 (1 + 2 ridge)/(1 + ridge)^2 (eq. 15)."""
+    problems.check_theta(theta)
+    problems.check("ridge", ridge, lambda r: (r >= 0) & (r < np.inf), "finite and >= 0")
+    ridge = jnp.asarray(ridge, dtype=float)
+    return 1 - jnp.cos(theta) ** 2 * (1 + 2 * ridge) / (1 + ridge) ** 2
+
+
+def optimal_ridge(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Array:
+    """The ridge that minimises `linear_transfer_risk`: (sigma^2 + sin^2)/(n cos^2), never 0 at
+    finite n (Thm 3.8 states 0, its limit n -> inf); inf at theta = pi/2: nothing transfers."""
+    problems.check("n", n, lambda n: n >= 1, "a number of samples >= 1")
+    problems.check_theta(theta)
+    problems.check_sigma(sigma)
+    theta, sigma = jnp.asarray(theta, dtype=float), jnp.asarray(sigma, dtype=float)
+    return (sigma**2 + jnp.sin(theta) ** 2) / (n * jnp.cos(theta) ** 2)
+
+
+def fine_tune_risk(
+    gamma: ArrayLike,
+    theta: ArrayLike,
+    sigma: ArrayLike,
+    depth: ArrayLike = 2,
+    *,
+    allow_infinite: bool = False,
+) -> Array:
+    """Risk after fine-tuning all layers, n, d -> inf at load gamma; corrects Thm 3.9 (eq. 16).
+
+    (1-gamma)(1 - 2 c cos + c^2) + gamma sigma^2/(1-gamma) for gamma < 1, with c = `null_scale` at
+    p = gamma (1 + sigma^2/(1-gamma)), q = 1-gamma. For gamma >= 1 the source is forgotten.
+    Exact samples at finite n and d: `fine_tune_law`.
+    """
+    problems.check_theta(theta)
+    problems.check_depth(depth)
+    scratch = scratch_limit(gamma, sigma, allow_infinite=allow_infinite)
+    return scratch - _fine_tune_gain(gamma, theta, sigma, depth)
+
+
+def transferability(
+    mode: Mode,
+    n: ArrayLike,
+    d: ArrayLike,
+    theta: ArrayLike,
+    sigma: ArrayLike,
+    *,
+    depth: ArrayLike = 2,
+    ridge: ArrayLike = 0.0,
+    allow_infinite: bool = False,
+) -> Array:
+    """T = E R_scratch - E R_transfer (eq. 7); positive where transfer helps.
+
+    mode "linear": exact at finite (n, d). mode "fine_tune": the limit at gamma = n / d (corrects
+    eq. 17), in which the noise that both risks share has cancelled, so that it is finite at n = d.
+    """
+    if mode == "linear":
+        scratch = scratch_risk(n, d, sigma, allow_infinite=allow_infinite)
+        return scratch - linear_transfer_risk(n, theta, sigma, ridge, allow_infinite=allow_infinite)
+    gamma = jnp.asarray(n, dtype=float) / jnp.asarray(d, dtype=float)
+    return transferability_limit(mode, gamma, theta, sigma, depth=depth)
+
+
+def transferability_limit(
+    mode: Mode,
+    gamma: ArrayLike,
+    theta: ArrayLike,
+    sigma: ArrayLike,
+    *,
+    depth: ArrayLike = 2,
+    ridge: ArrayLike = 0.0,
+    allow_infinite: bool = False,
+) -> Array:
+    """`transferability` as n, d -> inf at load gamma: eq. (13) for "linear", and for "fine_tune"
+    (1-gamma) c (2 cos - c), which replaces eq. (17)."""
+    problems.check_gamma(gamma)
+    problems.check_theta(theta)
+    problems.check_sigma(sigma)
+    problems.check_depth(depth)
+    if mode == "fine_tune":
+        return _fine_tune_gain(gamma, theta, sigma, depth)
+    if mode != "linear":
+        raise ValueError(f"mode must be 'linear' or 'fine_tune'; got {mode!r}")
+    scratch = scratch_limit(gamma, sigma, allow_infinite=allow_infinite)
+    return scratch - linear_transfer_limit(theta, ridge)
+
+
+class Boundary(NamedTuple):
+    """Linear transfer hurts for lower < gamma < upper and for gamma > over; lower == upper: nowhere
+    below gamma = 1."""
+
+    lower: Array
+    upper: Array
+    over: Array
+
+
+def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
+    """Where the limit of T for linear transfer vanishes, as loads gamma (after eq. 13).
+
+    lower, upper = (b -+ sqrt(b^2 - 4 cos^2))/2, b = 1 + cos^2 - sigma^2, which exist where
+    |cos| < 1 - sigma; over = 1 + sigma^2/sin^2. The paper names the roots in the other order, and
+    its condition theta > arccos(1 - sigma) overlooks theta > pi/2.
+    """
+    problems.check_theta(theta)
+    problems.check_sigma(sigma)
+    cos2 = jnp.cos(jnp.asarray(theta, dtype=float)) ** 2
+    sigma2 = jnp.asarray(sigma, dtype=float) ** 2
+    cos2, sigma2 = jnp.broadcast_arrays(cos2, sigma2)
+    b = 1 + cos2 - sigma2
+    # b^2 - 4 cos^2 factorises; both factors positive <=> |cos| < 1 - sigma (and then b > 0).
+    exists = jnp.sqrt(cos2) < 1 - jnp.sqrt(sigma2)
+    root = jnp.sqrt(jnp.where(exists, b**2 - 4 * cos2, 0.0).clip(min=0.0))
+    sin2 = 1 - cos2
+    over = jnp.where(sin2 > 0, 1 + sigma2 / jnp.where(sin2 > 0, sin2, 1.0), jnp.inf)
+    return Boundary((b - root) / 2, (b + root) / 2, over)
+
+
+def fine_tune_boundary(gamma: ArrayLike, sigma: ArrayLike, depth: ArrayLike = 2) -> Array:
+    """The angle beyond which fine-tuning hurts, arccos(c/2), for gamma < 1; 0 where it always does.
+
+    The paper's pi/3 (after eq. 17) is the case c = 1.
+    """
+    check_below_one = "a load in [0, 1): from n = d on fine-tuning equals scratch training"
+    problems.check("gamma", gamma, lambda g: (g >= 0) & (g < 1), check_below_one)
+    problems.check_sigma(sigma)
+    c = _limit_null_scale(gamma, sigma, depth)
+    return jnp.arccos(jnp.minimum(c / 2, 1.0))
+
+
+def _fine_tune_gain(gamma, theta, sigma, depth) -> Array:
+    c = _limit_null_scale(gamma, sigma, depth)
+    unseen = jnp.maximum(1 - jnp.asarray(gamma, dtype=float), 0.0)
+    # c grows like (1-gamma)^{-1/2 (1-1/depth)}: the product has the limit 0 at gamma = 1.
+    return jnp.where(unseen > 0, unseen * c * (2 * jnp.cos(theta) - c), 0.0)
+
+
+def _limit_null_scale(gamma, sigma, depth) -> Array:
+    gamma, sigma = jnp.asarray(gamma, dtype=float), jnp.asarray(sigma, dtype=float)
+    q = jnp.where(gamma < 1, 1 - gamma, 1.0)
+    return null_scale(jnp.minimum(gamma, 1) * (1 + sigma**2 / q), q, depth)
+
+
+def _ridge_moments(n: Array, k: Array) -> tuple[Array, Array]:
+    """E[k^2/(u+k)^2] and E[u/(u+k)^2] for u ~ chi^2_n, by quadrature.
+
+    1/(u+k)^2 is the Laplace transform of t e^{-kt}, and E e^{-ut} = (1+2t)^{-n/2},
+    E u e^{-ut} = n (1+2t)^{-n/2-1}. With 1+2t = e^{2s} the integrands are smooth, positive (nothing
+    cancels) and negligible beyond `end`, for every n >= 1 and k > 0.
+    """
+    k = jnp.where(k > 0, k, 1.0)  # k = 0 is the caller's closed form
+    reach = 10.0 - jnp.log(jnp.finfo(k.dtype).eps)
+    nodes, weights = (jnp.asarray(v, k.dtype) for v in np.polynomial.legendre.leggauss(128))
+    end = jnp.minimum(reach / jnp.maximum(n - 4, 0.1), 0.5 * jnp.log1p(2 * reach / k))[..., None]
+    s, w = end * (nodes + 1) / 2, end * weights / 2
+    n, k = n[..., None], k[..., None]
+    t = jnp.expm1(2 * s) / 2
+    density = w * t * jnp.exp(-k * t - n * s)
+    return jnp.sum(density * k**2 * jnp.exp(2 * s), -1), jnp.sum(density * n, -1)
+
+
+def _check_finite_scratch(name: str, n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> None:
+    known_d, known_sigma = problems.concrete(d), problems.concrete(sigma)
+    if known_d is not None and known_sigma is not None:
+        problems.check(
+            name,
+            n,
+            lambda n: (np.abs(n - known_d) > 1) | (known_sigma == 0),
+            "at most d-2 or at least d+2 where sigma > 0 (the mean is infinite in between; "
+            "allow_infinite=True returns inf)",
+        )
+
+
+def _check_finite_limit(gamma: ArrayLike, sigma: ArrayLike) -> None:
+    known_sigma = problems.concrete(sigma)
+    if known_sigma is not None:
+        problems.check(
+            "gamma",
+            gamma,
+            lambda g: (g != 1) | (known_sigma == 0),
+            "other than 1 where sigma > 0 (the mean is infinite; allow_infinite=True returns inf)",
+        )

@@ -1,0 +1,87 @@
+"""Every convention of the theory, once.
+
+Inputs x ~ N(0, I_d); labels y = x.beta_t + sigma * noise, noise ~ N(0, 1), so `sigma` is a
+standard deviation. Source and target are unit vectors at angle `theta` (radians). Training loss
+|y - X beta|^2 / (2n) (+ ridge |w|^2 / 2 on the trained weights), gradient flow at unit rate. Risk
+is the full E|beta_hat - beta_t|^2: no factor 1/2, no label noise. Load gamma = n / d. `depth`
+counts weight matrices: 1 is linear regression, inf is allowed where a closed form has that limit.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+
+class Sample(NamedTuple):
+    """One target data set and the two tasks it belongs to."""
+
+    x: Float[Array, "n d"]
+    y: Float[Array, " n"]
+    beta_s: Float[Array, " d"]
+    beta_t: Float[Array, " d"]
+
+
+def tasks(d: int, theta: ArrayLike) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
+    """Unit source e_1 and unit target cos(theta) e_1 + sin(theta) e_2; rotation invariance makes
+    this choice free for isotropic inputs."""
+    if d < 2:
+        raise ValueError(f"d must be at least 2 (source and target span a plane); got {d}")
+    theta = jnp.asarray(theta, dtype=float)
+    source = jnp.zeros(d).at[0].set(1.0)
+    return source, jnp.zeros(d).at[0].set(jnp.cos(theta)).at[1].set(jnp.sin(theta))
+
+
+def draw(key: Array, n: int, d: int, theta: ArrayLike, sigma: ArrayLike) -> Sample:
+    """A target set of n pairs (x, y) at the default float precision."""
+    beta_s, beta_t = tasks(d, theta)
+    key_x, key_noise = jax.random.split(key)
+    x = jax.random.normal(key_x, (n, d))
+    return Sample(x, x @ beta_t + sigma * jax.random.normal(key_noise, (n,)), beta_s, beta_t)
+
+
+def risk(beta: Float[Array, "*b d"], beta_t: Float[Array, "*b d"]) -> Float[Array, "*b"]:
+    """|beta - beta_t|^2, features-are-fate eq. (8) for Gaussian inputs."""
+    return jnp.sum((beta - beta_t) ** 2, axis=-1)
+
+
+def concrete(value: ArrayLike) -> np.ndarray | None:
+    """The value as NumPy, or None while jax traces it (then it cannot be checked)."""
+    try:
+        return np.asarray(value)
+    except jax.errors.TracerArrayConversionError:
+        return None
+
+
+def check(
+    name: str, value: ArrayLike, ok: Callable[[np.ndarray], np.ndarray], allowed: str
+) -> None:
+    """Raise ValueError("{name} must be {allowed}; got ...") where a known value is not `ok`.
+
+    NaN is never ok: `ok` is a comparison, and comparisons with NaN are false.
+    """
+    known = concrete(value)
+    if known is not None and not (good := np.asarray(ok(known))).all():
+        bad = np.broadcast_to(known, good.shape)[~good]
+        raise ValueError(f"{name} must be {allowed}; got {bad.flat[0]:g}")
+
+
+def check_theta(theta: ArrayLike) -> None:
+    slack = 1e-6  # float32 pi is 9e-8 above pi
+    check("theta", theta, lambda t: (t >= 0) & (t <= np.pi + slack), "an angle in [0, pi] radians")
+
+
+def check_sigma(sigma: ArrayLike) -> None:
+    check("sigma", sigma, lambda s: (s >= 0) & (s < np.inf), "a finite standard deviation >= 0")
+
+
+def check_gamma(gamma: ArrayLike) -> None:
+    check("gamma", gamma, lambda g: (g >= 0) & (g < np.inf), "a finite load n/d >= 0")
+
+
+def check_depth(depth: ArrayLike) -> None:
+    check("depth", depth, lambda L: L >= 1, "a number of layers >= 1 (inf allowed)")
