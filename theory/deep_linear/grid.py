@@ -21,32 +21,38 @@ from jaxtyping import Array, Float
 from theory.deep_linear.overlaps import Overlaps
 
 
-def simulate_overlaps(key: Array, ns: Sequence[int], d: int, draws: int) -> Overlaps:
-    """Overlaps of `draws` Gaussian data sets at every n in `ns`: leading axes [draws, len(ns)].
+def simulate_overlaps(keys: Array, ns: Sequence[int], d: int) -> Overlaps:
+    """Overlaps of one Gaussian data set per key at every n in `ns`: leading axes [keys, ns].
 
-    float64 throughout (the Gram matrix near n = d squares a large condition number), whatever the
-    caller's precision; sources and noise are orthonormal coordinates, by rotation invariance.
+    `keys` is an array of typed keys, `jax.random.split(key, draws)`; a draw depends on its own key
+    and on max(ns) alone. float64 whatever the caller's precision: the Gram matrix squares the
+    condition number, which is large near n = d.
     """
     counts = np.asarray(ns)
     if counts.ndim != 1 or counts.size == 0 or counts.dtype.kind not in "iu" or (counts < 1).any():
         raise ValueError(f"ns must be a non-empty list of integers >= 1; got {ns}")
-    if d < 2 or draws < 1:
-        raise ValueError(f"need d >= 2 and draws >= 1; got d={d}, draws={draws}")
+    if d < 2:
+        raise ValueError(f"d must be at least 2 (source and target span a plane); got {d}")
+    if not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) or keys.ndim != 1 or keys.size == 0:
+        raise ValueError(
+            "keys must be an array of one typed key per draw, jax.random.split(key, draws); "
+            f"got {keys.dtype} of shape {keys.shape}"
+        )
     order = np.argsort(counts, kind="stable")
     with jax.enable_x64(True):
-        found = _simulate(key, tuple(int(n) for n in counts[order]), d, draws)
+        found = _simulate(keys, tuple(int(n) for n in counts[order]), d)
         back = np.argsort(order, kind="stable")
         return Overlaps(found.gram[:, back], found.source[:, back], jnp.asarray(counts))
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3))
-def _simulate(key: Array, ns: tuple[int, ...], d: int, draws: int) -> Overlaps:
+@partial(jax.jit, static_argnums=(1, 2))
+def _simulate(keys: Array, ns: tuple[int, ...], d: int) -> Overlaps:
     def one(key: Array) -> Overlaps:
         key_x, key_noise = jax.random.split(key)
         x, noise = jax.random.normal(key_x, (ns[-1], d)), jax.random.normal(key_noise, (ns[-1],))
         return nested_overlaps(x, noise, jnp.eye(d, 2), ns)
 
-    return jax.lax.map(one, jax.random.split(key, draws))
+    return jax.lax.map(one, keys)
 
 
 def nested_overlaps(
@@ -86,8 +92,8 @@ def _noise_fits(x: Array, noise: Array, ns: np.ndarray) -> Float[Array, "ns d"]:
     first, *steps = [np.arange(a, b) for a, b in zip([0, *ns[:-1]], ns, strict=True)]
     # Every step adds the rows between two requested n, padded to one shape and masked.
     width = max((len(s) for s in steps), default=0)
-    rows = np.array([np.pad(s, (0, width - len(s))) for s in steps], dtype=int).reshape(-1, width)
-    used = np.array([np.arange(width) < len(s) for s in steps], dtype=bool).reshape(-1, width)
+    rows = np.array([np.pad(s, (0, width - len(s))) for s in steps], dtype=int)
+    used = np.array([np.arange(width) < len(s) for s in steps], dtype=bool)
 
     def fit(moment: Array, image: Array) -> Array:
         return jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(moment), True), image)
@@ -100,5 +106,7 @@ def _noise_fits(x: Array, noise: Array, ns: np.ndarray) -> Float[Array, "ns d"]:
         return (moment, image), fit(moment, image)
 
     start = x[first].T @ x[first], noise[first] @ x[first]
-    _, later = jax.lax.scan(step, start, (jnp.asarray(rows), jnp.asarray(used)))
+    _, later = jax.lax.scan(
+        step, start, (rows.reshape(len(steps), width), used.reshape(len(steps), width))
+    )
     return jnp.concatenate([fit(*start)[None], later])

@@ -1,0 +1,397 @@
+"""When does transfer beat training from scratch? Phase diagrams over load and angle.
+
+Figures 1, 3, 6 and 7 of features-are-fate (arXiv 2410.08194): transferability of linear transfer
+and of fine-tuning over (gamma = n/d, theta), closed form beside simulation, with the line on which
+transfer neither helps nor hurts (in the limit n, d -> inf). Linear transfer: exact at finite n and
+d. Fine-tuning: the limit, with the depth- and noise-dependent correction of Thm 3.9.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import pi
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from experiments.progress import Stage
+from experiments.store import direct
+from experiments.sweep import sweep
+from theory import deep_linear as dl
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FINE = 600  # points of a closed-form curve
+CHUNK = 5  # draws between two points at which a run can be resumed
+
+
+@dataclass(frozen=True)
+class Config:
+    """Target data sets of n = gamma d samples in d dimensions, from a source at angle theta."""
+
+    d: int = 500
+    """Input dimension."""
+    draws: int = 20
+    """Independent target data sets per point."""
+    gammas: int = 40
+    """Number of loads gamma = n/d, evenly spaced midpoints of (0, gamma_max)."""
+    gamma_max: float = 2.0
+    """Largest load."""
+    thetas: int = 41
+    """Number of angles from 0 to pi/2; 8 k + 1 puts the slices on the grid."""
+    sigmas: tuple[float, ...] = (0.0, 0.2)
+    """Standard deviations of the label noise."""
+    depths: tuple[int, ...] = (1, 2, 4)
+    """Numbers of layers of the fine-tuned network."""
+    seed: int = 0
+    """Seed of the simulated data sets."""
+
+    def __post_init__(self):
+        for name, least in (("d", 4), ("draws", 2), ("gammas", 2), ("thetas", 9)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        if not 0 < self.gamma_max < np.inf:
+            raise ValueError(f"gamma_max must be a finite load > 0; got {self.gamma_max}")
+        if self.thetas % 8 != 1:
+            raise ValueError(f"thetas must be 8 k + 1 (9, 17, ..., 41, ...); got {self.thetas}")
+        if not self.sigmas or not all(0 <= s < np.inf for s in self.sigmas):
+            raise ValueError(
+                f"sigmas must be one or more standard deviations >= 0; got {self.sigmas}"
+            )
+        if not self.depths or not all(depth >= 1 for depth in self.depths):
+            raise ValueError(f"depths must be one or more integers >= 1; got {self.depths}")
+        for name in ("sigmas", "depths"):
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise ValueError(f"{name} must differ; got {getattr(self, name)}")
+        n = self.counts()
+        if n[0] <= 2:
+            raise ValueError(
+                f"the smallest load gives n = {n[0]} samples; linear transfer has a finite mean "
+                "from n = 3 on: raise d or gamma_max, or lower gammas"
+            )
+        if len(np.unique(n)) < len(n):
+            raise ValueError(
+                f"{self.gammas} loads up to {self.gamma_max} coincide at d = {self.d}; raise d or "
+                "lower gammas"
+            )
+        if max(self.sigmas) > 0 and (near := n[np.abs(n - self.d) <= 1]).size:
+            raise ValueError(
+                f"n = {near[0]} is within 1 of d = {self.d}, where the mean risk is infinite for "
+                "sigma > 0: change gammas or gamma_max"
+            )
+
+    def counts(self) -> np.ndarray:
+        """Samples n at each load."""
+        midpoints = (np.arange(self.gammas) + 0.5) / self.gammas * self.gamma_max
+        return np.round(midpoints * self.d).astype(int)
+
+    @classmethod
+    def tiny(cls) -> "Config":
+        """Seconds, for tests."""
+        return cls(d=24, draws=4, gammas=8, thetas=9, depths=(1, 2))
+
+    @classmethod
+    def quick(cls) -> "Config":
+        """A coarser diagram in a smaller dimension."""
+        return cls(d=200, draws=10, gammas=20, thetas=25)
+
+
+PRESETS = {"default": Config, "quick": Config.quick, "tiny": Config.tiny}
+
+
+def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
+    """Transferability (eq. 7) in theory and in simulation on one grid.
+
+    Simulated values are means over draws of the paired difference R_sc - R_tx; `*_std` is their
+    standard deviation over draws.
+    """
+    keys = jax.random.split(jax.random.key(config.seed), config.draws)
+    found = sweep(
+        partial(_draws, config=config, keys=keys),
+        np.arange(config.draws),
+        stage,
+        "draws",
+        chunk=CHUNK,
+    )
+    return _dataset(config, found, stage("closed forms", partial(_closed_forms, config)))
+
+
+def _angles(config: Config) -> np.ndarray:
+    return np.linspace(0, pi / 2, config.thetas)
+
+
+def _draws(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str, np.ndarray]:
+    """Paired differences [draw, gamma, theta, sigma(, depth)] of some draws."""
+    with jax.enable_x64(True):
+        overlaps = dl.simulate_overlaps(keys[index], config.counts().tolist(), config.d)
+        linear, tuned = _gains(overlaps, _angles(config), config.sigmas, config.depths)
+    return {"linear": np.asarray(linear), "fine_tune": np.asarray(tuned)}
+
+
+@jax.jit
+def _gains(overlaps: dl.Overlaps, theta, sigma, depth) -> tuple[jax.Array, jax.Array]:
+    theta, sigma, depth = (jax.numpy.asarray(v, dtype=float) for v in (theta, sigma, depth))
+
+    def at(theta, sigma):
+        scratch = overlaps.scratch(theta, sigma)
+        tuned = jax.vmap(lambda L: overlaps.fine_tune(theta, sigma, L), out_axes=-1)(depth)
+        return scratch - overlaps.linear_transfer(theta, sigma), scratch[..., None] - tuned
+
+    over_sigma = jax.vmap(at, (None, 0), 2)
+    return jax.vmap(over_sigma, (0, None), 2)(theta, sigma)
+
+
+def _closed_forms(config: Config) -> dict[str, np.ndarray]:
+    """Everything the theory says: on the grid, along fine curves, and the boundaries."""
+    curve = np.linspace(3 / config.d, config.gamma_max, FINE)
+    # Between n = d-1 and d+1 the mean is infinite (with noise): leave a gap in the curve.
+    curve = curve[np.abs(curve * config.d - config.d) > 1]
+    below, edge = curve[curve < 1], np.linspace(0, pi / 2, FINE)
+    theta = _angles(config)
+    slices = theta[list(_slice_index(config))]
+
+    @jax.jit  # everything an argument: XLA would spend a minute folding constants
+    def evaluate(n, theta, n_curve, slices, edge, below, sigma, depth):
+        def gains(n, theta):
+            n, theta = n[:, None, None], theta[:, None]
+            tuned = dl.transferability(
+                "fine_tune", n[..., None], config.d, theta[..., None], sigma[:, None], depth=depth
+            )
+            return dl.transferability("linear", n, config.d, theta, sigma), tuned
+
+        on_grid, on_curve = gains(n, theta), gains(n_curve, slices)
+        edges = dl.linear_transfer_boundary(edge[:, None], sigma)
+        return {
+            "linear_theory": on_grid[0],
+            "fine_tune_theory": on_grid[1],
+            "linear_curve": on_curve[0],
+            "fine_tune_curve": on_curve[1],
+            "linear_lower": edges.lower,
+            "linear_upper": edges.upper,
+            "linear_over": edges.over,
+            "fine_tune_edge": dl.fine_tune_boundary(below[:, None, None], sigma[:, None], depth),
+        }
+
+    with jax.enable_x64(True):
+        sigma, depth = np.array(config.sigmas), np.array(config.depths, dtype=float)
+        n, n_curve = config.counts().astype(float), curve * config.d
+        found = evaluate(n, theta, n_curve, slices, edge, below, sigma, depth)
+    coordinates = {"curve": curve, "below": below, "edge": edge}
+    return coordinates | {name: np.asarray(value) for name, value in found.items()}
+
+
+def _slice_index(config: Config) -> tuple[int, ...]:
+    """Where pi/8, pi/4 and 3 pi/8 lie on the grid of angles."""
+    step = (config.thetas - 1) // 4
+    return step, 2 * step, 3 * step
+
+
+def _dataset(config: Config, found: Mapping, theory: Mapping) -> "xr.Dataset":
+    import xarray as xr
+
+    n = config.counts()
+    grid = ("gamma", "theta", "sigma")
+    data: dict[str, Any] = {"n": ("gamma", n, {"long_name": "target samples"})}
+    for mode, dims in (("linear", grid), ("fine_tune", (*grid, "depth"))):
+        data[f"{mode}_theory"] = (dims, theory[f"{mode}_theory"])
+        data[f"{mode}_mean"] = (dims, found[mode].mean(axis=0))
+        data[f"{mode}_std"] = (dims, found[mode].std(axis=0, ddof=1))
+        data[f"{mode}_curve"] = (("curve", "slice", *dims[2:]), theory[f"{mode}_curve"])
+    for edge in ("lower", "upper", "over"):
+        data[f"linear_{edge}"] = (("edge", "sigma"), theory[f"linear_{edge}"])
+    data["fine_tune_edge"] = (("below", "sigma", "depth"), theory["fine_tune_edge"])
+    angles = _angles(config)
+    coords = {
+        "gamma": ("gamma", n / config.d, {"long_name": "load n/d", "units": "1"}),
+        "theta": ("theta", angles, {"long_name": "source-target angle", "units": "rad"}),
+        "sigma": ("sigma", list(config.sigmas), {"long_name": "noise standard deviation"}),
+        "depth": ("depth", list(config.depths), {"long_name": "layers"}),
+        "curve": ("curve", theory["curve"], {"long_name": "load n/d", "units": "1"}),
+        "slice": ("slice", angles[list(_slice_index(config))], {"units": "rad"}),
+        "edge": ("edge", theory["edge"], {"long_name": "angle", "units": "rad"}),
+        "below": ("below", theory["below"], {"long_name": "load n/d < 1", "units": "1"}),
+    }
+    return xr.Dataset(data, coords, {"draws": config.draws, "d": config.d})
+
+
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """One figure per way of transfer at the largest noise, one per noiseless case, and the angle
+    of zero transfer for every depth."""
+    noisy = float(dataset.sigma.max())
+    depth = 2 if 2 in dataset.depth else int(dataset.depth[-1])
+    figures = {}
+    for sigma in sorted({noisy, float(dataset.sigma.min())}, reverse=True):
+        suffix = "" if sigma == noisy else "_noiseless" if sigma == 0 else f"_sigma{sigma:g}"
+        figures[f"linear_transfer{suffix}"] = _diagram(dataset, "linear", sigma, None)
+        figures[f"fine_tuning{suffix}"] = _diagram(dataset, "fine_tune", sigma, depth)
+    figures["fine_tuning_depth"] = _depth_figure(dataset, noisy)
+    return figures
+
+
+def _diagram(dataset: "xr.Dataset", mode: str, sigma: float, depth: int | None) -> "Figure":
+    from experiments import style
+
+    at = dataset.sel(sigma=sigma) if depth is None else dataset.sel(sigma=sigma, depth=depth)
+    title = "Linear transfer" if depth is None else f"Fine-tuning {depth} layers"
+    figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
+    for ax, kind, name in (
+        (left, "theory", "closed form" if depth is None else "closed form (limit)"),
+        (middle, "mean", f"simulation ({at.attrs['draws']} draws, d = {at.attrs['d']})"),
+    ):
+        style.heatmap(
+            ax,
+            at[f"{mode}_{kind}"].values.T,
+            x=at.gamma.values,
+            y=at.theta.values,
+            cmap=style.DIVERGING,
+            vmin=-1,
+            vmax=1,
+            label="$T$",
+        )
+        _draw_boundary(ax, at, mode)
+        ax.set(xlabel="load $γ = n/d$", ylabel="angle $θ$ (rad)", title=f"{title}: {name}")
+        _angle_axis(ax)
+        ax.set_xlim(at.gamma.values[[0, -1]])
+    stderr = at[f"{mode}_std"] / np.sqrt(at.attrs["draws"])
+    for i, angle in enumerate(at.slice.values):
+        color = style.PALETTE[i]
+        curve = at[f"{mode}_curve"].isel(slice=i).values
+        gap = np.where(np.diff(at.curve.values) > 1.5 * np.diff(at.curve.values)[0])[0] + 1
+        right.plot(
+            np.insert(at.curve.values, gap, np.nan), np.insert(curve, gap, np.nan), color=color
+        )
+        right.errorbar(
+            at.gamma.values,
+            at[f"{mode}_mean"].sel(theta=angle, method="nearest").values,
+            stderr.sel(theta=angle, method="nearest").values,
+            fmt="o",
+            ms=3.5,
+            lw=1,
+            color=color,
+            label=_as_pi(angle),
+        )
+    right.axhline(0, color=style.INK, lw=0.8)
+    shown = at[f"{mode}_mean"].sel(theta=at.slice, method="nearest").values
+    reach = np.abs(shown).max()
+    low, high = (-1.0, 1.0) if depth is None else (-1.15 * reach, 1.15 * reach)
+    right.set(
+        xlabel="load $γ = n/d$",
+        ylabel="$T$",
+        ylim=(low, high),
+        title=f"{title}: slices at $σ$ = {sigma:g} (± 1 s.e.)",
+    )
+    right.legend(title="angle $θ$", frameon=False, fontsize=9, loc="best")
+    return figure
+
+
+def _draw_boundary(ax: "Axes", at: "xr.Dataset", mode: str) -> None:
+    from experiments import style
+
+    lines = {"color": style.INK, "lw": 1.6}
+    if mode == "fine_tune":
+        ax.plot(at.below, at.fine_tune_edge, **lines)
+        ax.axvline(1, color=style.INK, lw=0.8, ls=":")
+    else:
+        exists = (at.linear_upper > at.linear_lower).values
+        theta = at.edge.values
+        # Without noise the two regions touch at gamma = 1: no change of sign there.
+        apart = (at.linear_over - at.linear_upper > 1e-9).values & (theta > 0)
+        below, above = exists, (exists & apart)[::-1]
+        ax.plot(
+            np.concatenate([at.linear_upper.values[::-1][above], at.linear_lower.values[below]]),
+            np.concatenate([theta[::-1][above], theta[below]]),
+            **lines,
+        )
+        ax.plot(at.linear_over.values[apart], theta[apart], **lines)
+
+
+def _depth_figure(dataset: "xr.Dataset", sigma: float) -> "Figure":
+    """The angle at which T changes sign: closed form, and interpolated from the simulation."""
+    from experiments import style
+
+    figure, ((ax,),) = style.figure(1, 1, width=5.6, height=4.2)
+    at = dataset.sel(sigma=sigma)
+    theta = at.theta.values
+    for i, depth in enumerate(at.depth.values):
+        color = style.PALETTE[i % len(style.PALETTE)]
+        ax.plot(
+            at.below,
+            at.fine_tune_edge.sel(depth=depth),
+            color=color,
+            label=f"{depth} layer{'s' if depth > 1 else ''}",
+        )
+        ours = at.sel(depth=depth)
+        loads = [g for g in ours.gamma.values if g < 1]
+        gains = [ours.fine_tune_mean.sel(gamma=g).values for g in loads]
+        bars = [ours.fine_tune_std.sel(gamma=g).values / np.sqrt(at.attrs["draws"]) for g in loads]
+        crossings = [_crossing(theta, gain, bar) for gain, bar in zip(gains, bars, strict=True)]
+        ax.errorbar(
+            loads,
+            [c[0] for c in crossings],
+            [c[1] for c in crossings],
+            fmt="o",
+            ms=3.5,
+            lw=1,
+            color=color,
+        )
+    ax.axhline(pi / 3, color=style.FAINT, ls="--", label="$π/3$, as printed")
+    ax.set(
+        xlabel="load $γ = n/d$",
+        ylabel="angle of zero transferability (rad)",
+        title=f"Fine-tuning helps below the line, $σ$ = {sigma:g} (bars: ± 1 s.e.)",
+        xlim=(0, 1.0),
+        ylim=(0, 0.4 * pi),
+    )
+    _angle_axis(ax, top=0.4 * pi)
+    ax.legend(frameon=False, fontsize=9, loc="lower left")
+    return figure
+
+
+def _crossing(theta: np.ndarray, gain: np.ndarray, bar: np.ndarray) -> tuple[float, float]:
+    """Where `gain` first turns negative, by linear interpolation, and its standard error
+    (the error of the gain over its slope)."""
+    turned = np.flatnonzero(gain < 0)
+    if turned.size == 0 or turned[0] == 0:
+        return np.nan, np.nan
+    i = turned[0]
+    slope = (gain[i] - gain[i - 1]) / (theta[i] - theta[i - 1])
+    return float(theta[i] - gain[i] / slope), float(abs(bar[i] / slope))
+
+
+def _angle_axis(ax: "Axes", top: float = pi / 2) -> None:
+    ticks = [k * pi / 8 for k in range(5) if k * pi / 8 <= top]
+    ax.set_yticks(ticks, [_as_pi(t) for t in ticks])
+
+
+def _as_pi(angle: float) -> str:
+    eighths = round(angle / pi * 8)
+    return {0: "0", 1: "$π/8$", 2: "$π/4$", 3: "$3π/8$", 4: "$π/2$"}[eighths]
+
+
+def summary(dataset: "xr.Dataset") -> str:
+    """How much of the plane transfer hurts, and how well the two sides agree."""
+    sigma = float(dataset.sigma.max())
+    depth = 2 if 2 in dataset.depth else int(dataset.depth[-1])
+    at = dataset.sel(sigma=sigma)
+    sentences = []
+    for mode, name, one in (
+        ("linear", "Linear transfer", at),
+        ("fine_tune", f"Fine-tuning ({depth} layers)", at.sel(depth=depth)),
+    ):
+        theory, mean = one[f"{mode}_theory"].values, one[f"{mode}_mean"].values
+        stderr = one[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
+        # From n = d on fine-tuning equals scratch training: no sign there, up to rounding.
+        decided = np.abs(theory) > 4 * np.maximum(stderr, 1e-9)
+        agree = np.mean(np.sign(theory[decided]) == np.sign(mean[decided]))
+        z = (mean - theory)[stderr > 1e-9] / stderr[stderr > 1e-9]
+        sentences.append(
+            f"{name} hurts in {np.mean(theory < -1e-9):.0%} of the (γ, θ) plane at σ = {sigma:g}; "
+            f"where |T| exceeds 4 standard errors, theory and simulation agree on the sign in "
+            f"{agree:.1%} of the points, and the median |z| over all points is "
+            f"{np.median(np.abs(z)):.2f}."
+        )
+    return " ".join(sentences)

@@ -1,0 +1,111 @@
+"""The ledger: it tells truth from error, and every registered claim fares as expected."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from theory import claims
+from theory.claims import Claim, Estimate
+
+
+def sample_mean(mean: float, draws: int = 400):
+    def simulate(key, quick):
+        values = mean + jax.random.normal(key, (draws,))
+        return Estimate(float(values.mean()), stderr=float(values.std(ddof=1)) / math.sqrt(draws))
+
+    return simulate
+
+
+def make(relation="=", predicted=0.0, simulate=None, **more) -> Claim:
+    return Claim("a/b", "s", "src", "dom", lambda: predicted, simulate, relation, **more)
+
+
+@pytest.mark.parametrize(
+    ("relation", "mean", "holds"),
+    [
+        ("=", 0.0, True),
+        ("=", 1.0, False),
+        ("=", -1.0, False),
+        ("<=", -1.0, True),
+        ("<=", 1.0, False),
+        (">=", 1.0, True),
+        (">=", -1.0, False),
+    ],
+)
+def test_monte_carlo_verdicts(relation, mean, holds):
+    verdict = claims.check(make(relation, simulate=sample_mean(mean)))
+    assert verdict.holds is holds
+    assert verdict.ok is holds
+    assert verdict.score_name == "z"
+    assert verdict.score == pytest.approx(verdict.simulated / verdict.stderr)
+
+
+@pytest.mark.parametrize(
+    ("value", "holds"), [(0.9, True), (-0.9, True), (1.1, False), (math.nan, False)]
+)
+def test_deterministic_verdicts(value, holds):
+    verdict = claims.check(make(simulate=lambda key, quick: Estimate(value, tolerance=1.0)))
+    assert (verdict.holds, verdict.score_name) == (holds, "err/tol")
+
+
+def test_a_misprint_is_ok_only_if_it_fails():
+    wrong = make(simulate=sample_mean(1.0), expected=False)
+    right = make(simulate=sample_mean(0.0), expected=False)
+    assert claims.check(wrong).ok
+    assert not claims.check(right).ok
+
+
+def test_false_alarms_are_as_rare_as_stated():
+    """Null: true claims. Among 400 seeds the z-scores have unit variance (chi-square, 4 s.d.), and
+    none passes Z_MAX (probability 2.5 %)."""
+    scores = jnp.array(
+        [claims.check(make(simulate=sample_mean(0.0)), seed=s).score for s in range(400)]
+    )
+    assert abs(float(jnp.mean(scores**2)) - 1) < 4 * math.sqrt(2 / 400)
+    assert float(jnp.abs(scores).max()) < claims.Z_MAX
+
+
+def test_results_depend_on_seed_and_id_alone():
+    one = make(simulate=sample_mean(0.0))
+    assert claims.check(one, seed=3).simulated == claims.check(one, seed=3).simulated
+    assert claims.check(one, seed=3).simulated != claims.check(one, seed=4).simulated
+
+
+def test_simulation_runs_in_float64_and_leaves_the_precision_alone():
+    seen = []
+
+    def simulate(key, quick):
+        seen.append(jnp.ones(()).dtype)
+        return Estimate(0.0, tolerance=1.0)
+
+    claims.check(make(simulate=simulate))
+    assert seen == [jnp.float64]
+    assert jnp.ones(()).dtype == jnp.float32
+
+
+def test_selection_by_glob_and_nearest_names():
+    assert all("T3.9" in c.id for c in claims.select("features-are-fate/T3.9*"))
+    with pytest.raises(ValueError, match=r"no claim matches .*nearest ids: features-are-fate/T3.7"):
+        claims.select("features-are-fate/T3.7/exakt")
+
+
+def test_every_misprint_stands_beside_its_correction():
+    ids = {c.id for c in claims.all_claims()}
+    for claim in claims.all_claims():
+        if not claim.expected:
+            stem = claim.id.removesuffix("/printed")
+            assert stem != claim.id
+            assert {f"{stem}/{end}" for end in ("corrected", "exact", "limit")} & ids, claim.id
+
+
+def test_estimates_need_one_error():
+    with pytest.raises(ValueError, match="exactly one"):
+        Estimate(0.0)
+
+
+@pytest.mark.parametrize("claim", claims.all_claims(), ids=lambda c: c.id)
+def test_claim_fares_as_expected(claim):
+    verdict = claims.check(claim, seed=0, quick=True)
+    assert verdict.ok, verdict

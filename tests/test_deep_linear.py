@@ -1,0 +1,348 @@
+"""Deep linear networks: closed forms, exact laws, simulated grids and trained networks agree."""
+
+from math import pi
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from theory import deep_linear as dl
+from theory import problems
+from theory.deep_linear import networks, risks
+
+Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null that both sides have one mean
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def z_score(values, expected) -> float:
+    values = np.asarray(values)
+    return (values.mean() - expected) / (values.std(ddof=1) / np.sqrt(values.size))
+
+
+# --- closed forms against independent references ------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 1.5, 2, 3, 7, 100])
+@pytest.mark.parametrize(
+    ("p", "q"), [(1e-6, 0.9), (0.3, 0.2), (50.0, 0.5), (1e-3, 0.0), (0.0, 0.4)]
+)
+def test_null_scale_solves_its_equation(p, q, depth):
+    a = 1 - 1 / depth
+    c = float(dl.null_scale(p, q, depth))
+    # the fixed point c = N^a with N^2 = p + q c^2, to rounding
+    assert c == pytest.approx((p + q * c**2) ** (a / 2), rel=1e-12)
+    if p > 0:
+        root = optimize.brentq(lambda u: u - p - q * u**a, 1e-30, 1e6, xtol=1e-300, rtol=1e-15)
+        assert c == pytest.approx(root ** (a / 2), rel=1e-9)
+
+
+def test_null_scale_depth_two_is_quadratic_and_infinite_depth_matches_directions():
+    p, q = 0.7, 0.3
+    assert float(dl.null_scale(p, q, 2)) ** 2 == pytest.approx((q + np.sqrt(q**2 + 4 * p)) / 2)
+    assert float(dl.null_scale(p, q, np.inf)) ** 2 == pytest.approx(p / (1 - q))
+
+
+def test_null_scale_gradient_is_that_of_the_implicit_function():
+    # central differences: error O(h^2) + eps / h
+    for argument in range(3):
+        at = [0.6, 0.3, 2.5]
+        up, down = list(at), list(at)
+        up[argument] += 1e-5
+        down[argument] -= 1e-5
+        slope = (dl.null_scale(*up) - dl.null_scale(*down)) / 2e-5
+        assert float(jax.grad(dl.null_scale, argument)(*at)) == pytest.approx(
+            float(slope), rel=1e-7
+        )
+
+
+def trapezoid_over_chi2(n, function):
+    """E f(u), u ~ chi^2_n, by the trapezoidal rule in log u: spectrally accurate."""
+    low = np.log(1e-30) if n < 20 else np.log(n) - 60 / np.sqrt(n)
+    x = np.linspace(low, np.log(n) + (8 if n < 20 else 40 / np.sqrt(n)), 200_001)
+    u = np.exp(x)
+    return np.sum(stats.chi2.pdf(u, n) * u * function(u)) * (x[1] - x[0])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 50, 5000])
+@pytest.mark.parametrize("ridge", [1e-7, 1e-3, 1.0, 30.0])
+def test_ridge_risk_against_quadrature_over_the_density(n, ridge):
+    theta, sigma = 0.7, 0.4
+    k, missed = n * ridge, np.sin(theta) ** 2
+    expected = (
+        missed
+        + np.cos(theta) ** 2 * trapezoid_over_chi2(n, lambda u: (k / (u + k)) ** 2)
+        + (sigma**2 + missed) * trapezoid_over_chi2(n, lambda u: u / (u + k) ** 2)
+    )
+    found = float(dl.linear_transfer_risk(n, theta, sigma, ridge))
+    assert found == pytest.approx(expected, rel=1e-9)  # scipy's density is good to 1e-10
+    with jax.enable_x64(False):
+        single = float(dl.linear_transfer_risk(n, theta, sigma, ridge))
+    assert single == pytest.approx(expected, rel=2e-6)  # 20 eps
+
+
+def test_ridge_limits():
+    at = (10, 0.7, 0.4)
+    plain = float(dl.linear_transfer_risk(*at))
+    assert float(dl.linear_transfer_risk(*at, 1e-12)) == pytest.approx(plain, rel=1e-9)
+    assert float(dl.linear_transfer_risk(*at, 1e12)) == pytest.approx(1.0, rel=1e-9)
+    limit = float(dl.linear_transfer_limit(0.7, 0.3))
+    # approach at rate 1/n
+    gaps = [float(dl.linear_transfer_risk(n, 0.7, 0.4, 0.3)) - limit for n in (1e4, 1e5)]
+    assert gaps[0] / gaps[1] == pytest.approx(10, rel=1e-2)
+
+
+@pytest.mark.parametrize(("n", "theta", "sigma"), [(3, 0.3, 0.2), (10, 1.2, 0.2), (100, 0.8, 1.0)])
+def test_optimal_ridge_is_the_minimum(n, theta, sigma):
+    found = optimize.minimize_scalar(
+        lambda log: float(dl.linear_transfer_risk(n, theta, sigma, np.exp(log))),
+        bounds=(-12, 6),
+        method="bounded",
+        options={"xatol": 1e-9},
+    )
+    # a minimum is located to sqrt(eps)
+    assert np.exp(found.x) == pytest.approx(float(dl.optimal_ridge(n, theta, sigma)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("theta", "sigma"), [(0.3, 0.0), (1.2, 0.2), (2.6, 0.1), (0.2, 0.5), (1.0, 1.5)]
+)
+def test_linear_boundary_are_the_sign_changes(theta, sigma):
+    lower, upper, over = (float(v) for v in dl.linear_transfer_boundary(theta, sigma))
+    gamma = (np.arange(4000) + 0.5) / 2000
+    hurts = np.asarray(dl.transferability_limit("linear", gamma, theta, sigma)) < 0
+    inside = ((gamma > lower) & (gamma < upper)) | (gamma > over)
+    # grid cells that straddle a root may differ
+    assert np.sum(hurts != inside) <= 3
+    assert lower <= upper
+
+
+@pytest.mark.parametrize("depth", [2, 3, np.inf])
+@pytest.mark.parametrize(("gamma", "sigma"), [(0.3, 0.0), (0.5, 1.0), (0.9, 0.2)])
+def test_fine_tune_boundary_is_the_sign_change(gamma, sigma, depth):
+    edge = float(dl.fine_tune_boundary(gamma, sigma, depth))
+    gain = [
+        float(dl.transferability_limit("fine_tune", gamma, edge + step, sigma, depth=depth))
+        for step in (-1e-6, 1e-6)
+    ]
+    assert gain[0] > 0 > gain[1]
+
+
+def test_boundary_angles_of_the_noisy_case():
+    """Degrees from an independent solution of the depth-two quadratic at sigma = 0.2."""
+    found = np.degrees(dl.fine_tune_boundary(np.array([0.1, 0.5, 0.9, 0.95, 0.99]), 0.2, 2))
+    np.testing.assert_allclose(found, [59.9, 59.6, 57.2, 54.7, 41.7], atol=0.06)
+    assert float(dl.fine_tune_boundary(0.999, 0.2, 2)) == 0.0  # hurts at every angle
+
+
+def test_exact_tends_to_limit_and_broadcasts():
+    gamma, theta = np.array([0.3, 0.7, 1.6])[:, None], np.array([0.2, 1.0])
+    d = 1e7
+    finite = dl.transferability("linear", gamma * d, d, theta, 0.5)
+    np.testing.assert_allclose(
+        finite, dl.transferability_limit("linear", gamma, theta, 0.5), atol=1e-6
+    )
+    ft = dl.transferability("fine_tune", 30, 60, theta, 0.5, depth=3)
+    difference = dl.scratch_limit(0.5, 0.5) - dl.fine_tune_risk(0.5, theta, 0.5, 3)
+    np.testing.assert_allclose(ft, difference, rtol=1e-12)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 1.5])
+def test_nothing_is_left_of_the_source_from_n_equals_d_on(gamma):
+    assert float(dl.transferability_limit("fine_tune", gamma, 0.3, 0.4, depth=2)) == 0.0
+
+
+# --- estimators: defining equations ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [5, 12, 20])
+def test_estimators_satisfy_their_definitions(n):
+    s = problems.draw(jax.random.key(0), n, 12, 0.8, 0.3)
+    beta_s = 1.7 * s.beta_s
+    for depth in (1, 2, 5):
+        beta = dl.fine_tune_limit(s.x, s.y, beta_s, depth)
+        # stationary: X^T (y - X beta) = 0, and the unseen part is a multiple of the source's
+        np.testing.assert_allclose(s.x.T @ (s.y - s.x @ beta), 0, atol=1e-12)
+        unseen = np.eye(12) - np.linalg.pinv(s.x) @ s.x
+        c = np.linalg.norm(beta) / 1.7 if n < 12 else 1.0
+        np.testing.assert_allclose(
+            unseen @ beta, c ** (1 - 1 / depth) * unseen @ beta_s, atol=1e-10
+        )
+    np.testing.assert_allclose(dl.scratch_fit(s.x, s.y), np.linalg.pinv(s.x) @ s.y, atol=1e-10)
+
+
+def test_rank_deficient_designs_count_what_they_see():
+    s = problems.draw(jax.random.key(1), 6, 8, 0.8, 0.3)
+    twice = jnp.concatenate([s.x, s.x]), jnp.concatenate([s.y, s.y])
+    np.testing.assert_allclose(
+        dl.fine_tune_limit(*twice, s.beta_s, 3),
+        dl.fine_tune_limit(s.x, s.y, s.beta_s, 3),
+        atol=1e-10,
+    )
+
+
+def test_network_reaches_the_estimator_at_first_order_in_the_step_size():
+    """Gradient descent, L = 2 and 3, from pretraining on: distance to the corrected formula is
+    O(rate) (halves with the step), and the printed one (depth 1) stays away."""
+    s = problems.draw(jax.random.key(4), 12, 20, pi / 4, 0.8)
+    for depth, alpha in ((2, 1e-3), (3, 1e-2)):
+        weights = networks.small_weights(jax.random.key(7), 20, depth, alpha)
+        target = dl.fine_tune_limit(s.x, s.y, s.beta_s, depth)
+        gaps, betas = [], []
+        for rate in (0.02, 0.01):
+            pre = networks.pretrain(weights, s.beta_s, rate, round(400 / rate))
+            np.testing.assert_allclose(networks.predictor(pre.weights), s.beta_s, atol=1e-10)
+            ft = networks.fine_tune(pre.weights, s.x, s.y, rate, round(800 / rate))
+            assert float(ft.gradient) < 1e-9
+            betas.append(networks.predictor(ft.weights))
+            gaps.append(float(jnp.linalg.norm(betas[-1] - target)))
+        assert gaps[0] / gaps[1] == pytest.approx(2, abs=0.2)
+        assert float(jnp.linalg.norm(2 * betas[1] - betas[0] - target)) < 1e-4  # O(rate^2)
+        printed = dl.fine_tune_limit(s.x, s.y, s.beta_s, 1)
+        assert float(jnp.linalg.norm(betas[1] - printed)) > 20 * gaps[1]
+
+
+def test_scratch_network_reaches_the_minimum_norm_solution():
+    s = problems.draw(jax.random.key(4), 12, 20, pi / 4, 0.8)
+    for alpha in (1e-2, 1e-3):
+        weights = networks.small_weights(jax.random.key(7), 20, 2, alpha)
+        trained = networks.fine_tune(weights, s.x, s.y, 0.02, 40_000)
+        gap = jnp.linalg.norm(networks.predictor(trained.weights) - dl.scratch_fit(s.x, s.y))
+        assert float(gap) < alpha  # Thm 3.5: O(alpha)
+
+
+# --- the grid against estimators on the same data ----------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_nested_factorisation_matches_estimators_on_the_same_rows(depth):
+    d, ns, theta, sigma = 10, (3, 7, 10, 11, 19), 0.9, 0.5
+    key_x, key_noise, key_q = jax.random.split(jax.random.key(0), 3)
+    x, noise = jax.random.normal(key_x, (19, d)), jax.random.normal(key_noise, (19,))
+    tasks = jax.random.orthogonal(key_q, d)[:, :2]
+    beta_s, beta_t = tasks[:, 0], tasks @ jnp.array([jnp.cos(theta), jnp.sin(theta)])
+    found = dl.nested_overlaps(x, noise, tasks, ns)
+    for i, n in enumerate(ns):
+        at = dl.Overlaps(found.gram[i], found.source[i], found.n[i])
+        y = x[:n] @ beta_t + sigma * noise[:n]
+        for value, vector in (
+            (at.scratch(theta, sigma), dl.scratch_fit(x[:n], y)),
+            (at.fine_tune(theta, sigma, depth), dl.fine_tune_limit(x[:n], y, beta_s, depth)),
+            (at.linear_transfer(theta, sigma, 0.1), dl.linear_transfer_fit(x[:n], y, beta_s, 0.1)),
+        ):
+            # a relative error of eps cond(X)^2, at most 1e-10 here
+            assert float(value) == pytest.approx(float(problems.risk(vector, beta_t)), rel=1e-8)
+
+
+def test_simulation_does_not_depend_on_the_order_of_n_and_is_reproducible():
+    keys = jax.random.split(jax.random.key(3), 3)
+    first = dl.simulate_overlaps(keys, [8, 30, 15], 20)
+    again = dl.simulate_overlaps(keys[1:], [30, 15, 8], 20)
+    np.testing.assert_array_equal(first.gram[1:, 0], again.gram[:, 2])
+    np.testing.assert_array_equal(first.source[1:, 1], again.source[:, 0])
+    assert first.gram.dtype == jnp.float64
+
+
+def test_grid_means_match_closed_forms():
+    ns, d = [5, 20, 50, 80], 40
+    grid = dl.simulate_overlaps(jax.random.split(jax.random.key(11), 2000), ns, d)
+    scratch, moved = grid.scratch(0.6, 0.5), grid.linear_transfer(0.6, 0.5)
+    for i, n in enumerate(ns):
+        assert abs(z_score(scratch[:, i], float(dl.scratch_risk(n, d, 0.5)))) < Z_MAX
+        assert abs(z_score(moved[:, i], float(dl.linear_transfer_risk(n, 0.6, 0.5)))) < Z_MAX
+
+
+# --- exact laws ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 4), (3, 4), (10, 24), (2, 9), (12, 12), (30, 10)])
+def test_sampled_law_equals_simulated_law(n, d):
+    """Two-sample Kolmogorov-Smirnov; null: one law. p > 1e-3 with the fixed seeds below, for
+    scratch, fine-tuning (two depths) and linear transfer: 24 tests, level 2 % together."""
+    law = dl.overlaps_law(jax.random.key(5), n, d, 4000)
+    sim = dl.simulate_overlaps(jax.random.split(jax.random.key(6), 4000), [n], d)
+    theta, sigma = 0.8, 0.6
+    for of_law, of_sim in (
+        (law.scratch(theta, sigma), sim.scratch(theta, sigma)),
+        (law.fine_tune(theta, sigma, 2), sim.fine_tune(theta, sigma, 2)),
+        (law.fine_tune(theta, sigma, 5), sim.fine_tune(theta, sigma, 5)),
+        (law.linear_transfer(theta, sigma), sim.linear_transfer(theta, sigma)),
+    ):
+        assert stats.ks_2samp(of_law, np.asarray(of_sim)[:, 0]).pvalue > 1e-3
+
+
+def test_fine_tuning_risk_is_the_limit_of_the_exact_law():
+    """Null: the mean at d = 4000 equals the limit; its bias O(1/d) is below the standard error."""
+    for depth in (1, 2, 3):
+        law = dl.overlaps_law(jax.random.key(depth), 2000, 4000, 4000)
+        expected = float(dl.fine_tune_risk(0.5, pi / 4, 1.0, depth))
+        assert abs(z_score(law.fine_tune(pi / 4, 1.0, depth), expected)) < Z_MAX
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dl.linear_transfer_risk(2, 0.1, 0.1), "n must be a number of samples > 2"),
+        (lambda: dl.linear_transfer_risk(0, 0.1, 0.1, 1.0), "n must be a number of samples > 2"),
+        (
+            lambda: dl.linear_transfer_risk(5, 0.1, 0.1, -1.0),
+            "ridge must be finite and >= 0; got -1",
+        ),
+        (lambda: dl.scratch_risk(5, 10, -0.1), r"sigma must be .* >= 0; got -0.1"),
+        (lambda: dl.scratch_risk(5, 10, np.nan), "sigma must be .* got nan"),
+        (lambda: dl.scratch_risk(10, 10, 0.1), r"n must be at most d-2 .* mean is infinite"),
+        (lambda: dl.scratch_risk([3, 11], 10, 0.1), r"n must be at most d-2 .* got 11"),
+        (lambda: dl.fine_tune_risk(1.0, 0.1, 0.2), "gamma must be other than 1 where sigma > 0"),
+        (lambda: dl.fine_tune_risk(0.5, 3.5, 0.2), r"theta must be an angle in \[0, pi\].*3.5"),
+        (lambda: dl.fine_tune_risk(0.5, 0.1, 0.2, 0), "depth must be a number of layers >= 1"),
+        (lambda: dl.fine_tune_risk(-0.5, 0.1, 0.2), "gamma must be a finite load"),
+        (lambda: dl.fine_tune_boundary(1.2, 0.2), r"gamma must be a load in \[0, 1\)"),
+        (lambda: dl.transferability("lineer", 5, 10, 0.1, 0.1), "mode must be 'linear' or"),
+        (lambda: dl.simulate_overlaps(jax.random.key(0)[None], [], 5), "ns must be a non-empty"),
+        (lambda: dl.simulate_overlaps(jax.random.key(0)[None], [3.5], 5), "ns must be a non-empty"),
+        (lambda: dl.simulate_overlaps(jax.random.key(0)[None], [3], 1), "d must be at least 2"),
+        (lambda: dl.simulate_overlaps(jax.random.key(0), [3], 5), "keys must be an array"),
+        (lambda: dl.overlaps_law(jax.random.key(0), 0, 5, 1), "n >= 1"),
+        (
+            lambda: dl.fine_tune_limit(jnp.ones((3, 4)), jnp.ones(2), jnp.ones(4)),
+            "y must have shape",
+        ),
+        (
+            lambda: dl.fine_tune_limit(jnp.ones((3, 4)), jnp.ones(3), jnp.ones(3)),
+            "beta_s must have",
+        ),
+        (lambda: dl.fine_tune_limit(jnp.ones((3, 4)), jnp.ones(3), jnp.zeros(4)), "beta_s"),
+        (lambda: problems.tasks(1, 0.3), "d must be at least 2"),
+    ],
+)
+def test_impossible_numbers_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_infinite_means_are_inf_when_asked_for_and_finite_without_noise():
+    n = np.array([8, 9, 10, 11, 12])
+    found = np.asarray(dl.scratch_risk(n, 10, 0.5, allow_infinite=True))
+    assert np.isinf(found).tolist() == [False, True, True, True, False]
+    np.testing.assert_allclose(dl.scratch_risk(n, 10, 0.0), np.maximum(1 - n / 10, 0))
+    assert np.isinf(dl.linear_transfer_risk(2, 0.1, 0.1, allow_infinite=True))
+    assert float(dl.transferability_limit("fine_tune", 1.0, 0.2, 0.5)) == 0.0
+
+
+def test_closed_forms_trace_vectorise_and_differentiate():
+    compiled = jax.jit(lambda n: dl.scratch_risk(n, 10, 0.5))
+    assert float(compiled(5)) == pytest.approx(float(dl.scratch_risk(5, 10, 0.5)))
+    assert np.isinf(compiled(10))  # a traced value cannot be refused
+    slopes = jax.vmap(jax.grad(risks.fine_tune_risk), (0, None, None))(
+        jnp.array([0.2, 0.8]), 0.4, 0.3
+    )
+    assert np.isfinite(slopes).all()
