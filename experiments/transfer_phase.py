@@ -109,15 +109,15 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     Simulated values are means over draws of the paired difference R_sc - R_tx; `*_std` is their
     standard deviation over draws.
     """
-    keys = jax.random.split(jax.random.key(config.seed), config.draws)
-    found = sweep(
-        partial(_draws, config=config, keys=keys),
-        np.arange(config.draws),
-        stage,
-        "draws",
-        chunk=CHUNK,
-    )
+    found = simulate(config, stage)
     return _dataset(config, found, stage("closed forms", partial(_closed_forms, config)))
+
+
+def simulate(config: Config, stage: Stage = direct) -> dict[str, np.ndarray]:
+    """Paired differences R_sc - R_tx of every draw: arrays [draw, gamma, theta, sigma(, depth)]."""
+    keys = jax.random.split(jax.random.key(config.seed), config.draws)
+    draws = partial(_draws, config=config, keys=keys)
+    return sweep(draws, np.arange(config.draws), stage, "draws", chunk=CHUNK)
 
 
 def _angles(config: Config) -> np.ndarray:
@@ -125,7 +125,6 @@ def _angles(config: Config) -> np.ndarray:
 
 
 def _draws(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str, np.ndarray]:
-    """Paired differences [draw, gamma, theta, sigma(, depth)] of some draws."""
     with jax.enable_x64(True):
         overlaps = dl.simulate_overlaps(keys[index], config.counts().tolist(), config.d)
         linear, tuned = _gains(overlaps, _angles(config), config.sigmas, config.depths)
@@ -280,7 +279,7 @@ def _diagram(dataset: "xr.Dataset", mode: str, sigma: float, depth: int | None) 
     low, high = (-1.0, 1.0) if depth is None else (-1.15 * reach, 1.15 * reach)
     right.set(
         xlabel="load $γ = n/d$",
-        ylabel="$T$",
+        ylabel="transferability $T$",
         ylim=(low, high),
         title=f"{title}: slices at $σ$ = {sigma:g} (± 1 s.e.)",
     )

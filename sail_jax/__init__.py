@@ -1,1 +1,41 @@
-"""Merge, grow and transfer neural networks as pure pytree transforms."""
+"""Merge, grow and transfer neural networks as pure pytree transforms.
+
+Geometry: `spec` names the feature space of every array axis, makers in `sail_jax.growth` return
+`SpaceMap`s, `change_basis` applies them, `exactness` and `certificate` say what was preserved.
+Merging: `sail_jax.methods.<name>(models, base, ...)`, each one expression over `rules` and `counts`.
+"""
+
+from sail_jax import counts, growth, methods, rules
+from sail_jax.certificate import Certificate, certificate, exactness
+from sail_jax.change_basis import change_basis
+from sail_jax.maps import Family, SpaceMap, classify, compose, defect, identity, invert, select
+from sail_jax.spaces import Spec, spec
+from sail_jax.task_vectors import Count, Rule, TaskVectors, apply, chain, masked, task_vectors
+
+__all__ = [
+    "Certificate",
+    "Count",
+    "Family",
+    "Rule",
+    "SpaceMap",
+    "Spec",
+    "TaskVectors",
+    "apply",
+    "certificate",
+    "chain",
+    "change_basis",
+    "classify",
+    "compose",
+    "counts",
+    "defect",
+    "exactness",
+    "growth",
+    "identity",
+    "invert",
+    "masked",
+    "methods",
+    "rules",
+    "select",
+    "spec",
+    "task_vectors",
+]

@@ -1,0 +1,95 @@
+"""The whole phase diagram by one factorisation per draw, beside training the real network.
+
+Times the grid of `transfer_phase` (after compilation) and gradient descent on a two-layer network
+at a few of its points, with the same data, and says how far their risks are apart.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from math import pi
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import transfer_phase
+from theory import deep_linear as dl
+from theory import problems
+from theory.deep_linear import networks
+
+
+def median_time(job: Callable[[], object], repeats: int) -> tuple[float, float, float, float]:
+    """Seconds of the first call (with compilation); median, minimum, maximum of the others."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(job())
+        return time.perf_counter() - start
+
+    first, rest = once(), [once() for _ in range(repeats)]
+    return first, statistics.median(rest), min(rest), max(rest)
+
+
+def _trained_risk(x, noise, theta: float, sigma: float) -> tuple[float, float]:
+    """Risk of a two-layer network fine-tuned by gradient descent, and the seconds it took.
+
+    Two step sizes are extrapolated to gradient flow: the error left is O(rate^2).
+    """
+    beta_s, beta_t = problems.tasks(x.shape[1], theta)
+    y = x @ beta_t + sigma * noise
+    weights = networks.small_weights(jax.random.key(1), x.shape[1], 2, 1e-3)
+    start, betas = time.perf_counter(), []
+    for rate in (0.04, 0.02):
+        pretrained = networks.pretrain(weights, beta_s, rate, round(40 / rate))
+        trained = networks.fine_tune(pretrained.weights, x, y, rate, round(150 / rate))
+        betas.append(networks.predictor(trained.weights))
+    found = float(problems.risk(2 * betas[1] - betas[0], beta_t))
+    return found, time.perf_counter() - start
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(prog="sail-jax bench grid", description=__doc__)
+    parser.add_argument("--d", type=int, default=500, help="input dimension")
+    parser.add_argument("--draws", type=int, default=20, help="data sets")
+    parser.add_argument("--repeats", type=int, default=5, help="timed repetitions")
+    parser.add_argument("--points", type=int, default=3, help="points trained by gradient descent")
+    args = parser.parse_args(argv)
+    config = transfer_phase.Config(d=args.d, draws=args.draws)
+    first, median, low, high = median_time(lambda: transfer_phase.simulate(config), args.repeats)
+    points = config.gammas * config.thetas * len(config.sigmas) * (2 + len(config.depths))
+    print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
+    print(
+        f"grid: d = {config.d}, {config.draws} draws, {config.gammas} gammas x {config.thetas} "
+        f"thetas x {len(config.sigmas)} sigmas, scratch + linear transfer + fine-tuning at "
+        f"L = {', '.join(map(str, config.depths))}: {points} risks per draw"
+    )
+    print(f"  with compilation {first:.2f} s; then {median:.2f} s ({low:.2f} to {high:.2f})")
+    sigma, seconds, worst = config.sigmas[-1], [], 0.0
+    with jax.enable_x64(True):
+        for i, theta in enumerate(np.linspace(pi / 8, 3 * pi / 8, args.points)):
+            n = int(config.d * (0.3 + 0.4 * i / max(args.points - 1, 1)))
+            key_x, key_noise = jax.random.split(jax.random.key(i))
+            x, noise = jax.random.normal(key_x, (n, config.d)), jax.random.normal(key_noise, (n,))
+            at = dl.nested_overlaps(x, noise, jnp.eye(config.d, 2), [n])
+            exact = float(at.fine_tune(theta, sigma, 2)[0])
+            trained, took = _trained_risk(x, noise, theta, sigma)
+            seconds.append(took)
+            worst = max(worst, abs(trained / exact - 1))
+            print(
+                f"  gradient descent, L = 2, n = {n}, theta = {theta:.3f}: {took:.1f} s, "
+                f"risk {trained:.6f}, factorisation {exact:.6f}"
+            )
+    trainings = config.draws * config.gammas * config.thetas * len(config.sigmas)
+    peer = statistics.mean(seconds) * trainings
+    print(
+        f"agreement: largest relative difference {worst:.1e}\n"
+        f"ratio: fine-tuning L = 2 alone by gradient descent would take {peer / 3600:.0f} h for "
+        f"{trainings} networks, {peer / median:.0f} times the whole grid"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,439 @@
+"""The command line: exit codes, one-line errors, resuming, and what is (not) imported."""
+
+import base64
+import dataclasses
+import html.parser
+import json
+import re
+import shlex
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from experiments import cli, ledger, registry, store, style
+from experiments.quickstart import HEADINGS
+from theory.claims import Verdict
+
+_load = registry.load
+HEAVY = ("jax", "flax", "optax", "orbax", "matplotlib", "xarray", "tyro", "rich", "scipy", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A fake experiment."""
+
+    seed: int = 0
+    """Seed of nothing."""
+    step_size: float = 0.5
+    """Must be positive."""
+    sizes: tuple[int, ...] = (1, 2)
+    """Any."""
+
+    def __post_init__(self):
+        if self.step_size <= 0:
+            raise ValueError(f"step_size must be positive, got {self.step_size}")
+
+
+class Fake(SimpleNamespace):
+    """An experiment of two stages; `stop` says what happens in the second."""
+
+    Config = Config
+    PRESETS = {"default": Config, "tiny": lambda: Config(sizes=(1,))}  # noqa: RUF012
+    stop: BaseException | None = None
+    computed = ()
+
+    def run(self, config, stage=store.direct):
+        def second():
+            self.computed += ("second",)
+            if self.stop:
+                raise self.stop
+            return {"y": np.ones(2) / 3}
+
+        def first():
+            self.computed += ("first",)
+            return {"x": np.arange(2.0) * config.step_size}
+
+        x, y = stage("first", first)["x"], stage("second", second)["y"]
+        return xr.Dataset({"sum": ("n", x + y)})
+
+    def plot(self, dataset):
+        fig, axes = style.figure()
+        axes[0, 0].plot(dataset["sum"])
+        axes[0, 0].set_xlabel('n & "m"')
+        return {"sum": fig}
+
+    def summary(self, dataset):
+        return f"sum <b>{float(dataset['sum'].sum()):.3f}</b>"
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    experiment, load = Fake(), registry.load
+    monkeypatch.setattr(
+        registry, "load", lambda name: experiment if name != "ledger" else load(name)
+    )
+    return experiment
+
+
+@pytest.fixture
+def call(capsys):
+    def call(*argv):
+        code = cli.main(list(argv))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+# --- start-up -----------------------------------------------------------------------------------
+
+
+LIGHT = ["--help", "--version", "list", "verify --help", "verfy"]
+
+
+@pytest.mark.parametrize("line", LIGHT)
+def test_nothing_heavy_is_imported_before_it_is_needed(line):
+    code = (
+        "import sys; from experiments import cli; cli.main(sys.argv[1:]); "
+        f"print('heavy:', [m for m in {HEAVY} if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *line.split()], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("heavy: []\n")
+
+
+def test_help_and_version(call):
+    code, out, err = call("--help")
+    assert (code, err) == (0, "")
+    assert all(command in out for command in cli.COMMANDS)
+    code, out, _ = call("--version")
+    assert code == 0
+    assert re.fullmatch(r"sail-jax \d+\.\d+\.\d+\n", out)
+    assert call()[0] == 2
+    for command in cli.COMMANDS:
+        code, out, err = call(command, "--help")
+        assert (code, err) == (0, "")
+        assert f"sail-jax {command}" in out
+
+
+@pytest.mark.parametrize("name", registry.QUESTIONS)
+def test_run_help_lists_every_field_with_its_default(name, call):
+    code, out, _ = call("run", name, "--help")
+    assert code == 0
+    assert {"--preset", "--out", "--resume"} <= set(out.split())
+    for field in dataclasses.fields(registry.load(name).Config):
+        assert f"--{field.name.replace('_', '-')} " in out
+    assert out.count("(default:") == len(dataclasses.fields(registry.load(name).Config))
+
+
+# --- bad usage ----------------------------------------------------------------------------------
+
+BAD = [
+    ("verfy", "unknown command 'verfy'; did you mean 'verify'?"),
+    ("--versio", "unknown option '--versio'; did you mean '--version'?"),
+    ("verify --clams x", "unknown option '--clams'; did you mean '--claims'?"),
+    ("verify --seed -1", "argument --seed: expected an integer from 0 to 2^31 - 1, got '-1'"),
+    ("verify --seed 1.5", "expected an integer"),
+    ("verify x", "unexpected argument 'x'"),
+    ("verify --claims features-are-fate/T3.77*", "no claim matches 'features-are-fate/T3.77*'"),
+    ("quickstart --quik", "unknown option '--quik'; did you mean '--quick'?"),
+    ("quickstart --seed", "argument --seed: expected one argument"),
+    ("run merge_digit", "unknown experiment 'merge_digit'; did you mean 'merge_digits'?"),
+    ("run --preset tiny", "name the experiment first"),
+    ("run fake --preset tinny", "unknown preset 'tinny'; did you mean 'tiny'?"),
+    ("run fake --step-siz 1", "unknown option '--step-siz'; did you mean '--step-size'?"),
+    ("run fake --ouu x", "unknown option '--ouu'; did you mean '--out'?"),
+    ("run fake surplus", "unexpected argument 'surplus'"),
+    ("run fake --step-size -1", "step_size must be positive, got -1.0"),
+    ("run fake --step-size much", "--step-size: could not convert string to float: 'much'"),
+    ("run fake --seed", "Missing value for argument '--seed'"),
+    ("run fake --out there/file", "there/file is not a directory"),
+    ("run fake --out there", "there is not empty and holds no run"),
+    ("quickstart --out there", "there holds something else (file)"),
+    ("plot", "the following arguments are required: DIR"),
+    ("plot nowhere", "nowhere holds no run"),
+    ("plot there", "there holds no run"),
+    ("bench spee", "unknown benchmark 'spee'; did you mean 'speed'?"),
+    ("list --all", "unknown option '--all'"),
+]
+
+
+@pytest.mark.parametrize(("line", "says"), BAD)
+def test_bad_usage_is_one_line_and_exit_code_2(line, says, call, fake, monkeypatch, tmp_path):
+    if "merge_digit" in line:
+        monkeypatch.setattr(registry, "load", _load)
+    monkeypatch.setattr(cli, "benchmarks", lambda: ["memory", "speed"])
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").write_text("mine")
+    code, out, err = call(*shlex.split(line))
+    assert code == 2
+    assert out == ""
+    assert err.startswith("sail-jax: error: ")
+    assert says in err
+    assert err.count("\n") == 1
+    assert [p.name for p in tmp_path.rglob("*")] == ["there", "file"]  # nothing was begun
+
+
+# --- run and plot -------------------------------------------------------------------------------
+
+
+def test_run_keeps_and_plot_redraws(fake, call, tmp_path):
+    code, out, err = call(
+        "run", "merge_digits", "--out", "here", "--step-size", "2", "--sizes", "3"
+    )
+    assert code == 0
+    assert out.splitlines()[0] == "sum <b>2.667</b>"
+    assert "first ..." in err
+    record = json.loads((tmp_path / "here/config.json").read_text())
+    assert record["config"] == {"seed": 0, "step_size": 2.0, "sizes": [3]}
+    assert record["status"] == "finished"
+    picture = (tmp_path / "here/sum.png").read_bytes()
+    (tmp_path / "here/sum.png").unlink()
+    code, again, _ = call("plot", "here")
+    assert (code, again) == (0, out)
+    assert (tmp_path / "here/sum.png").read_bytes() == picture
+    assert fake.computed == ("first", "second")
+
+
+def test_presets_are_starting_points(fake, call, tmp_path):
+    assert call("run", "merge_digits", "--preset", "tiny", "--out", "a", "--seed", "4")[0] == 0
+    record = json.loads((tmp_path / "a/config.json").read_text())
+    assert record["config"] == {"seed": 4, "step_size": 0.5, "sizes": [1]}
+
+
+def test_an_interrupted_run_is_resumed_by_the_command_it_prints(fake, call, tmp_path):
+    assert call("run", "merge_digits", "--out", "whole dir")[0] == 0
+    fake.computed, fake.stop = (), KeyboardInterrupt()
+    code, _, err = call("run", "merge_digits", "--out", "part dir")
+    assert code == 130
+    command = err.splitlines()[-1].split("continue with: ")[1]
+    assert command == "sail-jax run merge_digits --out 'part dir' --resume"
+    assert call("run", "merge_digits", "--out", "part dir")[0] == 2
+    assert call("plot", "part dir")[0] == 2
+    fake.stop = None
+    code, _, err = call(*shlex.split(command)[1:])
+    assert code == 0
+    assert "first ... kept" in err
+    assert fake.computed == ("first", "second", "second")
+    whole, part = (xr.load_dataset(tmp_path / d / "result.nc") for d in ("whole dir", "part dir"))
+    assert whole["sum"].values.tobytes() == part["sum"].values.tobytes()
+
+
+def test_damage_is_one_line_and_exit_code_1(fake, call, tmp_path):
+    assert call("run", "merge_digits", "--out", "here")[0] == 0
+    file = tmp_path / "here/result.nc"
+    file.write_bytes(file.read_bytes()[:-1])
+    code, out, err = call("plot", "here")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"sail-jax: error: .*result\.nc is damaged.*\n", err)
+
+
+def test_a_record_naming_a_module_outside_the_registry_is_not_imported(fake, call, monkeypatch):
+    assert call("run", "merge_digits", "--out", "here")[0] == 0
+    monkeypatch.setattr(registry, "load", _load)
+    record = store.reopen("here").record
+    store.write_record(store.Path("here/config.json"), {**record, "experiment": "os"})
+    code, _, err = call("plot", "here")
+    assert code == 1
+    assert "unknown experiment 'os'" in err
+
+
+def test_a_bug_keeps_its_traceback(fake, call):
+    fake.stop = ZeroDivisionError("a bug")
+    with pytest.raises(ZeroDivisionError):
+        call("run", "merge_digits", "--out", "here")
+
+
+# --- verify -------------------------------------------------------------------------------------
+
+
+def _verdict(name, holds=True, expected=True, **more):
+    fields = {
+        "statement": "a < b & c", "source": "paper, eq. (1)", "domain": "n=2", "relation": "=",
+        "predicted": 1.0, "simulated": 1.1, "stderr": 0.05, "score": 2.0, "score_name": "z",
+        "note": "", "seconds": 0.1,
+    }  # fmt: skip
+    return Verdict(id=name, holds=holds, expected=expected, **{**fields, **more})
+
+
+GOOD = [
+    _verdict("p/one"),
+    _verdict("p/two", False, False, stderr=None, score=-np.inf, score_name="err/tol"),
+    _verdict("p/bound", relation="<=", score=-300.0),
+]
+WRONG = [*GOOD, _verdict("p/three", holds=False, score=9.0)]
+
+
+@pytest.fixture
+def verdicts(monkeypatch):
+    def of(found):
+        asked = []
+        by_id = {one.id: one for one in found}
+
+        def check(claim, *, seed, quick):
+            asked.append((claim.id, seed, quick))
+            return by_id[claim.id]
+
+        monkeypatch.setattr(ledger.claims, "select", lambda glob: list(by_id.values()))
+        monkeypatch.setattr(ledger.claims, "check", check)
+        return asked
+
+    return of
+
+
+def test_verify_says_what_holds(verdicts, call, tmp_path):
+    asked = verdicts(GOOD)
+    file = tmp_path / "ledger.json"
+    code, out, err = call("verify", "--json", str(file), "--seed", "5", "--quick")
+    assert code == 0
+    assert asked == [("p/one", 5, True), ("p/two", 5, True), ("p/bound", 5, True)]
+    assert "p/one ..." in err
+    assert "1.1 ± 0.05" in out
+    assert "fails as printed (expected)" in out
+    assert "2 of 3 claims hold, 1 fail as printed, as expected." in out
+    found = json.loads(file.read_text())
+    assert found["schema"] == ledger.SCHEMA
+    assert (found["seed"], found["quick"], found["claims"]) == (5, True, "*")
+    assert "jax" in found["versions"]
+    assert [v["id"] for v in found["verdicts"]] == ["p/one", "p/two", "p/bound"]
+    assert found["verdicts"][1] | {"seconds": 0} == {
+        "id": "p/two", "statement": "a < b & c", "source": "paper, eq. (1)", "domain": "n=2",
+        "relation": "=", "predicted": 1.0, "simulated": 1.1, "stderr": None, "score": "-inf",
+        "score_name": "err/tol", "note": "", "seconds": 0, "expected": False, "holds": False,
+        "ok": True,
+    }  # fmt: skip
+
+
+def test_verify_fails_when_a_claim_does(verdicts, call, tmp_path):
+    verdicts(WRONG)
+    file = tmp_path / "ledger.json"
+    code, out, _ = call("verify", "--json", str(file))
+    assert code == 1
+    assert "FAILS" in out
+    assert "NOT as expected: p/three." in out
+    assert json.loads(file.read_text())["verdicts"][3]["ok"] is False
+    verdicts([_verdict("p/four", holds=True, expected=False)])
+    code, out, _ = call("verify", "--json", str(file))  # a ledger may replace a ledger
+    assert code == 1
+    assert "HOLDS, expected to fail" in out
+    assert len(json.loads(file.read_text())["verdicts"]) == 1
+
+
+def test_verify_replaces_nothing_but_a_ledger(verdicts, call, tmp_path):
+    asked = verdicts(GOOD)
+    file = tmp_path / "notes.json"
+    file.write_text('{"mine": 1}')
+    code, _, err = call("verify", "--json", str(file))
+    assert code == 2
+    assert "exists and is not a ledger" in err
+    code, _, err = call("verify", "--json", str(tmp_path / "no/such/place.json"))
+    assert code == 2
+    assert err.count("\n") == 1
+    assert asked == []
+    assert file.read_text() == '{"mine": 1}'
+
+
+def test_verify_with_real_claims(call):
+    code, out, _ = call("verify", "--claims", ledger.Config.tiny().claims, "--quick")
+    assert code == 0
+    assert "Every verdict is the expected one." in out
+
+
+# --- bench --------------------------------------------------------------------------------------
+
+
+def test_bench_hands_over(monkeypatch, call):
+    seen = []
+    module = SimpleNamespace(main=lambda argv: seen.append(argv))
+    monkeypatch.setattr(cli, "benchmarks", lambda: ["speed"])
+    monkeypatch.setitem(sys.modules, "experiments.bench.speed", module)
+    code = call("bench", "speed", "--size", "3")[0]
+    assert (code, seen) == (0, [["--size", "3"]])
+    assert "speed" in call("bench")[1]
+
+
+# --- quickstart ---------------------------------------------------------------------------------
+
+
+class Page(html.parser.HTMLParser):
+    """Collects the tags of a page and checks that they are balanced."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.text = [], [], ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_quickstart_writes_one_self_contained_page(fake, verdicts, call, tmp_path):
+    verdicts(GOOD)
+    code, out, err = call("quickstart")
+    assert code == 0
+    assert out == "Look at quickstart/index.html\n"
+    assert "s in all" in err
+    text = (tmp_path / "quickstart/index.html").read_text()
+    page = Page(text)
+    assert "http" not in re.sub(r"http-equiv", "", text)
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "b"})
+    assert (
+        "meta",
+        {"name": "viewport", "content": "width=device-width, initial-scale=1"},
+    ) in page.tags
+    assert "prefers-color-scheme: dark" in text
+    images = [attrs for tag, attrs in page.tags if tag == "img"]
+    assert len(images) == 3
+    for image in images:
+        assert image["alt"]
+        kind, data = image["src"].split(",")
+        assert kind == "data:image/png;base64"
+        assert base64.b64decode(data, validate=True).startswith(b"\x89PNG")
+    assert images[0]["alt"] == 'x: n & "m"'
+    assert "sum <b>1.167</b>" in page.text  # escaped: shown, not obeyed
+    assert "a < b & c" in page.text
+    assert len([tag for tag, _ in page.tags if tag == "tr"]) == 1 + len(GOOD)
+    for word in (*HEADINGS.values(), "jax ", "seed", "computing time"):
+        assert word in page.text
+
+
+def test_quickstart_fails_with_a_claim_but_still_writes_the_page(fake, verdicts, call, tmp_path):
+    verdicts(WRONG)
+    assert call("quickstart", "--out", "q")[0] == 1
+    assert "FAILS" in (tmp_path / "q/index.html").read_text()
+
+
+def test_quickstart_resumes_and_refuses(fake, verdicts, call, tmp_path):
+    verdicts(GOOD)
+    fake.stop = KeyboardInterrupt()
+    code, _, err = call("quickstart", "--out", "q", "--seed", "3")
+    assert code == 130
+    assert err.endswith("continue with: sail-jax quickstart --out q --seed 3 --resume\n")
+    assert call("quickstart", "--out", "q", "--seed", "3")[0] == 2
+    code, _, err = call("quickstart", "--out", "q", "--seed", "4", "--resume")
+    assert code == 2
+    assert "config.seed was 3, now 4" in err
+    fake.stop, fake.computed = None, ()
+    assert call("quickstart", "--out", "q", "--seed", "3", "--resume")[0] == 0
+    assert fake.computed == ("second", "first", "second")
+    fake.computed = ()
+    assert call("quickstart", "--out", "q", "--seed", "3", "--resume")[0] == 0
+    assert fake.computed == ()
+    (tmp_path / "q/thesis.tex").write_text("")
+    assert call("quickstart", "--out", "q", "--seed", "3", "--resume")[0] == 2

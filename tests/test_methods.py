@@ -1,0 +1,619 @@
+"""Every named method against an independent NumPy reference, and a table of methods x laws."""
+
+import collections
+import functools
+import importlib.util
+import pathlib
+import zlib
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sail_jax import methods, rules
+from sail_jax.counts import average, total
+from sail_jax.task_vectors import chain, masked
+from sail_jax.trees import leaf_paths
+
+_spec = importlib.util.spec_from_file_location(
+    "merge_reference", pathlib.Path(__file__).with_name("merge_reference.py")
+)
+assert _spec is not None
+assert _spec.loader is not None
+reference = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(reference)
+
+EPS = float(jnp.finfo(jnp.float32).eps)
+KEY = jax.random.key(7)
+WEIGHTS = [0.5, 1.0, 1.5]
+M = len(WEIGHTS)
+
+# label -> method and knobs; between them every knob takes every value
+SUBJECTS = {
+    "linear": ("linear", {}),
+    "linear sum": ("linear", {"normalize": False}),
+    "task_arithmetic": ("task_arithmetic", {"scale": 0.4}),
+    "ties": ("ties", {}),
+    "ties tensor": (
+        "ties",
+        {"density": 0.5, "scope": "tensor", "elect_by": "weighted", "tie": "positive"},
+    ),
+    "ties sum": (
+        "ties",
+        {"density": 0.7, "elect_by": "count", "tie": "majority", "normalize": False, "scale": 0.3},
+    ),
+    "dare_linear": ("dare_linear", {"density": 0.3}),
+    "dare_linear mean": ("dare_linear", {"normalize": True, "scale": 0.7}),
+    "dare_ties": ("dare_ties", {"density": 0.6}),
+    "dare_ties sum": (
+        "dare_ties",
+        {"elect_by": "weighted", "tie": "positive", "normalize": False, "scale": 1.5},
+    ),
+}
+NORMALIZED = ["linear", "ties", "ties tensor", "dare_linear mean", "dare_ties"]
+SCALED = [label for label in SUBJECTS if not label.startswith("linear")]
+each_subject = pytest.mark.parametrize("label", SUBJECTS)
+
+
+def tree(seed, dtype=jnp.float32, full=False):
+    """Two matrices, a vector and an integer leaf; if full, also leaves of rank 0 and 3 and none."""
+    shapes = {"embed": (5, 4), "kernel": (5, 4), "bias": (4,)}
+    shapes |= {"gain": (), "conv": (2, 3, 4), "empty": (0, 3)} if full else {}
+    random = np.random.default_rng(seed)
+    leaves = {name: jnp.asarray(random.normal(size=s), dtype) for name, s in shapes.items()}
+    return {"embed": leaves.pop("embed"), "block": leaves, "steps": jnp.arange(3)}
+
+
+def problem(dtype=jnp.float32, full=False):
+    return [tree(1 + k, dtype, full) for k in range(M)], tree(0, dtype, full)
+
+
+def call(label, models, base, **overrides):
+    name, knobs = SUBJECTS[label]
+    return methods.get(name)(models, base, **{"key": KEY, **knobs, **overrides})
+
+
+def flat(merged):
+    """path -> NumPy array, without the integer leaf."""
+    named = dict(zip(leaf_paths(merged), map(np.asarray, jax.tree.leaves(merged)), strict=True))
+    named.pop("steps", None)
+    return named
+
+
+def masks(base, density, tasks):
+    """The documented draws: fold_in(fold_in(key, crc32(path)), k), float32 uniforms."""
+    return [
+        {
+            path: np.asarray(
+                jax.random.bernoulli(
+                    jax.random.fold_in(
+                        jax.random.fold_in(KEY, np.uint32(zlib.crc32(path.encode()))), k
+                    ),
+                    jnp.float32(density),
+                    leaf.shape,
+                )
+            )
+            for path, leaf in flat(base).items()
+        }
+        for k in range(tasks)
+    ]
+
+
+def assert_close(got, want, ulps, size=1.0):
+    """|got - want| within `ulps` float32 ulps of `size` (the largest intermediate value)."""
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, want)
+    chex.assert_trees_all_close(got, want, rtol=0, atol=ulps * EPS * size)
+
+
+# --- the reference
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@each_subject
+def test_agrees_with_the_reference(label, dtype):
+    models, base = problem(dtype, full=True)
+    name, knobs = SUBJECTS[label]
+    args = [flat(m) for m in models], flat(base), WEIGHTS, masks(base, knobs.get("density", 0.5), M)
+    want = getattr(reference, name)(*args, **knobs)
+    got = call(label, models, base, weights=WEIGHTS)
+    chex.assert_trees_all_equal_structs(got, base)
+    # float32 arithmetic on values below 40 (a delta of 6 over density 0.3, times 2), ten
+    # operations, then one rounding to the leaf's dtype
+    for path, leaf in flat(got).items():
+        assert leaf.dtype == dtype
+        error = np.abs(leaf.astype(float) - want[path])
+        rounding = float(jnp.finfo(dtype).eps) * np.abs(want[path])
+        assert np.all(error <= rounding + 10 * EPS * 40 / 2), path
+
+
+def test_reference_and_draws_can_tell_methods_apart():
+    """The comparison above has teeth: every two subjects differ by far more than its bound."""
+    outs = [flat(call(label, *problem(), weights=WEIGHTS))["embed"] for label in SUBJECTS]
+    for i, a in enumerate(outs):
+        assert all(np.abs(a - b).max() > 0.05 for b in outs[:i])
+
+
+@pytest.mark.parametrize("scope", ["tree", "tensor"])
+def test_reference_with_massive_ties(scope):
+    """Deltas of eight distinct magnitudes: who is kept is decided by position almost everywhere."""
+    random = np.random.default_rng(3)
+    zero = jax.tree.map(
+        lambda x: jnp.zeros_like(x, jnp.bfloat16), tree(0, full=True) | {"steps": None}
+    )
+    models = [
+        jax.tree.map(lambda x: jnp.asarray(random.integers(-4, 4, x.shape) / 8, x.dtype), zero)
+        for _ in range(M)
+    ]
+    for tie in ("abstain", "positive", "majority"):  # and sums that are exactly 0 are frequent
+        got = methods.ties(models, zero, density=0.4, scope=scope, tie=tie)
+        want = reference.ties(
+            [flat(m) for m in models], flat(zero), None, None, 0.4, scope, tie=tie
+        )
+        for path, leaf in flat(got).items():  # at most three votes below 1: one bfloat16 rounding
+            assert np.all(np.abs(leaf.astype(float) - want[path]) <= 2.0**-8), (tie, path)
+
+
+# --- laws
+
+
+@each_subject
+def test_merging_copies_returns_the_copy(label):
+    """With weights that sum to 1 and density 1: theta = base + (theta - base), 4 ulp of |theta|."""
+    models, base = problem()
+    knobs = {} if label.startswith("linear") else {"scale": 1.0}
+    if label.startswith(("ties", "dare")):
+        knobs["density"] = 1.0
+    got = call(label, models[:1] * M, base, weights=[0.25, 0.5, 0.25], **knobs)
+    assert_close(got, models[0], 4, size=4)
+
+
+@each_subject
+def test_order_of_models_does_not_matter(label):
+    """Sums of three reordered; DARE at density 1, its masks belong to places in the list."""
+    models, base = problem()
+    knobs = {"density": 1.0} if label.startswith("dare") else {}
+    order = [2, 0, 1]
+    got = call(
+        label, [models[k] for k in order], base, weights=[WEIGHTS[k] for k in order], **knobs
+    )
+    assert_close(got, call(label, models, base, weights=WEIGHTS, **knobs), 8, size=8)
+
+
+@pytest.mark.parametrize("label", NORMALIZED)
+def test_normalized_weights_have_no_scale(label):
+    models, base = problem()
+    got = call(label, models, base, weights=WEIGHTS)
+    chex.assert_trees_all_equal(call(label, models, base, weights=[2 * w for w in WEIGHTS]), got)
+    assert_close(call(label, models, base, weights=[3 * w for w in WEIGHTS]), got, 8, size=20)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("label", SCALED)
+def test_scale_zero_is_the_base(label, dtype):
+    models, base = problem(dtype)
+    chex.assert_trees_all_equal(call(label, models, base, scale=0.0), base)
+
+
+@pytest.mark.parametrize("label", SCALED)
+def test_scale_equivariance(label):
+    """Doubled deltas from base 0 double the outcome, and -delta gives -outcome, bit for bit."""
+    models, _ = problem()
+    base = jax.tree.map(jnp.zeros_like, models[0]) | {"steps": models[0]["steps"]}
+    got = flat(call(label, models, base))
+    for factor in (2.0, -1.0):
+        scaled = [
+            jax.tree.map(lambda x: x * factor, model) | {"steps": model["steps"]}  # noqa: B023
+            for model in models
+        ]
+        want = jax.tree.map(lambda x: x * factor, got)  # noqa: B023
+        chex.assert_trees_all_equal(flat(call(label, scaled, base)), want)
+
+
+@pytest.mark.parametrize("scope", ["tree", "tensor"])
+def test_density_one_is_no_trimming(scope):
+    models, base = problem()
+    untrimmed = methods.merge(models, base, rule=rules.elect(), count=average, weights=WEIGHTS)
+    whole = methods.ties(models, base, weights=WEIGHTS, density=1.0, scope=scope)
+    assert_close(whole, untrimmed, 4, size=8)  # weights normalised first or not
+    drop_none = methods.dare_ties(models, base, weights=WEIGHTS, density=1.0, key=KEY)
+    chex.assert_trees_all_equal(drop_none, whole)
+    chex.assert_trees_all_equal(
+        methods.dare_linear(models, base, weights=WEIGHTS, density=1.0, key=KEY),
+        methods.task_arithmetic(models, base, weights=WEIGHTS),
+    )
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Pairs:
+    """A container that flattens in the order its pairs were given."""
+
+    def __init__(self, *pairs):
+        self.pairs = pairs
+
+    def tree_flatten_with_keys(self):
+        names = [n for n, _ in self.pairs]
+        return [(jax.tree_util.DictKey(n), v) for n, v in self.pairs], tuple(names)
+
+    @classmethod
+    def tree_unflatten(cls, names, values):
+        return cls(*zip(names, values, strict=True))
+
+
+@each_subject
+def test_order_of_leaves_does_not_matter(label):
+    models, base = problem()
+    want = flat(call(label, models, base))
+    backwards = lambda t: collections.OrderedDict(reversed(t.items()))  # noqa: E731
+    shuffled = lambda t: Pairs(*((n, t[n]) for n in ("steps", "block", "embed")))  # noqa: E731
+    for renest in (backwards, shuffled):
+        got = call(label, [renest(m) for m in models], renest(base))
+        assert leaf_paths(got) != leaf_paths(base)
+        chex.assert_trees_all_equal(flat(got), want)
+    mixed = call(label, [backwards(models[0]), shuffled(models[1]), models[2]], base)
+    chex.assert_trees_all_equal_structs(mixed, base)
+    chex.assert_trees_all_equal(flat(mixed), want)
+
+
+@each_subject
+def test_jit_equals_eager(label):
+    """Masks and signs agree; fused multiply-adds move sums by a few ulp."""
+    models, base = problem()
+    jitted = jax.jit(lambda ms, b, w: call(label, ms, b, weights=w))
+    assert_close(
+        jitted(models, base, jnp.array(WEIGHTS)), call(label, models, base, weights=WEIGHTS), 8, 20
+    )
+
+
+@each_subject
+def test_vmap_over_weights_equals_a_loop(label):
+    models, base = problem()
+    several = jnp.array([WEIGHTS, [1.0, 1.0, 1.0], [0.1, 0.0, 2.0]])
+    got = jax.jit(jax.vmap(lambda w: call(label, models, base, weights=w)))(several)
+    for i, w in enumerate(several):
+        one = jax.tree.map(lambda x: x[i], got)  # noqa: B023
+        assert_close(one, call(label, models, base, weights=w), 8, size=20)
+
+
+@pytest.mark.parametrize("label", SCALED)
+def test_vmap_over_scale_equals_a_loop(label):
+    models, base = problem()
+    got = jax.jit(jax.vmap(lambda s: call(label, models, base, scale=s)))(jnp.array([0.0, 0.5]))
+    for i, s in enumerate([0.0, 0.5]):
+        one = jax.tree.map(lambda x: x[i], got)  # noqa: B023
+        assert_close(one, call(label, models, base, scale=s), 4, size=20)
+
+
+def test_vmap_over_keys_equals_a_loop():
+    models, base = problem()
+    keys = jax.random.split(KEY, 3)
+    got = jax.jit(jax.vmap(lambda key: call("dare_ties", models, base, key=key)))(keys)
+    for i in range(3):
+        one = jax.tree.map(lambda x: x[i], got)  # noqa: B023
+        assert_close(one, call("dare_ties", models, base, key=keys[i]), 4, size=20)
+
+
+def test_density_of_dare_may_be_traced():
+    models, base = problem()
+    got = jax.jit(lambda density: call("dare_linear", models, base, density=density))(0.3)
+    assert_close(got, call("dare_linear", models, base, density=0.3), 4, size=20)
+
+
+@each_subject
+def test_gradient_in_weights_and_scale(label):
+    """Against central differences in float64: truncation h^2, rounding 1e-16 * 1e3 / h."""
+    with jax.enable_x64(True):
+        models, base = problem(jnp.float64)
+        probe = tree(9, jnp.float64)
+
+        def loss(w, **scale):
+            merged = floats(call(label, models, base, weights=w, **scale))
+            return sum(jnp.vdot(jnp.sin(x), p) for x, p in zip(merged, floats(probe), strict=True))
+
+        def check(f, x):
+            h = 1e-5
+            steps = h * np.eye(x.size).reshape(x.size, *x.shape)
+            want = [(f(x + step) - f(x - step)) / (2 * h) for step in steps]
+            got = jax.grad(f)(x)
+            assert np.abs(np.asarray(got)).max() > 1e-3  # the comparison is not of zeros
+            np.testing.assert_allclose(got.reshape(-1), want, rtol=1e-6, atol=1e-6)
+
+        check(loss, jnp.array(WEIGHTS))
+        if label in SCALED:
+            check(lambda s: loss(jnp.array(WEIGHTS), scale=s), jnp.array(0.8))
+
+
+def floats(merged):
+    return [x for x in jax.tree.leaves(merged) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+
+def test_gradient_of_the_soup_in_closed_form():
+    """d/dw_k sum_j w_j theta_j / sum_j w_j = (theta_k - soup) / sum_j w_j."""
+    models, base = problem()
+    w = jnp.array(WEIGHTS)
+    got = jax.jacobian(lambda w: methods.linear(models, base, weights=w)["embed"])(w)
+    soup = methods.linear(models, base, weights=w)["embed"]
+    want = jnp.stack([(m["embed"] - soup) / w.sum() for m in models], -1)
+    assert_close(got, want, 16, size=4)
+
+
+def compilations(caplog, f):
+    caplog.clear()
+    with jax.log_compiles(True):
+        jax.block_until_ready(f())
+    return [r for r in caplog.records if "Finished XLA compilation" in r.getMessage()]
+
+
+@each_subject
+def test_second_call_compiles_nothing(label, caplog):
+    models, base = problem()
+    jitted = jax.jit(lambda ms, b: call(label, ms, b, weights=WEIGHTS))
+    assert compilations(caplog, functools.partial(jitted, models, base))  # the log does see them
+    assert not compilations(caplog, functools.partial(jitted, models, base))
+    call(label, models, base, weights=WEIGHTS)
+    other = [3.0, 2.0, 1.0]
+    assert not compilations(caplog, lambda: call(label, models, base, weights=other))
+
+
+@each_subject
+def test_structure_and_dtypes_of_a_mixed_tree_are_the_bases(label):
+    models, base = problem()
+    base = base | {"embed": base["embed"].astype(jnp.bfloat16), "none": None}
+    models = [jax.tree.map(lambda x: x, m) | {"none": None} for m in models]
+    models[1]["block"] = jax.tree.map(lambda x: x.astype(jnp.float16), models[1]["block"])
+    got = call(label, models, base)
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, base)
+    chex.assert_trees_all_equal(got["steps"], base["steps"])
+
+
+def test_float64_stays_float64():
+    with jax.enable_x64(True):
+        models, base = problem(jnp.float64)
+        want = reference.task_arithmetic([flat(m) for m in models], flat(base), WEIGHTS, None)
+        got = flat(methods.task_arithmetic(models, base, weights=WEIGHTS))
+        # 1e-5 is what the reference's float32 deltas cost; float32 sums could not pass the second
+        chex.assert_trees_all_close(got, want, atol=1e-5)
+        assert got["embed"].dtype == np.float64
+        copies = methods.linear([base] * 3)
+        chex.assert_trees_all_close(copies, base, rtol=0, atol=1e-15)
+
+
+@each_subject
+def test_one_model(label):
+    models, base = problem()
+    got = call(label, models[:1], base, weights=[1.0])
+    chex.assert_tree_all_finite(got)
+    if label == "linear":
+        chex.assert_trees_all_equal(got, models[0])
+
+
+@pytest.mark.parametrize("label", SCALED)
+def test_models_equal_to_the_base_give_the_base(label):
+    _, base = problem()
+    chex.assert_trees_all_equal(call(label, [base] * M, base), base)
+
+
+@each_subject
+def test_trees_of_single_numbers(label):
+    """numel = 1 everywhere, bare leaves included: no crash, and what the formula says."""
+    models, base = [jnp.array(1.0), jnp.array(3.0)], jnp.array(0.0)
+    got = call(label, models, base)
+    assert got.shape == ()
+    assert bool(jnp.isfinite(got))
+    if label == "ties tensor":  # each tensor keeps at least one entry
+        assert float(got) == 2.0
+
+
+def test_leaves_too_small_for_the_density_are_not_reverted():
+    base = {"scalar": jnp.zeros(()), "vector": jnp.zeros(4)}
+    model = jax.tree.map(jnp.ones_like, base)
+    got = methods.ties([model], base, density=0.01, scope="tensor")
+    assert float(got["scalar"]) == 1.0
+    assert got["vector"].tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_linear_ignores_the_values_of_the_base_and_takes_its_dtypes():
+    models, base = problem()
+    want = methods.linear(models)
+    chex.assert_trees_all_equal(methods.linear(models, base), want)
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), {"a": base["embed"]})
+    assert methods.linear([{"a": m["embed"]} for m in models], half)["a"].dtype == jnp.bfloat16
+
+
+def test_soup_with_weights_that_bfloat16_cannot_hold():
+    """0.3 is 0.30078125 in bfloat16: the soup of 1000 and 0 would be 300.78, not 300."""
+    models = [{"a": jnp.full(3, v, jnp.bfloat16)} for v in (1000.0, 0.0)]
+    assert methods.linear(models, weights=[0.3, 0.7])["a"].tolist() == [300.0] * 3
+
+
+def test_masked_rule_in_a_merge():
+    """Trimming confined to the kernels leaves biases alone."""
+    models, base = problem()
+    rule = chain(masked(rules.trim(0.5), "embed"), rules.elect())
+    got = methods.merge(models, base, rule=rule, count=average)
+    plain = methods.merge(models, base, rule=rules.elect(), count=average)
+    chex.assert_trees_all_equal(got["block"], plain["block"])
+    alone = methods.ties(
+        [{"embed": m["embed"]} for m in models], {"embed": base["embed"]}, density=0.5
+    )
+    assert_close(got["embed"], alone["embed"], 4, size=8)
+
+
+# --- DARE's moments
+
+
+def z_scores(samples, expected):
+    """(mean - expected) / standard error over the leading axis."""
+    error = samples.std(0, ddof=1) / np.sqrt(len(samples))
+    return (samples.mean(0) - expected) / error
+
+
+def test_dare_is_unbiased_with_variance_p_over_one_minus_p():
+    """Null: E = delta and Var = p/(1-p) delta^2 per entry. 4096 draws, 2 x 11 entries, |z| < 4."""
+    density, draws = 0.3, 4096
+    delta = {"a": jnp.linspace(0.5, 2.0, 10), "b": jnp.array(-1.0)}
+    base = jax.tree.map(jnp.zeros_like, delta)
+    once = jax.jit(lambda key: methods.dare_linear([delta], base, density=density, key=key))
+    samples = jax.vmap(once)(jax.random.split(KEY, draws))
+    for path, d in flat(delta).items():
+        x = np.asarray(samples[path], float)
+        assert np.abs(z_scores(x, d)).max() < 4
+        assert np.abs(z_scores((x - d) ** 2, (1 - density) / density * d**2)).max() < 4
+    entries = np.concatenate([np.asarray(samples["a"]), np.asarray(samples["b"])[:, None]], 1) != 0
+    pairs = np.corrcoef(entries.T)[np.triu_indices(11, 1)]
+    assert np.abs(pairs).max() * np.sqrt(draws) < 4  # null: masks of two entries are independent
+
+
+def test_dare_raises_the_spread_of_models_by_its_identity():
+    """E sum_i l_i |d_i - dbar|^2 = V + p/(1-p) sum_i l_i (1 - l_i) |d_i|^2; 4096 draws, |z| < 4."""
+    rate, draws = 0.6, 4096
+    lam = np.array([0.2, 0.3, 0.5])
+    delta = np.random.default_rng(5).normal(size=(M, 40)) + 1.0
+    votes = rules.TaskVectors({"a": jnp.asarray(delta, jnp.float32)}, {"a": jnp.ones((M, 1))})
+
+    def spread(d):
+        return (lam * ((d - (lam @ d)) ** 2).sum(-1)).sum()
+
+    def once(key):
+        kept = rules.drop(rate, key)(votes)
+        return kept.delta["a"] * kept.weight["a"]
+
+    samples = np.asarray(jax.vmap(once)(jax.random.split(KEY, draws)), float)
+    V = np.array([spread(d) for d in samples])
+    excess = rate / (1 - rate) * (lam * (1 - lam) * (delta**2).sum(-1)).sum()
+    assert abs(z_scores(V, spread(delta) + excess)) < 4
+    assert abs(z_scores(V, spread(delta))) > 50  # the identity is not vacuous at this size
+
+
+def test_masks_differ_between_models_and_leaves_and_follow_the_key():
+    base = {"a": jnp.zeros(64), "b": jnp.zeros(64)}
+    ones = jax.tree.map(jnp.ones_like, base)
+    cast = lambda key, k: methods.dare_linear(  # noqa: E731
+        [ones] * 3, base, weights=np.eye(3)[k], density=0.5, key=key
+    )
+    outs = [cast(KEY, k)[leaf] for k in range(3) for leaf in "ab"] + [
+        cast(jax.random.key(8), 0)["a"]
+    ]
+    for i, x in enumerate(outs):  # equal by chance: 2^-64
+        assert not any(bool((x == y).all()) for y in outs[:i])
+    chex.assert_trees_all_equal(cast(KEY, 1), cast(KEY, 1))
+    chex.assert_trees_all_equal(cast(jax.random.PRNGKey(7), 1), cast(KEY, 1))
+
+
+# --- refusals
+
+
+GOOD = {"w": jnp.ones(4), "n": {"step": jnp.arange(2)}}
+
+
+# what is wrong -> what differs from GOOD in the last of two models, other arguments, error, message
+BAD = {
+    "shape": ({"w": jnp.ones(3)}, {}, ValueError, r"'w': expected shape \(4,\), got \(3,\)"),
+    "extra leaf": ({"x": 1.0}, {}, ValueError, "model 1 .* unexpected 'x'"),
+    "missing leaf": ({"w": None}, {}, ValueError, "model 1 .* missing 'w'"),
+    "float": ({"n": {"step": jnp.ones(2)}}, {}, TypeError, "'n/step': expected dtype int32, got f"),
+    "integers": (
+        {"n": {"step": jnp.ones(2, int)}},
+        {},
+        ValueError,
+        "'n/step': int32 values",
+    ),
+    "complex": ({"w": jnp.ones(4, complex)}, {}, TypeError, "'w': .* got complex64"),
+    "string": ({"w": "float32"}, {}, TypeError, "'w': expected an array, got str"),
+    "nan": ({"w": jnp.full(4, jnp.nan)}, {}, ValueError, "model 1, leaf 'w': .*finite"),
+    "infinity": (
+        {"w": jnp.full(4, -jnp.inf)},
+        {},
+        ValueError,
+        "model 1, leaf 'w': expected finite",
+    ),
+    "one weight": ({}, {"weights": [1.0]}, ValueError, r"weights: .*\(2,\), got shape \(1,\)"),
+    "scalar weight": ({}, {"weights": 1.0}, ValueError, r"weights: .*\(2,\), got shape \(\)"),
+    "nan weight": ({}, {"weights": [1.0, np.nan]}, ValueError, "weights: expected finite values"),
+    "no number": ({}, {"weights": [1.0, None]}, ValueError, "weights: expected 2 numbers"),
+    "no models": ({}, {"models": []}, ValueError, "models: expected at least one, got none"),
+    "one tree": (
+        {},
+        {"models": GOOD},
+        TypeError,
+        "models: expected a sequence .* got dict",
+    ),
+    "unknown knob": ({}, {"densty": 0.5}, TypeError, "densty"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@each_subject
+def test_refuses_by_name(label, case):
+    change, arguments, error, message = BAD[case]
+    with pytest.raises(error, match=message):
+        call(label, **{"models": [GOOD, GOOD | change], "base": GOOD, **arguments})
+
+
+@pytest.mark.parametrize("label", SCALED)
+@pytest.mark.parametrize("scale", [np.nan, np.inf, [1.0, 2.0], None, "x"])
+def test_refuses_a_scale_that_is_not_a_finite_number(label, scale):
+    with pytest.raises(ValueError, match="scale: expected a finite number"):
+        call(label, [GOOD], GOOD, scale=scale)
+
+
+@pytest.mark.parametrize("label", SCALED)
+def test_refuses_a_missing_or_broken_base(label):
+    with pytest.raises(TypeError, match="base: expected the pytree"):
+        call(label, [GOOD], None)
+    with pytest.raises(ValueError, match="base, leaf 'w': expected finite"):
+        call(label, [GOOD], GOOD | {"w": jnp.full(4, jnp.nan)})
+
+
+@pytest.mark.parametrize("label", NORMALIZED)
+@pytest.mark.parametrize("weights", [[1.0, -1.0], [0.0, 0.0], [0.1, 0.2, -0.3]])
+def test_refuses_weights_that_cannot_be_normalized(label, weights):
+    with pytest.raises(ValueError, match="sum to 0"):
+        call(label, [GOOD] * len(weights), GOOD, weights=weights)
+
+
+@pytest.mark.parametrize("label", [s for s in SUBJECTS if s.startswith(("ties", "dare"))])
+@pytest.mark.parametrize("density", [0.0, -0.1, 1.1, np.nan])
+def test_refuses_a_density_outside_the_unit_interval(label, density):
+    with pytest.raises(ValueError, match=r"density: expected a number in \(0, 1\]"):
+        call(label, [GOOD], GOOD, density=density)
+
+
+@pytest.mark.parametrize("knob", ["scope", "elect_by", "tie"])
+def test_refuses_unknown_choices(knob):
+    with pytest.raises(ValueError, match=f"{knob}: expected one of .*, got 'globl'"):
+        methods.get("ties")([GOOD], GOOD, **{knob: "globl"})
+
+
+@pytest.mark.parametrize("key", [None, 0, jnp.zeros(2), jax.random.split(KEY, 2), "seed"])
+def test_refuses_what_is_not_a_key(key):
+    with pytest.raises(TypeError, match=r"key: expected (a|one) PRNG key"):
+        methods.dare_linear([GOOD], GOOD, key=key)
+
+
+def test_values_are_not_checked_while_traced():
+    """Under jit a NaN is neither seen nor hidden, and integer leaves are the base's."""
+    bad = {"w": jnp.full(4, jnp.nan), "n": {"step": jnp.ones(2, int)}}
+    got = jax.jit(lambda m: methods.task_arithmetic([m], GOOD))(bad)
+    assert bool(jnp.isnan(got["w"]).all())
+    chex.assert_trees_all_equal(got["n"], GOOD["n"])
+    with pytest.raises(ValueError, match="missing 'n/step'"):
+        jax.jit(lambda m: methods.task_arithmetic([m], GOOD))({"w": GOOD["w"]})
+
+
+def test_get_knows_every_method_and_suggests():
+    assert methods.get("dare_ties") is methods.dare_ties
+    with pytest.raises(ValueError, match="did you mean 'task_arithmetic'"):
+        methods.get("task-arithmetics")
+    with pytest.raises(ValueError, match=r"no merging method 'zzz' \(known: linear"):
+        methods.get("zzz")
+
+
+def test_signed_weights_in_counts():
+    """total and average by hand: three votes, the third abstains; where weights cancel, 0."""
+    delta = {"a": jnp.array([[1.0, 1.0], [-1.0, 3.0], [9.0, 9.0]])}
+    weight = {"a": jnp.array([[1.0, 1.0], [-0.5, -1.0], [0.0, 0.0]])}
+    votes = rules.TaskVectors(delta, weight)
+    assert total(votes)["a"].tolist() == [1.5, -2.0]
+    assert average(votes)["a"].tolist() == [3.0, 0.0]

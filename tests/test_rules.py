@@ -1,0 +1,393 @@
+"""Rules entry by entry: exact counts, ties, elections, masks, and the forms rules have."""
+
+import functools
+import os
+import random
+import subprocess
+import sys
+import textwrap
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sail_jax import selection
+from sail_jax.rules import drop, elect, trim
+from sail_jax.task_vectors import Chain, Fold, Leafwise, TaskVectors, chain, masked
+
+KEY = jax.random.key(0)
+M = 3
+SCOPES = ["tree", "tensor"]
+RULES = {
+    "trim tree": trim(0.4),
+    "trim tensor": trim(0.4, "tensor"),
+    "elect": elect(),
+    "elect weighted +": elect("weighted", "positive"),
+    "elect count majority": elect("count", "majority"),
+    "drop": drop(0.3, KEY),
+    "masked": masked(trim(0.3), "b*"),
+    "chain": chain(drop(0.2, KEY), trim(0.5), elect(tie="majority")),
+}
+each_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+
+
+def votes(coarse=False, weights=(1.0, 2.0, 0.5)):
+    """Leaves "a", "b/c", "b/d"; coarse deltas lie on a grid of nine values, so ties abound."""
+    shapes = {"a": (5, 4), "b": {"c": (5, 4), "d": (4,)}}
+    rng = np.random.default_rng(1)
+
+    def draw(shape):
+        x = rng.integers(-4, 5, (M, *shape)) / 8 if coarse else rng.normal(size=(M, *shape))
+        return jnp.asarray(x, jnp.float32)
+
+    delta = jax.tree.map(draw, shapes, is_leaf=lambda s: isinstance(s, tuple))
+    w = jnp.array(weights)
+    weight = jax.tree.map(lambda d: w.reshape(M, *(1,) * (d.ndim - 1)), delta)
+    return TaskVectors(delta, weight)
+
+
+def full(vectors):
+    """[task, entries] of delta and of weight, leaves in path order."""
+    d = jax.tree.leaves(vectors.delta)
+    w = [
+        jnp.broadcast_to(w, x.shape)
+        for w, x in zip(jax.tree.leaves(vectors.weight), d, strict=True)
+    ]
+    return tuple(np.concatenate([np.asarray(x).reshape(M, -1) for x in xs], 1) for xs in (d, w))
+
+
+# --- trim
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("coarse", [False, True])
+def test_trim_keeps_exactly_k_the_largest_first_come_first_kept(scope, coarse):
+    before = votes(coarse)
+    for density in (0.001, 0.1, 0.2, 0.5, 0.57, 0.99, 1.0):
+        got = trim(density, scope)(before)
+        leaves = [got] if scope == "tree" else [TaskVectors(d, w) for d, w in zip(
+            jax.tree.leaves(got.delta), jax.tree.leaves(got.weight), strict=True)]  # fmt: skip
+        for leaf in leaves:
+            delta, weight = full(leaf)
+            k = max(1, int(np.floor(density * delta.shape[1] + 0.5)))
+            order = np.argsort(-np.abs(delta), axis=1, kind="stable")[:, :k]
+            kept = np.zeros(delta.shape, bool)
+            np.put_along_axis(kept, order, True, axis=1)
+            assert (kept.sum(1) == k).all()
+            np.testing.assert_array_equal(weight != 0, kept)
+            np.testing.assert_array_equal(
+                weight[:, :1][kept[:, :1]], np.array([1, 2, 0.5])[kept[:, 0]]
+            )
+        chex.assert_trees_all_equal(got.delta, before.delta)
+
+
+def test_ties_go_by_path_as_a_string_then_by_index():
+    """All entries equal: "10" comes before "2" and "a/b" after "a", wherever the tree has them."""
+    delta = {"2": jnp.ones((1, 2)), "10": jnp.ones((1, 3)), "a": {"b": jnp.ones((1, 2, 2))}}
+    kept = trim(6 / 9)(TaskVectors(delta, jax.tree.map(jnp.ones_like, delta))).weight
+    assert kept["10"].tolist() == [[1, 1, 1]]
+    assert kept["2"].tolist() == [[1, 1]]
+    assert kept["a"]["b"].tolist() == [[[1, 0], [0, 0]]]
+
+
+def test_those_who_abstain_take_no_place():
+    delta = {"a": jnp.array([[9.0, 8.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]])}
+    weight = {"a": jnp.array([[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]])}
+    kept = trim(0.25)(TaskVectors(delta, weight)).weight["a"]
+    assert kept.tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
+
+
+def test_negative_weights_vote_too():
+    kept = trim(0.5)(TaskVectors({"a": jnp.array([[1.0, -2.0]])}, {"a": jnp.array([[-1.0]])}))
+    assert kept.weight["a"].tolist() == [[0, -1]]
+
+
+def test_special_magnitudes():
+    """-0, subnormals, powers of two and the largest float are ordered like numbers."""
+    tiny, big = np.float32(1e-45), np.finfo(np.float32).max
+    values = np.array([[-0.0, tiny, -3 * tiny, 1e-30, 1.0, -2.0, 2.5, -big]], np.float32)
+    for k in range(1, 9):
+        kept = trim(k / 8)(TaskVectors({"a": jnp.array(values)}, {"a": jnp.ones((1, 1))}))
+        assert kept.weight["a"].tolist() == [[0.0] * (8 - k) + [1.0] * k]
+
+
+def test_float64_magnitudes_are_not_rounded():
+    """1 + 1e-12 beats 1, also when 1 is a float32 leaf that comes first."""
+    with jax.enable_x64(True):
+        delta = {"a": jnp.ones((1, 3), jnp.float32), "b": jnp.array([[1.0, 1.0 + 1e-12]])}
+        kept = trim(1 / 5)(TaskVectors(delta, jax.tree.map(lambda d: jnp.ones((1, 1)), delta)))
+        assert kept.weight["a"].tolist() == [[0, 0, 0]]
+        assert kept.weight["b"].tolist() == [[0, 1]]
+
+
+def test_trim_refuses():
+    for density in (0, 1.5, np.nan, None):
+        with pytest.raises(ValueError, match=r"density: expected a number in \(0, 1\]"):
+            trim(density)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"scope: expected one of .* got 'global'"):
+        trim(0.5, "global")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="density: expected a static number"):
+        jax.jit(lambda d: trim(d)(votes()))(0.5)
+
+
+# --- selection
+
+
+def test_wide_counts_agree_with_integers():
+    draw = random.Random(0)
+    numbers = [0, 1, 2**16 - 1, 2**16, 2**32 - 1, 2**32, 2**40 + 5]
+    numbers += [draw.randrange(2**47) for _ in range(20)]
+    value = lambda w: int(w.hi) * 2**16 + int(w.lo)  # noqa: E731
+    for a in numbers:
+        assert value(selection.wide(a)) == a
+        for b in numbers:
+            x, y = selection.wide(a), selection.wide(b)
+            assert value(selection.add(x, y)) == a + b
+            assert bool(selection.less(x, y)) == (a < b)
+            assert value(selection.least(x, y)) == min(a, b)
+            assert a < b or value(selection.subtract(x, y)) == a - b
+
+
+def test_histogram_counts_digits_under_a_prefix():
+    keys = np.random.default_rng(0).integers(0, 2**18, (2, 30, 50)).astype(np.uint32)
+    top = selection.histogram(jnp.array(keys), jnp.uint32(0), 16)
+    low = selection.histogram(jnp.array(keys), jnp.array([1, 3], jnp.uint32), 0)
+    for task, prefix in enumerate([1, 3]):
+        flat = keys[task].ravel()
+        np.testing.assert_array_equal(top.lo[task], np.bincount(flat >> 16, minlength=2**16))
+        under = flat[flat >> 16 == prefix] & 0xFFFF
+        np.testing.assert_array_equal(low.lo[task], np.bincount(under, minlength=2**16))
+
+
+def test_locate_beyond_32_bits():
+    """A model of 10^13 entries: the digit of rank k and the rank left, against int64."""
+    rng = np.random.default_rng(2)
+    counts = rng.integers(0, 2**28, (1, 2**16))
+    split = selection.Wide(jnp.uint32(counts >> 16), jnp.uint32(counts & 0xFFFF))
+    reach = np.cumsum(counts[0, ::-1])[::-1]
+    assert reach[0] > 2**42
+    for k in (1, 10**6, 2**32, 2**32 + 1, 5 * 10**12, int(reach[0])):
+        prefix, left = selection.locate(split, jnp.uint32(0), selection.wide(k))
+        digit = np.flatnonzero(reach >= k).max()
+        assert int(prefix[0]) == digit
+        assert int(left.hi[0]) * 2**16 + int(left.lo[0]) == k - (reach[digit] - counts[0, digit])
+
+
+def test_leaves_too_large_to_count_are_refused():
+    leaf = jax.ShapeDtypeStruct((1, 2**16, 2**16), jnp.uint32)
+    with pytest.raises(ValueError, match=r"expected < 2\*\*32 entries"):
+        jax.eval_shape(lambda k: selection.histogram(k, jnp.uint32(0), 16), leaf)
+
+
+# --- elect
+
+
+def election(columns, weights=None, **knobs):
+    """Who still votes (the weights), for one column of deltas per entry."""
+    delta = jnp.array(columns, jnp.float32).T
+    weight = jnp.ones((delta.shape[0], 1)) if weights is None else jnp.array(weights)[:, None]
+    return elect(**knobs)(TaskVectors({"a": delta}, {"a": weight})).weight["a"].T.tolist()
+
+
+def test_elect_by_hand():
+    one = [[3, -1, -1]]
+    assert election(one, by="mass") == [[1, 0, 0]]
+    assert election(one, by="count") == [[0, 1, 1]]
+    assert election(one, [1, 2, 2], by="mass") == [[1, 0, 0]]
+    assert election(one, [1, 2, 2], by="weighted") == [[0, 2, 2]]
+    assert election(one, [0, 1, 1], by="mass") == [[0, 1, 1]]  # weight 0: no voice
+    assert election(one, [-1, 1, 1], by="weighted") == [[-1, 1, 1]]  # w delta agree
+    assert election([[0, 0, 2]]) == [[0, 0, 1]]  # zeros never vote
+    assert election([[0, 0, 0]], tie="positive") == [[0, 0, 0]]
+
+
+def test_exact_ties_by_hand():
+    tied = [[1, -1]]
+    assert election(tied) == [[0, 0]]
+    assert election(tied, tie="positive") == [[1, 0]]
+    assert election([*tied, [-1, -1]], tie="majority") == [[0, 1], [1, 1]]
+    assert election([*tied, [2, 1]], tie="majority") == [[1, 0], [1, 1]]
+    assert election(tied, tie="majority") == [[0, 0]]
+    assert election([*tied, [1, 1], [-1, -1]], tie="majority")[0] == [0, 0]
+
+
+def test_the_majority_is_that_of_the_whole_tree():
+    delta = {"a": jnp.array([[1.0], [-1.0]]), "z": -jnp.ones((2, 5))}
+    weight = jax.tree.map(jnp.ones_like, delta)
+    assert elect(tie="majority")(TaskVectors(delta, weight)).weight["a"].tolist() == [[0], [1]]
+
+
+def test_elect_refuses():
+    with pytest.raises(ValueError, match="elect_by: expected one of"):
+        elect("sum")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="tie: expected one of"):
+        elect(tie="+")  # pyright: ignore[reportArgumentType]
+
+
+# --- drop
+
+
+def test_masks_depend_on_key_path_and_model_alone():
+    vectors = votes()
+    got = drop(0.5, KEY)(vectors)
+    alone = drop(0.5, KEY)(TaskVectors(*({"b": {"d": t["b"]["d"][:2]}} for t in vectors)))
+    chex.assert_trees_all_equal(alone.weight["b"]["d"], got.weight["b"]["d"][:2])
+    raw = drop(0.5, jax.random.PRNGKey(0))(vectors)
+    chex.assert_trees_all_equal(raw, got)
+    with jax.enable_x64(True):
+        wide = drop(0.5, KEY)(jax.tree.map(lambda x: x.astype(jnp.float64), vectors))
+        chex.assert_trees_all_equal(
+            *(jax.tree.map(lambda w: w != 0, v.weight) for v in (wide, got))
+        )
+
+
+def test_rate_zero_drops_nothing():
+    _, weight = full(drop(0.0, KEY)(votes()))
+    np.testing.assert_array_equal(weight, full(votes())[1])
+    chex.assert_trees_all_equal(drop(0.0, KEY)(votes()).delta, votes().delta)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_every_generator_draws_alike_whatever_the_number_of_models(impl):
+    key = jax.random.key(3, impl=impl)
+    delta = jnp.ones((4, 4096))
+    weight = drop(0.3, key)(TaskVectors({"a": delta}, {"a": jnp.ones((4, 1))})).weight["a"]
+    two = drop(0.3, key)(TaskVectors({"a": delta[:2]}, {"a": jnp.ones((2, 1))})).weight["a"]
+    chex.assert_trees_all_equal(two, weight[:2])
+    # null: Bernoulli(.7) per model, independent between models: six pairs, |z| < 4
+    x = np.asarray(weight)
+    assert np.abs((x.mean(1) - 0.7) / np.sqrt(0.21 / 4096)).max() < 4
+    assert np.abs(np.corrcoef(x)[np.triu_indices(4, 1)]).max() * np.sqrt(4096) < 4
+
+
+def test_drop_refuses():
+    for rate in (1.0, -0.1, np.nan, [0.1, 0.2]):
+        with pytest.raises(ValueError, match=r"rate: expected a number in \[0, 1\)"):
+            drop(rate, KEY)  # pyright: ignore[reportArgumentType]
+    for key in (None, 1, jnp.zeros(2), jax.random.split(KEY)):
+        with pytest.raises(TypeError, match="key: expected one PRNG key"):
+            drop(0.5, key)  # pyright: ignore[reportArgumentType]
+
+
+# --- laws of all rules
+
+
+@each_rule
+def test_rules_keep_structure_shapes_and_abstentions(rule):
+    before = votes()._replace(weight=votes(weights=(1.0, 0.0, -2.0)).weight)
+    after = rule(before)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after.delta, before.delta)
+    old, new = full(before)[1], full(after)[1]
+    assert ((new == old) | (new == 0)).all()  # a rule here silences, and gives nobody a voice
+    with_copies = TaskVectors(*({**t, "step": None} for t in before))
+    chex.assert_trees_all_equal(
+        rule(with_copies), TaskVectors(*({**t, "step": None} for t in after))
+    )
+
+
+@each_rule
+def test_rules_under_jit(rule):
+    eager, jitted = rule(votes(coarse=True)), jax.jit(rule)(votes(coarse=True))
+    chex.assert_trees_all_equal(jitted.weight, eager.weight)
+    chex.assert_trees_all_close(jitted.delta, eager.delta, rtol=2 * jnp.finfo(jnp.float32).eps)
+
+
+@pytest.mark.parametrize("name", [n for n in RULES if n not in ("drop", "chain")])
+def test_rules_without_draws_are_idempotent(name):
+    once = RULES[name](votes(coarse=True))
+    chex.assert_trees_all_equal(RULES[name](once), once)
+
+
+def test_rules_leave_an_empty_tree_alone():
+    empty = TaskVectors({"step": None}, {"step": None})
+    for rule in (trim(0.5), elect(tie="majority"), drop(0.5, KEY)):
+        assert rule(empty) == empty
+
+
+def leaf_by_leaf(rule, vectors, order):
+    """How a streaming program would run a rule: it never holds two leaves at once."""
+    leaves = {
+        "a": TaskVectors(*({"a": t["a"]} for t in vectors)),
+        "b/c": TaskVectors(*({"b": {"c": t["b"]["c"]}} for t in vectors)),
+        "b/d": TaskVectors(*({"b": {"d": t["b"]["d"]}} for t in vectors)),
+    }
+    if isinstance(rule, Chain):
+        for part in rule.rules:
+            vectors = leaf_by_leaf(part, vectors, order)
+        return vectors
+    while isinstance(rule, Fold):
+        parts = (
+            rule.summary(path, *map(lambda t: jax.tree.leaves(t)[0], leaves[path]))  # noqa: C417
+            for path in order
+        )
+        rule = rule.then(functools.reduce(rule.add, parts))
+    assert isinstance(rule, Leafwise)
+    parts = [jax.tree.leaves(rule(leaves[path])) for path in ("a", "b/c", "b/d")]
+    return TaskVectors(*({"a": a, "b": {"c": c, "d": d}} for a, c, d in zip(*parts, strict=True)))
+
+
+@pytest.mark.parametrize("name", [n for n in RULES if n != "masked"])
+def test_rules_run_leaf_by_leaf_in_any_order(name):
+    vectors = votes(coarse=True)
+    want = RULES[name](vectors)
+    for order in (["a", "b/c", "b/d"], ["b/d", "a", "b/c"]):
+        chex.assert_trees_all_equal(leaf_by_leaf(RULES[name], vectors, order), want)
+
+
+def test_chain_is_composition():
+    a, b, c = trim(0.7), elect("weighted"), trim(0.5, "tensor")
+    want = c(b(a(votes())))
+    for rule in (
+        chain(a, b, c),
+        chain(chain(a, b), c),
+        chain(a, chain(b, c)),
+        chain(chain(), a, b, c),
+    ):
+        chex.assert_trees_all_equal(rule(votes()), want)
+    chex.assert_trees_all_equal(chain()(votes()), votes())
+
+
+def test_masked_sees_only_the_chosen_leaves():
+    vectors = votes(coarse=True)
+    for predicate in ("b/*", "b*", lambda path: path.startswith("b")):
+        got = masked(trim(0.3), predicate)(vectors)
+        chex.assert_trees_all_equal(
+            (got.delta["a"], got.weight["a"]), (vectors.delta["a"], vectors.weight["a"])
+        )
+        inner = trim(0.3)(TaskVectors(*({"b": t["b"]} for t in vectors)))
+        chex.assert_trees_all_equal(got.weight["b"], inner.weight["b"])
+    everywhere = masked(trim(0.3), "*")(vectors)
+    chex.assert_trees_all_equal(everywhere, trim(0.3)(vectors))
+    with pytest.raises(ValueError, match="chooses none of the leaves 'a', 'b/c', 'b/d'"):
+        masked(trim(0.3), "B/*")(vectors)
+
+
+def test_results_do_not_depend_on_sharding():
+    """Two host devices, leaves split along either axis, against one device: bit for bit."""
+    program = """
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+        from sail_jax.rules import drop, elect, trim
+        from sail_jax.task_vectors import TaskVectors, chain
+        grid = jnp.float32(np.random.default_rng(0).integers(-4, 5, (2, 3, 8, 8)) / 8)
+        votes = TaskVectors(dict(zip("ab", grid)), dict.fromkeys("ab", jnp.ones((3, 1, 1))))
+        rule = chain(drop(0.2, jax.random.key(0)), trim(0.4), elect(tie="majority"))
+        want = jax.block_until_ready(jax.jit(rule)(votes))
+        for kind in (AxisType.Auto, AxisType.Explicit):
+            mesh = jax.make_mesh((2,), ("x",), axis_types=(kind,))
+            specs = {"a": P(None, "x"), "b": P(None, None, "x")}
+            shardings = {k: NamedSharding(mesh, spec) for k, spec in specs.items()}
+            split = jax.block_until_ready(jax.device_put(votes.delta, shardings))
+            got = jax.block_until_ready(jax.jit(rule)(votes._replace(delta=split)))
+            assert len(got.weight["a"].sharding.device_set) == 2
+            jax.tree.map(np.testing.assert_array_equal, got, want)
+        print("equal")
+    """
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, **flags}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "equal", done.stderr

@@ -1,0 +1,518 @@
+"""A stored run: what goes in comes out, bit for bit, or an error names the file."""
+
+import dataclasses
+import errno
+import json
+import os
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray as xr
+
+from experiments import store, style
+from experiments.sweep import sweep
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    seed: int = 3
+    points: int = 6
+    rates: tuple[float, ...] = (0.1, 0.3)
+
+
+def _squares(n):
+    return {"square": jnp.asarray(n, jnp.float32) ** 2, "part": {"third": np.asarray(n) / 3}}
+
+
+def _run(config, stage=store.direct):
+    noise = stage("noise", lambda: {"e": np.random.default_rng(config.seed).normal(size=6)})
+    parts = sweep(_squares, np.arange(config.points), stage, "draws", chunk=2)
+    last = stage("last", lambda: {"sum": parts["square"].sum() + noise["e"].sum()})
+    return xr.Dataset(
+        {
+            "square": ("n", parts["square"]),
+            "third": ("n", parts["part"]["third"] + noise["e"], {"units": "days"}),
+            "gap": ("n", np.where(np.arange(6) > 3, np.nan, 1.0)),
+            "flag": ("n", np.arange(6) % 2 == 0),
+            "word": ("n", np.array(["α", "b", "", "dd", "e e", "f"])),
+            "sum": last["sum"],
+        },
+        {"n": np.arange(6)},
+    )
+
+
+def _plot(dataset):
+    fig, axes = style.figure()
+    axes[0, 0].plot(dataset["n"], dataset["square"])
+    return {"squares": fig}
+
+
+FAKE = SimpleNamespace(Config=Config, run=_run, plot=_plot, summary=lambda ds: "done")
+
+
+def _complete(path, resume=False, experiment=FAKE, config=Config()):
+    with store.Run.open(path, "fake", config, resume=resume) as run:
+        return store.complete(run, experiment, config)[0]
+
+
+@pytest.fixture
+def finished(tmp_path):
+    _complete(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def _same(a, b):
+    """Equal bits, dtypes, names and coordinates; provenance and its times aside."""
+    assert a.drop_attrs(deep=False).identical(b.drop_attrs(deep=False))
+    for name in a.variables:
+        if a[name].dtype.kind != "O":
+            assert a[name].values.tobytes() == b[name].values.tobytes()
+
+
+def _flip(file, offset):
+    data = bytearray(file.read_bytes())
+    data[offset % len(data)] ^= 0x10
+    file.write_bytes(data)
+
+
+# --- round trip ---------------------------------------------------------------------------------
+
+
+def test_result_round_trip(finished):
+    with store.reopen(finished) as run:
+        back = store.load_result(run.path, run.record)
+    fresh = _run(Config())
+    for name in fresh.variables:
+        np.testing.assert_array_equal(back[name].values, fresh[name].values)
+    assert back["third"].attrs == {"units": "days"}
+    assert back["square"].dtype == np.float32
+    assert back["flag"].dtype == bool
+    config = json.loads(back.attrs["config"])
+    assert config == {"seed": 3, "points": 6, "rates": [0.1, 0.3]}
+    assert back.attrs["experiment"] == "fake"
+    assert back.attrs["seed"] == 3
+    assert {"jax", "jaxlib", "numpy", "python", "sail-jax"} == json.loads(
+        back.attrs["versions"]
+    ).keys()
+    assert back.attrs["wall_seconds"] > 0
+    assert (finished / "squares.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(finished.rglob("*.part"))
+
+
+def test_redrawing_gives_the_same_picture_without_running(finished):
+    def run(config, stage):
+        raise AssertionError("a finished run was run again")
+
+    before = (finished / "squares.png").read_bytes()
+    (finished / "squares.png").unlink()
+    _complete(finished, resume=True, experiment=SimpleNamespace(run=run, plot=_plot))
+    assert (finished / "squares.png").read_bytes() == before
+
+
+ARRAYS = {
+    "deep": {"er": {"f64": np.arange(6.0).reshape(2, 3)}},
+    "f32": np.float32(1 / 3),
+    "bf16": jnp.arange(3, dtype=jnp.bfloat16),
+    "c64": np.array([1 + 2j, np.nan], np.complex64),
+    "i8": np.array([[-128, 127]], np.int8),
+    "u8": np.frombuffer(b"text", np.uint8),
+    "bool": np.array([True, False]),
+    "nan": np.array([np.nan, -0.0, np.inf]),
+    "python": 3,
+}
+
+
+def test_stage_round_trip(tmp_path):
+    expected = store.direct("all", lambda: ARRAYS)
+    with store.Run.open(tmp_path, "fake", Config()) as run:
+        fresh = run.stage("all", lambda: ARRAYS)
+    with store.Run.open(tmp_path, "fake", Config(), resume=True) as run:
+        kept = run.stage("all", lambda: pytest.fail("computed again"))
+    assert _bits(expected) == _bits(fresh) == _bits(kept)
+    assert list(expected) == list(kept)  # the order of keys is part of what a resume repeats
+
+
+def _bits(tree):
+    return {
+        key: _bits(leaf) if isinstance(leaf, dict) else (leaf.dtype, leaf.shape, leaf.tobytes())
+        for key, leaf in tree.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("tree", "error", "says"),
+    [
+        ([1, 2], TypeError, "dict of arrays, got list"),
+        ({}, ValueError, "empty"),
+        ({"a": {}}, ValueError, "a/"),
+        ({"a": {"b/c": 1}}, ValueError, "a/'b/c'"),
+        ({"..": 1}, ValueError, "'..'"),
+        ({3: 1}, ValueError, "3"),
+        ({"a": {"b": "text"}}, TypeError, "a/b"),
+        ({"a": None}, TypeError, "a"),
+        ({"a": np.array([1, "x"], object)}, TypeError, "object"),
+        ({"a": np.zeros((0, 3))}, ValueError, r"\(0, 3\)"),
+    ],
+)
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_stage_refuses_what_it_could_not_give_back(tmp_path, tree, error, says, kept):
+    stage = store.Run.open(tmp_path, "fake", Config()).stage if kept else store.direct
+    with pytest.raises(error, match=says):
+        stage("s", lambda: tree)
+
+
+@pytest.mark.parametrize(
+    "name", ["../up", "/root", "", ".hidden", "a\nb", "a\0b", "x" * 81, "a\\b"]
+)
+def test_stage_names_that_are_not_plain_text_are_refused(tmp_path, name):
+    with (
+        store.Run.open(tmp_path, "fake", Config()) as run,
+        pytest.raises(ValueError, match="stage name"),
+    ):
+        run.stage(name, lambda: {"x": 1})
+    assert os.listdir(tmp_path) == ["config.json"]
+
+
+def test_stage_names_never_leave_their_folder(tmp_path):
+    names = ["a/../../b", "draws 3/20", "draws 3-20", "a b", "a+b", "1.5", "z=0,5"]
+    with store.Run.open(tmp_path, "fake", Config()) as run:
+        for i, name in enumerate(names):
+            run.stage(name, lambda i=i: {"x": i})
+        with pytest.raises(ValueError, match="twice"):
+            run.stage("a b", lambda: {"x": 0})
+    assert len(os.listdir(tmp_path / "stages")) == len(names)
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "stages"]
+
+
+# --- atomicity ----------------------------------------------------------------------------------
+
+
+class _Crash(BaseException):
+    pass
+
+
+def test_a_crash_between_write_and_rename_leaves_the_old_state(tmp_path, monkeypatch):
+    file = tmp_path / "f"
+    store.write_atomic(file, b"old")
+
+    def crash(*_):
+        raise _Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", crash)
+        with pytest.raises(_Crash):
+            store.write_atomic(file, b"new")
+    assert file.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_a_process_that_dies_while_saving_leaves_a_run_that_resumes(tmp_path, monkeypatch):
+    fresh = _complete(tmp_path / "whole")
+    for target in ("draws 2%2F3", "result.nc", "config.json"):
+        path = tmp_path / target.replace("%", "")
+        replace = os.replace
+
+        def die(src, dst, target=target, replace=replace):
+            if os.path.basename(dst) == target:
+                raise _Crash
+            replace(src, dst)
+
+        run = store.Run.open(path, "fake", Config())
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", die)
+            # nothing is tidied away by a process that has died
+            patch.setattr("shutil.rmtree", lambda *_, **__: None)
+            patch.setattr("pathlib.Path.unlink", lambda *_, **__: None)
+            with run, pytest.raises(_Crash):
+                store.complete(run, FAKE, Config())
+        assert list(path.rglob("*.part"))
+        with pytest.raises(store.RefusedError, match="unfinished"):
+            store.reopen(path)
+        _same(_complete(path, resume=True), fresh)
+        assert not list(path.rglob("*.part"))
+
+
+def test_interrupted_and_resumed_is_bit_identical(tmp_path):
+    fresh = _complete(tmp_path / "whole")
+    computed = []
+
+    def stopping(at):
+        def run(config, stage):
+            def counted(name, compute):
+                def noted():
+                    if name == at:
+                        raise KeyboardInterrupt
+                    computed.append(name)
+                    return compute()
+
+                return stage(name, noted)
+
+            return _run(config, counted)
+
+        return SimpleNamespace(run=run, plot=_plot)
+
+    path = tmp_path / "parts"
+    for at in ("noise", "draws 2/3", "last"):
+        with pytest.raises(KeyboardInterrupt):
+            _complete(path, resume=True, experiment=stopping(at))
+    resumed = _complete(path, resume=True, experiment=stopping(None))
+    assert computed == ["noise", "draws 1/3", "draws 2/3", "draws 3/3", "last"]  # each once
+    _same(resumed, fresh)
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", [0, 0.1, 0.3, 0.5, 0.7, 0.9, 1])
+def test_a_flipped_byte_of_the_result_is_noticed(finished, where):
+    file = finished / "result.nc"
+    _flip(file, int(where * (file.stat().st_size - 1)))
+    with pytest.raises(store.StoreError, match=r"result\.nc is damaged"):
+        _complete(finished, resume=True)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, -1])
+@pytest.mark.parametrize("name", ["result.nc", "config.json"])
+def test_a_truncated_file_is_noticed(finished, name, size):
+    data = (finished / name).read_bytes()
+    (finished / name).write_bytes(data[:size] if size >= 0 else data[:-2])
+    with pytest.raises(store.StoreError, match=f"{name} is damaged"):
+        _complete(finished, resume=True)
+
+
+def test_a_longer_or_missing_result_is_noticed(finished):
+    file = finished / "result.nc"
+    data = file.read_bytes()
+    file.write_bytes(data + b"\0")
+    with pytest.raises(store.StoreError, match=r"result\.nc is damaged"):
+        _complete(finished, resume=True)
+    file.unlink()
+    with pytest.raises(store.StoreError, match=r"result\.nc is missing"):
+        _complete(finished, resume=True)
+
+
+def test_every_flipped_byte_of_the_record_is_noticed_or_harmless(finished):
+    file = finished / "config.json"
+    data = file.read_bytes()
+    for offset in range(0, len(data), 7):
+        _flip(file, offset)
+        if file.read_bytes() == data:
+            continue
+        with pytest.raises(store.StoreError, match=r"config\.json"):
+            store.reopen(finished)
+        file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        '{"a": NaN}',
+        '{"a": 1, "a": 2}',
+        "\xff",
+        '{"sha256": 3}',
+    ],
+)
+def test_a_record_that_is_not_one_is_refused(finished, text):
+    (finished / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(store.StoreError, match=r"config\.json"):
+        store.reopen(finished)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"seed": "3"},
+        {"status": "unfinished"},
+        {"result": None},
+        {"result": {"bytes": "9", "sha256": ""}},
+        {"extra": 1},
+    ],
+)
+def test_a_record_with_wrong_fields_is_refused_even_if_sealed(finished, change):
+    file = finished / "config.json"
+    record = json.loads(file.read_text())
+    del record["sha256"]
+    store.write_record(file, {**record, **change})
+    with pytest.raises(store.StoreError, match=r"config\.json"):
+        store.reopen(finished)
+
+
+def test_a_huge_record_is_not_read(finished):
+    with open(finished / "config.json", "r+b") as file:
+        file.truncate(1 << 40)  # sparse
+    with pytest.raises(store.StoreError, match=r"config\.json is damaged: it has"):
+        store.reopen(finished)
+
+
+def test_every_file_of_a_stage_is_checked(tmp_path):
+    with store.Run.open(tmp_path, "fake", Config()) as run:
+        run.stage("all", lambda: ARRAYS)
+    files = [f for f in (tmp_path / "stages").rglob("*") if f.is_file()]
+    assert len(files) > 4
+
+    def refused(name):
+        with (
+            store.Run.open(tmp_path, "fake", Config(), resume=True) as run,
+            pytest.raises(store.StoreError, match=f"{name}.*remove .*all to compute it again"),
+        ):
+            run.stage("all", lambda: pytest.fail("computed again"))
+
+    for file in files:
+        data = file.read_bytes()
+        for damaged in (data[:-1] + bytes([data[-1] ^ 1]) if data else b"x", data + b"\0"):
+            file.write_bytes(damaged)
+            refused(file.name)
+        file.unlink()
+        refused(file.name)
+        file.write_bytes(data)
+    added = tmp_path / "stages" / "all" / "arrays" / "added"
+    added.write_bytes(b"")
+    refused("added")
+    added.unlink()
+    (tmp_path / "stages" / "all").rename(tmp_path / "stages" / "other")
+    with (
+        store.Run.open(tmp_path, "fake", Config(), resume=True) as run,
+        pytest.raises(store.StoreError, match="holds stage 'all', not 'other'"),
+    ):
+        run.stage("other", lambda: pytest.fail("computed again"))
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def _refused(path, says, config=Config(), resume=False, name="fake"):
+    with pytest.raises(store.RefusedError, match=says) as caught:
+        store.Run.open(path, name, config, resume=resume)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_foreign_folder_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for resume in (False, True):
+        _refused(tmp_path, "not empty and holds no run", resume=resume)
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_an_existing_run_is_refused_without_resume(tmp_path, finished):
+    _refused(finished, "finished; choose another --out, or redraw")
+    with store.Run.open(tmp_path / "new", "fake", Config()):
+        pass
+    _refused(tmp_path / "new", "add --resume")
+
+
+def test_another_run_is_refused_field_by_field(tmp_path):
+    with store.Run.open(tmp_path, "fake", Config()):
+        pass
+    other = Config(points=8, rates=(0.1, 0.5))
+    says = r"config.points was 6, now 8; config.rates was \[0.1, 0.3\], now \[0.1, 0.5\]"
+    for resume in (False, True):
+        _refused(tmp_path, says, other, resume)
+    _refused(tmp_path, 'experiment was "fake", now "fame"', resume=True, name="fame")
+
+
+def test_other_versions_are_refused(tmp_path, monkeypatch):
+    with store.Run.open(tmp_path, "fake", Config()):
+        pass
+    now = store.provenance()
+    now["versions"]["jax"] = "99.0"
+    monkeypatch.setattr(store, "provenance", lambda: now)
+    _refused(tmp_path, r"versions.jax was .*, now \"99.0\"", resume=True)
+
+
+def test_a_file_where_a_folder_should_be_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    _refused(tmp_path / "file", "file is not a directory")
+    _refused(tmp_path / "file" / "below", "cannot write to .*below")
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", refuse)
+    _refused(tmp_path, "cannot write to .*Read-only file system; choose another place with --out")
+
+
+def test_a_run_holds_its_folder(tmp_path):
+    with store.Run.open(tmp_path, "fake", Config()):
+        _refused(tmp_path, "in use by another run", resume=True)
+    store.Run.open(tmp_path, "fake", Config(), resume=True)
+
+
+def test_a_full_disk_is_one_line_with_a_remedy(tmp_path, monkeypatch):
+    with store.Run.open(tmp_path, "fake", Config()) as run:
+        monkeypatch.setattr(os, "fsync", _full)
+        with pytest.raises(store.StoreError) as caught:
+            run.stage("s", lambda: {"x": 1})
+        assert str(tmp_path) in str(caught.value)
+        assert "No space left" in str(caught.value)
+        assert "--resume" in str(caught.value)
+        assert not any((tmp_path / "stages").iterdir())
+        with pytest.raises(store.StoreError, match=r"result\.nc: No space left"):
+            run.finish(_run(Config()))
+    assert os.listdir(tmp_path / "stages") == []
+    assert not (tmp_path / "result.nc").exists()
+
+
+def _full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_inside_the_checkpointer_is_one_line_too(tmp_path, monkeypatch):
+    def save(*_):
+        raise ValueError("RESOURCE_EXHAUSTED: Error writing:\n  No space left on device")
+
+    monkeypatch.setattr(store, "_checkpointer", lambda: SimpleNamespace(save=save))
+    with store.Run.open(tmp_path, "fake", Config()) as run:
+        with pytest.raises(store.StoreError, match=r"cannot write .*/s: .*No space left") as caught:
+            run.stage("s", lambda: {"x": 1})
+        assert "\n" not in str(caught.value)
+    assert os.listdir(tmp_path / "stages") == []
+
+
+def test_figures_stay_in_the_folder(tmp_path):
+    with (
+        store.Run.open(tmp_path, "fake", Config()) as run,
+        pytest.raises(ValueError, match="figure name"),
+    ):
+        run.draw({"../escape": b""})
+
+
+def test_a_dataset_that_netcdf_cannot_hold_is_named(tmp_path):
+    with (
+        store.Run.open(tmp_path, "fake", Config()) as run,
+        pytest.raises(TypeError, match="z: expected numbers or text, got complex"),
+    ):
+        run.finish(xr.Dataset({"z": np.complex64(1j)}))
+
+
+# --- sweep --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 5, 9])
+def test_a_sweep_does_not_depend_on_its_chunks(chunk):
+    whole = _squares(np.arange(5))
+    parts = sweep(_squares, np.arange(5), chunk=chunk)
+    np.testing.assert_array_equal(parts["square"], whole["square"])
+    np.testing.assert_array_equal(parts["part"]["third"], whole["part"]["third"])
+
+
+@pytest.mark.parametrize(
+    ("points", "chunk", "says"),
+    [
+        ([1], 0, "chunk must be at least 1, got 0"),
+        ([], 1, "points"),
+        ([1, 2], 1, "draws.*length 1"),
+    ],
+)
+def test_a_sweep_names_what_is_wrong(points, chunk, says):
+    with pytest.raises(ValueError, match=says):
+        sweep(lambda n: {"x": np.ones(2)}, points, name="draws", chunk=chunk)
