@@ -6,17 +6,21 @@ Merging: `sail_jax.methods.<name>(models, base, ...)`, each one expression over 
 """
 
 from sail_jax import counts, growth, methods, rules
-from sail_jax.certificate import Certificate, certificate, exactness
+from sail_jax.certificate import Certificate, Report, certificate, exactness
 from sail_jax.change_basis import change_basis
-from sail_jax.maps import Family, SpaceMap, classify, compose, defect, identity, invert, select
+from sail_jax.families import NONLINEARITIES, Family
+from sail_jax.maps import Selection, SpaceMap, classify, compose, defect, identity, invert, select
 from sail_jax.spaces import Spec, spec
 from sail_jax.task_vectors import Count, Rule, TaskVectors, apply, chain, masked, task_vectors
 
 __all__ = [
+    "NONLINEARITIES",
     "Certificate",
     "Count",
     "Family",
+    "Report",
     "Rule",
+    "Selection",
     "SpaceMap",
     "Spec",
     "TaskVectors",

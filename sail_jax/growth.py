@@ -1,0 +1,173 @@
+"""Makers: the maps that permute, widen, pad, prune, rotate, rescale, flip and deepen a space.
+
+A maker never sees a parameter; `change_basis` applies what it returns. Each states its family.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+
+from sail_jax.families import Family
+from sail_jax.maps import SpaceMap, concrete, identity, measure, select
+
+__all__ = ["deepen", "flip", "pad", "permute", "prune", "rescale", "rotate", "widen"]
+
+
+def permute(index: ArrayLike) -> SpaceMap:
+    """New unit j is old unit `index[j]`. PERMUTATION.
+
+    Raises ValueError unless `index` is a permutation.
+    """
+    index = jnp.asarray(index)
+    values = concrete(index)
+    if values is not None and not np.array_equal(np.sort(values, axis=None), np.arange(index.size)):
+        raise ValueError(f"index must be a permutation of range({index.size}), got {values}")
+    return select(index, index.size, family=Family.PERMUTATION)
+
+
+def widen(old: int, new: int, *, key: PRNGKeyArray | None = None, even: bool = False) -> SpaceMap:
+    """Duplicate units, copies sharing their readers evenly (Net2WiderNet, Chen et al. 2016).
+
+    New unit j copies old unit `j % old`; with a key, units beyond the first `old` copy uniform
+    random ones (Net2Net), or, with `even`, random ones without repetition until each is dealt.
+    `even` asks for equally many copies of each. EVEN_DUPLICATION where that holds by
+    construction (`new` a multiple of `old`, and no key or `even`), SELECTION otherwise.
+
+    Raises ValueError if `new < old`, or `even` and `new` is not a multiple of `old`.
+
+    >>> widen(2, 3).read.scale.tolist()
+    [0.5, 1.0, 0.5]
+    """
+    _check_growth(old, new)
+    if even and new % old:
+        raise ValueError(f"even copies need new to be a multiple of old, got old={old}, new={new}")
+    index = jnp.arange(new) % old
+    if key is not None and even:
+        deals = jax.vmap(lambda k: jax.random.permutation(k, old))(
+            jax.random.split(key, new // old - 1)
+        )
+        index = index.at[old:].set(deals.reshape(-1))
+    elif key is not None:
+        index = index.at[old:].set(jax.random.randint(key, (new - old,), 0, old))
+    exact = new % old == 0 and (even or key is None)
+    return _duplicate(index, old, Family.EVEN_DUPLICATION if exact else Family.SELECTION)
+
+
+def pad(old: int, new: int) -> SpaceMap:
+    """Add `new - old` units that are zero and that nothing reads. SELECTION.
+
+    Raises ValueError if `new < old`.
+    """
+    _check_growth(old, new)
+    kept = jnp.arange(new) < old
+    index = jnp.where(kept, jnp.arange(new), 0)
+    ones = kept.astype(float)
+    return select(index, old, write=ones, read=ones, family=Family.SELECTION)
+
+
+def prune(keep: ArrayLike, old: int) -> SpaceMap:
+    """Keep the units `keep`, distinct and in the given order; lossy. SELECTION.
+
+    Raises TypeError unless `keep` holds integers, ValueError if they repeat or exceed `old`.
+    """
+    keep = jnp.asarray(keep)
+    if keep.dtype == bool:
+        raise TypeError("keep must hold the numbers of units, got a mask: use jnp.flatnonzero")
+    values = concrete(keep)
+    if values is not None and len(np.unique(values)) != values.size:
+        raise ValueError(f"keep must not repeat a unit, got {values}")
+    return select(keep, old, family=Family.SELECTION)
+
+
+def rotate(Q: Float[ArrayLike, "n n"]) -> SpaceMap:
+    """`write = Q`, `read = Q.T` for an orthogonal Q [n, n]. ORTHOGONAL.
+
+    Raises ValueError unless Q is square and orthogonal to rounding.
+    """
+    Q = jnp.asarray(Q)
+    if Q.ndim != 2 or Q.shape[0] != Q.shape[1]:
+        raise ValueError(f"Q must be square, got shape {Q.shape}")
+    m = SpaceMap(Q, Q.T, Family.ORTHOGONAL)
+    measured = measure(m)
+    if measured is not None and not measured[0] <= measured[1]:
+        raise ValueError(f"Q must be orthogonal, but Q.T @ Q - I reaches {measured[0]:.2g}")
+    return m
+
+
+def rescale(scale: Float[ArrayLike, "n"]) -> SpaceMap:
+    """New unit j is `scale[j]` times old unit j, `scale > 0`. POSITIVE_MONOMIAL, invertible.
+
+    Raises ValueError unless all scales are positive and finite.
+    """
+    scale = jnp.asarray(scale)
+    values = concrete(scale)
+    if values is not None and not np.all((values > 0) & np.isfinite(values)):
+        raise ValueError(f"scale must be positive and finite, got {values}")
+    family = Family.POSITIVE_MONOMIAL | Family.INVERTIBLE
+    return select(jnp.arange(scale.size), scale.size, write=scale, read=1 / scale, family=family)
+
+
+def flip(signs: ArrayLike) -> SpaceMap:
+    """New unit j is `signs[j]` times old unit j, signs +-1. SIGNED_PERMUTATION.
+
+    Raises ValueError unless all signs are +1 or -1.
+    """
+    signs = jnp.asarray(signs)
+    values = concrete(signs)
+    if values is not None and not np.isin(values, (-1, 1)).all():
+        raise ValueError(f"signs must be +1 or -1, got {values}")
+    n = signs.size
+    return select(jnp.arange(n), n, write=signs, read=signs, family=Family.SIGNED_PERMUTATION)
+
+
+def deepen(
+    old: int,
+    new: int,
+    how: Literal["stack", "interpolate"] = "stack",
+    *,
+    matrix: Float[ArrayLike, "new old"] | None = None,
+) -> SpaceMap:
+    """Make `new` layers of `old`, for a "stack" space; this preserves no function in general.
+
+    "stack" repeats the whole stack, layer k being old layer `k % old` (StackBERT, G_stack);
+    "interpolate" repeats each layer in place, `k * old // new`. SELECTION. Or `matrix` D gives
+    layer k as `sum_i D[k, i] * layer i` (SAIL's depth transformation, LiGO), rows summing to
+    one, `read` being its pseudo-inverse. LINEAR.
+
+    Raises ValueError if `new < old`, `how` is neither, or the matrix has another shape or rows
+    that do not sum to one.
+    """
+    if matrix is not None:
+        D = jnp.asarray(matrix)
+        if D.shape != (new, old):
+            raise ValueError(f"matrix must have shape {(new, old)}, got {D.shape}")
+        values = concrete(D)
+        # sums of `old` rounded terms
+        tolerance = 4 * old**0.5 * float(jnp.finfo(jnp.result_type(D, float)).eps)
+        if values is not None:
+            sums = values.astype(float).sum(axis=1)
+            if not np.all(np.abs(sums - 1) <= tolerance * (1 + np.abs(values).sum(axis=1))):
+                raise ValueError(f"the rows of matrix must sum to one, got {sums}")
+        return SpaceMap(D, jnp.linalg.pinv(D))
+    _check_growth(old, new)
+    layer = jnp.arange(new)
+    if how == "stack":
+        return _duplicate(layer % old, old, Family.SELECTION)
+    if how == "interpolate":
+        return _duplicate(layer * old // new, old, Family.SELECTION)
+    raise ValueError(f"how must be 'stack' or 'interpolate', got {how!r}")
+
+
+def _duplicate(index: Array, old: int, family: Family) -> SpaceMap:
+    if index.size == old:
+        return identity(old)
+    count = jnp.zeros(old).at[index].add(1)
+    return select(index, old, read=1 / count[index], family=family)
+
+
+def _check_growth(old: int, new: int) -> None:
+    if not 0 < old <= new:
+        raise ValueError(f"growth needs 0 < old <= new, got old={old}, new={new}")
