@@ -2,7 +2,7 @@
 
 Geometry: `spec` names the feature space of every array axis, makers in `sail_jax.growth` return
 `SpaceMap`s, `change_basis` applies them, `exactness` and `certificate` say what was preserved.
-Merging: `sail_jax.methods.<name>(models, base, ...)`, each one expression over `rules` and `counts`.
+Merging: `sail_jax.methods.<name>(models, base, ...)`, each an expression of `rules`, `counts`.
 """
 
 from sail_jax import counts, growth, methods, rules

@@ -6,15 +6,17 @@ import html.parser
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import cli, ledger, registry, store, style
+from experiments import cli, disk, ledger, registry, store, style
 from experiments.quickstart import HEADINGS
 from theory.claims import Verdict
 
@@ -90,9 +92,6 @@ def call(capsys):
     return call
 
 
-# --- start-up -----------------------------------------------------------------------------------
-
-
 LIGHT = ["--help", "--version", "list", "verify --help", "verfy"]
 
 
@@ -132,8 +131,6 @@ def test_run_help_lists_every_field_with_its_default(name, call):
         assert f"--{field.name.replace('_', '-')} " in out
     assert out.count("(default:") == len(dataclasses.fields(registry.load(name).Config))
 
-
-# --- bad usage ----------------------------------------------------------------------------------
 
 BAD = [
     ("verfy", "unknown command 'verfy'; did you mean 'verify'?"),
@@ -181,9 +178,6 @@ def test_bad_usage_is_one_line_and_exit_code_2(line, says, call, fake, monkeypat
     assert [p.name for p in tmp_path.rglob("*")] == ["there", "file"]  # nothing was begun
 
 
-# --- run and plot -------------------------------------------------------------------------------
-
-
 def test_run_keeps_and_plot_redraws(fake, call, tmp_path):
     code, out, err = call(
         "run", "merge_digits", "--out", "here", "--step-size", "2", "--sizes", "3"
@@ -226,6 +220,24 @@ def test_an_interrupted_run_is_resumed_by_the_command_it_prints(fake, call, tmp_
     assert whole["sum"].values.tobytes() == part["sum"].values.tobytes()
 
 
+def test_a_real_signal_stops_a_real_run_with_130(call, tmp_path):
+    line = f"run ledger --preset tiny --out {tmp_path / 'run'}"
+    argv = [sys.executable, "-m", "experiments.cli", *line.split()]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = ""
+        while not said.endswith("..."):  # the first stage has begun
+            said += process.stderr.read(1)
+        process.send_signal(signal.SIGINT)
+        said += process.stderr.read()
+    assert process.returncode == 130
+    assert said.endswith(
+        f"sail-jax: interrupted\nfinished stages are kept; continue with: "
+        f"sail-jax {line} --resume\n"
+    )
+    assert call(*line.split(), "--resume")[0] == 0
+
+
 def test_damage_is_one_line_and_exit_code_1(fake, call, tmp_path):
     assert call("run", "merge_digits", "--out", "here")[0] == 0
     file = tmp_path / "here/result.nc"
@@ -239,7 +251,7 @@ def test_a_record_naming_a_module_outside_the_registry_is_not_imported(fake, cal
     assert call("run", "merge_digits", "--out", "here")[0] == 0
     monkeypatch.setattr(registry, "load", _load)
     record = store.reopen("here").record
-    store.write_record(store.Path("here/config.json"), {**record, "experiment": "os"})
+    disk.write_record(Path("here/config.json"), {**record, "experiment": "os"})
     code, _, err = call("plot", "here")
     assert code == 1
     assert "unknown experiment 'os'" in err
@@ -249,9 +261,6 @@ def test_a_bug_keeps_its_traceback(fake, call):
     fake.stop = ZeroDivisionError("a bug")
     with pytest.raises(ZeroDivisionError):
         call("run", "merge_digits", "--out", "here")
-
-
-# --- verify -------------------------------------------------------------------------------------
 
 
 def _verdict(name, holds=True, expected=True, **more):
@@ -346,9 +355,6 @@ def test_verify_with_real_claims(call):
     assert "Every verdict is the expected one." in out
 
 
-# --- bench --------------------------------------------------------------------------------------
-
-
 def test_bench_hands_over(monkeypatch, call):
     seen = []
     module = SimpleNamespace(main=lambda argv: seen.append(argv))
@@ -357,9 +363,6 @@ def test_bench_hands_over(monkeypatch, call):
     code = call("bench", "speed", "--size", "3")[0]
     assert (code, seen) == (0, [["--size", "3"]])
     assert "speed" in call("bench")[1]
-
-
-# --- quickstart ---------------------------------------------------------------------------------
 
 
 class Page(html.parser.HTMLParser):

@@ -89,11 +89,11 @@ def nested_overlaps(
 
 def _noise_fits(x: Array, noise: Array, ns: np.ndarray) -> Float[Array, "ns d"]:
     """X_n^+ noise for ascending n > d, from one growing Gram matrix."""
-    first, *steps = [np.arange(a, b) for a, b in zip([0, *ns[:-1]], ns, strict=True)]
     # Every step adds the rows between two requested n, padded to one shape and masked.
-    width = max((len(s) for s in steps), default=0)
-    rows = np.array([np.pad(s, (0, width - len(s))) for s in steps], dtype=int)
-    used = np.array([np.arange(width) < len(s) for s in steps], dtype=bool)
+    offsets = np.arange(np.diff(ns).max(initial=0))
+    rows = ns[:-1, None] + offsets
+    used = jnp.asarray(rows < ns[1:, None])
+    rows = jnp.asarray(np.minimum(rows, ns[-1] - 1))
 
     def fit(moment: Array, image: Array) -> Array:
         return jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(moment), True), image)
@@ -105,8 +105,7 @@ def _noise_fits(x: Array, noise: Array, ns: np.ndarray) -> Float[Array, "ns d"]:
         moment, image = moment + new.T @ new, image + noise[index] @ new
         return (moment, image), fit(moment, image)
 
-    start = x[first].T @ x[first], noise[first] @ x[first]
-    _, later = jax.lax.scan(
-        step, start, (rows.reshape(len(steps), width), used.reshape(len(steps), width))
-    )
+    head = x[: ns[0]]
+    start = head.T @ head, noise[: ns[0]] @ head
+    _, later = jax.lax.scan(step, start, (rows, used))
     return jnp.concatenate([fit(*start)[None], later])

@@ -1,0 +1,1 @@
+"""Real data sets that need no network."""

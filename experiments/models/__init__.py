@@ -1,0 +1,1 @@
+"""Small Flax models, used through pure `init` and `apply`."""

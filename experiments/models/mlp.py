@@ -1,0 +1,26 @@
+"""A multilayer perceptron with ReLU units."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+
+class MLP(nn.Module):
+    """`len(widths)` hidden layers `hidden_0, hidden_1, ...` of ReLU units, then a linear `out`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> model = MLP(widths=(16,), outputs=10)
+    >>> params = model.init(jax.random.key(0), jnp.zeros((1, 64)))
+    >>> model.apply(params, jnp.zeros((5, 64))).shape
+    (5, 10)
+    """
+
+    widths: Sequence[int]
+    outputs: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
+        for i, width in enumerate(self.widths):
+            x = nn.relu(nn.Dense(width, name=f"hidden_{i}")(x))
+        return nn.Dense(self.outputs, name="out")(x)

@@ -1,0 +1,101 @@
+"""Three real results in a few minutes, and one page that shows them."""
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from experiments import disk, registry, report, store, style
+from experiments.progress import reporting, say
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+PAGE = "index.html"
+
+
+# In order; each is run in a folder of its own name.
+HEADINGS = {
+    "transfer_phase": "Transfer against training from scratch",
+    "ledger": "The ledger of claims",
+    "merge_digits": "Merging experts on digits",
+}
+
+
+def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
+    """Runs every part, then writes the page; returns 1 if a claim did not fare as expected.
+
+    All folders are taken before any work starts, so a refusal costs nothing.
+    """
+    out = Path(out)
+    _admit(out, resume)
+    modules = {name: registry.load(name) for name in HEADINGS}
+    configs = {name: _config(module, seed, quick) for name, module in modules.items()}
+    sections, spent, datasets = [], {}, {}
+    with contextlib.ExitStack() as held:
+        runs = {
+            name: held.enter_context(store.Run.open(out / name, name, config, resume=resume))
+            for name, config in configs.items()
+        }
+        for name, run in runs.items():
+            say(f"{HEADINGS[name]}: {registry.QUESTIONS[name]}")
+            start = time.perf_counter()
+            dataset, figures = store.complete(run, modules[name], configs[name], reporting)
+            sections.append(_section(name, modules[name], dataset, figures))
+            datasets[name], spent[name] = dataset, time.perf_counter() - start
+            say(f"  {sections[-1].answer}\n")
+    wall = {name: float(dataset.attrs["wall_seconds"]) for name, dataset in datasets.items()}
+    about = {**facts(datasets["ledger"]), "computing time": _times(wall)}
+    disk.write_atomic(out / PAGE, report.page("sail-jax quickstart", sections, about).encode())
+    say(f"time: {_times(spent)}; {sum(spent.values()):.0f} s in all")
+    print(f"Look at {out / PAGE}")
+    return 0 if datasets["ledger"]["ok"].values.all() else 1
+
+
+def _section(
+    name: str, module: ModuleType, dataset: "xr.Dataset", figures: Mapping[str, "Figure"]
+) -> report.Section:
+    pictures = [(style.describe(fig), style.png(fig)) for fig in figures.values()]
+    table = module.table(dataset) if name == "ledger" else ()
+    question = registry.QUESTIONS[name]
+    return report.Section(HEADINGS[name], question, module.summary(dataset), pictures, table)
+
+
+def _times(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {took:.0f} s" for name, took in seconds.items())
+
+
+def _config(module: ModuleType, seed: int, quick: bool) -> Any:
+    """The module's `quick` preset, where asked for and there is one, with this seed."""
+    preset = "quick" if quick and "quick" in module.PRESETS else "default"
+    return dataclasses.replace(module.PRESETS[preset](), seed=seed)
+
+
+def facts(dataset: "xr.Dataset") -> dict[str, str]:
+    """Where a stored dataset comes from, for the foot of a page."""
+    attrs: Mapping[str, Any] = dataset.attrs
+    versions = json.loads(attrs["versions"])
+    return {
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "device": f"{attrs['device_count']} x {attrs['device']}",
+        "seed": str(attrs["seed"]),
+        "started": attrs["started"],
+    }
+
+
+def _admit(out: Path, resume: bool) -> None:
+    """Refuses a folder that holds anything a quickstart would not have left there."""
+    if not out.is_dir():
+        return  # new, or not a folder at all: opening the first run tells
+    found = {path.name for path in out.iterdir() if path.suffix != ".part"}
+    if foreign := sorted(found - {*HEADINGS, PAGE}):
+        raise disk.RefusedError(f"{out} holds something else ({foreign[0]}); choose another --out")
+    if found and not resume:
+        raise disk.RefusedError(
+            f"{out} holds a quickstart; add --resume to continue it, or choose another --out"
+        )

@@ -1,0 +1,30 @@
+"""The experiments by name, told without importing them."""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+QUESTIONS = {
+    "transfer_phase": "When does linear transfer or fine-tuning beat training from scratch?",
+    "merge_digits": "Which merge keeps what the experts know, on real data?",
+    "ledger": "Which of the papers' claims hold, and which only when corrected?",
+}
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """What to add to an error about an unknown `word`: the nearest known one, or all of them.
+
+    >>> nearest("merge_digit", QUESTIONS)
+    "; did you mean 'merge_digits'?"
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
+
+
+def load(name: str) -> ModuleType:
+    """The module of experiment `name`; `ValueError` with the nearest name if there is none."""
+    if name not in QUESTIONS:
+        raise ValueError(f"unknown experiment '{name}'{nearest(name, QUESTIONS)}")
+    return importlib.import_module(f"experiments.{name}")

@@ -1,0 +1,187 @@
+"""Whole distributions of risks, and risks under any covariance, against simulation."""
+
+from math import pi
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from theory import deep_linear as dl
+from theory.deep_linear import covariance, distributions
+
+Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+CASES = [(10, 20, 1.0), (19, 20, 0.2), (1, 3, 0.5), (20, 20, 0.3), (26, 20, 1.0), (10, 20, 0.0)]
+
+
+@pytest.mark.parametrize(("n", "d", "sigma"), CASES)
+def test_scratch_law_against_simulated_data(n, d, sigma):
+    """One-sample Kolmogorov-Smirnov of simulated risks (real X); null: the law is exact."""
+    law = distributions.scratch_law(n, d, sigma)
+    keys = jax.random.split(jax.random.key(2), 4000)
+    risks = np.asarray(dl.simulate_overlaps(keys, [n], d).scratch(0.4, sigma))[:, 0]
+    assert stats.kstest(risks, lambda r: np.asarray(law.cdf(r))).pvalue > 1e-3
+    assert stats.kstest(law.sample(jax.random.key(3), 4000), law.cdf).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 40])
+def test_linear_transfer_law_against_simulated_data(n):
+    law = distributions.linear_transfer_law(n, 0.8, 0.4)
+    keys = jax.random.split(jax.random.key(5), 4000)
+    risks = np.asarray(dl.simulate_overlaps(keys, [n], 6).linear_transfer(0.8, 0.4))[:, 0]
+    assert stats.kstest(risks, lambda r: np.asarray(law.cdf(r))).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(("n", "d", "sigma"), CASES)
+def test_moments_and_quantiles_of_the_law(n, d, sigma):
+    law = distributions.scratch_law(n, d, sigma)
+    expected = dl.scratch_risk(n, d, sigma, allow_infinite=True)
+    np.testing.assert_allclose(law.mean(), expected, rtol=1e-12)
+    for p in (0.01, 0.5, 0.99):
+        assert float(law.cdf(law.quantile(p))) == pytest.approx(p, abs=1e-10)
+    if sigma == 0 or abs(n - d) >= 4:
+        # independent: second moments of scipy's Beta and F
+        noise = stats.f(min(n, d), abs(n - d) + 1).var() * (min(n, d) / (abs(n - d) + 1)) ** 2
+        beta = stats.beta((d - n) / 2, n / 2).var() if n < d else 0.0
+        variance = beta + (sigma**4 * noise if sigma else 0.0)
+        assert float(law.variance()) == pytest.approx(variance, rel=1e-10)
+    else:
+        assert np.isinf(law.variance())
+
+
+def test_laws_broadcast_and_run_in_float32():
+    with jax.enable_x64(False):
+        law = distributions.scratch_law(np.array([5, 20, 40]), 20, 0.5)
+        single = law.quantile(0.9)
+    double = distributions.scratch_law(np.array([5, 20, 40]), 20, 0.5).quantile(0.9)
+    # cdf errors of a few eps over a density of order one
+    np.testing.assert_allclose(single, double, rtol=1e-4)
+
+
+# --- any covariance -----------------------------------------------------------------------------
+
+
+def problem(d=120, exponent=0.8):
+    spectrum = covariance.power_law(d, exponent)
+    first, second = jax.random.split(jax.random.key(0))
+    beta_s = jax.random.normal(first, (d,))
+    beta_s = 1.3 * beta_s / jnp.linalg.norm(beta_s)
+    return spectrum, beta_s, 0.8 * beta_s + 0.6 * jax.random.normal(second, (d,)) / np.sqrt(d)
+
+
+@pytest.mark.parametrize("n", [30, 70, 200])
+def test_equivalents_against_monte_carlo(n):
+    """Null: mean risks equal the equivalents. Their bias is O(1/n) of the risk, up to 2 % here:
+    z is allowed 4 beyond that."""
+    spectrum, beta_s, beta_t = problem()
+    sigma, ridge, draws = 0.5, 0.3, 400
+    d = spectrum.size
+
+    @jax.jit
+    def one(key):
+        key_x, key_noise = jax.random.split(key)
+        x = jax.random.normal(key_x, (n, d)) * jnp.sqrt(spectrum)
+        y = x @ beta_t + sigma * jax.random.normal(key_noise, (n,))
+        fits = [
+            dl.scratch_fit(x, y),
+            dl.fine_tune_limit(x, y, beta_s, 2),
+            dl.fine_tune_limit(x, y, beta_s, 4),
+            jnp.linalg.solve(x.T @ x / n + ridge * jnp.eye(d), x.T @ y / n),
+            dl.linear_transfer_fit(x, y, beta_s),
+        ]
+        return jnp.stack([(spectrum * (fit - beta_t) ** 2).sum() for fit in fits])
+
+    found = np.asarray(jax.lax.map(one, jax.random.split(jax.random.key(9), draws)))
+    expected = np.array(
+        [
+            covariance.scratch_risk(spectrum, beta_t, n, sigma),
+            covariance.fine_tune_risk(spectrum, beta_s, beta_t, n, sigma, 2),
+            covariance.fine_tune_risk(spectrum, beta_s, beta_t, n, sigma, 4),
+            covariance.scratch_risk(spectrum, beta_t, n, sigma, ridge),
+            covariance.linear_transfer_risk(spectrum, beta_s, beta_t, n, sigma),
+        ]
+    )
+    stderr = found.std(0, ddof=1) / np.sqrt(draws)
+    bias = np.array([0.02, 0.02, 0.02, 0.02, 0.0]) * expected  # the last one is exact
+    assert (np.abs(found.mean(0) - expected) < Z_MAX * stderr + bias).all()
+
+
+def test_white_spectrum_gives_the_isotropic_limits():
+    d, theta, sigma = 1000, 0.7, 0.5
+    beta_s, beta_t = jnp.eye(d)[0], jnp.zeros(d).at[0].set(np.cos(theta)).at[1].set(np.sin(theta))
+    white = jnp.ones(d)
+    n = np.array([200.0, 700.0, 1500.0])
+    np.testing.assert_allclose(
+        covariance.scratch_risk(white, beta_t, n, sigma), dl.scratch_limit(n / d, sigma), rtol=1e-9
+    )
+    np.testing.assert_allclose(
+        covariance.fine_tune_risk(white, beta_s, beta_t, n, sigma, 3),
+        dl.fine_tune_risk(n / d, theta, sigma, 3),
+        rtol=1e-9,
+    )
+    np.testing.assert_allclose(
+        covariance.linear_transfer_risk(white, beta_s, beta_t, n, sigma),
+        dl.linear_transfer_risk(n, theta, sigma),
+        rtol=1e-12,
+    )
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3, 2.0])
+def test_effective_ridge_solves_its_equation(ridge):
+    spectrum = covariance.power_law(50, 1.5)
+    n = np.array([3.0, 20.0, 49.0, 80.0])
+    kappa = np.asarray(covariance.effective_ridge(spectrum, n, ridge))
+    df1 = (spectrum / (spectrum + kappa[:, None])).sum(1)
+    if ridge == 0:
+        assert kappa[-1] == 0
+        np.testing.assert_allclose(df1[:-1], n[:-1], rtol=1e-12)
+    else:
+        np.testing.assert_allclose(kappa * (1 - df1 / n), ridge, rtol=1e-10)
+
+
+def test_effective_ridge_differentiates():
+    spectrum = covariance.power_law(50, 1.0)
+    for argument, at in ((1, (20.0, 0.1)), (2, (20.0, 0.1))):
+
+        def kappa(n, ridge):
+            return covariance.effective_ridge(spectrum, n, ridge)
+
+        h = [1e-5 * (k == argument - 1) for k in range(2)]
+        up, down = (kappa(at[0] + s * h[0], at[1] + s * h[1]) for s in (1, -1))
+        slope = jax.grad(kappa, argument - 1)(*at)
+        assert float(slope) == pytest.approx(float((up - down) / 2e-5), rel=1e-6)
+    white = jnp.ones(40)  # kappa = (d - n)/n exactly
+    assert float(jax.grad(lambda n: covariance.effective_ridge(white, n))(10.0)) == pytest.approx(
+        -40 / 100
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s, b: covariance.effective_ridge(-s, 5), "eigenvalues must be finite and >= 0"),
+        (lambda s, b: covariance.effective_ridge(0 * s, 5), "eigenvalues must not all be 0"),
+        (lambda s, b: covariance.effective_ridge(s[None], 5), "eigenvalues must be a vector"),
+        (lambda s, b: covariance.effective_ridge(s, 0), "n must be a finite number"),
+        (lambda s, b: covariance.scratch_risk(s, b[1:], 5, 0.1), "beta_t must have shape"),
+        (lambda s, b: covariance.scratch_risk(s, b * np.nan, 5, 0.1), "beta_t must be finite"),
+        (lambda s, b: covariance.fine_tune_risk(s, 0 * b, b, 5, 0.1), r"\|beta_s\| must be posit"),
+        (lambda s, b: covariance.power_law(0, 1.0), "d must be at least 1"),
+        (lambda s, b: distributions.scratch_law(0, 5, 0.1), "n must be a finite count >= 1"),
+        (lambda s, b: distributions.scratch_law(3, 5, 0.1).quantile(1.0), "probability must be"),
+        (lambda s, b: distributions.linear_transfer_law(3, 2 * pi, 0.1), "theta must be"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    spectrum, beta_s, _ = problem(10)
+    with pytest.raises(ValueError, match=message):
+        call(spectrum, beta_s)

@@ -1,0 +1,166 @@
+"""Every registered experiment keeps the protocol: run, stored, read back, drawn."""
+
+import dataclasses
+import functools
+import importlib
+import math
+import re
+from types import ModuleType
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+
+from experiments import registry, store, style
+
+TIMES = ["seconds"]  # measured anew in each run
+
+
+@functools.cache
+def _direct(name) -> xr.Dataset:
+    module = registry.load(name)
+    return module.run(module.Config.tiny(), store.direct)
+
+
+@pytest.fixture(scope="module", params=registry.QUESTIONS)
+def kept(request, tmp_path_factory):
+    """The experiment, its folder after an interruption and a resume, and the stored dataset."""
+    name, module = request.param, registry.load(request.param)
+    path, config = tmp_path_factory.mktemp(request.param), module.Config.tiny()
+    stages = []
+
+    def stopping(stage):
+        def stopped(stage_name, compute):
+            stages.append(stage_name)
+            if len(stages) == 2:
+                raise KeyboardInterrupt
+            return stage(stage_name, compute)
+
+        return stopped
+
+    run = store.Run.open(path, name, config)
+    with run, pytest.raises(KeyboardInterrupt):
+        store.complete(run, module, config, stopping)
+    with store.Run.open(path, name, config, resume=True) as run:
+        dataset, figures = store.complete(run, module, config)
+    return name, module, path, dataset, figures
+
+
+def test_presets_are_documented_frozen_configs():
+    for name in registry.QUESTIONS:
+        module = registry.load(name)
+        assert isinstance(module, ModuleType)
+        assert module.__doc__
+        assert {"default", "tiny"} <= module.PRESETS.keys()
+        assert module.PRESETS["tiny"]() == module.Config.tiny()
+        for preset in module.PRESETS.values():
+            config = preset()
+            assert isinstance(config, module.Config)
+            assert isinstance(config.seed, int)
+            assert store.config_record(config)
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                config.seed = 1
+
+
+def test_resumed_and_stored_is_the_direct_result_bit_for_bit(kept):
+    name, _, _, dataset, _ = kept
+    fresh, stored = (ds.drop_vars(TIMES, errors="ignore") for ds in (_direct(name), dataset))
+    assert set(fresh.variables) == set(stored.variables)
+    assert fresh.sizes == stored.sizes
+    for variable in fresh.variables:
+        a, b = fresh[variable], stored[variable]
+        assert a.dims == b.dims
+        assert a.attrs == b.attrs
+        if a.dtype.kind in "biuf":
+            assert a.dtype == b.dtype, variable
+            assert a.values.tobytes() == b.values.tobytes(), variable
+        else:
+            np.testing.assert_array_equal(a.values.astype(str), b.values.astype(str))
+
+
+def test_the_answer_is_computed_from_the_dataset(kept):
+    name, module, _, dataset, _ = kept
+    answer = module.summary(dataset)
+    assert answer == module.summary(_direct(name))
+    assert answer.endswith(".")
+    assert re.search(r"\d", answer)
+    assert not re.search(r"\b(nan|inf|None)\b", answer)
+
+
+def test_figures_only_draw(kept, monkeypatch):
+    _, module, path, dataset, figures = kept
+    before = dataset.copy(deep=True)
+    monkeypatch.setattr(module, "run", lambda *_: pytest.fail("plot ran the experiment"))
+    monkeypatch.setattr(jax, "jit", lambda *_, **__: pytest.fail("plot compiled something"))
+    again = module.plot(dataset)
+    assert dataset.identical(before)
+    assert again.keys() == figures.keys()
+    assert again
+    for name, figure in again.items():
+        assert style.png(figure) == (path / f"{name}.png").read_bytes()
+        assert style.describe(figure)
+
+
+def test_figures_are_labelled_and_their_text_stays_inside(kept):
+    for figure in kept[4].values():
+        figure.canvas.draw()
+        width, height = figure.canvas.get_width_height()
+        for ax in figure.axes:
+            assert ax.get_xlabel() or ax.get_ylabel() or ax.get_title() or ax.get_title("left")
+            for text in (ax.xaxis.label, ax.yaxis.label, ax.title):
+                if text.get_text():
+                    box = text.get_window_extent()
+                    # one pixel for rounding
+                    assert min(box.x0, box.y0) > -1
+                    assert box.x1 < width + 1
+                    assert box.y1 < height + 1
+
+
+def test_the_style_touches_nothing_global(kept):
+    import matplotlib as mpl
+
+    before = dict(mpl.rcParams)
+    kept[1].plot(kept[3])
+    assert dict(mpl.rcParams) == before
+    pyplot = importlib.import_module("matplotlib._pylab_helpers")
+    assert pyplot.Gcf.figs == {}
+
+
+def test_unknown_names_suggest_the_nearest():
+    with pytest.raises(ValueError, match=r"'transfer_fase'; did you mean 'transfer_phase'\?"):
+        registry.load("transfer_fase")
+    with pytest.raises(ValueError, match="known: ledger, merge_digits, transfer_phase"):
+        registry.load("os.path")
+
+
+def test_verdicts_in_words():
+    from experiments.ledger import wording
+
+    assert wording(True, True) == "holds"
+    assert wording(False, False) == "fails as printed (expected)"
+    for unexpected in (wording(True, False), wording(False, True)):
+        assert unexpected.split()[0].rstrip(",").isupper()
+
+
+def test_the_ledger_draws_infinite_scores_and_bounds():
+    from experiments import ledger
+
+    scores = np.array([0.5, -math.inf, 1e9, -300.0])
+    n = len(scores)
+    dataset = xr.Dataset(
+        {
+            "score": ("claim", scores),
+            "score_name": ("claim", ["z"] * n),
+            "relation": ("claim", ["=", "=", ">=", "<="]),
+            "expected": ("claim", np.array([True, False, True, True])),
+        },
+        {"claim": [f"c{i}" for i in range(n)]},
+    )
+    (figure,) = ledger.plot(dataset).values()
+    (ax,) = figure.axes
+    low, high = ax.get_xlim()
+    drawn = [float(line.get_xdata()[0]) for line in ax.lines]
+    assert len(drawn) == n
+    assert all(low < x < high for x in drawn)
+    assert [line.get_marker() for line in ax.lines] == ["o", "o", ">", "<"]

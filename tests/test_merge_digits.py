@@ -1,0 +1,238 @@
+"""Merging on real digits, against a NumPy reference and the laws of the merges."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from experiments import store
+from experiments.data import digits
+from experiments.merge_digits import Config, run
+
+SMALL = Config(
+    replicates=2,
+    tasks=("rotate -20", "rotate 20", "digits 0-4"),
+    widths=(24, 16),
+    base_steps=150,
+    tune_steps=60,
+    scales=3,
+    max_scale=1.0,
+    line_points=3,
+    density=0.3,
+)
+ONE = 1.5 / 200  # accuracies may differ by one near-tied digit of at least 200
+
+
+@pytest.fixture(scope="module")
+def ran():
+    """The dataset, and the arrays of every stage."""
+    stages = {}
+
+    def stage(name, compute):
+        stages[name] = store.direct(name, compute)
+        return stages[name]
+
+    return run(SMALL, stage), stages
+
+
+@pytest.mark.parametrize(
+    ("name", "angle", "classes"),
+    [
+        ("upright", 0, range(10)),
+        ("rotate 20", 20, range(10)),
+        ("rotate -135", -135, range(10)),
+        ("rotate +7", 7, range(10)),
+        ("digits 0-4", 0, range(5)),
+        ("digits 8-9", 0, range(8, 10)),
+    ],
+)
+def test_task_names(name, angle, classes):
+    assert digits.parse(name) == (angle, classes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "rotate", "rotate 1e3", "rotate  20", "digits 4-4", "digits 5-2", "digits 1-12", "x"],
+)
+def test_unknown_tasks_are_named(name):
+    with pytest.raises(ValueError, match=f"unknown task '{name}'"):
+        digits.parse(name)
+
+
+def test_a_rotation_turns_the_images_anticlockwise():
+    upright, turned = digits.load(), digits.load("rotate 90")
+    expected = np.rot90(upright.images.reshape(-1, 8, 8), axes=(1, 2)).reshape(-1, 64)
+    # linear interpolation at the nodes: rounding of float32 coordinates of size 8
+    np.testing.assert_allclose(turned.images, expected, atol=1e-5)
+    np.testing.assert_array_equal(turned.labels, upright.labels)
+    assert upright.images.dtype == np.float32
+    assert (upright.images.min(), upright.images.max()) == (0, 1)
+    assert len(upright.images) == digits.EXAMPLES
+
+
+def test_classes_choose_members_only():
+    task = digits.load("digits 0-4")
+    np.testing.assert_array_equal(task.member, task.labels <= 4)
+    np.testing.assert_array_equal(task.images, digits.load().images)
+
+
+def test_splits_are_partitions_and_depend_on_seed_and_replicate():
+    split = digits.split(1, 3, train=1000, validation=300)
+    whole = np.concatenate(split, axis=1)
+    np.testing.assert_array_equal(np.sort(whole, axis=1), np.tile(np.arange(1797), (3, 1)))
+    assert [part.shape[1] for part in split] == [1000, 300, 497]
+    assert len({row.tobytes() for row in whole}) == 3
+    again = np.concatenate(digits.split(1, 3, train=1000, validation=300), axis=1)
+    np.testing.assert_array_equal(whole, again)
+    other = np.concatenate(digits.split(2, 3, train=1000, validation=300), axis=1)
+    assert (whole != other).any()
+
+
+def test_a_split_without_members_of_a_task_is_refused():
+    ones = np.flatnonzero(digits.load().labels == 1)[None]
+    tasks = [digits.load("digits 0-4"), digits.load("digits 5-9")]
+    assert digits.pick(tasks[:1], ones).images.shape == (1, 1, ones.size, 64)
+    with pytest.raises(ValueError, match="tasks: one has no digits in a split"):
+        digits.pick(tasks, ones)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seed", -1),
+        ("seed", 2**31),
+        ("replicates", 1),
+        ("tasks", ("rotate 20",)),
+        ("tasks", ("rotate 20", "rotate 20")),
+        ("tasks", ("rotate 20", "shear 3")),
+        ("widths", ()),
+        ("widths", (8, 0)),
+        ("train", 0),
+        ("validation", 0),
+        ("validation", 797),
+        ("batch", 0),
+        ("base_steps", 0),
+        ("tune_steps", -5),
+        ("base_rate", -0.1),
+        ("tune_rate", 0.0),
+        ("tune_rate", float("nan")),
+        ("momentum", 1.0),
+        ("density", 0.0),
+        ("density", 1.5),
+        ("scales", 1),
+        ("max_scale", float("inf")),
+        ("line_points", 1),
+    ],
+)
+def test_bad_fields_are_named(field, value):
+    with pytest.raises(ValueError, match=rf"^{field}") as caught:
+        dataclasses.replace(Config(), **{field: value})
+    if field != "tasks":
+        assert str(value) in str(caught.value)
+
+
+def _forward(params, x):
+    layers = params["params"]
+    for name in sorted(layers):
+        x = x @ layers[name]["kernel"] + layers[name]["bias"]
+        x = x if name == "out" else np.maximum(x, 0)
+    return x
+
+
+def _map(fn, *trees):
+    if isinstance(trees[0], dict):
+        return {key: _map(fn, *(tree[key] for tree in trees)) for key in trees[0]}
+    return fn(*trees)
+
+
+def _leaves(tree):
+    return [x for key in tree for x in _leaves(tree[key])] if isinstance(tree, dict) else [tree]
+
+
+def _accuracy(params, task, index):
+    chosen = index[task.member[index]]
+    return (_forward(params, task.images[chosen]).argmax(-1) == task.labels[chosen]).mean()
+
+
+def _ties(base, experts, density, scale):
+    deltas = [_map(np.subtract, expert, base) for expert in experts]
+    size = sum(x.size for x in _leaves(base))
+    kept = []
+    for delta in deltas:
+        flat = np.concatenate([np.abs(x).ravel() for x in _leaves(delta)])
+        threshold = np.sort(flat)[size - round(density * size)]
+        kept.append(_map(lambda x, t=threshold: np.where(np.abs(x) >= t, x, 0), delta))
+
+    def merge(b, *votes):
+        votes = np.stack(votes)
+        agree = (np.sign(votes) == np.sign(votes.sum(0))) & (votes != 0)
+        return b + scale * (votes * agree).sum(0) / np.maximum(agree.sum(0), 1)
+
+    return _map(merge, base, *kept)
+
+
+def test_every_model_is_graded_as_numpy_does(ran):
+    dataset, stages = ran
+    tasks = [digits.load(task) for task in SMALL.tasks]
+    split = digits.split(SMALL.seed, SMALL.replicates, train=SMALL.train, validation=300)
+    k = len(tasks)
+    for r in range(SMALL.replicates):
+        base = _map(lambda x, r=r: x[r], stages["pre-train the base"])
+        experts = [
+            _map(lambda x, r=r, i=i: x[r, i], stages["fine-tune the experts"]) for i in range(k)
+        ]
+        scale = dict(zip(dataset["merge"].values, dataset["chosen_scale"].values[r], strict=True))
+        arithmetic = _map(
+            lambda b, *e, s=scale["task arithmetic"]: b + s * (np.sum(e, axis=0) - k * b),
+            base,
+            *experts,
+        )
+        models = {
+            "base": base,
+            **{f"expert: {t}": e for t, e in zip(SMALL.tasks, experts, strict=True)},
+            "soup": _map(lambda *e: np.mean(e, axis=0), *experts),
+            "task arithmetic": arithmetic,
+            "TIES": _ties(base, experts, SMALL.density, scale["TIES"]),
+        }
+        assert list(models) == list(dataset["model"].values)
+        for name, params in models.items():
+            for task, name_of_task in zip(tasks, SMALL.tasks, strict=True):
+                found = dataset["accuracy"].sel(model=name, task=name_of_task)[r]
+                assert abs(found - _accuracy(params, task, split.test[r])) < ONE
+        middle = _map(lambda *e: np.mean(e, axis=0), *experts[:2])
+        for task, end in zip(tasks[:2], SMALL.tasks, strict=False):
+            found = dataset["line_accuracy"].sel(weight=0.5, end=end)[r]
+            assert abs(found - _accuracy(middle, task, split.test[r])) < ONE
+
+
+def test_the_chosen_scale_is_the_best_one(ran):
+    dataset, _ = ran
+    best = dataset["validation"].max("scale")
+    chosen = dataset["validation"].sel(scale=dataset["chosen_scale"])
+    np.testing.assert_array_equal(best, chosen)
+
+
+def test_the_line_starts_and_ends_at_the_experts(ran):
+    dataset, _ = ran
+    for i, weight in enumerate((0, -1)):
+        expert = f"expert: {SMALL.tasks[i]}"
+        accuracy = dataset["accuracy"].sel(model=expert, task=list(SMALL.tasks[:2])).values
+        for line in ("line_accuracy", "line_predicted", "line_chord"):
+            found = dataset[line].isel(weight=weight).values
+            np.testing.assert_allclose(found, accuracy, atol=ONE)
+
+
+def test_experts_learn_their_task(ran):
+    dataset, _ = ran
+    mean = dataset["accuracy"].mean("replicate")
+    for task in SMALL.tasks:
+        own = float(mean.sel(model=f"expert: {task}", task=task))
+        assert own > 0.8  # chance is 0.1 (0.2 among five classes known to be given)
+        if task.startswith("rotate"):
+            assert own > float(mean.sel(model="base", task=task)) + 0.1
+
+
+def test_only_linear_merges_are_predicted(ran):
+    dataset, _ = ran
+    known = np.isfinite(dataset["predicted"]).all(("replicate", "task"))
+    assert list(dataset["model"].values[known]) == ["soup", "task arithmetic"]

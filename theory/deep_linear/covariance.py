@@ -1,0 +1,198 @@
+"""Any covariance: risks from deterministic equivalents, n and d large together.
+
+Inputs x ~ N(0, Sigma). Everything is a function of the eigenvalues s_i of Sigma, of squared
+components in its eigenbasis, and of one number kappa(n, ridge), the ridge that the infinite-data
+problem would need: ridge = kappa (1 - df1(kappa)/n), df1 = sum s/(s + kappa). Objective
+|y - X b|^2 / n + ridge |b|^2 (ridge -> 0: gradient flow, minimum norm). Risk |b - beta_t|^2_Sigma.
+Relative errors are O(1/n) away from n = d; linear transfer is exact at any n.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from theory import problems
+from theory.deep_linear import risks
+from theory.deep_linear.overlaps import null_scale
+
+Spectrum = Float[Array, " d"]
+
+
+def power_law(d: int, exponent: ArrayLike) -> Spectrum:
+    """Eigenvalues i^(-exponent), scaled to mean 1."""
+    if d < 1:
+        raise ValueError(f"d must be at least 1; got {d}")
+    s = jnp.arange(1, d + 1, dtype=float) ** -jnp.asarray(exponent, dtype=float)
+    return s / s.mean()
+
+
+def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
+    """kappa >= ridge with ridge = kappa (1 - df1(kappa)/n), for n samples; 0 where nothing is left
+    (ridge = 0, n >= rank).
+
+    log kappa - log(ridge + kappa df1(kappa)/n) increases with kappa: Newton in log kappa,
+    safeguarded by bisection, up to ridge + trace/n. Broadcasts over n and ridge; implicit
+    derivatives.
+    """
+    s = _check_spectrum(eigenvalues)
+    problems.check("n", n, lambda n: (n > 0) & (n < np.inf), "a finite number of samples > 0")
+    problems.check("ridge", ridge, lambda r: (r >= 0) & (r < np.inf), "finite and >= 0")
+    n, ridge = jnp.broadcast_arrays(jnp.asarray(n, dtype=float), jnp.asarray(ridge, dtype=float))
+
+    def slack(x: Array, s: Array, n: Array, ridge: Array) -> tuple[Array, Array]:
+        """log kappa - log(ridge + kappa df1/n) at x = log kappa, and its derivative, in (0, 1]."""
+        kappa = jnp.exp(x)
+        share = s / (s + kappa[..., None])
+        right = ridge + kappa * share.sum(-1) / n
+        return x - jnp.log(right), 1 - kappa * (share**2).sum(-1) / n / right
+
+    top = jnp.log(ridge + s.sum() / n)
+    bottom = top + jnp.log(jnp.finfo(top.dtype).eps) * 2
+
+    def step(_, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        x, low, high = state
+        value, slope = slack(x, s, n, ridge)
+        low, high = jnp.where(value < 0, x, low), jnp.where(value < 0, high, x)
+        newton = x - value / jnp.maximum(slope, jnp.finfo(x.dtype).tiny)
+        inside = (newton > low) & (newton < high)
+        return jnp.where(inside, newton, (low + high) / 2), low, high
+
+    x, low, _ = jax.lax.fori_loop(0, 40, step, ((top + bottom) / 2, bottom, top))
+    found = (low > bottom) | (ridge > 0)
+    x = jax.lax.stop_gradient(x)
+    value, slope = slack(x, s, n, ridge)
+    slope = jax.lax.stop_gradient(jnp.where(found, slope, 1.0))
+    # The value is 0 at the root: this step carries the derivative of the implicit function.
+    return jnp.where(found, jnp.exp(x - jnp.where(found, value, 0.0) / slope), 0.0)
+
+
+class Equivalent(NamedTuple):
+    """Deterministic equivalents at one (spectrum, n, ridge); arrays broadcast over n and ridge."""
+
+    eigenvalues: Spectrum
+    n: Array
+    kappa: Array
+
+    @property
+    def df2(self) -> Array:
+        return (self._share() ** 2).sum(-1)
+
+    def risk(self, offset2: Float[Array, " d"], sigma: ArrayLike) -> Array:
+        """E|b - beta_t|^2_Sigma of an estimator started (centred) at beta_0; `offset2` holds the
+        squared eigencomponents of beta_t - beta_0. inf where df2 reaches n."""
+        missed = (self.eigenvalues * (1 - self._share()) ** 2 * offset2).sum(-1)
+        room = 1 - self.df2 / self.n
+        sigma = jnp.asarray(sigma, dtype=float)
+        top = missed + sigma**2 * self.df2 / self.n
+        return jnp.where(room > 0, top / jnp.where(room > 0, room, 1.0), jnp.inf)
+
+    def unseen(self, beta2: Float[Array, " d"]) -> Array:
+        """E beta^T (I - P) beta, P on the row space of X (ridge = 0)."""
+        return ((1 - self._share()) * beta2).sum(-1)
+
+    def fit_size(self, beta2: Float[Array, " d"], sigma: ArrayLike) -> Array:
+        """E|X^+ y|^2 for n < rank (ridge = 0)."""
+        sigma = jnp.asarray(sigma, dtype=float)
+        return (self._share() * beta2).sum(-1) + sigma**2 / self.kappa
+
+    def _share(self) -> Array:
+        return self.eigenvalues / (self.eigenvalues + self.kappa[..., None])
+
+
+def equivalent(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0) -> Equivalent:
+    """The deterministic equivalent of n samples with these eigenvalues of Sigma."""
+    kappa = effective_ridge(eigenvalues, n, ridge)
+    return Equivalent(
+        jnp.asarray(eigenvalues, dtype=float),
+        jnp.broadcast_to(jnp.asarray(n, dtype=float), kappa.shape),
+        kappa,
+    )
+
+
+def scratch_risk(
+    eigenvalues: Spectrum,
+    beta_t: Spectrum,
+    n: ArrayLike,
+    sigma: ArrayLike,
+    ridge: ArrayLike = 0.0,
+) -> Array:
+    """Risk of (ridge) regression; `beta_t` in the eigenbasis of Sigma."""
+    _check_vectors(eigenvalues, beta_t=beta_t)
+    problems.check_sigma(sigma)
+    return equivalent(eigenvalues, n, ridge).risk(jnp.asarray(beta_t) ** 2, sigma)
+
+
+def fine_tune_risk(
+    eigenvalues: Spectrum,
+    beta_s: Spectrum,
+    beta_t: Spectrum,
+    n: ArrayLike,
+    sigma: ArrayLike,
+    depth: ArrayLike = 2,
+) -> Array:
+    """Risk of X^+ y + c (I - P) beta_s with c at its deterministic value: fine-tuning all layers,
+    i.e. regression started at c beta_s. From n = rank on, the source is forgotten."""
+    _check_vectors(eigenvalues, beta_s=beta_s, beta_t=beta_t)
+    problems.check_sigma(sigma)
+    problems.check_depth(depth)
+    beta_s, beta_t = jnp.asarray(beta_s, dtype=float), jnp.asarray(beta_t, dtype=float)
+    at = equivalent(eigenvalues, n)
+    size2 = beta_s @ beta_s
+    below = at.kappa > 0
+    kappa = jnp.where(below, at.kappa, 1.0)
+    p = at._replace(kappa=kappa).fit_size(beta_t**2, sigma) / size2
+    c = jnp.where(below, null_scale(p, at.unseen(beta_s**2) / size2, depth), 1.0)
+    return at.risk((beta_t - c[..., None] * beta_s) ** 2, sigma)
+
+
+def linear_transfer_risk(
+    eigenvalues: Spectrum,
+    beta_s: Spectrum,
+    beta_t: Spectrum,
+    n: ArrayLike,
+    sigma: ArrayLike,
+) -> Array:
+    """Risk of refitting the scale of beta_s, exact for n > 2: the isotropic law at the angle in the
+    Sigma inner product and in units of |beta_t|_Sigma."""
+    _check_vectors(eigenvalues, beta_s=beta_s, beta_t=beta_t)
+    theta, size2 = sigma_angle(eigenvalues, beta_s, beta_t)
+    relative = jnp.asarray(sigma, dtype=float) / jnp.sqrt(size2)
+    return size2 * risks.linear_transfer_risk(n, theta, relative)
+
+
+def sigma_angle(eigenvalues: Spectrum, beta_s: Spectrum, beta_t: Spectrum) -> tuple[Array, Array]:
+    """Angle between the tasks in the inner product of Sigma, and |beta_t|^2_Sigma."""
+    s, source, target = (jnp.asarray(v, dtype=float) for v in (eigenvalues, beta_s, beta_t))
+    inner, ss, tt = (s * source * target).sum(), (s * source**2).sum(), (s * target**2).sum()
+    residual = target - inner / ss * source
+    sine2 = (s * residual**2).sum()  # no cancellation at small angles
+    return jnp.arctan2(jnp.sqrt(sine2), inner / jnp.sqrt(ss)), tt
+
+
+def _check_spectrum(eigenvalues: ArrayLike) -> Array:
+    s = jnp.asarray(eigenvalues, dtype=float)
+    if s.ndim != 1 or s.size == 0:
+        raise ValueError(f"eigenvalues must be a vector of Sigma's eigenvalues; got {s.shape}")
+    problems.check("eigenvalues", s, lambda v: (v >= 0) & (v < np.inf), "finite and >= 0")
+    known = problems.concrete(s)
+    if known is not None and not known.any():
+        raise ValueError("eigenvalues must not all be 0")
+    return s
+
+
+def _check_vectors(eigenvalues: ArrayLike, **vectors: ArrayLike) -> None:
+    shape = jnp.shape(eigenvalues)
+    for name, vector in vectors.items():
+        if jnp.shape(vector) != shape:
+            raise ValueError(
+                f"{name} must have shape {shape}, as eigenvalues; got {jnp.shape(vector)}"
+            )
+        problems.check(name, vector, np.isfinite, "finite")
+    if "beta_s" in vectors:
+        problems.check(
+            "|beta_s|", jnp.linalg.norm(jnp.asarray(vectors["beta_s"])), lambda v: v > 0, "positive"
+        )

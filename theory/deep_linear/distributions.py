@@ -1,0 +1,146 @@
+"""The distribution, not only the mean, of a risk over data sets; exact at finite n and d.
+
+For Gaussian X and unit tasks (features-are-fate Section 3, made exact):
+  scratch, n < d:    Beta((d-n)/2, n/2) + sigma^2 chi^2_n / chi^2_{d-n+1}, independent
+  scratch, n >= d:   sigma^2 chi^2_d / chi^2_{n-d+1}
+  linear transfer:   sin^2 + (sigma^2 + sin^2) F_{1,n} / n
+All are shift + Beta + scale * chi^2_a / chi^2_b, which is one `RiskLaw`. Fine-tuning has no such
+form: sample it with `overlaps_law(...).fine_tune(...)`.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import betainc, betaln
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from theory import problems
+
+
+class RiskLaw(NamedTuple):
+    """shift + Beta(missed / 2, seen / 2) + scale * chi^2_top / chi^2_bottom, independent terms.
+
+    missed = 0: the Beta is 0. All fields broadcast; methods return arrays of the broadcast shape.
+    """
+
+    shift: Array
+    missed: Array
+    seen: Array
+    scale: Array
+    top: Array
+    bottom: Array
+
+    def mean(self) -> Array:
+        """inf where the noise term has none (bottom <= 2)."""
+        ratio = _finite(self.bottom > 2, lambda m: self.top / (m - 2), self.bottom)
+        return self.shift + self._beta_mean() + self._scaled(self.scale, ratio)
+
+    def variance(self) -> Array:
+        """inf where the noise term has none (bottom <= 4)."""
+        a, b = self.missed / 2, self.seen / 2
+        beta = a * b / ((a + b) ** 2 * (a + b + 1))
+        n = self.top
+        ratio = _finite(
+            self.bottom > 4,
+            lambda m: 2 * n * (n + m - 2) / ((m - 2) ** 2 * (m - 4)),
+            self.bottom,
+        )
+        return beta + self._scaled(self.scale**2, ratio)
+
+    def cdf(self, risk: ArrayLike) -> Array:
+        """P(R <= risk): incomplete beta functions, averaged over the Beta term by Gauss-Legendre
+        quadrature in phi, Beta = sin^2 phi, where its density is smooth (128 nodes)."""
+        rest = jnp.asarray(risk, dtype=float) - self.shift
+        noisy = self.scale > 0
+        scale = jnp.where(noisy, self.scale, 1.0)
+        m, n = self.bottom, self.top
+
+        def below(x: Array, scale: Array, n: Array, m: Array) -> Array:
+            x = jnp.maximum(x, 0) / scale
+            return betainc(n / 2, m / 2, x / (1 + x))
+
+        plain = jnp.where(noisy, below(rest, scale, n, m), (rest >= 0).astype(scale.dtype))
+        has_beta = self.missed > 0
+        a, b = jnp.where(has_beta, self.missed, 1.0) / 2, self.seen / 2
+        alone = betainc(a, b, jnp.clip(rest, 0, 1))
+        nodes, weights = (jnp.asarray(v, scale.dtype) for v in np.polynomial.legendre.leggauss(128))
+        end = jnp.arcsin(jnp.sqrt(jnp.clip(rest, 0, 1)))[..., None]
+        phi, w = end * (nodes + 1) / 2, end * weights / 2
+        a, b, scale, n, m = (jnp.expand_dims(v, -1) for v in (a, b, scale, n, m))
+        sine, cosine = jnp.sin(phi), jnp.cos(phi)
+        density = 2 * jnp.exp(
+            (2 * a - 1) * jnp.log(sine) + (2 * b - 1) * jnp.log(cosine) - betaln(a, b)
+        )
+        mixed = jnp.sum(w * density * below(rest[..., None] - sine**2, scale, n, m), axis=-1)
+        return jnp.where(has_beta, jnp.where(noisy, mixed, alone), plain)
+
+    def quantile(self, probability: ArrayLike) -> Array:
+        """The risk that is not exceeded with this probability, in (0, 1); by bisection of `cdf`."""
+        problems.check(
+            "probability", probability, lambda p: (p > 0) & (p < 1), "strictly between 0 and 1"
+        )
+        p, *_ = jnp.broadcast_arrays(jnp.asarray(probability, dtype=float), self.shift, self.scale)
+        # In y = log(risk - shift); the tail of chi^2 / chi^2_1 is heavy, hence the wide bracket.
+        low, high = jnp.full_like(p, -80.0), jnp.full_like(p, 80.0)
+
+        def halve(_, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+            low, high = bracket
+            middle = (low + high) / 2
+            small = self.cdf(self.shift + jnp.exp(middle)) < p
+            return jnp.where(small, middle, low), jnp.where(small, high, middle)
+
+        low, high = jax.lax.fori_loop(0, 60, halve, (low, high))
+        return self.shift + jnp.exp((low + high) / 2)
+
+    def sample(self, key: Array, draws: int) -> Array:
+        """Independent risks [draws, ...]."""
+        shape = (draws, *jnp.broadcast_shapes(*(jnp.shape(v) for v in self)))
+        first, second, third, fourth = jax.random.split(key, 4)
+        noise = jax.random.chisquare(first, self.top, shape) / jax.random.chisquare(
+            second, self.bottom, shape
+        )
+        missed = 2 * jax.random.gamma(third, jnp.where(self.missed > 0, self.missed, 1) / 2, shape)
+        seen = 2 * jax.random.gamma(fourth, self.seen / 2, shape)
+        beta = jnp.where(self.missed > 0, missed / (missed + seen), 0.0)
+        return self.shift + beta + self.scale * noise
+
+    def _beta_mean(self) -> Array:
+        return self.missed / (self.missed + self.seen)
+
+    @staticmethod
+    def _scaled(scale: Array, moment: Array) -> Array:
+        return jnp.where(scale > 0, scale * moment, 0.0)
+
+
+def scratch_law(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> RiskLaw:
+    """Law of the risk of training from scratch on n >= 1 samples in d >= 1 dimensions."""
+    _check_counts("n", n)
+    _check_counts("d", d)
+    problems.check_sigma(sigma)
+    n, d, sigma = jnp.broadcast_arrays(*(jnp.asarray(v, dtype=float) for v in (n, d, sigma)))
+    missed = jnp.maximum(d - n, 0.0)
+    return RiskLaw(jnp.zeros_like(n), missed, n, sigma**2, jnp.minimum(n, d), jnp.abs(n - d) + 1)
+
+
+def linear_transfer_law(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> RiskLaw:
+    """Law of the risk of linear transfer on n >= 1 samples."""
+    _check_counts("n", n)
+    problems.check_theta(theta)
+    problems.check_sigma(sigma)
+    n, theta, sigma = jnp.broadcast_arrays(
+        *(jnp.asarray(v, dtype=float) for v in (n, theta, sigma))
+    )
+    missed2 = jnp.sin(theta) ** 2
+    zero, one = jnp.zeros_like(n), jnp.ones_like(n)
+    return RiskLaw(missed2, zero, one, missed2 + sigma**2, one, n)
+
+
+def _check_counts(name: str, value: ArrayLike) -> None:
+    problems.check(name, value, lambda v: (v >= 1) & (v < np.inf), "a finite count >= 1")
+
+
+def _finite(exists: Array, moment, degrees: Array) -> Array:
+    return jnp.where(exists, moment(jnp.where(exists, degrees, 10.0)), jnp.inf)
