@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import textwrap
+import zlib
 
 import chex
 import jax
@@ -139,7 +140,11 @@ def test_wide_counts_agree_with_integers():
     draw = random.Random(0)
     numbers = [0, 1, 2**16 - 1, 2**16, 2**32 - 1, 2**32, 2**40 + 5]
     numbers += [draw.randrange(2**47) for _ in range(20)]
-    value = lambda w: int(w.hi) * 2**16 + int(w.lo)  # noqa: E731
+
+    def value(w):
+        assert int(w.lo) < 2**16
+        return int(w.hi) * 2**16 + int(w.lo)
+
     for a in numbers:
         assert value(selection.wide(a)) == a
         for b in numbers:
@@ -256,6 +261,10 @@ def test_every_generator_draws_alike_whatever_the_number_of_models(impl):
     weight = drop(0.3, key)(TaskVectors({"a": delta}, {"a": jnp.ones((4, 1))})).weight["a"]
     two = drop(0.3, key)(TaskVectors({"a": delta[:2]}, {"a": jnp.ones((2, 1))})).weight["a"]
     chex.assert_trees_all_equal(two, weight[:2])
+    here = jax.random.fold_in(key, np.uint32(zlib.crc32(b"a")))
+    for k in range(4):  # what fold_in says, drawn alone
+        want = jax.random.bernoulli(jax.random.fold_in(here, k), jnp.float32(0.7), (4096,))
+        np.testing.assert_array_equal(weight[k] != 0, want)
     # null: Bernoulli(.7) per model, independent between models: six pairs, |z| < 4
     x = np.asarray(weight)
     assert np.abs((x.mean(1) - 0.7) / np.sqrt(0.21 / 4096)).max() < 4

@@ -1,0 +1,179 @@
+"""The k largest of many entries, exactly, by counting instead of sorting.
+
+The bit pattern of a non-negative float is an integer in the same order. Its 16-bit digits are found
+from the top by histograms: the k-th largest key has the largest digit that k entries reach. What
+one leaf contributes is a histogram, and histograms add up, so a threshold over a whole model costs
+one visit to each leaf per digit, in any order. Keys equal to the threshold are taken by position.
+Every array has a leading task axis, and each task has a threshold of its own."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, auto_axes
+from jaxtyping import Array, Bool, Float, UInt
+
+__all__ = [
+    "Wide",
+    "add",
+    "equal",
+    "histogram",
+    "least",
+    "less",
+    "locate",
+    "magnitude",
+    "occurrences",
+    "start",
+    "subtract",
+    "take",
+    "wide",
+]
+
+BINS = 1 << 16
+
+
+class Wide(NamedTuple):
+    """A count hi * 2**16 + lo in two uint32, lo < 2**16: models outgrow 32 bits, JAX's default."""
+
+    hi: UInt[Array, "..."]
+    lo: UInt[Array, "..."]
+
+
+def _carry(hi: Array, lo: Array) -> Wide:
+    return Wide(hi + (lo >> 16), lo & (BINS - 1))
+
+
+def wide(n: int) -> Wide:
+    """`n` < 2**48 as a Wide."""
+    return Wide(jnp.uint32(n >> 16), jnp.uint32(n % BINS))
+
+
+def add(a: Wide, b: Wide) -> Wide:
+    return _carry(a.hi + b.hi, a.lo + b.lo)
+
+
+def subtract(a: Wide, b: Wide) -> Wide:
+    """a - b for a >= b."""
+    return _carry(a.hi - b.hi - 1, a.lo - b.lo + BINS)
+
+
+def less(a: Wide, b: Wide) -> Bool[Array, "..."]:
+    return (a.hi < b.hi) | ((a.hi == b.hi) & (a.lo < b.lo))
+
+
+def least(a: Wide, b: Wide) -> Wide:
+    return Wide(*(jnp.where(less(a, b), x, y) for x, y in zip(a, b, strict=True)))
+
+
+def occurrences(mask: Bool[Array, "..."], axis: Sequence[int] | None = None) -> Wide:
+    """How often `mask` is True along `axis`, of fewer than 2**32 entries."""
+    return _carry(jnp.uint32(0), mask.sum(axis, dtype=jnp.uint32))
+
+
+@jax.jit
+def magnitude(
+    delta: Float[Array, "task ..."], weight: Float[Array, "task ..."]
+) -> UInt[Array, "task ..."]:
+    """|delta| as integers in the same order; those who abstain are worth 0.
+
+    In float64 where JAX has it, so that float32 and float64 leaves share one scale.
+    """
+    size = lax.stop_gradient(jnp.where(weight != 0, jnp.abs(delta), 0))
+    size = size.astype(jnp.result_type(float))
+    return lax.bitcast_convert_type(size, _unsigned(size.dtype))
+
+
+def start() -> tuple[UInt[Array, ""], int]:
+    """The empty prefix of a magnitude, and the position in bits of its first digit."""
+    dtype = _unsigned(jnp.result_type(float))
+    return jnp.zeros((), dtype), 8 * dtype.itemsize - 16
+
+
+def _unsigned(dtype: jnp.dtype) -> jnp.dtype:
+    return jnp.dtype(f"uint{8 * dtype.itemsize}")
+
+
+@functools.partial(jax.jit, static_argnames="shift")
+def histogram(keys: UInt[Array, "task ..."], prefix: UInt[Array, "#task"], shift: int) -> Wide:
+    """How many keys that begin with `prefix` have which 16-bit digit at bit `shift`, [task, 65536].
+
+    ValueError for leaves of 2**32 entries and more.
+    """
+    if math.prod(keys.shape[1:]) >= 1 << 32:
+        raise ValueError(f"cannot count a leaf of shape {keys.shape[1:]}: expected < 2**32 entries")
+
+    def one(pair: tuple[Array, Array]) -> Array:
+        key, head = pair
+        rest = key >> shift
+        digit = jnp.where(rest >> 16 == head, rest & (BINS - 1), BINS)  # BINS is dropped
+        return jnp.zeros(BINS, jnp.uint32).at[digit].add(jnp.uint32(1), mode="drop")
+
+    def each(*pairs: Array) -> Array:  # not vmap: a batched scatter is several times slower on CPUs
+        return lax.map(one, pairs)
+
+    whole = NamedSharding(jax.typeof(keys).sharding.mesh, PartitionSpec())
+    counts = _automatic(each, whole)(keys, jnp.broadcast_to(prefix, keys.shape[:1]))
+    return _carry(jnp.uint32(0), counts)
+
+
+@jax.jit
+def locate(counts: Wide, prefix: UInt[Array, "#task"], rank: Wide) -> tuple[Array, Wide]:
+    """The prefix longer by the digit of the rank-th largest key, and that key's rank under it.
+
+    Rank 0 has no key: its digits are all ones, above every key that occurs.
+    """
+    rank = Wide(*(jnp.broadcast_to(part, counts.lo.shape[:1])[:, None] for part in rank))
+    reach = _carry(*(jnp.cumsum(part[:, ::-1], 1)[:, ::-1] for part in counts))
+    digit = (~less(reach, rank)).sum(1, keepdims=True) - 1
+    at, inside = (Wide(*(jnp.take_along_axis(c, digit, 1) for c in n)) for n in (reach, counts))
+    rank = subtract(rank, subtract(at, inside))
+    return prefix << 16 | digit[:, 0].astype(prefix.dtype), Wide(rank.hi[:, 0], rank.lo[:, 0])
+
+
+@jax.jit
+def equal(keys: UInt[Array, "task ..."], threshold: UInt[Array, "task"]) -> Wide:
+    """How many keys of each task equal its threshold."""
+    return occurrences(keys == _beside(threshold, keys), range(1, keys.ndim))
+
+
+@jax.jit
+def take(
+    keys: UInt[Array, "task ..."], threshold: UInt[Array, "task"], ties: Wide
+) -> Bool[Array, "task ..."]:
+    """Keys above `threshold`, and the first `ties` of those equal to it in row-major order."""
+    if keys.size == 0:
+        return keys > 0
+    like = jax.typeof(keys).sharding
+    return _automatic(_take, like)(keys, threshold, ties.hi << 16 | ties.lo)
+
+
+def _take(keys: Array, threshold: Array, ties: Array) -> Array:
+    tasks, *rows, columns = (*keys.shape, 1) if keys.ndim == 1 else keys.shape
+    equal = (keys == _beside(threshold, keys)).reshape(tasks, math.prod(rows), columns)
+    row, left = _reach(equal.sum(2, dtype=jnp.uint32), ties)
+    column, _ = _reach(jnp.take_along_axis(equal, row[:, None, None], 1)[:, 0], left)
+    end = row * columns + column + (ties > 0)
+    index = lax.iota(jnp.uint32, equal[0].size).reshape(keys.shape[1:])
+    tied = equal.reshape(keys.shape) & (index < _beside(end, keys))
+    return (keys > _beside(threshold, keys)) | tied
+
+
+def _reach(counts: Array, target: Array) -> tuple[Array, Array]:
+    """Where the running sum of `counts` reaches `target`, and what is left of it just before."""
+    running = jnp.cumsum(counts, 1, dtype=jnp.uint32)
+    at = (running < target[:, None]).sum(1, dtype=jnp.uint32)
+    before = jnp.take_along_axis(running - counts, at[:, None], 1)[:, 0]
+    return at, target - before
+
+
+def _automatic(f: Callable[..., Array], out: Sharding) -> Callable[..., Array]:
+    """`f` with its shardings left to the compiler, also on a mesh of explicit axes."""
+    return cast(Callable[..., Array], auto_axes(f, out_sharding=out))
+
+
+def _beside(per_task: Array, leaf: Array) -> Array:
+    return per_task.reshape(-1, *(1,) * (leaf.ndim - 1))

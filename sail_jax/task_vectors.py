@@ -1,0 +1,322 @@
+"""A merge is votes, rules, and one count.
+
+Each model votes for a change of the base at every entry of every leaf, with a weight that says
+how much it counts there. A rule edits votes, a count sums them up, and `apply` adds the outcome
+to the base. Values (finiteness, equality of integer leaves) are checked wherever arrays are
+concrete and taken on trust while they are traced; structure, shapes and dtypes always are checked.
+"""
+
+import fnmatch
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, PyTree
+
+from .trees import leaf_paths
+
+__all__ = [
+    "Chain",
+    "Count",
+    "Fold",
+    "Leafwise",
+    "Masked",
+    "Rule",
+    "TaskVectors",
+    "Weights",
+    "apply",
+    "chain",
+    "check_scalar",
+    "known",
+    "masked",
+    "origin",
+    "tally",
+    "task_vectors",
+    "task_weights",
+]
+
+
+class TaskVectors(NamedTuple):
+    """The votes of M models on every leaf; entries with weight 0 abstain.
+
+    delta: what each model proposes, theta_k - base, [task, ...], float32 (float64 if a model is).
+    weight: how much it counts there, broadcastable to delta; [task, 1, ...] to begin with.
+    Leaves that are not floating are None in both trees, so that no rule sees them.
+    """
+
+    delta: PyTree
+    weight: PyTree
+
+
+Rule = Callable[[TaskVectors], TaskVectors]
+Count = Callable[[TaskVectors], PyTree]  # the only place where the task axis disappears
+Weights = Float[ArrayLike, "task"] | Sequence[float] | None
+
+
+def _votes(vectors: TaskVectors) -> list[tuple[str, Array, Array]]:
+    delta, treedef = jax.tree.flatten(vectors.delta)
+    weight = treedef.flatten_up_to(vectors.weight)
+    return list(zip(leaf_paths(vectors.delta), delta, weight, strict=True))
+
+
+@dataclass(frozen=True)
+class Leafwise:
+    """A rule that needs one leaf at a time: `(path, delta, weight) -> (delta, weight)`."""
+
+    leaf: Callable[[str, Array, Array], tuple[Array, Array]]
+
+    def __call__(self, vectors: TaskVectors) -> TaskVectors:
+        treedef = jax.tree.structure(vectors.delta)
+        new = [self.leaf(*vote) for vote in _votes(vectors)]
+        return TaskVectors(*(treedef.unflatten(column[i] for column in new) for i in range(2)))
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A rule that needs a statistic of all leaves: summarise each, add up, then go on as `then`.
+
+    `summary(path, delta, weight)` is what one leaf contributes and `add` an associative and
+    commutative sum, so the leaves may be visited in any order, on any device, one at a time;
+    `then(sum)` is again a rule, a `Leafwise` at last. A tree without leaves is left alone.
+    """
+
+    summary: Callable[[str, Array, Array], Any]
+    add: Callable[[Any, Any], Any]
+    then: Callable[[Any], Rule]
+
+    def __call__(self, vectors: TaskVectors) -> TaskVectors:
+        parts = [self.summary(*vote) for vote in _votes(vectors)]
+        return self.then(functools.reduce(self.add, parts))(vectors) if parts else vectors
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Rules applied from left to right."""
+
+    rules: tuple[Rule, ...]
+
+    def __call__(self, vectors: TaskVectors) -> TaskVectors:
+        return functools.reduce(lambda votes, rule: rule(votes), self.rules, vectors)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A rule confined to the leaves whose path is chosen, which are all it sees."""
+
+    rule: Rule
+    chosen: Callable[[str], bool]
+
+    def __call__(self, vectors: TaskVectors) -> TaskVectors:
+        paths = leaf_paths(vectors.delta)
+        picks = [self.chosen(path) for path in paths]
+        if not any(picks):
+            raise ValueError(f"masked: the predicate chooses none of the leaves {_some(paths)}")
+
+        def select(tree: PyTree) -> PyTree:
+            leaves, treedef = jax.tree.flatten(tree)
+            pairs = zip(leaves, picks, strict=True)
+            return treedef.unflatten(leaf if pick else None for leaf, pick in pairs)
+
+        edited = self.rule(TaskVectors(*map(select, vectors)))
+        return jax.tree.map(
+            lambda new, old: old if new is None else new, edited, vectors, is_leaf=_is_none
+        )
+
+
+def chain(*rules: Rule) -> Rule:
+    """The rule that applies `rules` from left to right; `chain()` changes nothing."""
+    return Chain(rules)
+
+
+def masked(rule: Rule, predicate: str | Callable[[str], bool]) -> Rule:
+    """`rule` applied to the leaves whose path satisfies `predicate`; the others keep their votes.
+
+    A string is a glob pattern, matched with case; `*` crosses "/". A tree-scope rule takes its
+    statistic over the chosen leaves. Choosing no leaf at all is a ValueError on application.
+    """
+    if isinstance(predicate, str):
+        return Masked(rule, functools.partial(_glob, predicate))
+    return Masked(rule, predicate)
+
+
+def _glob(pattern: str, path: str) -> bool:
+    return fnmatch.fnmatchcase(path, pattern)
+
+
+def task_vectors(
+    models: Sequence[PyTree],
+    base: PyTree | None,
+    weights: Weights = None,
+    normalize: bool = False,
+) -> TaskVectors:
+    """The votes theta_k - base, stacked on a leading task axis in float32 (float64 where given).
+
+    models: pytrees with the leaf paths and shapes of `base` (containers may differ, as may
+    floating dtypes). Integer and bool leaves take no part and must equal the base's.
+    weights, normalize: as in `task_weights`.
+
+    Raises ValueError for no models, other leaves, shapes or weights than expected, non-finite
+    values and unequal integer leaves; TypeError for dtypes that cannot be merged and for a
+    missing base. Messages name the model and the leaf.
+    """
+    if isinstance(models, str) or not isinstance(models, Sequence):
+        raise TypeError(f"models: expected a sequence of pytrees, got {type(models).__name__}")
+    if not models:
+        raise ValueError("models: expected at least one, got none")
+    if base is None:
+        raise TypeError("base: expected the pytree that the models were tuned from, got None")
+    paths, treedef = leaf_paths(base), jax.tree.structure(base)
+    named = {**{f"model {k}": model for k, model in enumerate(models)}, "base": base}
+    columns = {name: _column(name, tree, paths) for name, tree in named.items()}
+    for name, column in columns.items():
+        _check_like(name, column, columns["base"], paths)
+    w = task_weights(weights, len(models), normalize)
+
+    def vote(*leaves: Array) -> tuple[Array | None, Array | None]:
+        if not _floating(leaves[-1]):
+            return None, None
+        dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in leaves) else jnp.float32
+        *tuned, start = (x.astype(dtype) for x in leaves)
+        return jnp.stack(tuned) - start, w.astype(dtype).reshape(-1, *(1,) * start.ndim)
+
+    votes = [vote(*leaves) for leaves in zip(*columns.values(), strict=True)]
+    return TaskVectors(*(treedef.unflatten(pair[i] for pair in votes) for i in range(2)))
+
+
+def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> PyTree:
+    """base + scale * update, computed in the update's dtype and cast once to the base's.
+
+    Leaves without an update (None) are the base's. ValueError unless `scale` is a finite scalar.
+    """
+    check_scalar("scale", scale, np.isfinite, "a finite number")
+
+    def step(change: Array | None, leaf: Any) -> Any:
+        if change is None:
+            return leaf if leaf is None else jnp.asarray(leaf)
+        leaf = jnp.asarray(leaf)
+        return (leaf.astype(change.dtype) + scale * change).astype(leaf.dtype)
+
+    return jax.tree.map(step, update, base, is_leaf=_is_none)
+
+
+def origin(tree: PyTree) -> PyTree:
+    """Zero in every floating leaf of `tree`, the other leaves as they are."""
+
+    def zero(leaf: Any) -> Any:
+        return jnp.zeros_like(leaf) if _floating(leaf) else leaf
+
+    return jax.tree.map(zero, tree)
+
+
+def task_weights(weights: Weights, tasks: int, normalize: bool = False) -> Float[Array, "task"]:
+    """One finite weight per model (1 by default), divided by their sum under `normalize`.
+
+    ValueError for another number of weights, values that are not finite, and under `normalize`
+    for a sum within rounding of 0.
+    """
+    try:
+        w = jnp.ones(tasks) if weights is None else jnp.asarray(weights, jnp.result_type(float))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"weights: expected {tasks} numbers, got {weights!r}") from error
+    if w.shape != (tasks,):
+        raise ValueError(f"weights: expected one per model, shape ({tasks},), got shape {w.shape}")
+    value = known(w)
+    if value is not None and not np.isfinite(value).all():
+        raise ValueError(f"weights: expected finite values, got {value.tolist()}")
+    if not normalize:
+        return w
+    if value is not None and abs(value.sum()) <= 10 * jnp.finfo(w.dtype).eps * abs(value).sum():
+        raise ValueError(f"weights: {value.tolist()} sum to 0 and cannot be normalised")
+    return w / w.sum()
+
+
+def tally(votes: Float[Array, "task ..."]) -> Float[Array, "..."]:
+    """The sum over models, one by one: XLA reduces a short leading axis far slower on CPUs."""
+    return functools.reduce(jnp.add, [votes[k] for k in range(votes.shape[0])])
+
+
+def known(x: ArrayLike | Sequence) -> np.ndarray | None:
+    """The value of `x`, or None while any of it is traced."""
+    try:
+        return np.asarray(x)
+    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
+        return None
+
+
+def check_scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> None:
+    """ValueError unless `x` is one real number and, when its value is known, `holds` of it."""
+    value = known(x)
+    fits = np.shape(x) == () and (value is None or (_real(value.dtype) and bool(holds(value))))
+    if not fits:
+        raise ValueError(f"{name}: expected {expected}, got {x!r}")
+
+
+def _real(dtype: Any) -> bool:
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool))
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _floating(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype, jnp.floating)
+
+
+def _some(paths: Sequence[str], limit: int = 5) -> str:
+    more = f" and {len(paths) - limit} more" if len(paths) > limit else ""
+    return ", ".join(map(repr, paths[:limit])) + more
+
+
+def _column(name: str, tree: PyTree, paths: Sequence[str]) -> list[Array]:
+    """The leaves of `tree` as arrays in the order of `paths`, found by path."""
+    leaves = dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))
+    missing = [path for path in paths if path not in leaves]
+    extra = list(leaves.keys() - set(paths))
+    if missing or extra:
+        faults = [("missing", missing), ("unexpected", sorted(extra))]
+        listed = "; ".join(f"{fault} {_some(found)}" for fault, found in faults if found)
+        raise ValueError(f"{name} has other leaves than expected: {listed}")
+    return [_array(f"{name}, leaf {path!r}", leaves[path]) for path in paths]
+
+
+def _array(where: str, leaf: Any) -> Array:
+    try:
+        array = jnp.asarray(leaf)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{where}: expected an array, got {type(leaf).__name__}") from error
+    if not _real(array.dtype):
+        raise TypeError(f"{where}: expected real numbers, integers or bools, got {array.dtype}")
+    return array
+
+
+def _check_like(
+    name: str, column: Sequence[Array], base: Sequence[Array], paths: Sequence[str]
+) -> None:
+    for path, leaf, like in zip(paths, column, base, strict=True):
+        where = f"{name}, leaf {path!r}"
+        if leaf.shape != like.shape:
+            raise ValueError(f"{where}: expected shape {like.shape}, got {leaf.shape}")
+        if _floating(leaf) != _floating(like):
+            raise TypeError(f"{where}: expected dtype {like.dtype}, got {leaf.dtype}")
+        if not _floating(leaf):
+            value, expected = known(leaf), known(like)
+            if value is not None and expected is not None and not np.array_equal(value, expected):
+                raise ValueError(
+                    f"{where}: {leaf.dtype} values differ from the base's; "
+                    "leaves that are not floating are copied, so they have to agree"
+                )
+    floats = [i for i, leaf in enumerate(column) if _floating(leaf)]
+    finite = known(_finite([column[i] for i in floats]))
+    if finite is not None and not finite.all():
+        path = paths[floats[int(np.argmin(finite))]]
+        raise ValueError(f"{name}, leaf {path!r}: expected finite values, got NaN or infinity")
+
+
+@jax.jit
+def _finite(leaves: list[Array]) -> Array:
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves], bool)

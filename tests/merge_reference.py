@@ -1,0 +1,127 @@
+"""The merging methods once more, from the papers' formulas: NumPy, loops, sorting, float64.
+
+Models are flat dictionaries path -> array. Only the deltas are rounded to float32 first, as they
+are stated to be, so that ties and thresholds mean the same; everything after is float64.
+"""
+
+import numpy as np
+
+
+def deltas(models, base):
+    return [
+        {p: (m[p].astype(np.float32) - base[p].astype(np.float32)).astype(float) for p in base}
+        for m in models
+    ]
+
+
+def weighing(weights, tasks, normalize):
+    w = np.ones(tasks) if weights is None else np.asarray(weights, float)
+    return w / w.sum() if normalize else w
+
+
+def top(delta, k):
+    """True at the k largest |entries| of a flat dictionary; equals by (path, flat index)."""
+    ranking = [
+        (-abs(value), path, index)
+        for path in delta
+        for index, value in enumerate(delta[path].reshape(-1))
+    ]
+    keep = {path: np.zeros(delta[path].size, bool) for path in delta}
+    for _, path, index in sorted(ranking)[:k]:
+        keep[path][index] = True
+    return {path: keep[path].reshape(delta[path].shape) for path in delta}
+
+
+def how_many(density, n):
+    return max(1, int(np.floor(density * n + 0.5)))
+
+
+def trimmed(delta, density, scope):
+    if scope == "tree":
+        keep = top(delta, how_many(density, sum(x.size for x in delta.values())))
+    else:
+        keep = {}
+        for path, x in delta.items():
+            keep |= top({path: x}, how_many(density, x.size))
+    return {path: np.where(keep[path], delta[path], 0.0) for path in delta}
+
+
+def elected(votes, weights, elect_by, tie):
+    """The sign +1, -1 or 0 (nobody) per entry."""
+    signs = {}
+    for path in votes[0]:
+        ballots = [
+            {"mass": v[path], "weighted": w * v[path], "count": np.sign(v[path])}[elect_by]
+            for v, w in zip(votes, weights, strict=True)
+        ]
+        signs[path] = np.sign(sum(ballots))
+    majority = np.sign(sum(s.sum() for s in signs.values()))
+    default = {"abstain": 0.0, "positive": 1.0, "majority": majority}[tie]
+    return {path: np.where(s == 0, default, s) for path, s in signs.items()}
+
+
+def agreed(votes, weights, elect_by, tie, normalize):
+    """TIES' disjoint merge, entry by entry."""
+    signs = elected(votes, weights, elect_by, tie)
+    merged = {}
+    for path, sign in signs.items():
+        out = np.zeros(sign.shape)
+        for index in np.ndindex(sign.shape):
+            terms, mass = [], []
+            for v, w in zip(votes, weights, strict=True):
+                side = np.sign(w) if elect_by == "weighted" else 1.0
+                if v[path][index] != 0 and np.sign(side * v[path][index]) == sign[index]:
+                    terms.append(w * v[path][index])
+                    mass.append(w)
+            if terms:
+                out[index] = sum(terms) / (sum(mass) if normalize else 1.0)
+        merged[path] = out
+    return merged
+
+
+def moved(base, update, scale):
+    return {p: base[p].astype(float) + scale * update[p] for p in base}
+
+
+def linear(models, base, weights, masks, normalize=True):
+    w = weighing(weights, len(models), normalize)
+    return {p: sum(wk * m[p].astype(float) for wk, m in zip(w, models, strict=True)) for p in base}
+
+
+def task_arithmetic(models, base, weights, masks, scale=1.0, normalize=False):
+    w = weighing(weights, len(models), normalize)
+    votes = deltas(models, base)
+    update = {p: sum(wk * v[p] for wk, v in zip(w, votes, strict=True)) for p in base}
+    return moved(base, update, scale)
+
+
+def ties(
+    models, base, weights, masks, density=0.2, scope="tree", elect_by="mass", tie="abstain",
+    normalize=True, scale=1.0,
+):  # fmt: skip
+    w = weighing(weights, len(models), normalize)
+    votes = [trimmed(d, density, scope) for d in deltas(models, base)]
+    return moved(base, agreed(votes, w, elect_by, tie, normalize), scale)
+
+
+def dropped(models, base, masks, density):
+    return [
+        {p: np.where(mask[p], d[p] / density, 0.0) for p in base}
+        for d, mask in zip(deltas(models, base), masks, strict=True)
+    ]
+
+
+def dare_linear(models, base, weights, masks, density=0.5, normalize=False, scale=1.0):
+    w = weighing(weights, len(models), normalize)
+    votes = dropped(models, base, masks, density)
+    update = {p: sum(wk * v[p] for wk, v in zip(w, votes, strict=True)) for p in base}
+    return moved(base, update, scale)
+
+
+def dare_ties(
+    models, base, weights, masks, density=0.5, elect_by="mass", tie="abstain", normalize=True,
+    scale=1.0,
+):  # fmt: skip
+    w = weighing(weights, len(models), normalize)
+    votes = dropped(models, base, masks, density)
+    return moved(base, agreed(votes, w, elect_by, tie, normalize), scale)
