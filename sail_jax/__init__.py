@@ -11,7 +11,7 @@ from sail_jax.change_basis import change_basis
 from sail_jax.families import NONLINEARITIES, Family
 from sail_jax.maps import Selection, SpaceMap, classify, compose, defect, identity, invert, select
 from sail_jax.spaces import Spec, spec
-from sail_jax.task_vectors import Count, Rule, TaskVectors, apply, chain, masked, task_vectors
+from sail_jax.task_vectors import Count, Rule, TaskVectors, apply, chain, masked
 
 __all__ = [
     "NONLINEARITIES",
@@ -41,5 +41,4 @@ __all__ = [
     "rules",
     "select",
     "spec",
-    "task_vectors",
 ]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .task_vectors import TaskVectors, tally
+from sail_jax.task_vectors import TaskVectors, tally
 
 __all__ = ["average", "total"]
 

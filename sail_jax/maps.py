@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
+from sail_jax.checks import concrete
 from sail_jax.families import Family
 
 __all__ = [
@@ -22,7 +23,6 @@ __all__ = [
     "along",
     "classify",
     "compose",
-    "concrete",
     "defect",
     "identity",
     "invert",
@@ -303,14 +303,6 @@ def classify(m: SpaceMap) -> Family:
     for family, holds in facts.items():
         found |= family if holds else Family.LINEAR
     return found
-
-
-def concrete(x: Any) -> np.ndarray | None:
-    """The values of x, or None where it is traced."""
-    try:
-        return np.asarray(x)
-    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
-        return None
 
 
 def _host(m: SpaceMap) -> tuple[np.ndarray, np.ndarray] | None:

@@ -14,14 +14,14 @@ be checked and are taken on trust. Called eagerly, a method compiles once per sh
 `jit`, which fuses its passes, once per leaf.
 """
 
-import difflib
 from collections.abc import Callable, Sequence
 
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from .counts import average, total
-from .rules import ElectBy, Scope, Tie, check_density, drop, elect, trim
-from .task_vectors import Count, Rule, Weights, apply, chain, origin, task_vectors
+from sail_jax.checks import nearest
+from sail_jax.counts import average, total
+from sail_jax.rules import ElectBy, Scope, Tie, check_density, drop, elect, trim
+from sail_jax.task_vectors import Count, Rule, Weights, apply, chain, origin, task_vectors
 
 __all__ = [
     "METHODS",
@@ -216,7 +216,5 @@ def get(name: str) -> Method:
     True
     """
     if name not in METHODS:
-        near = difflib.get_close_matches(str(name), METHODS, 1, 0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"no merging method {name!r}{hint} (known: {', '.join(METHODS)})")
+        raise ValueError(f"no merging method {name!r}{nearest(str(name), METHODS)}")
     return METHODS[name]

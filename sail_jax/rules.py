@@ -12,8 +12,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from . import selection
-from .task_vectors import Fold, Leafwise, Rule, TaskVectors, check_scalar, known, tally
+from sail_jax import selection
+from sail_jax.checks import concrete
+from sail_jax.task_vectors import Fold, Leafwise, Rule, TaskVectors, check_scalar, tally
 
 __all__ = ["ElectBy", "Scope", "Tie", "check_density", "drop", "elect", "trim"]
 
@@ -39,7 +40,7 @@ def trim(density: float, scope: Scope = "tree") -> Rule:
     """
     _choice("scope", scope, Scope)
     check_density(density)
-    if known(density) is None:
+    if concrete(density) is None:
         raise TypeError("density: expected a static number, got a traced one")
     rule = _largest(float(density))
     return rule if scope == "tree" else Leafwise(functools.partial(_alone, rule))

@@ -10,7 +10,6 @@ Rules give an axes string to each leaf by a pattern of its path, as partition ru
     "head":                         "resid* logits"
 """
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sail_jax.axes import Axis, Role, format_axes, parse_axes, path_pattern
+from sail_jax.checks import nearest
 from sail_jax.families import NONLINEARITIES
 from sail_jax.maps import SpaceMap
 from sail_jax.trees import leaf_paths
@@ -93,13 +93,13 @@ class Spec:
     def axes(self, path: str) -> tuple[Axis, ...]:
         """The spaces of each axis of a leaf; ValueError, naming the nearest paths, if none."""
         if path not in self._axes:
-            raise ValueError(f"the spec has no leaf {path!r}{_nearest(path, self._axes)}")
+            raise ValueError(f"the spec has no leaf {path!r}{nearest(path, self._axes)}")
         return self._axes[path]
 
     def space(self, name: str) -> Space:
         """The space of that name; ValueError, naming the nearest, if none."""
         if name not in self._spaces:
-            raise ValueError(f"the spec has no space {name!r}{_nearest(name, self._spaces)}")
+            raise ValueError(f"the spec has no space {name!r}{nearest(name, self._spaces)}")
         return self._spaces[name]
 
     def uses(self, name: str) -> tuple[Use, ...]:
@@ -112,7 +112,7 @@ class Spec:
             if not isinstance(m, SpaceMap):
                 raise TypeError(f"maps[{name!r}] must be a SpaceMap, got {type(m).__name__}")
             if name not in self._spaces:
-                raise ValueError(f"maps name no space {name!r}{_nearest(name, self._spaces)}")
+                raise ValueError(f"maps name no space {name!r}{nearest(name, self._spaces)}")
             size = self._spaces[name].size
             if m.old != size:
                 raise ValueError(
@@ -202,7 +202,7 @@ def _match(
         if not hits:
             problems.append(
                 f"no rule matches leaf {_show(path, leaf)}"
-                f"{_nearest(path, [pattern for pattern, _ in pairs])}; "
+                f"{nearest(path, [pattern for pattern, _ in pairs])}; "
                 f"to leave it alone write {path!r}: {' '.join('_' * len(leaf.shape))!r}"
             )
         elif len(hits) > 1:
@@ -225,7 +225,7 @@ def _match(
     for k, (pattern, axes) in enumerate(pairs):
         if k not in used:
             problems.append(
-                f"rule {pattern!r}: {axes!r} matches no leaf{_nearest(pattern, arrays)}; "
+                f"rule {pattern!r}: {axes!r} matches no leaf{nearest(pattern, arrays)}; "
                 "correct or delete it"
             )
     _raise(problems)
@@ -268,7 +268,7 @@ def _expand(argument: str, entries: Mapping[str, Any], names: list[str]) -> dict
     for key, value in entries.items():
         hits = [name for name in names if path_pattern(key, stars=False).fullmatch(name)]
         if not hits:
-            problems.append(f"{argument}[{key!r}] names no space{_nearest(key, names)}")
+            problems.append(f"{argument}[{key!r}] names no space{nearest(key, names)}")
         for name in hits:
             if name in out:
                 problems.append(
@@ -346,7 +346,7 @@ def _check_sides(out: Spec) -> None:
                     f"{name!r} is a stack, but leaf {readers[0]!r} reads {name + '*'!r}"
                 )
         elif "outer" not in words.split() and not (writers and readers):
-            near = _nearest(name, [other for other in names if other != name])
+            near = nearest(name, [other for other in names if other != name])
             have, lack = ("written", "reads") if writers else ("read", "writes")
             if not writers and not readers:
                 have, lack = "only multiplied", "writes or reads"
@@ -384,11 +384,6 @@ def _shape_dtype(leaf: Any) -> jax.ShapeDtypeStruct:
 
 def _show(path: str, leaf: jax.ShapeDtypeStruct) -> str:
     return f"{path!r} {leaf.dtype}{list(leaf.shape)}"
-
-
-def _nearest(word: str, options: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(options), n=3, cutoff=0.4)
-    return f" (nearest: {', '.join(map(repr, near))})" if near else ""
 
 
 def _raise(problems: list[str]) -> None:

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from .trees import leaf_paths
+from sail_jax.checks import concrete
+from sail_jax.trees import leaf_paths
 
 __all__ = [
     "Chain",
@@ -31,7 +32,6 @@ __all__ = [
     "apply",
     "chain",
     "check_scalar",
-    "known",
     "masked",
     "origin",
     "tally",
@@ -224,7 +224,7 @@ def task_weights(weights: Weights, tasks: int, normalize: bool = False) -> Float
         raise ValueError(f"weights: expected {tasks} numbers, got {weights!r}") from error
     if w.shape != (tasks,):
         raise ValueError(f"weights: expected one per model, shape ({tasks},), got shape {w.shape}")
-    value = known(w)
+    value = concrete(w)
     if value is not None and not np.isfinite(value).all():
         raise ValueError(f"weights: expected finite values, got {value.tolist()}")
     if not normalize:
@@ -239,17 +239,9 @@ def tally(votes: Float[Array, "task ..."]) -> Float[Array, "..."]:
     return functools.reduce(jnp.add, [votes[k] for k in range(votes.shape[0])])
 
 
-def known(x: ArrayLike | Sequence) -> np.ndarray | None:
-    """The value of `x`, or None while any of it is traced."""
-    try:
-        return np.asarray(x)
-    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
-        return None
-
-
 def check_scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> None:
     """ValueError unless `x` is one real number and, when its value is known, `holds` of it."""
-    value = known(x)
+    value = concrete(x)
     fits = np.shape(x) == () and (value is None or (_real(value.dtype) and bool(holds(value))))
     if not fits:
         raise ValueError(f"{name}: expected {expected}, got {x!r}")
@@ -304,14 +296,14 @@ def _check_like(
         if _floating(leaf) != _floating(like):
             raise TypeError(f"{where}: expected dtype {like.dtype}, got {leaf.dtype}")
         if not _floating(leaf):
-            value, expected = known(leaf), known(like)
+            value, expected = concrete(leaf), concrete(like)
             if value is not None and expected is not None and not np.array_equal(value, expected):
                 raise ValueError(
                     f"{where}: {leaf.dtype} values differ from the base's; "
                     "leaves that are not floating are copied, so they have to agree"
                 )
     floats = [i for i, leaf in enumerate(column) if _floating(leaf)]
-    finite = known(_finite([column[i] for i in floats]))
+    finite = concrete(_finite([column[i] for i in floats]))
     if finite is not None and not finite.all():
         path = paths[floats[int(np.argmin(finite))]]
         raise ValueError(f"{name}, leaf {path!r}: expected finite values, got NaN or infinity")

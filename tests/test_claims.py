@@ -87,7 +87,7 @@ def test_simulation_runs_in_float64_and_leaves_the_precision_alone():
 
 def test_selection_by_glob_and_nearest_names():
     assert all("T3.9" in c.id for c in claims.select("features-are-fate/T3.9*"))
-    with pytest.raises(ValueError, match=r"no claim matches .*nearest ids: features-are-fate/T3.7"):
+    with pytest.raises(ValueError, match=r"no claim matches .*nearest: 'features-are-fate/T3.7"):
         claims.select("features-are-fate/T3.7/exakt")
 
 

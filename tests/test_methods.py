@@ -597,7 +597,7 @@ def test_values_are_not_checked_while_traced():
 
 def test_get_knows_every_method_and_suggests():
     assert methods.get("dare_ties") is methods.dare_ties
-    with pytest.raises(ValueError, match="did you mean 'task_arithmetic'"):
+    with pytest.raises(ValueError, match="nearest: 'task_arithmetic'"):
         methods.get("task-arithmetics")
     with pytest.raises(ValueError, match=r"no merging method 'zzz' \(known: linear"):
         methods.get("zzz")

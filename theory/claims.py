@@ -4,7 +4,6 @@ A claim that is wrong as printed is kept as printed, `expected=False`: the ledge
 every claim fares as expected, and the score says by how much a misprint misses.
 """
 
-import difflib
 import fnmatch
 import importlib
 import math
@@ -15,6 +14,8 @@ from typing import Literal
 
 import jax
 from jaxtyping import Array
+
+from sail_jax.checks import nearest
 
 # Rooms of the theory that hand on a tuple CLAIMS.
 ROOMS = ("theory.deep_linear.claims",)
@@ -138,6 +139,4 @@ def select(pattern: str = "*") -> list[Claim]:
     claims = all_claims()
     if found := [c for c in claims if fnmatch.fnmatchcase(c.id, pattern)]:
         return found
-    names = [c.id for c in claims]
-    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
-    raise ValueError(f"no claim matches {pattern!r}; nearest ids: {', '.join(near)}")
+    raise ValueError(f"no claim matches {pattern!r}{nearest(pattern, [c.id for c in claims])}")

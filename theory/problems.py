@@ -16,6 +16,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax.checks import concrete
+
 
 class Sample(NamedTuple):
     """One target data set and the two tasks it belongs to."""
@@ -47,14 +49,6 @@ def draw(key: Array, n: int, d: int, theta: ArrayLike, sigma: ArrayLike) -> Samp
 def risk(beta: Float[Array, "*b d"], beta_t: Float[Array, "*b d"]) -> Float[Array, "*b"]:
     """|beta - beta_t|^2, features-are-fate eq. (8) for Gaussian inputs."""
     return jnp.sum((beta - beta_t) ** 2, axis=-1)
-
-
-def concrete(value: ArrayLike) -> np.ndarray | None:
-    """The value as NumPy, or None while jax traces it (then it cannot be checked)."""
-    try:
-        return np.asarray(value)
-    except jax.errors.TracerArrayConversionError:
-        return None
 
 
 def check(

@@ -15,6 +15,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax.checks import concrete
 from theory import problems
 from theory.deep_linear import risks
 from theory.deep_linear.overlaps import null_scale
@@ -178,7 +179,7 @@ def _check_spectrum(eigenvalues: ArrayLike) -> Array:
     if s.ndim != 1 or s.size == 0:
         raise ValueError(f"eigenvalues must be a vector of Sigma's eigenvalues; got {s.shape}")
     problems.check("eigenvalues", s, lambda v: (v >= 0) & (v < np.inf), "finite and >= 0")
-    known = problems.concrete(s)
+    known = concrete(s)
     if known is not None and not known.any():
         raise ValueError("eigenvalues must not all be 0")
     return s

@@ -14,6 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from sail_jax.checks import concrete
 from theory import problems
 from theory.deep_linear.overlaps import null_scale
 
@@ -80,7 +81,7 @@ def linear_transfer_risk(
     problems.check_theta(theta)
     problems.check_sigma(sigma)
     problems.check("ridge", ridge, lambda r: (r >= 0) & (r < np.inf), "finite and >= 0")
-    known_ridge = problems.concrete(ridge)
+    known_ridge = concrete(ridge)
     if not allow_infinite and known_ridge is not None:
         problems.check("n", n, lambda n: (n > 2) | (known_ridge > 0), minimum)
     n, theta, sigma, ridge = (jnp.asarray(v, dtype=float) for v in (n, theta, sigma, ridge))
@@ -253,7 +254,7 @@ def _ridge_moments(n: Array, k: Array) -> tuple[Array, Array]:
 
 
 def _check_finite_scratch(name: str, n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> None:
-    known_d, known_sigma = problems.concrete(d), problems.concrete(sigma)
+    known_d, known_sigma = concrete(d), concrete(sigma)
     if known_d is not None and known_sigma is not None:
         problems.check(
             name,
@@ -265,7 +266,7 @@ def _check_finite_scratch(name: str, n: ArrayLike, d: ArrayLike, sigma: ArrayLik
 
 
 def _check_finite_limit(gamma: ArrayLike, sigma: ArrayLike) -> None:
-    known_sigma = problems.concrete(sigma)
+    known_sigma = concrete(sigma)
     if known_sigma is not None:
         problems.check(
             "gamma",

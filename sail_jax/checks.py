@@ -1,0 +1,35 @@
+"""What every boundary needs to say a clear no: values where they are known, names that are near."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+__all__ = ["concrete", "nearest"]
+
+
+def concrete(x: Any) -> np.ndarray | None:
+    """The values of x, or None while any of it is traced (then they cannot be checked).
+
+    >>> concrete([1.0, 2.0]).tolist()
+    [1.0, 2.0]
+    """
+    try:
+        return np.asarray(x)
+    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
+        return None
+
+
+def nearest(word: str, options: Iterable[str]) -> str:
+    """What to add to an error about an unknown word: the nearest known ones, or a short list.
+
+    >>> nearest("tise", ["ties", "dare"]), nearest("zzz", ["ties", "dare"])
+    (" (nearest: 'ties')", ' (known: ties, dare)')
+    """
+    options = list(options)
+    near = difflib.get_close_matches(word, options, n=3, cutoff=0.4)
+    if near:
+        return f" (nearest: {', '.join(map(repr, near))})"
+    return f" (known: {', '.join(options)})" if len(options) <= 8 else ""
