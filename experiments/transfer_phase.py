@@ -54,6 +54,8 @@ class Config:
         for name, least in (("d", 4), ("draws", 2), ("gammas", 2), ("thetas", 9)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must be in [0, 2^31); got {self.seed}")
         if not 0 < self.gamma_max < np.inf:
             raise ValueError(f"gamma_max must be a finite load > 0; got {self.gamma_max}")
         if self.thetas % 8 != 1:

@@ -23,7 +23,7 @@ def concrete(x: Any) -> np.ndarray | None:
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
-    """What to add to an error about an unknown word: the nearest known ones, or a short list.
+    """What to add to an error about an unknown word: the nearest known ones, or some.
 
     >>> nearest("tise", ["ties", "dare"]), nearest("zzz", ["ties", "dare"])
     (" (nearest: 'ties')", ' (known: ties, dare)')
@@ -32,4 +32,5 @@ def nearest(word: str, options: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, options, n=3, cutoff=0.4)
     if near:
         return f" (nearest: {', '.join(map(repr, near))})"
-    return f" (known: {', '.join(options)})" if len(options) <= 8 else ""
+    some = ", ".join(options[:8]) + ", ..." * (len(options) > 8)
+    return f" (known: {some})"
