@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from theory import deep_linear as dl
-from theory.deep_linear import covariance, distributions
+from theory.deep_linear import covariance, distributions, subspace
 
 Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null
 
@@ -185,3 +185,67 @@ def test_bad_input_is_named(call, message):
     spectrum, beta_s, _ = problem(10)
     with pytest.raises(ValueError, match=message):
         call(spectrum, beta_s)
+
+
+# --- sources of rank k --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "k", "m"), [(3, 8, 2), (14, 8, 2), (9, 3, 5), (6, 1, 1)])
+def test_subspace_transfer_against_least_squares_on_features(n, k, m):
+    """Null: the mean risk of least squares on the features is the closed form."""
+    d, sigma, draws = 20, 0.3, 4000
+    key_u, key_b, key = jax.random.split(jax.random.key(4), 3)
+    U = jnp.linalg.qr(jax.random.normal(key_u, (d, k)))[0]
+    B = U @ jax.random.normal(key_b, (k, m)) / 3 + jax.random.normal(key, (d, m)) / d
+
+    def one(key):
+        key_x, key_noise = jax.random.split(key)
+        x = jax.random.normal(key_x, (n, d))
+        y = x @ B + sigma * jax.random.normal(key_noise, (n, m))
+        return jnp.sum((U @ (jnp.linalg.pinv(x @ U) @ y) - B) ** 2)
+
+    found = np.asarray(jax.lax.map(one, jax.random.split(key, draws), batch_size=500))
+    expected = float(subspace.linear_transfer_risk(n, subspace.overlap(U, B), sigma))
+    assert abs(found.mean() - expected) < Z_MAX * found.std(ddof=1) / np.sqrt(draws)
+
+
+def test_rank_one_is_theorem_3_7_and_the_peak_is_at_k():
+    theta = jnp.array([0.7])
+    of = subspace.overlap_from_angles(theta, 1, 1)
+    np.testing.assert_allclose(
+        subspace.linear_transfer_risk(9, of, 0.4), dl.linear_transfer_risk(9, 0.7, 0.4), rtol=1e-12
+    )
+    n = np.arange(1, 60)
+    wide = subspace.overlap_from_angles(jnp.full(4, 0.3), 30, 4)
+    risk = np.asarray(subspace.linear_transfer_risk(n, wide, 0.2, allow_infinite=True))
+    assert np.isinf(risk[28:31]).all()
+    assert np.isfinite(np.delete(risk, [28, 29, 30])).all()
+    assert risk[27] > risk[10]
+    assert risk[31] > risk[50]
+
+
+def test_principal_angles_are_accurate_at_both_ends():
+    for angles in ([1e-9, 0.3], [1e-7, np.pi / 2 - 1e-9], [0.0, np.pi / 2]):
+        a = np.array(angles)
+        U = np.eye(6)[:, :2]
+        V = np.zeros((6, 2))
+        V[[0, 1], [0, 1]], V[[2, 3], [0, 1]] = np.cos(a), np.sin(a)
+        np.testing.assert_allclose(subspace.principal_angles(U, V), a, rtol=1e-6, atol=1e-15)
+        of = subspace.overlap(U, V)
+        from_angles = subspace.overlap_from_angles(a, 2, 2)
+        np.testing.assert_allclose(of.missed, from_angles.missed, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: subspace.overlap(np.ones((4, 2)), np.ones((4, 1))), "orthonormal columns"),
+        (lambda: subspace.overlap(np.eye(4)[:, :2], np.ones((3, 1))), "must share d >= k"),
+        (lambda: subspace.overlap(np.eye(4), np.full((4, 1), np.nan)), "target must be finite"),
+        (lambda: subspace.overlap_from_angles(np.ones(3), 2, 2), r"min\(k, m\) angles"),
+        (lambda: subspace.overlap_from_angles(np.array([2.0]), 1, 1), r"angles must be in"),
+    ],
+)
+def test_bad_subspaces_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -469,30 +469,7 @@ def _fine_tuning_gain(depth: int, theta: float, sigma: float) -> Callable[[Array
     return extrapolated(_FineTuned(depth), 0.5, 40, theta, sigma, 2_000, _fitted)
 
 
-def _pretraining_claims() -> list[Claim]:
-    def distance(key: Array, quick: bool) -> Estimate:
-        del quick
-        beta_s, _ = problems.tasks(40, 0.0)
-        weights = networks.small_weights(key, 40, 3, 1e-2)
-        trained = networks.pretrain(weights, beta_s, 0.05, 10_000)
-        gap = jnp.linalg.norm(networks.predictor(trained.weights) - beta_s)
-        return Estimate(float(gap), tolerance=1e-12)
-
-    return [
-        Claim(
-            f"{PAPER}/L3.3/exact",
-            "gradient flow on the source task ends at β_s",
-            f"{PAPER} Lemma 3.3",
-            "d=40, L=3, α=0.01, gradient descent",
-            lambda: 0.0,
-            distance,
-            note="tolerance: float64 rounding of 10⁴ steps",
-        )
-    ]
-
-
 CLAIMS: tuple[Claim, ...] = (
-    *_pretraining_claims(),
     *_scratch_claims(),
     *_linear_transfer_claims(),
     *_boundary_claims(),

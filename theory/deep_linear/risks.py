@@ -125,7 +125,7 @@ def fine_tune_risk(
 
     (1-gamma)(1 - 2 c cos + c^2) + gamma sigma^2/(1-gamma) for gamma < 1, with c = `null_scale` at
     p = gamma (1 + sigma^2/(1-gamma)), q = 1-gamma. For gamma >= 1 the source is forgotten.
-    Exact samples at finite n and d: `fine_tune_law`.
+    Exact samples at finite n and d: `overlaps_law(...).fine_tune(...)`.
     """
     problems.check_theta(theta)
     problems.check_depth(depth)

@@ -1,0 +1,93 @@
+"""Linear transfer from a source of rank k to m outputs: features span a subspace, not a line.
+
+The pretrained features are an orthonormal basis U [d, k]; the target is a matrix B [d, m], with
+x ~ N(0, I) and y = B^T x + sigma noise. Only what lies in the span of U can be learned; the rest
+acts as noise. So the law is that of regression in k dimensions with signal |U^T B|^2 and noise
+m sigma^2 + |B - U U^T B|^2, with a second peak of double descent at n = k. Extends
+features-are-fate Thm 3.7, its case k = m = 1.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from sail_jax.checks import concrete
+from theory import problems
+from theory.deep_linear.risks import scratch_risk
+
+
+class Overlap(NamedTuple):
+    """How a target lies to a feature space: sizes of the parts inside and outside, and k, m."""
+
+    explained: Array
+    missed: Array
+    k: int
+    m: int
+
+
+def overlap(features: Float[Array, "d k"], target: Float[Array, "d m"]) -> Overlap:
+    """Overlap of a target with orthonormal features. ValueError for other shapes or bases."""
+    U, B = jnp.asarray(features, dtype=float), jnp.asarray(target, dtype=float)
+    if U.ndim != 2 or B.ndim != 2 or U.shape[0] != B.shape[0] or U.shape[1] > U.shape[0]:
+        raise ValueError(
+            f"features [d, k] and target [d, m] must share d >= k; got {U.shape} and {B.shape}"
+        )
+    problems.check("target", B, np.isfinite, "finite")
+    slack = 100 * U.shape[0] ** 0.5 * float(jnp.finfo(U.dtype).eps)
+    known = concrete(U)
+    if known is not None and not np.abs(known.T @ known - np.eye(U.shape[1])).max() <= slack:
+        raise ValueError("features must have orthonormal columns; orthonormalise them (QR) first")
+    inside = U.T @ B
+    return Overlap(jnp.sum(inside**2), jnp.sum((B - U @ inside) ** 2), U.shape[1], B.shape[1])
+
+
+def overlap_from_angles(angles: Float[Array, " r"], k: int, m: int) -> Overlap:
+    """Overlap of m orthonormal targets with k features at r = min(k, m) principal angles (rad)."""
+    if k < 1 or m < 1 or jnp.shape(angles) != (min(k, m),):
+        raise ValueError(
+            f"need k, m >= 1 and min(k, m) angles; got k={k}, m={m}, {jnp.shape(angles)}"
+        )
+    problems.check("angles", angles, lambda t: (t >= 0) & (t <= np.pi / 2 + 1e-6), "in [0, pi/2]")
+    angles = jnp.asarray(angles, dtype=float)
+    missed = jnp.sum(jnp.sin(angles) ** 2) + max(m - k, 0)
+    return Overlap(jnp.sum(jnp.cos(angles) ** 2), missed, k, m)
+
+
+def principal_angles(
+    features: Float[Array, "d k"], target: Float[Array, "d m"]
+) -> Float[Array, " r"]:
+    """Principal angles between the spans of two orthonormal bases, ascending, in radians.
+
+    Cosines are accurate at large angles and sines at small ones (Bjorck and Golub 1973): each
+    angle is taken from the better of the two.
+    """
+    U, V = jnp.asarray(features, dtype=float), jnp.asarray(target, dtype=float)
+    if U.shape[1] < V.shape[1]:
+        U, V = V, U
+    inside = U.T @ V
+    cosines = jnp.linalg.svd(inside, compute_uv=False)
+    sines = jnp.linalg.svd(V - U @ inside, compute_uv=False)[::-1]
+    return jnp.where(
+        cosines**2 < 0.5,
+        jnp.arccos(jnp.clip(cosines, -1, 1)),
+        jnp.arcsin(jnp.clip(sines, -1, 1)),
+    )
+
+
+def linear_transfer_risk(
+    n: ArrayLike, of: Overlap, sigma: ArrayLike, *, allow_infinite: bool = False
+) -> Array:
+    """Expected risk |B_hat - B|_F^2 of refitting the last layer on n samples; exact.
+
+    missed + explained (1 - n/k)_+ + (missed + m sigma^2) min(n, k)/(|n - k| - 1). The mean is
+    infinite for |n - k| <= 1 where there is anything to mistake for noise: ValueError, or inf
+    with `allow_infinite`.
+    """
+    problems.check_sigma(sigma)
+    size = jnp.maximum(of.explained, jnp.finfo(float).tiny)
+    noise = jnp.sqrt((of.missed + of.m * jnp.asarray(sigma, dtype=float) ** 2) / size)
+    learned = scratch_risk(n, of.k, noise, allow_infinite=allow_infinite)
+    return of.missed + size * learned
