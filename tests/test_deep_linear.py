@@ -10,7 +10,7 @@ from scipy import optimize, stats
 
 from theory import deep_linear as dl
 from theory import problems
-from theory.deep_linear import networks, risks
+from theory.deep_linear import flow, networks, risks
 
 Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null that both sides have one mean
 
@@ -346,3 +346,46 @@ def test_closed_forms_trace_vectorise_and_differentiate():
         jnp.array([0.2, 0.8]), 0.4, 0.3
     )
     assert np.isfinite(slopes).all()
+
+
+# --- finite time --------------------------------------------------------------------------------
+
+
+def test_flow_of_a_linear_model_is_an_exponential():
+    s = problems.draw(jax.random.key(8), 7, 10, 0.8, 0.5)
+    values, vectors = np.linalg.eigh(s.x.T @ s.x / 7)
+    times = np.array([0.0, 0.3, 2.0, 50.0])
+    found = flow.fine_tune_flow(s.x, s.y, s.beta_s, times, 1)
+    offset = vectors.T @ (s.beta_s - dl.fine_tune_limit(s.x, s.y, s.beta_s, 1))
+    expected = (
+        dl.fine_tune_limit(s.x, s.y, s.beta_s, 1)
+        + (np.exp(-values * times[:, None]) * offset) @ vectors.T
+    )
+    np.testing.assert_allclose(found, expected, atol=2e-5)  # Runge-Kutta at STEP^4 / 120
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_flow_follows_the_network_and_ends_at_the_limit(depth):
+    """Gradient descent at two step sizes, extrapolated to flow: O(rate^2) + O(alpha)."""
+    s = problems.draw(jax.random.key(9), 8, 12, 0.8, 0.5)
+    alpha, times = 1e-3 if depth == 2 else 1e-2, (1.0, 5.0)
+    path = flow.fine_tune_flow(s.x, s.y, s.beta_s, [*times, 3e4], depth)
+    weights = networks.small_weights(jax.random.key(7), 12, depth, alpha)
+    for i, t in enumerate(times):
+        betas = []
+        for rate in (0.01, 0.005):
+            pre = networks.pretrain(weights, s.beta_s, rate, round(400 / rate))
+            ft = networks.fine_tune(pre.weights, s.x, s.y, rate, round(t / rate))
+            betas.append(networks.predictor(ft.weights))
+        np.testing.assert_allclose(path[i], 2 * betas[1] - betas[0], atol=1e-3)
+    np.testing.assert_allclose(path[-1], dl.fine_tune_limit(s.x, s.y, s.beta_s, depth), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [([], "times must be a non-empty"), ([2.0, 1.0], "times must be asc"), ([-1.0], "times must")],
+)
+def test_bad_times_are_named(times, message):
+    s = problems.draw(jax.random.key(8), 3, 4, 0.8, 0.5)
+    with pytest.raises(ValueError, match=message):
+        flow.fine_tune_flow(s.x, s.y, s.beta_s, times)

@@ -19,14 +19,14 @@ Vector = Float[Array, " d"]
 
 def scratch_fit(x: Design, y: Labels) -> Vector:
     """X^+ y: the interpolant (or least-squares fit) of minimum norm."""
-    _check_data(x, y)
+    check_data(x, y)
     return _fit(x, y)[0]
 
 
 def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike = 0.0) -> Vector:
     """The multiple of beta_s that fits best: one coefficient, penalised by n ridge |w|^2 on unit
     features (the sparsified features of Thm 3.4)."""
-    _check_data(x, y, beta_s)
+    check_data(x, y, beta_s)
     unit = beta_s / jnp.linalg.norm(beta_s)
     feature = x @ unit
     return unit * (feature @ y) / (feature @ feature + x.shape[0] * ridge)
@@ -38,7 +38,7 @@ def fine_tune_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2) 
     P projects on the row space of x; c = `null_scale` in units of |beta_s|. Rank-one balanced
     pretrained weights; depth 1 is linear regression started at beta_s (c = 1).
     """
-    _check_data(x, y, beta_s)
+    check_data(x, y, beta_s)
     fitted, projected = _fit(x, y, beta_s)
     unseen = beta_s - projected
     size2 = beta_s @ beta_s
@@ -55,7 +55,9 @@ def _fit(x: Design, y: Labels, beta: Vector | None = None) -> tuple[Vector, Vect
     return fitted, fitted if beta is None else (vt @ beta) @ vt
 
 
-def _check_data(x: Array, y: Array, beta: Array | None = None) -> None:
+def check_data(x: Array, y: Array, beta: Array | None = None) -> None:
+    """ValueError, naming the argument, for shapes that do not conform, non-finite values and a
+    source of norm zero."""
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"x must have shape [n, d] with n, d >= 1; got {x.shape}")
     if y.shape != x.shape[:1]:
