@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import functools
 import html.parser
 import json
 import re
@@ -223,10 +222,13 @@ def test_an_interrupted_run_is_resumed_by_the_command_it_prints(fake, call, tmp_
 
 def test_a_real_signal_stops_a_real_run_with_130(call, tmp_path):
     line = f"run ledger --preset tiny --out {tmp_path / 'run'}"
-    argv = [sys.executable, "-m", "experiments.cli", *line.split()]
-    # a suite started in the background of a shell has SIGINT ignored, and children inherit that
-    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as process:
+    # A suite started in the background of a shell has SIGINT ignored, and children inherit that.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from experiments.cli import main; main()"
+    )
+    argv = [sys.executable, "-c", code, *line.split()]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         said = ""
         while not said.endswith("..."):  # the first stage has begun

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from theory import deep_linear as dl
-from theory.deep_linear import covariance, distributions, subspace
+from theory.deep_linear import advice, covariance, distributions, subspace
 
 Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null
 
@@ -249,3 +249,46 @@ def test_principal_angles_are_accurate_at_both_ends():
 def test_bad_subspaces_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# --- advice -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "theta", "sigma", "best"),
+    [
+        (100, 0.1, 0.5, "ridge transfer"),  # one coefficient, hardly any bias
+        (100, 0.8, 0.2, "fine-tuning"),
+        (20, 1.5, 0.2, "scratch"),
+        (400, 1.2, 0.2, "scratch"),
+    ],
+)
+def test_advice_names_the_method_that_wins_in_simulation(n, theta, sigma, best):
+    """Paired over 500 data sets; null: the advised method's mean risk is not above another's."""
+    d = 200
+    found = advice.advise(n, d, theta, sigma)
+    assert found.method == best
+    at = dl.simulate_overlaps(jax.random.split(jax.random.key(6), 500), [n], d)
+    simulated = {
+        "scratch": at.scratch(theta, sigma),
+        "linear transfer": at.linear_transfer(theta, sigma),
+        "ridge transfer": at.linear_transfer(theta, sigma, dl.optimal_ridge(n, theta, sigma)),
+        "fine-tuning": at.fine_tune(theta, sigma, 2),
+    }
+    for other in simulated.keys() - {best}:
+        ahead = np.asarray(simulated[other] - simulated[best])[:, 0]
+        assert ahead.mean() >= -Z_MAX * ahead.std(ddof=1) / np.sqrt(ahead.size)
+    mean = float(simulated[best].mean())
+    assert found.risk == pytest.approx(mean, rel=0.05)  # O(1/d) and the error of 500 draws
+
+
+def test_advice_at_the_edges():
+    assert advice.advise(250, 500, pi / 2, 0.2).risks["ridge transfer"] == 1.0
+    assert advice.advise(10, 500, 0.0, 0.0).risk == 0.0
+    assert np.isinf(advice.advise(500, 500, 0.5, 0.2).risks["scratch"])
+    assert float(advice.angle([1.0, 0.0], [1.0, 1e-6])) == pytest.approx(1e-6, rel=1e-6)
+    assert float(advice.angle([1.0, 0.0], [-2.0, 0.0])) == pytest.approx(pi)
+    with pytest.raises(ValueError, match=r"\|beta_s\| must be positive"):
+        advice.angle([0.0, 0.0], [1.0, 0.0])
+    with pytest.raises(ValueError, match="must have one shape"):
+        advice.angle([1.0, 0.0], [1.0, 0.0, 0.0])
