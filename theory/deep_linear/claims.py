@@ -466,7 +466,7 @@ def _gain(gamma: float, theta: float, sigma: float, depth: int) -> float:
 
 def _fine_tuning_gain(depth: int, theta: float, sigma: float) -> Callable[[Array, bool], Estimate]:
     """Paired E[R_sc - R_ft] at gamma = 1/2: the noise that both share cancels draw by draw."""
-    return extrapolated(_FineTuned(depth), 0.5, 40, theta, sigma, 2_000, _fitted)
+    return extrapolated(_FineTuned(depth), 0.5, 40, theta, sigma, 3_000, _fitted)
 
 
 CLAIMS: tuple[Claim, ...] = (
