@@ -77,5 +77,9 @@ def check_gamma(gamma: ArrayLike) -> None:
     check("gamma", gamma, lambda g: (g >= 0) & (g < np.inf), "a finite load n/d >= 0")
 
 
+def check_ridge(ridge: ArrayLike) -> None:
+    check("ridge", ridge, lambda r: (r >= 0) & (r < np.inf), "finite and >= 0")
+
+
 def check_depth(depth: ArrayLike) -> None:
     check("depth", depth, lambda L: L >= 1, "a number of layers >= 1 (inf allowed)")

@@ -41,7 +41,7 @@ def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0)
     """
     s = _check_spectrum(eigenvalues)
     problems.check("n", n, lambda n: (n > 0) & (n < np.inf), "a finite number of samples > 0")
-    problems.check("ridge", ridge, lambda r: (r >= 0) & (r < np.inf), "finite and >= 0")
+    problems.check_ridge(ridge)
     n, ridge = jnp.broadcast_arrays(jnp.asarray(n, dtype=float), jnp.asarray(ridge, dtype=float))
 
     def slack(x: Array, s: Array, n: Array, ridge: Array) -> tuple[Array, Array]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from theory.deep_linear.overlaps import Overlaps
+from theory.deep_linear.overlaps import Overlaps, bordered
 
 
 def simulate_overlaps(keys: Array, ns: Sequence[int], d: int) -> Overlaps:
@@ -79,11 +79,8 @@ def nested_overlaps(
         grams.append(jnp.cumsum(b[:, :, None] * b[:, None, :], axis=0)[below - 1])
     if above.size:
         fits = _noise_fits(x, noise, above)
-        cross, size2 = fits @ tasks, jnp.sum(fits**2, axis=-1)
         seen = jnp.broadcast_to(jnp.eye(2, dtype=x.dtype), (above.size, 2, 2))
-        upper = jnp.concatenate([seen, cross[:, :, None]], axis=-1)
-        lower = jnp.concatenate([cross, size2[:, None]], axis=-1)
-        grams.append(jnp.concatenate([upper, lower[:, None, :]], axis=-2))
+        grams.append(bordered(seen, fits @ tasks, jnp.sum(fits**2, axis=-1)))
     return Overlaps(jnp.concatenate(grams), source, jnp.asarray(ns))
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from theory.deep_linear.overlaps import Overlaps
+from theory.deep_linear.overlaps import Overlaps, bordered
 
 
 def overlaps_law(key: Array, n: int, d: int, draws: int) -> Overlaps:
@@ -34,30 +34,18 @@ def overlaps_law(key: Array, n: int, d: int, draws: int) -> Overlaps:
         projector = jnp.broadcast_to(jnp.eye(2), (draws, 2, 2))
     top, bottom = jax.random.split(key_noise)
     size2 = _chi2(top, min(n, d), draws) / _chi2(bottom, abs(n - d) + 1, draws)
-    # X^+ noise points uniformly into the row space, of dimension min(n, d) >= 2 but for n = 1: its
-    # inner products with P beta_s and P nu are those of two coordinates of a uniform direction.
+    # X^+ noise points uniformly into the row space, of dimension min(n, d): its inner products with
+    # P beta_s and P nu are those of two coordinates of a uniform direction.
     plane = jax.random.normal(key_angle, (draws, 2))
-    if n == 1:
+    if n == 1:  # a line: P beta_s and P nu are parallel
         plane = plane.at[:, 1].set(0.0)
     rest = _chi2(jax.random.fold_in(key_angle, 1), max(min(n, d) - 2, 0), draws)
     plane = plane * jnp.sqrt(size2 / (jnp.sum(plane**2, -1) + rest))[:, None]
-    if n == 1:
-        # rank one: P beta_s and P nu are parallel, and so is the noise
-        lengths = jnp.sqrt(jnp.diagonal(projector, axis1=-2, axis2=-1))
-        lengths = lengths.at[:, 1].multiply(jnp.sign(projector[:, 0, 1]))
-        cross = lengths * plane[:, :1]
-    else:
-        a = jnp.sqrt(projector[:, 0, 0])
-        b = projector[:, 0, 1] / a
-        c = jnp.sqrt(jnp.maximum(projector[:, 1, 1] - b**2, 0.0))
-        cross = jnp.stack([a * plane[:, 0], b * plane[:, 0] + c * plane[:, 1]], -1)
-    gram = jnp.concatenate(
-        [
-            jnp.concatenate([projector, cross[:, :, None]], -1),
-            jnp.concatenate([cross, size2[:, None]], -1)[:, None, :],
-        ],
-        -2,
-    )
+    a = jnp.sqrt(projector[:, 0, 0])
+    b = projector[:, 0, 1] / a
+    c = jnp.sqrt(jnp.maximum(projector[:, 1, 1] - b**2, 0.0))
+    cross = jnp.stack([a * plane[:, 0], b * plane[:, 0] + c * plane[:, 1]], -1)
+    gram = bordered(projector, cross, size2)
     first, second = jax.random.split(key_source)
     uu = _chi2(first, n, draws)
     source = jnp.concatenate(

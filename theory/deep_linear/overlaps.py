@@ -50,6 +50,15 @@ class Overlaps(NamedTuple):
         return jnp.asarray(sigma) ** 2 * self.gram[..., 2, 2]
 
 
+def bordered(
+    seen: Float[Array, "*b 2 2"], cross: Float[Array, "*b 2"], size2: Float[Array, "*b"]
+) -> Float[Array, "*b 3 3"]:
+    """The Gram matrix from its blocks: tasks by tasks, tasks by noise, noise by noise."""
+    upper = jnp.concatenate([seen, cross[..., :, None]], axis=-1)
+    lower = jnp.concatenate([cross, size2[..., None]], axis=-1)
+    return jnp.concatenate([upper, lower[..., None, :]], axis=-2)
+
+
 def _unlearned(gram: Array, a: ArrayLike, b: ArrayLike) -> Array:
     """|(I - P)(a beta_s + b nu)|^2."""
     quadratic = a * a * (1 - gram[..., 0, 0]) + b * b * (1 - gram[..., 1, 1])

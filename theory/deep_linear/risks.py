@@ -80,7 +80,7 @@ def linear_transfer_risk(
     problems.check("n", n, lambda n: (n >= 1) & (n < np.inf), minimum)
     problems.check_theta(theta)
     problems.check_sigma(sigma)
-    problems.check("ridge", ridge, lambda r: (r >= 0) & (r < np.inf), "finite and >= 0")
+    problems.check_ridge(ridge)
     known_ridge = concrete(ridge)
     if not allow_infinite and known_ridge is not None:
         problems.check("n", n, lambda n: (n > 2) | (known_ridge > 0), minimum)
@@ -98,7 +98,7 @@ def linear_transfer_risk(
 def linear_transfer_limit(theta: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
     """`linear_transfer_risk` as n -> inf: 1 - cos^2 (1 + 2 ridge)/(1 + ridge)^2 (eq. 15)."""
     problems.check_theta(theta)
-    problems.check("ridge", ridge, lambda r: (r >= 0) & (r < np.inf), "finite and >= 0")
+    problems.check_ridge(ridge)
     ridge = jnp.asarray(ridge, dtype=float)
     return 1 - jnp.cos(theta) ** 2 * (1 + 2 * ridge) / (1 + ridge) ** 2
 
