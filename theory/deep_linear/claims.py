@@ -1,8 +1,11 @@
 """features-are-fate (arXiv 2410.08194), Section 3: as printed, and as true.
 
 Simulators know the estimators (`estimators`) or train the network (`networks`); they never use the
-closed forms that they check. Means are over independent Gaussian data sets; each is far enough from
-n = d for the variance to be finite (|n - d| >= 4; n > 4 in linear transfer), as the z-scores need.
+closed forms that they check. (The claims on the interval and angle of eq. 13 are about its sign:
+their other side is a scan of (13) itself, which `eq13/exact` and `eq13-lower` check on data.)
+
+Means are over independent Gaussian data sets; each is far enough from n = d for the variance to be
+finite (|n - d| >= 4; n > 4 in linear transfer), as the z-scores need.
 """
 
 from collections.abc import Callable
