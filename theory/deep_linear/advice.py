@@ -1,42 +1,19 @@
-"""Which way of using the source is best, and by how much: the practitioner's question."""
+"""Which way of using the source is best, and by how much: the practitioner's question.
+
+Asked with numbers (`advise`), with the two weight vectors (`advise_tasks`), with feature matrices
+(`advise_features`) or with nothing but a sample of the target task (`advise_sample`).
+"""
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from theory import problems
-from theory.deep_linear import risks
-
-
-def transfer_risks(
-    n: ArrayLike, d: ArrayLike, theta: ArrayLike, sigma: ArrayLike, *, depth: ArrayLike = 2
-) -> dict[str, Array]:
-    """Expected risk of each method; arrays broadcast; inf where a mean is infinite.
-
-    "scratch", "linear transfer" and "ridge transfer" (at the best ridge) are exact at finite n and
-    d; "fine-tuning" subtracts the limiting gain (n, d -> inf) from the exact scratch risk.
-    """
-    scratch = risks.scratch_risk(n, d, sigma, allow_infinite=True)
-    gain = risks.transferability("fine_tune", n, d, theta, sigma, depth=depth)
-    plain = risks.linear_transfer_risk(n, theta, sigma, allow_infinite=True)
-    best = risks.optimal_ridge(n, theta, sigma)
-    # The best ridge is infinite at theta = pi/2 (nothing is transferred) and 0 without any error.
-    finite = jnp.isfinite(best) & (best < 1e12) & (best > 0)
-    ridge = risks.linear_transfer_risk(
-        n, theta, sigma, jnp.where(finite, best, 1.0), allow_infinite=True
-    )
-    ridge = jnp.where(finite, ridge, jnp.where(best > 0, 1.0, plain))
-    found = {
-        "scratch": scratch,
-        "linear transfer": plain,
-        "ridge transfer": ridge,
-        "fine-tuning": scratch - gain,
-    }
-    shape = jnp.broadcast_shapes(*(v.shape for v in found.values()))
-    return {name: jnp.broadcast_to(value, shape) for name, value in found.items()}
+from theory.deep_linear import covariance, risks, subspace
+from theory.deep_linear.estimators import check_data
 
 
 class Advice(NamedTuple):
@@ -49,7 +26,31 @@ class Advice(NamedTuple):
     risks: dict[str, float]
 
 
-def advise(n: int, d: int, theta: float, sigma: float, *, depth: float = 2) -> Advice:
+def transfer_risks(
+    n: ArrayLike,
+    d: ArrayLike,
+    theta: ArrayLike,
+    sigma: ArrayLike,
+    *,
+    depth: ArrayLike = 2,
+    size: ArrayLike = 1.0,
+) -> dict[str, Array]:
+    """Expected risk of each method; arrays broadcast; inf where a mean is infinite.
+
+    "scratch", "linear transfer" and "ridge transfer" (at the best ridge) are exact at finite n and
+    d; "fine-tuning" subtracts the limiting gain (n, d -> inf) from the exact scratch risk. size:
+    |beta_s| / |beta_t|, of which only fine-tuning takes notice.
+    """
+    scratch = risks.scratch_risk(n, d, sigma, allow_infinite=True)
+    gain = risks.transferability("fine_tune", n, d, theta, sigma, depth=depth, size=size)
+    found = {"scratch": scratch, **_refits(n, theta, sigma), "fine-tuning": scratch - gain}
+    shape = jnp.broadcast_shapes(*(v.shape for v in found.values()))
+    return {name: jnp.broadcast_to(value, shape) for name, value in found.items()}
+
+
+def advise(
+    n: int, d: int, theta: float, sigma: float, *, depth: float = 2, size: float = 1.0
+) -> Advice:
     """The best way to use a source at angle theta, for n samples in d dimensions.
 
     >>> advise(50, 500, 0.3, 0.2).method
@@ -57,10 +58,138 @@ def advise(n: int, d: int, theta: float, sigma: float, *, depth: float = 2) -> A
     >>> advise(2000, 500, 1.2, 0.2).method
     'scratch'
     """
-    found = {k: float(v) for k, v in transfer_risks(n, d, theta, sigma, depth=depth).items()}
-    # sorted is stable: where methods tie, the simpler one is named
-    first, second, *_ = sorted(found, key=found.__getitem__)
-    return Advice(first, found[first], second, found[second] - found[first], found)
+    return _advice(transfer_risks(n, d, theta, sigma, depth=depth, size=size))
+
+
+def advise_tasks(
+    beta_s: Float[ArrayLike, " d"],
+    beta_t: Float[ArrayLike, " d"],
+    n: int,
+    sigma: float,
+    *,
+    inputs: Float[ArrayLike, "d d"] | None = None,
+    depth: float = 2,
+) -> Advice:
+    """The same for two weight vectors of any norms; risks in the units of |beta_t|^2.
+
+    inputs: covariance matrix of x, the identity if None. With it, scratch and fine-tuning are
+    deterministic equivalents (n, d large); the transfers stay exact.
+    """
+    theta, size = angle(beta_s, beta_t), jnp.linalg.norm(jnp.asarray(beta_t, dtype=float))
+    if inputs is None:
+        ratio = jnp.linalg.norm(jnp.asarray(beta_s, dtype=float)) / size
+        found = transfer_risks(
+            n, jnp.size(beta_t), theta, jnp.asarray(sigma) / size, depth=depth, size=ratio
+        )
+        return _advice(found, float(size**2))
+    s, source, target = covariance.diagonalise(inputs, beta_s, beta_t)
+    theta, size2 = covariance.sigma_angle(s, source, target)
+    refits = _refits(n, theta, sigma / jnp.sqrt(size2))
+    found = {
+        "scratch": covariance.scratch_risk(s, target, n, sigma),
+        **{name: size2 * value for name, value in refits.items()},
+        "fine-tuning": covariance.fine_tune_risk(s, source, target, n, sigma, depth),
+    }
+    return _advice(found)
+
+
+def advise_features(
+    features: Float[ArrayLike, "d k"], target: Float[ArrayLike, "d m"], n: int, sigma: float
+) -> Advice:
+    """The same for a source that left k features (columns, not necessarily orthonormal) and a
+    target of m outputs: scratch, linear transfer, or ridge transfer at its best ridge.
+
+    Fine-tuning from rank k > 1 has no known law and is left out. ValueError for dependent columns.
+    Ridge is a deterministic equivalent (n and k large), the others are exact.
+    """
+    U, B = jnp.asarray(features, dtype=float), jnp.asarray(target, dtype=float)
+    if U.ndim != 2 or 0 in U.shape:
+        raise ValueError(f"features must have shape [d, k]; got {U.shape}")
+    problems.check("features", U, np.isfinite, "finite")
+    U, R = jnp.linalg.qr(U)
+    pivots = jnp.abs(jnp.diagonal(R))
+    if not float(pivots.min()) > 100 * U.shape[0] * float(jnp.finfo(U.dtype).eps) * pivots.max():
+        raise ValueError("features must have linearly independent columns; drop the superfluous")
+    of = subspace.overlap(U, B)
+    whole = subspace.overlap(jnp.eye(U.shape[0]), B)
+    noise = of.missed + of.m * sigma**2
+    found = {
+        "scratch": subspace.linear_transfer_risk(n, whole, sigma, allow_infinite=True),
+        "linear transfer": subspace.linear_transfer_risk(n, of, sigma, allow_infinite=True),
+    }
+    if of.explained > 0:
+        best = of.k * noise / (n * of.explained)
+        signal = jnp.zeros(of.k).at[0].set(of.explained)
+        at = covariance.equivalent(jnp.ones(of.k), n, best)
+        found["ridge transfer"] = of.missed + at.risk(signal, jnp.sqrt(noise))
+    return _advice(found)
+
+
+class SampleAdvice(NamedTuple):
+    """Advice from estimates: of the angle (rad), of the noise, of |beta_t| and of how unequal the
+    input variances are (`anisotropy` = d tr C^2 / (tr C)^2 of the population, 1 when isotropic, as
+    the risks assume). `margin_stderr`: standard error of `advice.margin`."""
+
+    advice: Advice
+    margin_stderr: float
+    theta: float
+    sigma: float
+    size: float
+    anisotropy: float
+
+
+def advise_sample(
+    x: Float[ArrayLike, "n d"],
+    y: Float[ArrayLike, " n"],
+    beta_s: Float[ArrayLike, " d"],
+    *,
+    depth: float = 2,
+    blocks: int = 20,
+) -> SampleAdvice:
+    """The same from a sample of the target task; nothing is trained, and n < d is welcome.
+
+    Unbiased moments: |beta_t|^2 from pairs i != j of y_i y_j x_i.x_j, <beta_s, beta_t> from
+    y x.beta_s, sigma^2 from what of y^2 they leave. Inputs are taken to be centred with one
+    variance, which is estimated. The standard error is a jackknife over `blocks` blocks.
+    """
+    x, y, beta_s = (jnp.asarray(v, dtype=float) for v in (x, y, beta_s))
+    check_data(x, y, beta_s)
+    n, d = x.shape
+    if not 2 <= blocks <= n // 2:
+        raise ValueError(f"blocks must be from 2 to n / 2 = {n // 2}; got {blocks}")
+    scale = jnp.sqrt(jnp.mean(x**2))
+    x, beta_s = x / scale, beta_s * scale
+    norms2 = jnp.sum(x**2, axis=-1)
+    # Sums over the sample without each block in turn, and over all of it (row 0).
+    block = jnp.arange(n) * blocks // n
+    kept = jnp.concatenate([jnp.ones((1, n)), block != jnp.arange(blocks)[:, None]])
+    count = kept.sum(-1)
+    image = kept @ (y[:, None] * x)
+    own = kept @ (y**2 * norms2)
+    size2 = (jnp.sum(image**2, -1) - own) / (count * (count - 1))
+    inner = image @ beta_s / count
+    length = jnp.linalg.norm(beta_s)
+    size2 = jnp.maximum(size2, (inner / length) ** 2)  # |beta_t| is at least its projection
+    if not float(size2[0]) > 0:
+        raise ValueError("y must depend linearly on x; no such dependence shows in this sample")
+    size2 = jnp.maximum(size2, 1e-6 * size2[0])
+    sigma = jnp.sqrt(jnp.maximum(kept @ y**2 / count - size2, 0.0))
+    size = jnp.sqrt(size2)
+    theta = jnp.arccos(jnp.clip(inner / (length * size), -1, 1))
+    found = transfer_risks(n, d, theta, sigma / size, depth=depth, size=length / size)
+    advice = _advice({k: v[0] for k, v in found.items()}, float(size2[0]))
+    gaps = (size2 * (found[advice.runner_up] - found[advice.method]))[1:]
+    stderr = float(jnp.sqrt((blocks - 1) * jnp.mean((gaps - gaps.mean()) ** 2)))
+    cross = x @ x.T
+    pairs = (jnp.sum(cross**2) - jnp.sum(norms2**2)) / (n * (n - 1))
+    return SampleAdvice(
+        advice,
+        stderr,
+        float(theta[0]),
+        float(sigma[0]),
+        float(size[0] / scale),
+        float(pairs / d),
+    )
 
 
 def angle(beta_s: ArrayLike, beta_t: ArrayLike) -> Array:
@@ -79,3 +208,24 @@ def angle(beta_s: ArrayLike, beta_t: ArrayLike) -> Array:
             f"beta_s and beta_t must have one shape; got {unit[0].shape} and {unit[1].shape}"
         )
     return 2 * jnp.arctan2(jnp.linalg.norm(unit[0] - unit[1]), jnp.linalg.norm(unit[0] + unit[1]))
+
+
+def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array]:
+    """Linear transfer, plain and at its best ridge."""
+    plain = risks.linear_transfer_risk(n, theta, sigma, allow_infinite=True)
+    best = risks.optimal_ridge(n, theta, sigma)
+    # The best ridge is infinite at theta = pi/2 (nothing is transferred) and 0 without any error.
+    finite = jnp.isfinite(best) & (best < 1e12) & (best > 0)
+    ridge = risks.linear_transfer_risk(
+        n, theta, sigma, jnp.where(finite, best, 1.0), allow_infinite=True
+    )
+    ridge = jnp.where(finite, ridge, jnp.where(best > 0, 1.0, plain))
+    return {"linear transfer": plain, "ridge transfer": ridge}
+
+
+def _advice(found: dict[str, Array], unit: float = 1.0) -> Advice:
+    """The best and the second best; `unit` is what the risks are multiples of."""
+    plain = {name: unit * float(value) for name, value in found.items()}
+    # sorted is stable: where methods tie, the simpler one is named
+    first, second, *_ = sorted(plain, key=plain.__getitem__)
+    return Advice(first, plain[first], second, plain[second] - plain[first], plain)

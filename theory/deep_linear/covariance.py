@@ -31,6 +31,43 @@ def power_law(d: int, exponent: ArrayLike) -> Spectrum:
     return s / s.mean()
 
 
+def diagonalise(
+    covariance: Float[ArrayLike, "d d"], *vectors: Float[ArrayLike, " d"]
+) -> tuple[Array, ...]:
+    """The eigenvalues of a covariance matrix, descending, and vectors in its eigenbasis: what the
+    other functions take. ValueError for a matrix that is not square, finite, symmetric and positive
+    semidefinite (up to rounding, which is set to 0), or not all 0.
+    """
+    covariance = jnp.asarray(covariance, dtype=float)
+    if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1] or covariance.size == 0:
+        raise ValueError(f"covariance must be a square matrix; got shape {covariance.shape}")
+    problems.check("covariance", covariance, np.isfinite, "finite")
+    for i, vector in enumerate(vectors):
+        if jnp.shape(vector) != covariance.shape[:1]:
+            raise ValueError(
+                f"vector {i} must have shape {covariance.shape[:1]}, as covariance; "
+                f"got {jnp.shape(vector)}"
+            )
+        problems.check(f"vector {i}", vector, np.isfinite, "finite")
+    known = concrete(covariance)
+    rounding = 10 * covariance.shape[0] * float(jnp.finfo(covariance.dtype).eps)
+    if known is not None and np.abs(known - known.T).max() > rounding * np.abs(known).max():
+        i, j = np.unravel_index(np.abs(known - known.T).argmax(), known.shape)
+        raise ValueError(
+            f"covariance must be symmetric; got {known[i, j]:g} at [{i}, {j}] and "
+            f"{known[j, i]:g} at [{j}, {i}]"
+        )
+    values, basis = jnp.linalg.eigh((covariance + covariance.T) / 2)
+    values, basis = values[::-1], basis[:, ::-1]
+    found = concrete(values)
+    if found is not None and (found[-1] < -rounding * np.abs(found).max() or not found.any()):
+        raise ValueError(
+            "covariance must be positive semidefinite and not 0; its eigenvalues run from "
+            f"{found[-1]:g} to {found[0]:g}"
+        )
+    return (jnp.maximum(values, 0.0), *(basis.T @ jnp.asarray(v, dtype=float) for v in vectors))
+
+
 def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
     """kappa >= ridge with ridge = kappa (1 - df1(kappa)/n), for n samples; 0 where nothing is left
     (ridge = 0, n >= rank).
@@ -39,7 +76,7 @@ def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0)
     safeguarded by bisection, up to ridge + trace/n. Broadcasts over n and ridge; implicit
     derivatives.
     """
-    s = _check_spectrum(eigenvalues)
+    s = check_spectrum(eigenvalues)
     problems.check("n", n, lambda n: (n > 0) & (n < np.inf), "a finite number of samples > 0")
     problems.check_ridge(ridge)
     n, ridge = jnp.broadcast_arrays(jnp.asarray(n, dtype=float), jnp.asarray(ridge, dtype=float))
@@ -122,7 +159,7 @@ def scratch_risk(
     ridge: ArrayLike = 0.0,
 ) -> Array:
     """Risk of (ridge) regression; `beta_t` in the eigenbasis of Sigma."""
-    _check_vectors(eigenvalues, beta_t=beta_t)
+    check_vectors(eigenvalues, beta_t=beta_t)
     problems.check_sigma(sigma)
     return equivalent(eigenvalues, n, ridge).risk(jnp.asarray(beta_t) ** 2, sigma)
 
@@ -137,7 +174,7 @@ def fine_tune_risk(
 ) -> Array:
     """Risk of X^+ y + c (I - P) beta_s with c at its deterministic value: fine-tuning all layers,
     i.e. regression started at c beta_s. From n = rank on, the source is forgotten."""
-    _check_vectors(eigenvalues, beta_s=beta_s, beta_t=beta_t)
+    check_vectors(eigenvalues, beta_s=beta_s, beta_t=beta_t)
     problems.check_sigma(sigma)
     problems.check_depth(depth)
     beta_s, beta_t = jnp.asarray(beta_s, dtype=float), jnp.asarray(beta_t, dtype=float)
@@ -159,7 +196,7 @@ def linear_transfer_risk(
 ) -> Array:
     """Risk of refitting the scale of beta_s, exact for n > 2: the isotropic law at the angle in the
     Sigma inner product and in units of |beta_t|_Sigma."""
-    _check_vectors(eigenvalues, beta_s=beta_s, beta_t=beta_t)
+    check_vectors(eigenvalues, beta_s=beta_s, beta_t=beta_t)
     theta, size2 = sigma_angle(eigenvalues, beta_s, beta_t)
     relative = jnp.asarray(sigma, dtype=float) / jnp.sqrt(size2)
     return size2 * risks.linear_transfer_risk(n, theta, relative)
@@ -174,7 +211,7 @@ def sigma_angle(eigenvalues: Spectrum, beta_s: Spectrum, beta_t: Spectrum) -> tu
     return jnp.arctan2(jnp.sqrt(sine2), inner / jnp.sqrt(ss)), tt
 
 
-def _check_spectrum(eigenvalues: ArrayLike) -> Array:
+def check_spectrum(eigenvalues: ArrayLike) -> Array:
     s = jnp.asarray(eigenvalues, dtype=float)
     if s.ndim != 1 or s.size == 0:
         raise ValueError(f"eigenvalues must be a vector of Sigma's eigenvalues; got {s.shape}")
@@ -185,7 +222,7 @@ def _check_spectrum(eigenvalues: ArrayLike) -> Array:
     return s
 
 
-def _check_vectors(eigenvalues: ArrayLike, **vectors: ArrayLike) -> None:
+def check_vectors(eigenvalues: ArrayLike, **vectors: ArrayLike) -> None:
     shape = jnp.shape(eigenvalues)
     for name, vector in vectors.items():
         if jnp.shape(vector) != shape:

@@ -5,7 +5,7 @@ For Gaussian X and unit tasks (features-are-fate Section 3, made exact):
   scratch, n >= d:   sigma^2 chi^2_d / chi^2_{n-d+1}
   linear transfer:   sin^2 + (sigma^2 + sin^2) F_{1,n} / n
 All are shift + Beta + scale * chi^2_a / chi^2_b, which is one `RiskLaw`. Fine-tuning has no such
-form: sample it with `overlaps_law(...).fine_tune(...)`.
+form, but an exact O(1) sampler (`laws`): its law is a `SampledLaw`, known up to a stated band.
 """
 
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from theory import problems
+from theory.deep_linear.laws import overlaps_law
 
 
 class RiskLaw(NamedTuple):
@@ -136,6 +137,69 @@ def linear_transfer_law(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Ris
     missed2 = jnp.sin(theta) ** 2
     zero, one = jnp.zeros_like(n), jnp.ones_like(n)
     return RiskLaw(missed2, zero, one, missed2 + sigma**2, one, n)
+
+
+class SampledLaw(NamedTuple):
+    """A law by exact draws of it. The true cdf lies within `band` of the empirical one."""
+
+    draws: Array
+    """Ascending, along the last axis."""
+    degrees: Array
+    """Moments of order >= degrees / 2 are infinite; inf if all exist."""
+
+    def mean(self) -> Array:
+        """inf where it is infinite; standard error: sqrt(variance / draws)."""
+        return jnp.where(self.degrees > 2, self.draws.mean(-1), jnp.inf)
+
+    def variance(self) -> Array:
+        """inf where it is infinite."""
+        return jnp.where(self.degrees > 4, self.draws.var(-1, ddof=1), jnp.inf)
+
+    def cdf(self, risk: ArrayLike) -> Array:
+        """Share of draws <= risk; one law only (draws of one axis)."""
+        risk = jnp.asarray(risk, dtype=float)
+        return jnp.searchsorted(self.draws, risk, side="right") / self.draws.shape[-1]
+
+    def quantile(self, probability: ArrayLike) -> Array:
+        """Empirical quantile, probabilities in (0, 1)."""
+        problems.check(
+            "probability", probability, lambda p: (p > 0) & (p < 1), "strictly between 0 and 1"
+        )
+        return jnp.quantile(self.draws, jnp.asarray(probability, dtype=float), axis=-1)
+
+    def band(self, confidence: float = 0.99) -> float:
+        """Largest |empirical - true cdf| anywhere, with this confidence, by the inequality of
+        Dvoretzky, Kiefer, Wolfowitz and Massart: P(> e) <= 2 exp(-2 draws e^2)."""
+        if not 0 < confidence < 1:
+            raise ValueError(f"confidence must be strictly between 0 and 1; got {confidence}")
+        return float(np.sqrt(np.log(2 / (1 - confidence)) / (2 * self.draws.shape[-1])))
+
+
+def fine_tune_law(
+    key: Array,
+    n: int,
+    d: int,
+    theta: ArrayLike,
+    sigma: float,
+    depth: ArrayLike = 2,
+    *,
+    size: ArrayLike = 1.0,
+    draws: int = 100_000,
+) -> SampledLaw:
+    """Law of the risk of fine-tuning on n samples in d dimensions, by exact draws.
+
+    theta, depth and size broadcast; the draws are shared. Its moments are finite where those of
+    scratch training are: c grows more slowly than |X^+ y|.
+    """
+    problems.check_theta(theta)
+    problems.check_sigma(sigma)
+    problems.check_depth(depth)
+    theta, depth, size = (
+        jnp.asarray(v, dtype=float)[..., None] for v in jnp.broadcast_arrays(theta, depth, size)
+    )
+    risks = overlaps_law(key, n, d, draws).fine_tune(theta, sigma, depth, size)
+    degrees = jnp.where(jnp.asarray(sigma) > 0, abs(n - d) + 1.0, jnp.inf)
+    return SampledLaw(jnp.sort(risks, axis=-1), degrees)
 
 
 def _check_counts(name: str, value: ArrayLike) -> None:

@@ -1,6 +1,7 @@
 """The real thing: deep linear networks f(x) = x W_1 W_2 ... W_L trained by gradient descent.
 
-Nothing here knows a closed form. W_1 ... W_{L-1} are [d, d], W_L is [d] (features-are-fate eq. 9).
+Nothing here knows a closed form. W_1 ... W_{L-1} are [d, d], W_L is [d] (features-are-fate eq. 9),
+or [d, m] for m outputs, whose squared errors add up.
 Losses and units: `theory.problems`. Gradient descent at a small rate stands for gradient flow.
 """
 
@@ -25,23 +26,28 @@ class Trained(NamedTuple):
     gradient: Array
 
 
-def small_weights(key: Array, d: int, depth: int, alpha: ArrayLike) -> Weights:
+def small_weights(
+    key: Array, d: int, depth: int, alpha: ArrayLike, outputs: int | None = None
+) -> Weights:
     """alpha times an initialisation that satisfies the paper's eq. (22): W_l = alpha
-    sqrt(depth - l + 1) orthogonal for l < depth, W_depth = alpha unit vector."""
+    sqrt(depth - l + 1) orthogonal for l < depth, W_depth = alpha unit vector, or `outputs`
+    orthonormal ones."""
     if d < 1 or depth < 1:
         raise ValueError(f"need d >= 1 and depth >= 1; got d={d}, depth={depth}")
+    if outputs is not None and not 1 <= outputs <= d:
+        raise ValueError(f"outputs must be from 1 to d = {d}; got {outputs}")
     problems.check("alpha", alpha, lambda a: a > 0, "a positive scale")
     *keys, last = jax.random.split(key, depth)
     square = tuple(
         jnp.asarray(alpha) * jnp.sqrt(depth - l) * jax.random.orthogonal(k, d)
         for l, k in enumerate(keys)
     )
-    vector = jax.random.normal(last, (d,))
-    return (*square, jnp.asarray(alpha) * vector / jnp.linalg.norm(vector))
+    basis = jnp.linalg.qr(jax.random.normal(last, (d, outputs or 1)))[0]
+    return (*square, jnp.asarray(alpha) * (basis if outputs else basis[:, 0]))
 
 
-def predictor(weights: Weights) -> Float[Array, " d"]:
-    """beta = W_1 ... W_L, multiplied from the right: matrix-vector products only."""
+def predictor(weights: Weights) -> Float[Array, "d *m"]:
+    """beta = W_1 ... W_L, multiplied from the right: no product of two square matrices."""
     *square, beta = weights
     for w in reversed(square):
         beta = w @ beta
@@ -67,11 +73,11 @@ def linear_transfer(weights: Weights, x: Array, y: Array, rate: ArrayLike, steps
 
 
 def _population_loss(weights: Weights, beta_s: Array) -> Array:
-    return 0.5 * problems.risk(predictor(weights), beta_s)
+    return 0.5 * jnp.sum((predictor(weights) - beta_s) ** 2)
 
 
 def _training_loss(weights: Weights, x: Array, y: Array) -> Array:
-    return 0.5 * jnp.mean((y - x @ predictor(weights)) ** 2)
+    return 0.5 * jnp.sum((y - x @ predictor(weights)) ** 2) / x.shape[0]
 
 
 @partial(jax.jit, static_argnames=("loss", "steps"))

@@ -33,12 +33,15 @@ class Overlaps(NamedTuple):
         """|X^+ y - beta_t|^2, where small weights lead (features-are-fate Thm 3.5)."""
         return _unlearned(self.gram, -jnp.cos(theta), -jnp.sin(theta)) + self._noise(sigma)
 
-    def fine_tune(self, theta: ArrayLike, sigma: ArrayLike, depth: ArrayLike) -> Array:
-        """|X^+ y + c (I - P) beta_s - beta_t|^2, the corrected Thm 3.9; see `null_scale` for c."""
+    def fine_tune(
+        self, theta: ArrayLike, sigma: ArrayLike, depth: ArrayLike, size: ArrayLike = 1.0
+    ) -> Array:
+        """|X^+ y + c (I - P) beta_s - beta_t|^2, the corrected Thm 3.9; see `null_scale` for c.
+        `size` is |beta_s|, where it is not that of the target."""
         y = jnp.stack(jnp.broadcast_arrays(jnp.cos(theta), jnp.sin(theta), sigma), axis=-1)
         p = jnp.einsum("...i,...ij,...j->...", y, self.gram, y)
-        c = null_scale(p, 1 - self.gram[..., 0, 0], depth)
-        return _unlearned(self.gram, c - jnp.cos(theta), -jnp.sin(theta)) + self._noise(sigma)
+        kept = size * null_scale(p / size**2, 1 - self.gram[..., 0, 0], depth)
+        return _unlearned(self.gram, kept - jnp.cos(theta), -jnp.sin(theta)) + self._noise(sigma)
 
     def linear_transfer(self, theta: ArrayLike, sigma: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
         """Only the scale of beta_s is refitted (features-are-fate eqs. 11 and 14)."""

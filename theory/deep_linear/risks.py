@@ -118,6 +118,7 @@ def fine_tune_risk(
     theta: ArrayLike,
     sigma: ArrayLike,
     depth: ArrayLike = 2,
+    size: ArrayLike = 1.0,
     *,
     allow_infinite: bool = False,
 ) -> Array:
@@ -125,12 +126,13 @@ def fine_tune_risk(
 
     (1-gamma)(1 - 2 c cos + c^2) + gamma sigma^2/(1-gamma) for gamma < 1, with c = `null_scale` at
     p = gamma (1 + sigma^2/(1-gamma)), q = 1-gamma. For gamma >= 1 the source is forgotten.
+    size: |beta_s| where it is not 1; then c stands for size * null_scale(p / size^2, q).
     Exact samples at finite n and d: `overlaps_law(...).fine_tune(...)`.
     """
     problems.check_theta(theta)
     problems.check_depth(depth)
     scratch = scratch_limit(gamma, sigma, allow_infinite=allow_infinite)
-    return scratch - _fine_tune_gain(gamma, theta, sigma, depth)
+    return scratch - _fine_tune_gain(gamma, theta, sigma, depth, size)
 
 
 def transferability(
@@ -141,6 +143,7 @@ def transferability(
     sigma: ArrayLike,
     *,
     depth: ArrayLike = 2,
+    size: ArrayLike = 1.0,
     ridge: ArrayLike = 0.0,
     allow_infinite: bool = False,
 ) -> Array:
@@ -153,7 +156,7 @@ def transferability(
         scratch = scratch_risk(n, d, sigma, allow_infinite=allow_infinite)
         return scratch - linear_transfer_risk(n, theta, sigma, ridge, allow_infinite=allow_infinite)
     gamma = jnp.asarray(n, dtype=float) / jnp.asarray(d, dtype=float)
-    return transferability_limit(mode, gamma, theta, sigma, depth=depth)
+    return transferability_limit(mode, gamma, theta, sigma, depth=depth, size=size)
 
 
 def transferability_limit(
@@ -163,6 +166,7 @@ def transferability_limit(
     sigma: ArrayLike,
     *,
     depth: ArrayLike = 2,
+    size: ArrayLike = 1.0,
     ridge: ArrayLike = 0.0,
     allow_infinite: bool = False,
 ) -> Array:
@@ -173,7 +177,7 @@ def transferability_limit(
     problems.check_sigma(sigma)
     problems.check_depth(depth)
     if mode == "fine_tune":
-        return _fine_tune_gain(gamma, theta, sigma, depth)
+        return _fine_tune_gain(gamma, theta, sigma, depth, size)
     if mode != "linear":
         raise ValueError(f"mode must be 'linear' or 'fine_tune'; got {mode!r}")
     scratch = scratch_limit(gamma, sigma, allow_infinite=allow_infinite)
@@ -218,21 +222,22 @@ def fine_tune_boundary(gamma: ArrayLike, sigma: ArrayLike, depth: ArrayLike = 2)
     check_below_one = "a load in [0, 1): from n = d on fine-tuning equals scratch training"
     problems.check("gamma", gamma, lambda g: (g >= 0) & (g < 1), check_below_one)
     problems.check_sigma(sigma)
-    c = _limit_null_scale(gamma, sigma, depth)
+    c = _limit_null_scale(gamma, sigma, depth, 1.0)
     return jnp.arccos(jnp.minimum(c / 2, 1.0))
 
 
-def _fine_tune_gain(gamma, theta, sigma, depth) -> Array:
-    c = _limit_null_scale(gamma, sigma, depth)
+def _fine_tune_gain(gamma, theta, sigma, depth, size) -> Array:
+    problems.check("size", size, lambda r: (r > 0) & (r < np.inf), "a finite norm > 0")
+    c = size * _limit_null_scale(gamma, sigma, depth, size)
     unseen = jnp.maximum(1 - jnp.asarray(gamma, dtype=float), 0.0)
     # c grows like (1-gamma)^{-1/2 (1-1/depth)}: the product has the limit 0 at gamma = 1.
     return jnp.where(unseen > 0, unseen * c * (2 * jnp.cos(theta) - c), 0.0)
 
 
-def _limit_null_scale(gamma, sigma, depth) -> Array:
-    gamma, sigma = jnp.asarray(gamma, dtype=float), jnp.asarray(sigma, dtype=float)
+def _limit_null_scale(gamma, sigma, depth, size) -> Array:
+    gamma, sigma, size = (jnp.asarray(v, dtype=float) for v in (gamma, sigma, size))
     q = jnp.where(gamma < 1, 1 - gamma, 1.0)
-    return null_scale(jnp.minimum(gamma, 1) * (1 + sigma**2 / q), q, depth)
+    return null_scale(jnp.minimum(gamma, 1) * (1 + sigma**2 / q) / size**2, q, depth)
 
 
 def _ridge_moments(n: Array, k: Array) -> tuple[Array, Array]:

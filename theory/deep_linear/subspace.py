@@ -5,6 +5,12 @@ x ~ N(0, I) and y = B^T x + sigma noise. Only what lies in the span of U can be 
 acts as noise. So the law is that of regression in k dimensions with signal |U^T B|^2 and noise
 m sigma^2 + |B - U U^T B|^2, with a second peak of double descent at n = k. Extends
 features-are-fate Thm 3.7, its case k = m = 1.
+
+Fine-tuning from rank k is open. What is known, of two layers: (I - P) W_1 is frozen, so (I - P) B
+stays in the span of the columns of (I - P) B_s, and balancedness, W_1^T W_1 = W_2 W_2^T, makes
+(I - P)(B B^T)^{1/2}(I - P) a constant. For k = 1 that fixes the limit (`fine_tune_limit`); for
+k > 1 it leaves a rotation in O(k) that depends on the path. `simulate_fine_tuning` trains the
+network and says how well both laws hold.
 """
 
 from typing import NamedTuple
@@ -16,6 +22,7 @@ from jaxtyping import Array, Float
 
 from sail_jax.checks import concrete
 from theory import problems
+from theory.deep_linear import networks
 from theory.deep_linear.risks import scratch_risk
 
 
@@ -91,3 +98,60 @@ def linear_transfer_risk(
     noise = jnp.sqrt((of.missed + of.m * jnp.asarray(sigma, dtype=float) ** 2) / size)
     learned = scratch_risk(n, of.k, noise, allow_infinite=allow_infinite)
     return of.missed + size * learned
+
+
+class RankK(NamedTuple):
+    """A fine-tuned network of two layers: its map B [d, m], and two numbers that vanish with alpha,
+    relative to their initial sizes: what of (I - P) B lies outside the columns of (I - P) B_s, and
+    the change of (I - P)(B B^T)^{1/2}(I - P). `gradient`: largest entry left, 0 when converged."""
+
+    predictor: Array
+    outside: Array
+    drift: Array
+    gradient: Array
+
+
+def simulate_fine_tuning(
+    key: Array,
+    x: Float[Array, "n d"],
+    y: Float[Array, "n m"],
+    source: Float[Array, "d m"],
+    *,
+    alpha: float = 1e-3,
+    rate: float = 0.02,
+    time: float = 1000.0,
+) -> RankK:
+    """Pretrains two layers on the map `source` (population loss), then fine-tunes both on (x, y).
+
+    Gradient descent for `time` each; simulation only, no closed form is known for rank > 1.
+    """
+    if x.ndim != 2 or y.ndim != 2 or source.shape != (x.shape[1], y.shape[1]) or len(x) != len(y):
+        raise ValueError(
+            "x [n, d], y [n, m] and source [d, m] must conform; "
+            f"got {x.shape}, {y.shape} and {source.shape}"
+        )
+    for name, value in (("x", x), ("y", y), ("source", source)):
+        problems.check(name, value, np.isfinite, "finite")
+    steps = round(time / rate)
+    start = networks.small_weights(key, x.shape[1], 2, alpha, y.shape[1])
+    pretrained = networks.pretrain(start, source, rate, steps)
+    trained = networks.fine_tune(pretrained.weights, x, y, rate, steps)
+    before, after = (networks.predictor(run.weights) for run in (pretrained, trained))
+
+    _, s, vt = jnp.linalg.svd(x, full_matrices=False)
+    seen = jnp.where((s > s[0] * max(x.shape) * jnp.finfo(s.dtype).eps)[:, None], vt, 0.0)
+
+    def unseen(b: Array) -> Array:
+        return b - seen.T @ (seen @ b)
+
+    def root(b: Array) -> Array:
+        u, s, _ = jnp.linalg.svd(b, full_matrices=False)
+        half = unseen(u * jnp.sqrt(s))
+        return half @ half.T
+
+    columns = jnp.linalg.svd(unseen(before), full_matrices=False)
+    basis = jnp.where(columns[1] > 1e-8 * columns[1][0], columns[0], 0.0)
+    left = unseen(after)
+    outside = jnp.linalg.norm(left - basis @ (basis.T @ left)) / jnp.linalg.norm(left)
+    drift = jnp.linalg.norm(root(after) - root(before)) / jnp.linalg.norm(root(before))
+    return RankK(after, outside, drift, jnp.maximum(pretrained.gradient, trained.gradient))
