@@ -3,14 +3,16 @@
 Figures 1, 3, 6 and 7 of features-are-fate (arXiv 2410.08194): transferability of linear transfer
 and of fine-tuning over (gamma = n/d, theta), closed form beside simulation, with the line on which
 transfer neither helps nor hurts (in the limit n, d -> inf). Linear transfer: exact at finite n and
-d. Fine-tuning: the limit, with the depth- and noise-dependent correction of Thm 3.9.
+d. Fine-tuning: the limit, with the depth- and noise-dependent correction of Thm 3.9. Past the
+figures: the diagram for every depth from 1 to infinity, and for noise from none to as much as
+signal.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import pi
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -22,10 +24,10 @@ from theory import deep_linear as dl
 
 if TYPE_CHECKING:
     import xarray as xr
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FINE = 600  # points of a closed-form curve
+QUANTILES = {"low": 0.16, "median": 0.5, "high": 0.84}
 CHUNK = 5  # draws between two points at which a run can be resumed
 
 
@@ -45,8 +47,10 @@ class Config:
     """Number of angles from 0 to pi/2; 8 k + 1 puts the slices on the grid."""
     sigmas: tuple[float, ...] = (0.0, 0.2)
     """Standard deviations of the label noise."""
-    depths: tuple[int, ...] = (1, 2, 4)
-    """Numbers of layers of the fine-tuned network."""
+    depths: tuple[float, ...] = (1, 2, 4)
+    """Numbers of layers of the fine-tuned network; inf is allowed."""
+    modes: tuple[Literal["linear", "fine_tune"], ...] = ("linear", "fine_tune")
+    """Ways of transfer to show."""
     seed: int = 0
     """Seed of the simulated data sets."""
 
@@ -65,8 +69,10 @@ class Config:
                 f"sigmas must be one or more standard deviations >= 0; got {self.sigmas}"
             )
         if not self.depths or not all(depth >= 1 for depth in self.depths):
-            raise ValueError(f"depths must be one or more integers >= 1; got {self.depths}")
-        for name in ("sigmas", "depths"):
+            raise ValueError(f"depths must be one or more numbers >= 1; got {self.depths}")
+        if not self.modes or not set(self.modes) <= {"linear", "fine_tune"}:
+            raise ValueError(f"modes must be linear or fine_tune, or both; got {self.modes}")
+        for name in ("sigmas", "depths", "modes"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name} must differ; got {getattr(self, name)}")
         n = self.counts()
@@ -102,14 +108,30 @@ class Config:
         return cls(d=200, draws=10, gammas=20, thetas=25)
 
 
-PRESETS = {"default": Config, "quick": Config.quick, "tiny": Config.tiny}
+# The paper's figures; figure 7 is figure 6 beside its simulation, which ours always shows.
+_NOISELESS = partial(Config, sigmas=(0.0,), modes=("linear",))
+
+PRESETS: dict[str, Callable[[], Config]] = {
+    "default": Config,
+    "figure_1": partial(Config, sigmas=(0.2,), modes=("linear",)),
+    "figure_3": partial(Config, sigmas=(0.2,), modes=("fine_tune",), depths=(2,)),
+    "figure_6": _NOISELESS,
+    "figure_7": _NOISELESS,
+    "depth": partial(
+        Config, sigmas=(0.5,), modes=("fine_tune",), depths=(1, 2, 3, 4, np.inf), gamma_max=1.2
+    ),
+    "noise": partial(Config, sigmas=(0.0, 0.2, 0.5, 1.0), depths=(2,)),
+    "quick": Config.quick,
+    "tiny": Config.tiny,
+}
 
 
 def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     """Transferability (eq. 7) in theory and in simulation on one grid.
 
     Simulated values are means over draws of the paired difference R_sc - R_tx; `*_std` is their
-    standard deviation over draws.
+    standard deviation over draws, `*_low`, `*_median` and `*_high` are quantiles (16, 50, 84 %),
+    which exist where moments do not: near n = d.
     """
     found = simulate(config, stage)
     return _dataset(config, found, stage("closed forms", partial(_closed_forms, config)))
@@ -197,14 +219,19 @@ def _dataset(config: Config, found: Mapping, theory: Mapping) -> "xr.Dataset":
     n = config.counts()
     grid = ("gamma", "theta", "sigma")
     data: dict[str, Any] = {"n": ("gamma", n, {"long_name": "target samples"})}
-    for mode, dims in (("linear", grid), ("fine_tune", (*grid, "depth"))):
+    for mode in config.modes:
+        dims = grid if mode == "linear" else (*grid, "depth")
         data[f"{mode}_theory"] = (dims, theory[f"{mode}_theory"])
         data[f"{mode}_mean"] = (dims, found[mode].mean(axis=0))
         data[f"{mode}_std"] = (dims, found[mode].std(axis=0, ddof=1))
         data[f"{mode}_curve"] = (("curve", "slice", *dims[2:]), theory[f"{mode}_curve"])
-    for edge in ("lower", "upper", "over"):
-        data[f"linear_{edge}"] = (("edge", "sigma"), theory[f"linear_{edge}"])
-    data["fine_tune_edge"] = (("below", "sigma", "depth"), theory["fine_tune_edge"])
+        for name, share in QUANTILES.items():
+            data[f"{mode}_{name}"] = (dims, np.quantile(found[mode], share, axis=0))
+    if "linear" in config.modes:
+        for edge in ("lower", "upper", "over"):
+            data[f"linear_{edge}"] = (("edge", "sigma"), theory[f"linear_{edge}"])
+    if "fine_tune" in config.modes:
+        data["fine_tune_edge"] = (("below", "sigma", "depth"), theory["fine_tune_edge"])
     angles = _angles(config)
     coords = {
         "gamma": ("gamma", n / config.d, {"long_name": "load n/d", "units": "1"}),
@@ -220,169 +247,26 @@ def _dataset(config: Config, found: Mapping, theory: Mapping) -> "xr.Dataset":
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """One figure per way of transfer at the largest noise, one per noiseless case, and the angle
-    of zero transfer for every depth."""
-    noisy = float(dataset.sigma.max())
-    depth = 2 if 2 in dataset.depth else int(dataset.depth[-1])
-    figures = {}
-    for sigma in sorted({noisy, float(dataset.sigma.min())}, reverse=True):
-        suffix = "" if sigma == noisy else "_noiseless" if sigma == 0 else f"_sigma{sigma:g}"
-        figures[f"linear_transfer{suffix}"] = _diagram(dataset, "linear", sigma, None)
-        figures[f"fine_tuning{suffix}"] = _diagram(dataset, "fine_tune", sigma, depth)
-    figures["fine_tuning_depth"] = _depth_figure(dataset, noisy)
-    return figures
+    """The diagram of each way of transfer, at the largest noise and without; where several depths
+    or noises were asked for, all of them side by side."""
+    from experiments import phase_figures
 
-
-def _diagram(dataset: "xr.Dataset", mode: str, sigma: float, depth: int | None) -> "Figure":
-    from experiments import style
-
-    at = dataset.sel(sigma=sigma) if depth is None else dataset.sel(sigma=sigma, depth=depth)
-    title = "Linear transfer" if depth is None else f"Fine-tuning {depth} layers"
-    figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
-    for ax, kind, name in (
-        (left, "theory", "closed form" if depth is None else "closed form (limit)"),
-        (middle, "mean", f"simulation ({at.attrs['draws']} draws, d = {at.attrs['d']})"),
-    ):
-        style.heatmap(
-            ax,
-            at[f"{mode}_{kind}"].values.T,
-            x=at.gamma.values,
-            y=at.theta.values,
-            cmap=style.DIVERGING,
-            vmin=-1,
-            vmax=1,
-            label="$T$",
-        )
-        _draw_boundary(ax, at, mode)
-        ax.set(xlabel="load $γ = n/d$", ylabel="angle $θ$ (rad)", title=f"{title}: {name}")
-        _angle_axis(ax)
-        ax.set_xlim(at.gamma.values[[0, -1]])
-    stderr = at[f"{mode}_std"] / np.sqrt(at.attrs["draws"])
-    for i, angle in enumerate(at.slice.values):
-        color = style.PALETTE[i]
-        curve = at[f"{mode}_curve"].isel(slice=i).values
-        gap = np.where(np.diff(at.curve.values) > 1.5 * np.diff(at.curve.values)[0])[0] + 1
-        right.plot(
-            np.insert(at.curve.values, gap, np.nan), np.insert(curve, gap, np.nan), color=color
-        )
-        right.errorbar(
-            at.gamma.values,
-            at[f"{mode}_mean"].sel(theta=angle, method="nearest").values,
-            stderr.sel(theta=angle, method="nearest").values,
-            fmt="o",
-            ms=3.5,
-            lw=1,
-            color=color,
-            label=_as_pi(angle),
-        )
-    right.axhline(0, color=style.INK, lw=0.8)
-    shown = at[f"{mode}_mean"].sel(theta=at.slice, method="nearest").values
-    reach = np.abs(shown).max()
-    low, high = (-1.0, 1.0) if depth is None else (-1.15 * reach, 1.15 * reach)
-    right.set(
-        xlabel="load $γ = n/d$",
-        ylabel="transferability $T$",
-        ylim=(low, high),
-        title=f"{title}: slices at $σ$ = {sigma:g} (± 1 s.e.)",
-    )
-    right.legend(title="angle $θ$", frameon=False, fontsize=9, loc="best")
-    return figure
-
-
-def _draw_boundary(ax: "Axes", at: "xr.Dataset", mode: str) -> None:
-    from experiments import style
-
-    lines = {"color": style.INK, "lw": 1.6}
-    if mode == "fine_tune":
-        ax.plot(at.below, at.fine_tune_edge, **lines)
-        ax.axvline(1, color=style.INK, lw=0.8, ls=":")
-    else:
-        exists = (at.linear_upper > at.linear_lower).values
-        theta = at.edge.values
-        # Without noise the two regions touch at gamma = 1: no change of sign there.
-        apart = (at.linear_over - at.linear_upper > 1e-9).values & (theta > 0)
-        below, above = exists, (exists & apart)[::-1]
-        ax.plot(
-            np.concatenate([at.linear_upper.values[::-1][above], at.linear_lower.values[below]]),
-            np.concatenate([theta[::-1][above], theta[below]]),
-            **lines,
-        )
-        ax.plot(at.linear_over.values[apart], theta[apart], **lines)
-
-
-def _depth_figure(dataset: "xr.Dataset", sigma: float) -> "Figure":
-    """The angle at which T changes sign: closed form, and interpolated from the simulation."""
-    from experiments import style
-
-    figure, ((ax,),) = style.figure(1, 1, width=5.6, height=4.2)
-    at = dataset.sel(sigma=sigma)
-    theta = at.theta.values
-    for i, depth in enumerate(at.depth.values):
-        color = style.PALETTE[i % len(style.PALETTE)]
-        ax.plot(
-            at.below,
-            at.fine_tune_edge.sel(depth=depth),
-            color=color,
-            label=f"{depth} layer{'s' if depth > 1 else ''}",
-        )
-        ours = at.sel(depth=depth)
-        loads = [g for g in ours.gamma.values if g < 1]
-        gains = [ours.fine_tune_mean.sel(gamma=g).values for g in loads]
-        bars = [ours.fine_tune_std.sel(gamma=g).values / np.sqrt(at.attrs["draws"]) for g in loads]
-        crossings = [_crossing(theta, gain, bar) for gain, bar in zip(gains, bars, strict=True)]
-        ax.errorbar(
-            loads,
-            [c[0] for c in crossings],
-            [c[1] for c in crossings],
-            fmt="o",
-            ms=3.5,
-            lw=1,
-            color=color,
-        )
-    ax.axhline(pi / 3, color=style.FAINT, ls="--", label="$π/3$, as printed")
-    ax.set(
-        xlabel="load $γ = n/d$",
-        ylabel="angle of zero transferability (rad)",
-        title=f"Fine-tuning helps below the line, $σ$ = {sigma:g} (bars: ± 1 s.e.)",
-        xlim=(0, 1.0),
-        ylim=(0, 0.4 * pi),
-    )
-    _angle_axis(ax, top=0.4 * pi)
-    ax.legend(frameon=False, fontsize=9, loc="lower left")
-    return figure
-
-
-def _crossing(theta: np.ndarray, gain: np.ndarray, bar: np.ndarray) -> tuple[float, float]:
-    """Where `gain` first turns negative, by linear interpolation, and its standard error
-    (the error of the gain over its slope)."""
-    turned = np.flatnonzero(gain < 0)
-    if turned.size == 0 or turned[0] == 0:
-        return np.nan, np.nan
-    i = turned[0]
-    slope = (gain[i] - gain[i - 1]) / (theta[i] - theta[i - 1])
-    return float(theta[i] - gain[i] / slope), float(abs(bar[i] / slope))
-
-
-def _angle_axis(ax: "Axes", top: float = pi / 2) -> None:
-    ticks = [k * pi / 8 for k in range(5) if k * pi / 8 <= top]
-    ax.set_yticks(ticks, [_as_pi(t) for t in ticks])
-
-
-def _as_pi(angle: float) -> str:
-    eighths = round(angle / pi * 8)
-    return {0: "0", 1: "$π/8$", 2: "$π/4$", 3: "$3π/8$", 4: "$π/2$"}[eighths]
+    return phase_figures.draw(dataset)
 
 
 def summary(dataset: "xr.Dataset") -> str:
     """How much of the plane transfer hurts, and how well the two sides agree."""
+    from experiments.phase_figures import layers
+
     sigma = float(dataset.sigma.max())
-    depth = 2 if 2 in dataset.depth else int(dataset.depth[-1])
+    depth = 2 if 2 in dataset.depth else float(dataset.depth[-1])
     at = dataset.sel(sigma=sigma)
+    names = {"linear": "Linear transfer", "fine_tune": f"Fine-tuning ({layers(depth)})"}
     sentences = []
-    for mode, name, one in (
-        ("linear", "Linear transfer", at),
-        ("fine_tune", f"Fine-tuning ({depth} layers)", at.sel(depth=depth)),
-    ):
+    for mode, name in names.items():
+        if f"{mode}_theory" not in dataset:
+            continue
+        one = at.sel(depth=depth) if mode == "fine_tune" else at
         theory, mean = one[f"{mode}_theory"].values, one[f"{mode}_mean"].values
         stderr = one[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
         # From n = d on fine-tuning equals scratch training: no sign there, up to rounding.

@@ -1,0 +1,196 @@
+"""The figures of `transfer_phase`, and what other phase diagrams of transfer share with them."""
+
+from math import pi
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments import style
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NAMES = {"linear": "Linear transfer", "fine_tune": "Fine-tuning"}
+NEAR = 0.1  # |gamma - 1| below which means are ruled by rare draws, and quantiles are shown
+
+
+def draw(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """One figure per way of transfer at the largest noise and at the least, and one with all values
+    of depth, or of noise, side by side."""
+    noisy, calm = float(dataset.sigma.max()), float(dataset.sigma.min())
+    depth = 2 if 2 in dataset.depth else float(dataset.depth[-1])
+    modes = [mode for mode in NAMES if f"{mode}_theory" in dataset]
+    figures = {}
+    for sigma in sorted({noisy, calm}, reverse=True):
+        suffix = "" if sigma == noisy else "_noiseless" if sigma == 0 else f"_sigma{sigma:g}"
+        for mode in modes:
+            at = dataset.sel(sigma=sigma)
+            at = at.sel(depth=depth) if mode == "fine_tune" else at
+            name = {"linear": "linear_transfer", "fine_tune": "fine_tuning"}[mode]
+            figures[f"{name}{suffix}"] = _diagram(at, mode)
+    if "fine_tune" in modes and dataset.sizes["depth"] > 1:
+        figures["fine_tuning_depth"] = _family(dataset.sel(sigma=noisy), "fine_tune", "depth")
+    if dataset.sizes["sigma"] > 2:
+        for mode in modes:
+            at = dataset.sel(depth=depth) if mode == "fine_tune" else dataset
+            figures[f"{mode}_noise"] = _family(at, mode, "sigma")
+    return figures
+
+
+def layers(depth: float) -> str:
+    return "∞ layers" if np.isinf(depth) else f"{depth:g} layer{'s' if depth > 1 else ''}"
+
+
+def _title(at: "xr.Dataset", mode: str) -> str:
+    return NAMES[mode] if mode == "linear" else f"Fine-tuning {layers(float(at.depth))}"
+
+
+def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
+    title, sigma = _title(at, mode), float(at.sigma)
+    figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
+    for ax, kind, name in (
+        (left, "theory", "closed form" if mode == "linear" else "closed form (limit)"),
+        (middle, "mean", f"simulation ({at.attrs['draws']} draws, d = {at.attrs['d']})"),
+    ):
+        heat(ax, at.gamma.values, at.theta.values, at[f"{mode}_{kind}"].values.T)
+        _draw_boundary(ax, at, mode)
+        ax.set(xlabel="load $γ = n/d$", ylabel="angle $θ$ (rad)", title=f"{title}: {name}")
+        _angle_axis(ax)
+        ax.set_xlim(at.gamma.values[[0, -1]])
+    for i, angle in enumerate(at.slice.values):
+        color = style.PALETTE[i]
+        curve = at[f"{mode}_curve"].isel(slice=i).values
+        gap = np.where(np.diff(at.curve.values) > 1.5 * np.diff(at.curve.values)[0])[0] + 1
+        right.plot(
+            np.insert(at.curve.values, gap, np.nan), np.insert(curve, gap, np.nan), color=color
+        )
+        one = at.sel(theta=angle, method="nearest")
+        points(right, one, mode, "gamma", color=color, label=_as_pi(angle), quantiles=sigma > 0)
+    right.axhline(0, color=style.INK, lw=0.8)
+    shown = at.sel(theta=at.slice, method="nearest")
+    calm = np.abs(at.gamma.values - 1) > NEAR
+    reach = 1.15 * np.abs(shown[f"{mode}_mean"].values[calm]).max()
+    if sigma > 0:
+        reach = max(reach, 1.1 * float(shown[f"{mode}_high"].max()))
+    low, high = (-1.05, max(1.05, min(reach, 2.5))) if mode == "linear" else (-reach, reach)
+    right.set(
+        xlabel="load $γ = n/d$",
+        ylabel="transferability $T$",
+        ylim=(low, high),
+        title=f"slices at $σ$ = {sigma:g} (± 1 s.e."
+        + ("; open: median, 68 %)" if sigma > 0 else ")"),
+    )
+    right.legend(title="angle $θ$", frameon=False, fontsize=9, loc="best")
+    return figure
+
+
+def heat(ax: "Axes", x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: float = 1.0):
+    """Transferability as colours: orange where transfer helps, violet where it hurts, 0 white."""
+    limits = {"cmap": style.DIVERGING, "vmin": -reach, "vmax": reach}
+    return style.heatmap(ax, values, x=x, y=y, label="$T$", **limits)
+
+
+def points(
+    ax: "Axes",
+    at: "xr.Dataset",
+    mode: str,
+    x: str,
+    *,
+    color: str,
+    label: str | None = None,
+    quantiles: bool = True,
+) -> None:
+    """Simulated means with standard errors along x; near gamma = 1, where the variance is infinite,
+    open markers: the median and the central 68 % of the draws."""
+    near = quantiles & (np.abs(at.gamma.values - 1) < NEAR) & np.ones(at[x].size, bool)
+    stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
+    look: dict[str, Any] = {"fmt": "o", "ms": 3.5, "lw": 1, "color": color}
+    mean = at[f"{mode}_mean"].values
+    ax.errorbar(at[x].values[~near], mean[~near], stderr[~near], label=label, **look)
+    low, middle, high = (at[f"{mode}_{name}"].values[near] for name in ("low", "median", "high"))
+    if near.any():
+        ax.errorbar(at[x].values[near], middle, (middle - low, high - middle), mfc="white", **look)
+
+
+def _draw_boundary(ax: "Axes", at: "xr.Dataset", mode: str, color: str = style.INK, **look) -> None:
+    """The line on which transfer neither helps nor hurts, in the limit n, d -> inf."""
+    lines = {"color": color, "lw": 1.6, **look}
+    if mode == "fine_tune":
+        ax.plot(at.below, at.fine_tune_edge, **lines)
+        ax.axvline(1, color=style.INK, lw=0.8, ls=":")
+    else:
+        exists = (at.linear_upper > at.linear_lower).values
+        theta = at.edge.values
+        # Without noise the two regions touch at gamma = 1: no change of sign there.
+        apart = (at.linear_over - at.linear_upper > 1e-9).values & (theta > 0)
+        below, above = exists, (exists & apart)[::-1]
+        ax.plot(
+            np.concatenate([at.linear_upper.values[::-1][above], at.linear_lower.values[below]]),
+            np.concatenate([theta[::-1][above], theta[below]]),
+            **lines,
+        )
+        ax.plot(at.linear_over.values[apart], theta[apart], **{**lines, "label": None})
+
+
+def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
+    """The closed-form diagram at every value of `along` ("depth" or "sigma"), simulated changes of
+    sign as dots on its boundary; then all boundaries in one panel."""
+    values = dataset[along].values
+    columns = 3
+    rows = -(-(values.size + 1) // columns)
+    figure, axes = style.figure(rows, columns, width=4.6, height=3.7)
+    last = axes.flat[values.size]
+    for i, (ax, value) in enumerate(zip(axes.flat, values, strict=False)):
+        at = dataset.sel({along: value})
+        name = layers(value) if along == "depth" else f"$σ$ = {value:g}"
+        heat(ax, at.gamma.values, at.theta.values, at[f"{mode}_theory"].values.T)
+        _draw_boundary(ax, at, mode)
+        color = style.PALETTE[i % len(style.PALETTE)]
+        _draw_boundary(last, at, mode, color, label=name)
+        for panel, ink in ((ax, style.INK), (last, color)):
+            _draw_crossings(panel, at, mode, ink)
+        ax.set(title=f"{NAMES[mode]}, {name}: closed form", ylabel="angle $θ$ (rad)")
+    if mode == "fine_tune":
+        last.axhline(pi / 3, color=style.FAINT, ls="--", label="$π/3$, as printed")
+    last.set(title="where $T$ = 0 (dots: simulation, ± 1 s.e.)", ylabel="angle $θ$ (rad)")
+    last.legend(frameon=False, fontsize=9, loc="upper right" if mode == "linear" else "lower left")
+    for ax in axes.flat[: values.size + 1]:
+        ax.set(xlabel="load $γ = n/d$", xlim=dataset.gamma.values[[0, -1]], ylim=(0, pi / 2))
+        _angle_axis(ax)
+    for ax in axes.flat[values.size + 1 :]:
+        ax.set_axis_off()
+    return figure
+
+
+def _draw_crossings(ax: "Axes", at: "xr.Dataset", mode: str, color: str) -> None:
+    """Angles at which the simulated T changes sign, for every load."""
+    mean = at[f"{mode}_mean"].values
+    stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
+    found = np.array([_crossing(at.theta.values, m, s) for m, s in zip(mean, stderr, strict=True)])
+    # From n = d on fine-tuning equals scratch training; near it the mean is ruled by rare draws.
+    keep = at.gamma.values < 1 if mode == "fine_tune" else np.abs(at.gamma.values - 1) > NEAR / 2
+    found[~keep] = np.nan
+    ax.errorbar(at.gamma.values, found[:, 0], found[:, 1], fmt="o", ms=3, lw=1, color=color)
+
+
+def _crossing(theta: np.ndarray, gain: np.ndarray, bar: np.ndarray) -> tuple[float, float]:
+    """Where `gain` first turns negative, by linear interpolation, and its standard error
+    (the error of the gain over its slope)."""
+    turned = np.flatnonzero(gain < 0)
+    if turned.size == 0 or turned[0] == 0:
+        return np.nan, np.nan
+    i = turned[0]
+    slope = (gain[i] - gain[i - 1]) / (theta[i] - theta[i - 1])
+    return float(theta[i] - gain[i] / slope), float(abs(bar[i] / slope))
+
+
+def _angle_axis(ax: "Axes", top: float = pi / 2) -> None:
+    ticks = [k * pi / 8 for k in range(5) if k * pi / 8 <= top]
+    ax.set_yticks(ticks, [_as_pi(t) for t in ticks])
+
+
+def _as_pi(angle: float) -> str:
+    eighths = round(angle / pi * 8)
+    return {0: "0", 1: "$π/8$", 2: "$π/4$", 3: "$3π/8$", 4: "$π/2$"}[eighths]

@@ -1,0 +1,307 @@
+"""features-are-fate (arXiv 2410.08194), Appendices A and B: the steps of the proofs, one by one.
+
+Expectations are Monte Carlo over Gaussian data; what concerns networks is gradient descent.
+"""
+
+from collections.abc import Callable
+from functools import partial, reduce
+from itertools import pairwise
+from math import sqrt
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from theory import problems
+from theory.claims import Claim, Estimate
+from theory.deep_linear import distributions, networks
+from theory.deep_linear.grid import simulate_overlaps
+
+PAPER = "features-are-fate"
+Simulate = Callable[[Array, bool], Estimate]
+N, D = 10, 20
+RATE = 0.02
+
+
+def _mean(values: Array) -> Estimate:
+    return Estimate(float(values.mean()), stderr=float(values.std(ddof=1)) / sqrt(values.size))
+
+
+def _over_designs(of: Callable[[Array], Array], n: int = N) -> Simulate:
+    """Mean of a function of the Gram matrix of X^+ [X beta_s, X nu, noise], see `Overlaps`."""
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        keys = jax.random.split(key, 5_000 if quick else 20_000)
+        return _mean(of(simulate_overlaps(keys, [n], D).gram[:, 0]))
+
+    return simulate
+
+
+def _over_chi2(n: int, of: Callable[[Array], Array]) -> Simulate:
+    """Mean of a function of |z|^2, z Gaussian in n dimensions."""
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        draws = 25_000 if quick else 100_000
+        return _mean(of(jax.random.chisquare(key, n, (draws,))))
+
+    return simulate
+
+
+def _source_fit(key: Array, quick: bool) -> Estimate:
+    """Mean of b = beta_s.X^T y / |X beta_s|^2 at theta = 1, sigma = 0.5 (eqs. 108, 109)."""
+    source = simulate_overlaps(jax.random.split(key, 5_000 if quick else 20_000), [N], D).source
+    uu, uv, ue = jnp.moveaxis(source[:, 0], -1, 0)
+    return _mean((uu * jnp.cos(1.0) + uv * jnp.sin(1.0) + 0.5 * ue) / uu)
+
+
+def _kolmogorov(key: Array, quick: bool) -> Estimate:
+    """sqrt(draws) times the largest distance between simulated and exact cdf of the risk."""
+    draws = 1_000 if quick else 4_000
+    risks = simulate_overlaps(jax.random.split(key, draws), [N], D).scratch(0.0, 1.0)
+    exact = distributions.scratch_law(N, D, 1.0).cdf(jnp.sort(risks[:, 0]))
+    step = jnp.arange(draws) / draws
+    gap = jnp.maximum(jnp.abs(exact - step), jnp.abs(exact - step - 1 / draws)).max()
+    return Estimate(float(gap) * sqrt(draws), tolerance=0.01)
+
+
+def _squares(weights: networks.Weights) -> list[Array]:
+    """W_l^T W_l - W_{l+1} W_{l+1}^T of neighbouring layers."""
+    columns = [*weights[:-1], weights[-1][:, None]]
+    return [a.T @ a - b @ b.T for a, b in pairwise(columns)]
+
+
+def _smallest(matrices: list[Array]) -> float:
+    return float(min(jnp.linalg.eigvalsh(m)[0] for m in matrices))
+
+
+def _assumption(gaussian: bool) -> Simulate:
+    """The largest lambda for which (22) holds, L = 2: N(0, 1) entries, or `small_weights`."""
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        del quick
+        if gaussian:
+            first, last = jax.random.split(key)
+            weights = (jax.random.normal(first, (D, D)), jax.random.normal(last, (D,)))
+        else:
+            weights = networks.small_weights(key, D, 2, 1.0)
+        return Estimate(_smallest(_squares(weights)), tolerance=1e-9)
+
+    return simulate
+
+
+def _not_monotone(key: Array, quick: bool) -> Estimate:
+    """lambda_min of (A + D)^2 - A^2 for positive semidefinite 2 x 2 A and D, least of 1000."""
+    del quick
+    roots = jax.random.normal(key, (2, 1000, 2, 2))
+    a, d = roots @ roots.mT
+    gap = (a + d) @ (a + d) - a @ a
+    return Estimate(float(jnp.linalg.eigvalsh(gap)[:, 0].min()), tolerance=1e-9)
+
+
+def _gain(key: Array, quick: bool) -> Estimate:
+    """Least of lambda_min(Phi^T Phi) / alpha^{2(L-1)} along pretraining, L = 4, Phi = W_1..W_3."""
+    del quick
+    alpha, depth = 0.5, 4
+    beta_s, _ = problems.tasks(D, 0.0)
+    weights = networks.small_weights(key, D, depth, alpha)
+    least = []
+    for _ in range(20):
+        phi = reduce(jnp.matmul, weights[:-1])
+        least.append(jnp.linalg.svd(phi, compute_uv=False)[-1] ** 2 / alpha ** (2 * (depth - 1)))
+        weights = networks.pretrain(weights, beta_s, RATE, 50).weights
+    return Estimate(float(min(least)), tolerance=1e-3)
+
+
+def _feature_norm(key: Array, quick: bool) -> Estimate:
+    """|v| with Phi = beta_s v^T for |beta_s| = 2, L = 3, extrapolated in the step size."""
+    del quick
+    alpha = 1e-3
+    beta_s = 2 * problems.tasks(D, 0.0)[0]
+    start = networks.small_weights(key, D, 3, alpha)
+
+    def norm(rate: float) -> Array:
+        weights = networks.pretrain(start, beta_s, rate, round(600 / rate)).weights
+        return jnp.linalg.norm(beta_s @ weights[0] @ weights[1]) / 4
+
+    return Estimate(float(2 * norm(RATE / 4) - norm(RATE / 2)), tolerance=1e-4)
+
+
+def _frozen(key: Array, quick: bool) -> Estimate:
+    """Largest change of an entry of (I - P) W_1 in training from scratch, L = 3."""
+    del quick
+    key_weights, key_data = jax.random.split(key)
+    sample = problems.draw(key_data, N, D, 0.8, 0.5)
+    start = networks.small_weights(key_weights, D, 3, 0.1)
+    trained = networks.fine_tune(start, sample.x, sample.y, RATE, 5_000).weights
+    _, _, rows = jnp.linalg.svd(sample.x, full_matrices=False)
+    change = trained[0] - start[0]
+    return Estimate(float(jnp.abs(change - rows.T @ (rows @ change)).max()), tolerance=1e-12)
+
+
+def _alignment_bound(key: Array, quick: bool) -> Estimate:
+    """Largest (1 - (v_l.u_{l+1})^2) / (alpha^2 C_l / s_{l+1}^2) over layers, C_l of (70)."""
+    del quick
+    alpha = 0.05
+    beta_s, _ = problems.tasks(D, 0.0)
+    start = networks.small_weights(key, D, 3, alpha)
+    trained = networks.pretrain(start, beta_s, RATE, round(400 / RATE)).weights
+    bars = [w / alpha for w in (*start[:-1], start[-1][:, None])]
+    layers = [*trained[:-1], trained[-1][:, None]]
+    ratios = []
+    for l, gap in enumerate(_squares(tuple(w / alpha for w in start))):
+        v = jnp.linalg.svd(layers[l])[2][0]
+        u, s, _ = jnp.linalg.svd(layers[l + 1], full_matrices=False)
+        top = [jnp.linalg.norm(bars[i], 2) ** 2 for i in (l, -1)]
+        whole = [jnp.sum(bars[i] ** 2) for i in (l, -1)]
+        constant = 2 * jnp.linalg.norm(gap, 2) + whole[0] - whole[1] + top[0] - top[1]
+        ratios.append((1 - (v @ u[:, 0]) ** 2) * s[0] ** 2 / (alpha**2 * constant))
+    return Estimate(float(max(ratios)), tolerance=1e-6)
+
+
+def _row(name: str, statement: str, source: str, domain: str, predicted: float, simulate: Simulate):
+    """A claim of this room, and the fields in which it may differ from the usual."""
+    at = f"{PAPER} {source}"
+    return partial(Claim, f"{PAPER}/{name}", statement, at, domain, lambda: predicted, simulate)
+
+
+_RIDGE, _LARGE = 0.3, 100_000
+_AT = f"n={N}, d={D}"
+
+CLAIMS: tuple[Claim, ...] = (
+    _row(
+        "eq22/printed",
+        "the Gaussian initialisation of App. D.1 satisfies (22): largest λ is positive",
+        "eq. (22), App. D.1",
+        f"d={D}, L=2",
+        0.0,
+        _assumption(True),
+    )(relation=">=", expected=False, note="so the theorems do not apply to the paper's networks"),
+    _row(
+        "eq22/corrected",
+        "W_l = √(L-l+1) · orthogonal, |W_L| = 1 satisfies (22): largest λ",
+        "eq. (22)",
+        f"d={D}, L=2",
+        1.0,
+        _assumption(False),
+    )(),
+    _row(
+        "eq44/printed",
+        "A ≽ 0, D ≽ 0 ⇒ (A+D)² ≽ A²: least eigenvalue of the difference is ≥ 0",
+        "eqs. (43), (44)",
+        "2 x 2, least of 1000 draws",
+        0.0,
+        _not_monotone,
+    )(relation=">=", expected=False, note="squaring is not monotone; (46) holds all the same"),
+    _row(
+        "eq46/exact",
+        "λ_min(ΦᵀΦ) ≥ (α²λ)^(L-1) along training, Φ = W_1…W_(L-1): least ratio",
+        "eqs. (42)-(46)",
+        f"d={D}, L=4, α=0.5, 20 times",
+        1.0,
+        _gain,
+    )(relation=">=", note="by σ_min(AB) ≥ σ_min(A) σ_min(B); tolerance: O(rate²) drift of D_l"),
+    _row(
+        "T3.4-norm/exact",
+        "Φ → β_s vᵀ with |v| = |β_s|^((L-1)/L - 1)",
+        "Thm 3.4, eqs. (73)-(77)",
+        f"d={D}, L=3, |β_s|=2, α=0.001, step size extrapolated to 0",
+        2 ** (-1 / 3),
+        _feature_norm,
+    )(),
+    _row(
+        "eq69/exact",
+        "1 - (v_l·u_(l+1))² ≤ α² C_l / s_(l+1)²: largest ratio",
+        "Lemma B.1, eqs. (69), (70)",
+        f"d={D}, L=3, α=0.05",
+        1.0,
+        _alignment_bound,
+    )(relation="<=", note="with operator norms where (70) prints their squares"),
+    _row(
+        "eq90/exact",
+        "what the data cannot see of W_1 stays as it was: largest change of (I-P) W_1",
+        "eqs. (82), (90)",
+        f"{_AT}, L=3, gradient descent",
+        0.0,
+        _frozen,
+    )(note="tolerance: float64 rounding"),
+    _row(
+        "eq96/exact",
+        "E|Pβ|² = n/d",
+        "eq. (96)",
+        _AT,
+        N / D,
+        _over_designs(lambda gram: gram[:, 0, 0]),
+    )(),
+    _row(
+        "eq102/printed",
+        "E tr X⁺ᵀX⁺ = γ/(1-γ) at finite n, d",
+        "eqs. (97)-(102)",
+        _AT,
+        1.0,
+        _over_designs(lambda gram: gram[:, 2, 2]),
+    )(expected=False, note="the limit n, d -> inf"),
+    _row(
+        "eq102/exact",
+        "E tr X⁺ᵀX⁺ = n/(d-n-1)",
+        "eqs. (97)-(102), corrected",
+        _AT,
+        N / (D - N - 1),
+        _over_designs(lambda gram: gram[:, 2, 2]),
+    )(),
+    _row(
+        "eq113/exact",
+        "E b = cos θ: the refitted scale of β_s is unbiased",
+        "eqs. (112), (113)",
+        f"{_AT}, θ=1, σ=0.5",
+        float(jnp.cos(1.0)),
+        _source_fit,
+    )(),
+    _row(
+        "eq120/exact",
+        "E 1/|z|² = 1/(n-2), z ~ N(0, I_n)",
+        "eqs. (115)-(120)",
+        f"n={N}",
+        1 / (N - 2),
+        _over_chi2(N, lambda u: 1 / u),
+    )(note="(117) lacks a minus sign in the exponent"),
+    _row(
+        "eq138/limit",
+        "I₁(n, λ) = E[|z|²/(|z|²+nλ)²] → 1/(n(1+λ)²): their ratio",
+        "eqs. (129), (138)",
+        f"n={_LARGE}, λ={_RIDGE}",
+        1.0,
+        _over_chi2(_LARGE, lambda u: _LARGE * (1 + _RIDGE) ** 2 * u / (u + _LARGE * _RIDGE) ** 2),
+    )(),
+    _row(
+        "eq139/limit",
+        "I₁(n+2, λ) = E[|z|⁴/(|z|²+nλ)²] → 1/(1+λ)²",
+        "eqs. (129), (139)",
+        f"n={_LARGE}, λ={_RIDGE}",
+        1 / (1 + _RIDGE) ** 2,
+        _over_chi2(_LARGE, lambda u: (u / (u + _LARGE * _RIDGE)) ** 2),
+    )(),
+    _row(
+        "eq140/limit",
+        "I₂(n, λ) = E[|z|²/(|z|²+nλ)] → 1/(1+λ)",
+        "eqs. (130), (140)",
+        f"n={_LARGE}, λ={_RIDGE}",
+        1 / (1 + _RIDGE),
+        _over_chi2(_LARGE, lambda u: u / (u + _LARGE * _RIDGE)),
+    )(),
+    _row(
+        "eq144/exact",
+        "E⟨ν, (I-P)β_s⟩ = 0",
+        "eqs. (143), (144)",
+        _AT,
+        0.0,
+        _over_designs(lambda gram: -gram[:, 0, 1]),
+    )(note="the sum in (143) runs to d-n, not n-d"),
+    _row(
+        "T3.6-law/exact",
+        "R_sc = Beta((d-n)/2, n/2) + σ² χ²_n/χ²_(d-n+1): √draws · sup|F - F̂| ≤ 1.95",
+        "Thm 3.6, the whole law",
+        f"{_AT}, σ=1",
+        1.95,
+        _kolmogorov,
+    )(relation="<=", note="Kolmogorov-Smirnov: exceeded with probability 1e-3 if the law is exact"),
+)
