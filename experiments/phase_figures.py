@@ -1,4 +1,4 @@
-"""The figures of `transfer_phase`, and what other phase diagrams of transfer share with them."""
+"""The figures of the phase diagrams of transfer: `transfer_phase` and `transfer_factors`."""
 
 from math import pi
 from typing import TYPE_CHECKING, Any
@@ -86,9 +86,97 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
     return figure
 
 
+def by_factor(dataset: "xr.Dataset") -> "Figure":
+    """T over (gamma, factor) for both ways of transfer: theory, simulation, and rows of both."""
+    factor, values = dataset.attrs["factor"], dataset.value.values
+    figure, axes = style.figure(2, 3, width=4.8, height=3.8)
+    rows = np.arange(values.size)
+    for (left, middle, right), mode in zip(axes, NAMES, strict=True):
+        name = NAMES[mode]
+        if mode == "fine_tune":
+            name += f" {layers(dataset.attrs['depth'])}"
+        draws = f"{dataset.attrs['draws']} draws, d = {dataset.attrs['d']}"
+        for ax, kind, title in (
+            (left, "theory", "theory"),
+            (middle, "mean", f"simulation ({draws})"),
+        ):
+            heat(ax, dataset.gamma.values, rows, dataset[f"{mode}_{kind}"].values)
+            ax.set_yticks(rows, [_value(v) for v in values])
+            ax.set(xlabel="load $γ = n/d$", ylabel=FACTORS[factor], title=f"{name}: {title}")
+        for i, value in enumerate(values):
+            color = style.PALETTE[i % len(style.PALETTE)]
+            at = dataset.isel(value=i)
+            _broken(right, at.gamma.values, at[f"{mode}_theory"].values, color)
+            points(right, at, mode, "gamma", color=color, label=_value(value))
+        right.axhline(0, color=style.INK, lw=0.8)
+        far = np.abs(dataset.gamma.values - 1) > NEAR
+        reach = 1.3 * np.abs(dataset[f"{mode}_mean"].values[:, far]).max()
+        right.set(
+            xlabel="load $γ = n/d$",
+            ylabel="transferability $T$",
+            ylim=(-reach, reach),
+            title="theory, simulation ± 1 s.e. (open: median)",
+        )
+    handles, labels = axes[0, 2].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        title=FACTORS[factor],
+        loc="outside lower center",
+        ncols=len(labels),
+        frameon=False,
+        fontsize=9,
+    )
+    return figure
+
+
+FACTORS = {
+    "spectrum": "decay exponent of the input spectrum",
+    "time": "training time $t$",
+    "source": "source load $n_s/d$",
+}
+
+
+def stopped(dataset: "xr.Dataset") -> "Figure":
+    """Risk of fine-tuning against the load, one colour per training time: means where there is
+    theory of them, medians of the draws near n = d."""
+    figure, ((ax,),) = style.figure(1, 1, width=6.4, height=4.4)
+    at = dataset.sel(way="fine_tune")
+    near = np.abs(at.gamma.values - 1) < NEAR
+    for i, time in enumerate(at.value.values):
+        color = style.PALETTE[i % len(style.PALETTE)]
+        one = at.isel(value=i)
+        mean, spread = one.risk_mean.values, one.risk_std.values / np.sqrt(at.attrs["draws"])
+        _broken(ax, one.gamma.values, one.risk_theory.values, color)
+        look: dict[str, Any] = {"fmt": "o", "ms": 4, "lw": 1, "color": color}
+        ax.errorbar(one.gamma.values[~near], mean[~near], spread[~near], label=_value(time), **look)
+        ax.errorbar(one.gamma.values[near], mean[near], spread[near], mfc="white", **look)
+    theta, sigma = np.degrees(at.attrs["theta"]), at.attrs["sigma"]
+    ax.set(
+        xlabel="load $γ = n/d$",
+        ylabel="risk after fine-tuning",
+        yscale="log",
+        title=f"Fine-tuning {layers(at.attrs['depth'])}, stopped at $t$; $θ$ = {theta:g}°, "
+        f"$σ$ = {sigma:g}\n(lines: theory; points: mean ± 1 s.e. of {at.attrs['draws']} draws, "
+        "open near $γ$ = 1: heavy tails)",
+    )
+    ax.legend(title="training time $t$", frameon=False, fontsize=9, loc="best")
+    return figure
+
+
+def _broken(ax: "Axes", x: np.ndarray, y: np.ndarray, color: str) -> None:
+    """A line that does not run through the divergence at gamma = 1."""
+    for side in (x < 1, x > 1):
+        ax.plot(x[side], y[side], color=color, lw=1.4)
+
+
+def _value(value: float) -> str:
+    return "∞" if np.isinf(value) else f"{value:g}"
+
+
 def heat(ax: "Axes", x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: float = 1.0):
     """Transferability as colours: orange where transfer helps, violet where it hurts, 0 white."""
-    limits = {"cmap": style.DIVERGING, "vmin": -reach, "vmax": reach}
+    limits: dict[str, Any] = {"cmap": style.DIVERGING, "vmin": -reach, "vmax": reach}
     return style.heatmap(ax, values, x=x, y=y, label="$T$", **limits)
 
 

@@ -12,6 +12,7 @@ record: it carries its own checksum and, once the run has finished, that of `res
 import dataclasses
 import io
 import json
+import math
 import os
 import platform
 import re
@@ -62,8 +63,17 @@ def provenance() -> dict[str, Any]:
 
 
 def config_record(config: Any) -> dict[str, Any]:
-    """The dataclass as JSON data (tuples become lists); `TypeError` where it has no such form."""
-    return json.loads(json.dumps(dataclasses.asdict(config), allow_nan=False))
+    """The dataclass as JSON data: tuples become lists, infinity the text "inf" (JSON has no such
+    number). `TypeError` or `ValueError` where it has no such form."""
+
+    def spelt(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: spelt(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [spelt(item) for item in value]
+        return str(value) if value in (math.inf, -math.inf) else value
+
+    return json.loads(json.dumps(spelt(dataclasses.asdict(config)), allow_nan=False))
 
 
 _FIELDS: dict[str, type | tuple[type, ...]] = {

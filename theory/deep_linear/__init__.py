@@ -1,16 +1,32 @@
 """Transfer between linear tasks by deep linear networks (features-are-fate, arXiv 2410.08194).
 
-Beyond the names below: `covariance` (any spectrum), `subspace` (sources of rank k), `networks`
-(training the real thing).
+Beyond the names below: `covariance` (any spectrum), `subspace` (sources of rank k), `divergences`
+(distances between tasks, and why they do not tell), `networks` (training the real thing).
 """
 
-from theory.deep_linear.advice import Advice, advise, angle, transfer_risks
-from theory.deep_linear.distributions import RiskLaw, linear_transfer_law, scratch_law
+from theory.deep_linear.advice import (
+    Advice,
+    SampleAdvice,
+    advise,
+    advise_features,
+    advise_sample,
+    advise_tasks,
+    angle,
+    transfer_risks,
+)
+from theory.deep_linear.distributions import (
+    RiskLaw,
+    SampledLaw,
+    fine_tune_law,
+    linear_transfer_law,
+    scratch_law,
+)
 from theory.deep_linear.estimators import fine_tune_limit, linear_transfer_fit, scratch_fit
-from theory.deep_linear.flow import fine_tune_flow
+from theory.deep_linear.flow import fine_tune_flow, linear_flow
 from theory.deep_linear.grid import nested_overlaps, simulate_overlaps
 from theory.deep_linear.laws import overlaps_law
 from theory.deep_linear.overlaps import Overlaps, null_scale
+from theory.deep_linear.pretraining import Source, source_from, source_law, source_limit
 from theory.deep_linear.risks import (
     Boundary,
     fine_tune_boundary,
@@ -24,20 +40,31 @@ from theory.deep_linear.risks import (
     transferability,
     transferability_limit,
 )
+from theory.deep_linear.training_time import flow_risk, linear_transfer_flow_risk
 
 __all__ = [
     "Advice",
     "Boundary",
     "Overlaps",
     "RiskLaw",
+    "SampleAdvice",
+    "SampledLaw",
+    "Source",
     "advise",
+    "advise_features",
+    "advise_sample",
+    "advise_tasks",
     "angle",
     "fine_tune_boundary",
     "fine_tune_flow",
+    "fine_tune_law",
     "fine_tune_limit",
     "fine_tune_risk",
+    "flow_risk",
+    "linear_flow",
     "linear_transfer_boundary",
     "linear_transfer_fit",
+    "linear_transfer_flow_risk",
     "linear_transfer_law",
     "linear_transfer_limit",
     "linear_transfer_risk",
@@ -50,6 +77,9 @@ __all__ = [
     "scratch_limit",
     "scratch_risk",
     "simulate_overlaps",
+    "source_from",
+    "source_law",
+    "source_limit",
     "transfer_risks",
     "transferability",
     "transferability_limit",

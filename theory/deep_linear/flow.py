@@ -45,6 +45,28 @@ def fine_tune_flow(
     return _flow(x, y, beta_s, times, jnp.asarray(depth, dtype=float))
 
 
+def linear_flow(
+    x: Float[Array, "n d"],
+    y: Float[Array, " n"],
+    beta_0: Float[Array, " d"],
+    times: Float[ArrayLike, " times"],
+) -> Float[Array, "times d"]:
+    """The same for one layer, exactly and from any start: beta_0 = 0 is training from scratch.
+
+    b(t) = beta_0 + X^+ diag(1 - e^{-t s^2/n}) (y - X beta_0); times >= 0, inf allowed.
+    """
+    check_data(x, y)
+    if beta_0.shape != x.shape[1:]:
+        raise ValueError(f"beta_0 must have shape {x.shape[1:]} to match x; got {beta_0.shape}")
+    problems.check("beta_0", beta_0, np.isfinite, "finite")
+    problems.check("times", times, lambda t: t >= 0, ">= 0")
+    u, s, vt = jnp.linalg.svd(x, full_matrices=False)
+    seen = s > max(x.shape) * jnp.finfo(s.dtype).eps * s[0]
+    grown = -jnp.expm1(-jnp.asarray(times)[..., None] * jnp.where(seen, s**2 / x.shape[0], 1.0))
+    pull = u.T @ (y - x @ beta_0) / jnp.where(seen, s, 1.0)
+    return beta_0 + (grown * jnp.where(seen, pull, 0.0)) @ vt
+
+
 @jax.jit
 def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Array:
     n = x.shape[0]
