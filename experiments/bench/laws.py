@@ -1,0 +1,115 @@
+"""Closed forms and exact samplers, beside the simulations that they replace.
+
+Times the kappa equation of the deterministic equivalents over a grid of loads and ridges, risk
+along training time, and exact draws of risks; beside each, what the same numbers cost by least
+squares and by gradient descent on one data set after another.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.bench.grid import median_time
+from theory import deep_linear as dl
+from theory import problems
+from theory.deep_linear import covariance, networks
+
+
+def _report(name: str, job: Callable[[], object], repeats: int, count: int, unit: str) -> float:
+    first, median, low, high = median_time(job, repeats)
+    print(
+        f"{name}: {median:.3f} s ({low:.3f} to {high:.3f}; {first:.1f} s with compilation), "
+        f"{count / median:.3g} {unit}/s"
+    )
+    return median / count
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(prog="sail-jax bench laws", description=__doc__)
+    parser.add_argument("--d", type=int, default=500, help="input dimension")
+    parser.add_argument("--draws", type=int, default=1_000_000, help="exact draws")
+    parser.add_argument("--repeats", type=int, default=5, help="timed repetitions")
+    args = parser.parse_args(argv)
+    d, draws, repeats = args.d, args.draws, args.repeats
+    n, theta, sigma = d // 2, 0.7, 0.2
+    print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}; d = {d}, n = {n}")
+
+    s = covariance.power_law(d, 0.8)
+    loads = jnp.linspace(0.05, 2, 100) * d
+    ridges = jnp.geomspace(1e-3, 1, 100)
+    beta2 = jnp.ones(d) / d
+
+    @jax.jit
+    def equivalents(loads, ridges):
+        return covariance.equivalent(s, loads[:, None], ridges).risk(beta2, sigma)
+
+    kappa = _report(
+        "kappa and risk, 100 loads x 100 ridges",
+        lambda: equivalents(loads, ridges),
+        repeats,
+        10_000,
+        "points",
+    )
+    times = jnp.geomspace(0.1, 1e3, 100)
+    flow = _report(
+        "risk at 100 training times",
+        lambda: dl.flow_risk(s, jnp.sqrt(beta2), n, sigma, times),
+        repeats,
+        100,
+        "times",
+    )
+    law = dl.scratch_law(n, d, sigma)
+    scratch_draws = jax.jit(lambda key: law.sample(key, draws))
+    keys = iter(jax.random.split(jax.random.key(0), 100))
+    scratch = _report(
+        "exact draws of the scratch risk",
+        lambda: scratch_draws(next(keys)),
+        repeats,
+        draws,
+        "draws",
+    )
+    tuned_draws = jax.jit(lambda key: dl.overlaps_law(key, n, d, draws).fine_tune(theta, sigma, 2))
+    tuned = _report(
+        "exact draws of the fine-tuned risk",
+        lambda: tuned_draws(next(keys)),
+        repeats,
+        draws,
+        "draws",
+    )
+
+    fit = jax.jit(lambda x, y: problems.risk(dl.scratch_fit(x, y), jnp.zeros(d)))
+    weights = networks.small_weights(jax.random.key(1), d, 2, 1e-3)
+    solved, trained = [], []
+    for key in jax.random.split(jax.random.key(2), 4):
+        sample = problems.draw(key, n, d, theta, sigma)
+        start = time.perf_counter()
+        jax.block_until_ready(fit(sample.x, sample.y))
+        solved.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        jax.block_until_ready(networks.fine_tune(weights, sample.x, sample.y, 0.02, 5_000))
+        trained.append(time.perf_counter() - start)
+    # The first of each compiles.
+    one_fit, one_training = (float(statistics.median(v[1:])) for v in (solved, trained))
+    print(f"one data set: least squares {one_fit:.3f} s, two-layer network {one_training:.2f} s")
+    rows = {"kappa": kappa, "training time": flow, "scratch draw": scratch, "tuned draw": tuned}
+    for name, ours in rows.items():
+        many = 1 if name.endswith("draw") else 20
+        print(
+            f"ratio, {name}: one point takes {ours:.2g} s; {many} data set{'s' * (many > 1)} "
+            f"{many * one_fit / ours:.2g} times as long by least squares, "
+            f"{many * one_training / ours:.2g} times by gradient descent"
+        )
+    ratio = np.asarray(scratch_draws(jax.random.key(3))).mean() / float(
+        dl.scratch_risk(n, d, sigma)
+    )
+    print(f"agreement: mean of the scratch draws / closed form - 1 = {ratio - 1:.1e}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
