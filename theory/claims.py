@@ -18,7 +18,13 @@ from jaxtyping import Array
 from sail_jax.checks import nearest
 
 # Rooms of the theory that hand on a tuple CLAIMS.
-ROOMS = ("theory.deep_linear.sparsification_claims", "theory.deep_linear.claims")
+ROOMS = (
+    "theory.deep_linear.divergence_claims",
+    "theory.deep_linear.sparsification_claims",
+    "theory.deep_linear.proof_claims",
+    "theory.deep_linear.claims",
+    "theory.deep_linear.beyond_claims",
+)
 
 # |z| beyond which "the two sides agree" is rejected: 6e-5 two-sided for one Gaussian claim, 0.6 %
 # for a ledger of a hundred. Seeds are fixed, so a sound ledger stays sound.

@@ -27,7 +27,7 @@ def _features(weights: networks.Weights) -> Array:
     return reduce(jnp.matmul, weights[:-1])
 
 
-def _conserved(weights: networks.Weights) -> list[Array]:
+def conserved(weights: networks.Weights) -> list[Array]:
     """D_l = W_l^T W_l - W_{l+1} W_{l+1}^T (eq. 35)."""
     columns = [*weights[:-1], weights[-1][:, None]]
     return [a.T @ a - b @ b.T for a, b in pairwise(columns)]
@@ -83,8 +83,8 @@ def _misalignment(key: Array, quick: bool) -> Estimate:
 def _drift(key: Array, quick: bool) -> Estimate:
     """Largest entry of D_l(T) - D_l(0), extrapolated to zero step size."""
     del quick
-    start = _conserved(networks.small_weights(key, D, 3, 0.1))
-    coarse, fine = (_conserved(_pretrained(key, 3, 0.1, rate)) for rate in (RATE, RATE / 2))
+    start = conserved(networks.small_weights(key, D, 3, 0.1))
+    coarse, fine = (conserved(_pretrained(key, 3, 0.1, rate)) for rate in (RATE, RATE / 2))
     gaps = [jnp.abs(2 * f - c - s).max() for c, f, s in zip(coarse, fine, start, strict=True)]
     return Estimate(float(max(gaps)), tolerance=RATE**2)
 
