@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import validate
 from experiments.progress import Stage
 from experiments.store import direct
 from experiments.sweep import sweep
@@ -60,22 +61,14 @@ class Config:
     """Seed of all samples."""
 
     def __post_init__(self):
-        least = {"d": 4, "thetas": 5, "draws": 2, "points": 2, "matchings": 2, "samplings": 2}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} must be at least {bound}; got {getattr(self, name)}")
+        validate.at_least(self, d=4, thetas=5, draws=2, points=2, matchings=2, samplings=2)
+        validate.positive(self, "sigma", "gammas")
         if self.points > distances.LARGEST:
             raise ValueError(f"points must be at most {distances.LARGEST}; got {self.points}")
         if self.thetas % 2 == 0:
             raise ValueError(f"thetas must be odd; got {self.thetas}")
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed must be in [0, 2^31); got {self.seed}")
-        if not 0 < self.sigma < np.inf:
-            raise ValueError(f"sigma must be a finite standard deviation > 0; got {self.sigma}")
-        if not self.gammas or not all(0 < g < np.inf for g in self.gammas):
-            raise ValueError(f"gammas must be one or more finite loads > 0; got {self.gammas}")
         n = self.counts()
-        if len(set(n)) < len(n):
+        if not n or len(set(n)) < len(n):
             raise ValueError(f"gammas must differ in n = gamma d; got {self.gammas}")
         if min(n) < 5 or any(abs(k - self.d) < 4 for k in n):
             raise ValueError(

@@ -9,7 +9,6 @@ cross-task linearity (arXiv 2402.03660): weights that are added act as if the ou
 
 import dataclasses
 import functools
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,7 @@ from jaxtyping import Array, Float, PyTree
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments import style
+from experiments import style, validate
 from experiments.data import digits
 from experiments.data.digits import Task
 from experiments.models.mlp import MLP
@@ -74,13 +73,11 @@ class Config:
     """Points on the line between the first two experts, ends included."""
 
     def __post_init__(self) -> None:
-        least = {"seed": 0, "replicates": 2, "scales": 2, "line_points": 2}
-        least |= dict.fromkeys(("train", "validation", "batch", "base_steps", "tune_steps"), 1)
+        validate.at_least(self, replicates=2, scales=2, line_points=2)
+        validate.at_least(self, train=1, validation=1, batch=1, base_steps=1, tune_steps=1)
+        validate.positive(self, *POSITIVE)
         room = digits.EXAMPLES - self.train
         checks = [
-            *((field, getattr(self, field) >= n, f"at least {n}") for field, n in least.items()),
-            *((f, 0 < getattr(self, f) < math.inf, "a positive number") for f in POSITIVE),
-            ("seed", self.seed < 2**31, "less than 2^31"),
             ("momentum", 0 <= self.momentum < 1, "in [0, 1)"),
             ("density", 0 < self.density <= 1, "in (0, 1]"),
             ("widths", self.widths and min(self.widths) >= 1, "one or more, each at least 1"),

@@ -129,7 +129,7 @@ def _draw_phase(dataset: "xr.Dataset") -> "Figure":
         cmap=style.DIVERGING,
         vmin=-reach,
         vmax=reach,
-        label="transferability $(R_{sc} - R_{lt}) / \\mathrm{Var} f_t$",
+        label="transferability $(R_{sc} - R_{lt}) / \\mathrm{Var}\\, f_t$",
     )
     low, high = ax.get_ylim()
     edge, bottom, top = np.log10(dataset.boundary.values)

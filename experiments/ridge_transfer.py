@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import validate
 from experiments.progress import Stage
 from experiments.store import direct
 from theory import deep_linear as dl
@@ -47,22 +48,15 @@ class Config:
     """Seed of the simulated data sets."""
 
     def __post_init__(self):
-        least = {"d": 2, "draws": 2, "ridges": 2, "seed": 0}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} must be at least {bound}; got {getattr(self, name)}")
-        if not self.seed < 2**31:
-            raise ValueError(f"seed must be less than 2^31; got {self.seed}")
+        validate.at_least(self, d=2, draws=2, ridges=2)
+        validate.positive(self, "sigma", zero=True)
+        validate.positive(self, "ridge_max")
         if min(self.ns) <= 4:
             raise ValueError(
                 f"ns must be at least 5 (below, the variance at ridge 0 is infinite); got {self.ns}"
             )
         if not all(0 <= t < pi / 2 for t in self.thetas):
             raise ValueError(f"thetas must be in [0, pi/2); got {self.thetas}")
-        if not 0 <= self.sigma < np.inf:
-            raise ValueError(f"sigma must be a finite standard deviation >= 0; got {self.sigma}")
-        if not all(0 < r < np.inf for r in self.ridge_max):
-            raise ValueError(f"ridge_max must be finite and > 0; got {self.ridge_max}")
 
     @classmethod
     def tiny(cls) -> "Config":

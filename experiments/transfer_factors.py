@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import validate
 from experiments.progress import Stage
 from experiments.store import direct
 from experiments.sweep import sweep
@@ -65,11 +66,8 @@ class Config:
     """Seed of the tasks and of the simulated data sets."""
 
     def __post_init__(self):
-        for name, least in (("d", 4), ("draws", 2), ("gammas", 2), ("depth", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed must be in [0, 2^31); got {self.seed}")
+        validate.at_least(self, d=4, draws=2, gammas=2, depth=1)
+        validate.positive(self, "sigma", zero=True)
         allowed = {
             "spectrum": ("finite exponents >= 0", lambda v: 0 <= v < np.inf),
             "time": ("times >= 0", lambda v: v >= 0),
@@ -83,8 +81,6 @@ class Config:
             raise ValueError(f"values must be ascending {words}; got {self.values}")
         if not 0 <= self.theta <= pi:
             raise ValueError(f"theta must be an angle in [0, pi]; got {self.theta}")
-        if not 0 <= self.sigma < np.inf:
-            raise ValueError(f"sigma must be a finite standard deviation >= 0; got {self.sigma}")
         if not 0 <= self.gamma_min < self.gamma_max < np.inf:
             raise ValueError(
                 f"need 0 <= gamma_min < gamma_max; got {self.gamma_min} and {self.gamma_max}"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import numpy as np
 
+from experiments import validate
 from experiments.progress import Stage
 from experiments.store import direct
 from experiments.sweep import sweep
@@ -55,26 +56,16 @@ class Config:
     """Seed of the simulated data sets."""
 
     def __post_init__(self):
-        for name, least in (("d", 4), ("draws", 2), ("gammas", 2), ("thetas", 9)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed must be in [0, 2^31); got {self.seed}")
-        if not 0 < self.gamma_max < np.inf:
-            raise ValueError(f"gamma_max must be a finite load > 0; got {self.gamma_max}")
+        validate.at_least(self, d=4, draws=2, gammas=2, thetas=9)
+        validate.positive(self, "gamma_max")
+        validate.positive(self, "sigmas", zero=True)
+        validate.different(self, "sigmas", "depths", "modes")
         if self.thetas % 8 != 1:
             raise ValueError(f"thetas must be 8 k + 1 (9, 17, ..., 41, ...); got {self.thetas}")
-        if not self.sigmas or not all(0 <= s < np.inf for s in self.sigmas):
-            raise ValueError(
-                f"sigmas must be one or more standard deviations >= 0; got {self.sigmas}"
-            )
-        if not self.depths or not all(depth >= 1 for depth in self.depths):
-            raise ValueError(f"depths must be one or more numbers >= 1; got {self.depths}")
-        if not self.modes or not set(self.modes) <= {"linear", "fine_tune"}:
+        if not all(depth >= 1 for depth in self.depths):
+            raise ValueError(f"depths must be at least 1; got {self.depths}")
+        if not set(self.modes) <= {"linear", "fine_tune"}:
             raise ValueError(f"modes must be linear or fine_tune, or both; got {self.modes}")
-        for name in ("sigmas", "depths", "modes"):
-            if len(set(getattr(self, name))) < len(getattr(self, name)):
-                raise ValueError(f"{name} must differ; got {getattr(self, name)}")
         n = self.counts()
         if n[0] <= 2:
             raise ValueError(

@@ -264,10 +264,10 @@ def test_angles_of_the_claims_are_those_of_the_problems():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sigma": 0.0}, "sigma must be a finite standard deviation > 0; got 0"),
+        ({"sigma": 0.0}, "sigma must be finite and > 0; got 0"),
         ({"thetas": 8}, "thetas must be odd; got 8"),
         ({"thetas": 3}, "thetas must be at least 5"),
-        ({"gammas": ()}, "gammas must be one or more finite loads"),
+        ({"gammas": ()}, "gammas must differ in n"),
         ({"gammas": (0.5, 1.0)}, "gammas must have .* 4 or more away from d = 500"),
         ({"gammas": (0.5, 0.5001)}, "gammas must differ in n"),
         ({"gammas": (0.002,)}, r"at least 5, .*got n = \[1\]"),
