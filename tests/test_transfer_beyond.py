@@ -271,6 +271,35 @@ def test_what_is_not_a_covariance_is_refused(matrix, message):
         covariance.diagonalise(matrix)
 
 
+# --- precision ------------------------------------------------------------------------------------
+
+
+def _in_single_precision():
+    """What float32 callers get: loads, and how far each is from n = d."""
+    s = covariance.power_law(200, 0.8)
+    a, b = np.random.default_rng(0).normal(size=(2, 200)) / sqrt(200)
+    n = np.array([20.0, 100.0, 190.0, 198.0, 210.0, 400.0])
+    gap = np.abs(1 - n / 200)
+    yield covariance.effective_ridge(s, n[:4]), gap[:4]
+    yield covariance.scratch_risk(s, b, n, 0.3), gap
+    yield covariance.fine_tune_risk(s, a, b, n, 0.3, 3), gap
+    yield covariance.linear_transfer_risk(s, a, b, n, 0.3), np.ones(6)
+    yield training_time.flow_risk(s, b, 100, 0.3, TIMES[1:5]), np.ones(4)
+    yield training_time.linear_transfer_flow_risk(n, 0.7, 0.3, 10.0), np.ones(6)
+    yield risks.fine_tune_risk(n[:4] / 200, 0.7, 0.3, np.inf), gap[:4]
+    yield jnp.stack(pretraining.source_limit(n / 200, 0.7, 0.3)), gap
+
+
+def test_float32_loses_no_more_than_the_distance_to_n_equal_d_explains():
+    """Error model: 20 eps over |1 - n/d|, by which the quantities themselves are conditioned."""
+    double = list(_in_single_precision())
+    with jax.enable_x64(False):
+        single = list(_in_single_precision())
+    for (found, _), (expected, gap) in zip(single, double, strict=True):
+        error = np.abs(np.asarray(found, np.float64) / np.asarray(expected) - 1)
+        assert (error < 20 * np.finfo(np.float32).eps / gap).all()
+
+
 # --- advice ---------------------------------------------------------------------------------------
 
 
