@@ -355,7 +355,18 @@ def test_advice_from_a_large_sample_is_the_advice():
     found = advice.advise_sample(sample.x, sample.y, sample.beta_s)
     truth = advice.advise(1000, 2000, 0.9, 0.2)
     assert found.advice.method == truth.method == "fine-tuning"
-    assert abs(found.advice.margin - truth.margin) < Z_MAX * found.margin_stderr
+    for name, stderr in found.stderr.items():
+        gap = found.advice.risks[name] - found.advice.risk
+        expected = truth.risks[name] - truth.risk
+        assert abs(gap - expected) < Z_MAX * max(stderr, 1e-12)
+        assert (name in found.undecided) == (name != found.advice.method and gap <= 2 * stderr)
+
+
+def test_advice_from_a_small_sample_says_that_it_is_not_sure():
+    sample = problems.draw(jax.random.key(0), 40, 100, 0.9, 0.5)
+    found = advice.advise_sample(sample.x, sample.y, sample.beta_s)
+    assert "fine-tuning" in {found.advice.method, *found.undecided}
+    assert found.undecided
 
 
 BAD = {

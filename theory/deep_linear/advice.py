@@ -128,10 +128,12 @@ def advise_features(
 class SampleAdvice(NamedTuple):
     """Advice from estimates: of the angle (rad), of the noise, of |beta_t| and of how unequal the
     input variances are (`anisotropy` = d tr C^2 / (tr C)^2 of the population, 1 when isotropic, as
-    the risks assume). `margin_stderr`: standard error of `advice.margin`."""
+    the risks assume). `stderr`: of how much more each method leaves than the advised one;
+    `undecided`: those within two of them, which the sample cannot tell from it."""
 
     advice: Advice
-    margin_stderr: float
+    stderr: dict[str, float]
+    undecided: tuple[str, ...]
     theta: float
     sigma: float
     size: float
@@ -178,13 +180,19 @@ def advise_sample(
     theta = jnp.arccos(jnp.clip(inner / (length * size), -1, 1))
     found = transfer_risks(n, d, theta, sigma / size, depth=depth, size=length / size)
     advice = _advice({k: v[0] for k, v in found.items()}, float(size2[0]))
-    gaps = (size2 * (found[advice.runner_up] - found[advice.method]))[1:]
-    stderr = float(jnp.sqrt((blocks - 1) * jnp.mean((gaps - gaps.mean()) ** 2)))
+    stderr = {}
+    for name in found:
+        gaps = (size2 * (found[name] - found[advice.method]))[1:]
+        stderr[name] = float(jnp.sqrt((blocks - 1) * jnp.mean((gaps - gaps.mean()) ** 2)))
+    others = {name: risk - advice.risk for name, risk in advice.risks.items()}
+    del others[advice.method]
+    undecided = tuple(name for name, gap in others.items() if gap <= 2 * stderr[name])
     cross = x @ x.T
     pairs = (jnp.sum(cross**2) - jnp.sum(norms2**2)) / (n * (n - 1))
     return SampleAdvice(
         advice,
         stderr,
+        undecided,
         float(theta[0]),
         float(sigma[0]),
         float(size[0] / scale),
