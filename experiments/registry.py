@@ -9,6 +9,7 @@ QUESTIONS = {
     "transfer_phase": "When does linear transfer or fine-tuning beat training from scratch?",
     "ridge_transfer": "Does ridge regularisation help linear transfer?",
     "transfer_factors": "How do input spectrum, training time and source data change transfer?",
+    "relu_transfer": "When do frozen ReLU features beat training from scratch?",
     "divergences": "Does the distance between two data sets predict transfer?",
     "merge_digits": "Which merge keeps what the experts know, on real data?",
     "ledger": "Which of the papers' claims hold, and which only when corrected?",

@@ -1,0 +1,59 @@
+"""Linear transfer between two-layer ReLU networks (features-are-fate, arXiv 2410.08194, Sec. 4)."""
+
+from theory.student_teacher.arc_cosine import angle, coactivation, gram, relu_mean
+from theory.student_teacher.networks import (
+    Descent,
+    Network,
+    ablate,
+    features,
+    inner,
+    kernel,
+    predict,
+    pretrain,
+    risk,
+    scratch,
+    student,
+    teacher,
+    variance,
+)
+from theory.student_teacher.projection import Mercer, Projection, mercer, project
+from theory.student_teacher.transfer import (
+    Interval,
+    PowerLaw,
+    boundary,
+    crossing,
+    fit_power_law,
+    interval,
+    linear_transfer,
+)
+
+__all__ = [
+    "Descent",
+    "Interval",
+    "Mercer",
+    "Network",
+    "PowerLaw",
+    "Projection",
+    "ablate",
+    "angle",
+    "boundary",
+    "coactivation",
+    "crossing",
+    "features",
+    "fit_power_law",
+    "gram",
+    "inner",
+    "interval",
+    "kernel",
+    "linear_transfer",
+    "mercer",
+    "predict",
+    "pretrain",
+    "project",
+    "relu_mean",
+    "risk",
+    "scratch",
+    "student",
+    "teacher",
+    "variance",
+]

@@ -1,0 +1,86 @@
+"""Overlaps of ReLU neurons under x ~ N(0, I): the arc-cosine kernels (Cho & Saul 2009).
+
+features-are-fate eqs. (152), (153), which hold for unit vectors as printed; here for any norms.
+
+Only a matrix product and arrays of the output's shape are needed. The cosine u then carries an
+error of a few eps and the angle phi one of sqrt(eps) where u is near +-1, but K1 has derivative
+(pi - phi) / 2 pi in u, and in its gradient the error of the angle is multiplied by
+|w^ cos phi - v^| = sin phi: both `gram` and its gradient stay within a few eps of |w||v|, at
+coinciding and opposite neurons too. `coactivation` is the angle itself: sqrt(eps) there.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+
+def angle(w: Float[Array, "*b d"], v: Float[Array, "*b d"]) -> Float[Array, "*b"]:
+    """The angle between nonzero vectors, to a few eps even near 0 and pi (Kahan's form)."""
+    w, v = (a / jnp.linalg.norm(a, axis=-1, keepdims=True) for a in (w, v))
+    return 2 * jnp.arctan2(jnp.linalg.norm(w - v, axis=-1), jnp.linalg.norm(w + v, axis=-1))
+
+
+def relu_mean(w: Float[Array, "*b d"]) -> Float[Array, "*b"]:
+    """E relu(w.x) = |w| / sqrt(2 pi)."""
+    return _norm(w) / jnp.sqrt(2 * jnp.pi)
+
+
+def coactivation(w: Float[Array, "m d"], v: Float[Array, "k d"]) -> Float[Array, "m k"]:
+    """P(w_i.x > 0 and v_j.x > 0) = (pi - phi) / 2 pi; 0 for a zero neuron.
+
+    Values only: the derivative is infinite where neurons coincide.
+    """
+    alive = (_norm(w) > 0)[:, None] & (_norm(v) > 0)
+    return jnp.where(alive, (jnp.pi - _angles(w, v)[0]) / (2 * jnp.pi), 0.0)
+
+
+@jax.custom_jvp
+@jax.jit
+def gram(w: Float[Array, "m d"], v: Float[Array, "k d"]) -> Float[Array, "m k"]:
+    """E[relu(w_i.x) relu(v_j.x)] = |w||v| (sin phi + (pi - phi) cos phi) / 2 pi.
+
+    Differentiable everywhere, once: the derivative in w is (|v| sin phi w^ + (pi - phi) v) / 2 pi,
+    where w = 0 its mean over opposite directions, v / 4.
+
+    >>> gram(jnp.array([[3.0, 0.0]]), jnp.array([[3.0, 0.0], [-1.0, 0.0]]))
+    Array([[4.5, 0. ]], dtype=float32)
+    """
+    phi, sine, cosine = _angles(w, v)
+    # Near phi = pi the two terms cancel to (pi - phi)^3 / 3: never below zero.
+    unit = jnp.maximum(sine + (jnp.pi - phi) * cosine, 0.0) / (2 * jnp.pi)
+    return _norm(w)[:, None] * _norm(v) * unit
+
+
+@gram.defjvp
+def _gram_jvp(primals, tangents):
+    return gram(*primals), _gram_tangent(*primals, *tangents)
+
+
+@jax.jit
+def _gram_tangent(w: Array, v: Array, dw: Array, dv: Array) -> Array:
+    phi, sine, _ = _angles(w, v)
+    stretch_w = jnp.sum(_unit(w) * dw, axis=-1)[:, None] * _norm(v)
+    stretch_v = jnp.sum(_unit(v) * dv, axis=-1) * _norm(w)[:, None]
+    turn = _dot(dw, v) + _dot(w, dv)
+    return (sine * (stretch_w + stretch_v) + (jnp.pi - phi) * turn) / (2 * jnp.pi)
+
+
+def _angles(w: Array, v: Array) -> tuple[Array, Array, Array]:
+    """phi, sin phi, cos phi; a right angle where a neuron is zero."""
+    cosine = jnp.clip(_dot(_unit(w), _unit(v)), -1.0, 1.0)
+    sine = jnp.sqrt((1 - cosine) * (1 + cosine))
+    return jnp.arctan2(sine, cosine), sine, cosine
+
+
+def _dot(w: Array, v: Array) -> Array:
+    return jnp.matmul(w, v.T, precision="highest")
+
+
+def _norm(w: ArrayLike) -> Array:
+    return jnp.linalg.norm(jnp.asarray(w), axis=-1)
+
+
+def _unit(w: Array) -> Array:
+    norm = _norm(w)[..., None]
+    return jnp.where(norm > 0, w / jnp.where(norm > 0, norm, 1.0), 0.0)
