@@ -8,6 +8,7 @@ from theory import student_teacher as st
 
 if TYPE_CHECKING:
     import xarray as xr
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -23,11 +24,16 @@ def _kernel_distance(dataset: "xr.Dataset", name: str) -> float:
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """The panels of Fig. 4: kernels, scratch law and projection, phase diagram."""
-    return {
-        "kernels": _draw_kernels(dataset),
-        "laws": _draw_laws(dataset),
-        "phase": _draw_phase(dataset),
-    }
+    from experiments import style
+
+    if "outside" not in dataset:
+        figure, ((ax,),) = style.figure(1, 1, width=4.6, height=3.8)
+        _draw_law(ax, dataset)
+        return {"law": figure}
+    figure, ((left, right),) = style.figure(1, 2, width=4.6, height=3.8)
+    _draw_law(left, dataset)
+    _draw_projections(right, dataset)
+    return {"kernels": _draw_kernels(dataset), "laws": figure, "phase": _draw_phase(dataset)}
 
 
 def _draw_kernels(dataset: "xr.Dataset") -> "Figure":
@@ -52,10 +58,9 @@ def _draw_kernels(dataset: "xr.Dataset") -> "Figure":
     return figure
 
 
-def _draw_laws(dataset: "xr.Dataset") -> "Figure":
+def _draw_law(left: "Axes", dataset: "xr.Dataset") -> None:
     from experiments import style
 
-    figure, ((left, right),) = style.figure(1, 2, width=4.6, height=3.8)
     teachers = dataset.sizes["teacher"]
     logs = np.log(dataset.scratch_risk.mean("draw").values)
     centre = st.interval(logs)
@@ -82,7 +87,13 @@ def _draw_laws(dataset: "xr.Dataset") -> "Figure":
     left.set(xscale="log", yscale="log", xlabel="target samples $n$", ylabel="risk $R_{sc}$")
     left.set_xticks(n, [str(k) for k in n])
     left.set_xticks([], minor=True)
-    left.set_title("Training from scratch")
+    left.set_title(f"Training from scratch, d = {dataset.attrs['d']}")
+    left.legend(frameon=False, fontsize=8)
+
+
+def _draw_projections(right: "Axes", dataset: "xr.Dataset") -> None:
+    from experiments import style
+
     for name, label, marker, color in (
         ("outside_ideal", "source teacher's features", "s", style.PALETTE[2]),
         ("outside", f"pretrained (cut-off {dataset.attrs['cutoff']:g})", "o", style.PALETTE[0]),
@@ -108,9 +119,7 @@ def _draw_laws(dataset: "xr.Dataset") -> "Figure":
         ylabel="$|P_⊥ f_t|^2 / |f_t|^2$",
         title="What frozen features cannot express",
     )
-    for ax in (left, right):
-        ax.legend(frameon=False, fontsize=8)
-    return figure
+    right.legend(frameon=False, fontsize=8)
 
 
 def _draw_phase(dataset: "xr.Dataset") -> "Figure":
@@ -162,17 +171,21 @@ def summary(dataset: "xr.Dataset") -> str:
     nu, low, high = dataset.exponent.values
     bend = dataset.curvature.values
     straight = "straight" if bend[1] < 0 < bend[2] else f"bent (curvature {bend[0]:+.2f})"
+    sentence = (
+        f"The scratch risk falls as n^-ν with ν = {nu:.2f} (95 % interval {low:.2f} to {high:.2f} "
+        f"over {dataset.sizes['teacher']} teachers; in log-log it is {straight})"
+    )
+    if "outside" not in dataset:
+        return f"{sentence}."
     measured, predicted = _measured(dataset), dataset.boundary.sel(limit="mean").values
     both = np.isfinite(measured)
     sign = np.sign(dataset.gain.values)
     sure = np.abs(dataset.gain.values) > 2 * dataset.gain_stderr.values
     told = np.where(dataset.n.values < predicted[:, None], 1, -1)
     agree = f"{np.mean((sign == told)[sure]):.0%}" if sure.any() else "none"
-    sentence = (
-        f"The scratch risk falls as n^-ν with ν = {nu:.2f} (95 % interval {low:.2f} to {high:.2f} "
-        f"over {dataset.sizes['teacher']} teachers; in log-log it is {straight}). The predicted "
-        f"boundary tells the sign of the transferability in {agree} of the {int(sure.sum())} "
-        "points (μ, n) where it exceeds 2 standard errors"
+    sentence += (
+        f". The predicted boundary tells the sign of the transferability in {agree} of the "
+        f"{int(sure.sum())} points (μ, n) where it exceeds 2 standard errors"
     )
     if both.any():
         ratio = (measured / predicted)[both]

@@ -3,12 +3,13 @@
 Figure 4 of features-are-fate (arXiv 2410.08194): a two-layer network is pretrained on a source that
 lacks a fraction mu of the target's neurons; its features are then frozen and the output layer is
 fitted to n samples of the target. Scratch training is the same network trained on the same samples.
-All risks are exact (no test set). Pretraining and projections run in float64, scratch training,
+All risks are exact (no test set); preset `figure_4c` is the law of scratch training alone, at the
+paper's sizes. Pretraining and projections run in float64, scratch training,
 whose loss is a mean of squares, in float32.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,8 @@ class Config:
     m_star: int = 30
     """Neurons of the target teacher."""
     mus: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    """Fractions of the target's neurons that the source lacks; each times m_star is whole."""
+    """Fractions of the target's neurons that the source lacks; each times m_star is whole. None:
+    scratch training alone."""
     ns: tuple[int, ...] = (20, 40, 80, 160, 320, 640, 1280)
     """Target samples."""
     teachers: int = 5
@@ -73,8 +75,8 @@ class Config:
             raise ValueError(f"cutoff must be a fraction in [0, 1); got {self.cutoff}")
         if len(self.ns) < 3 or list(self.ns) != sorted(set(self.ns)) or self.ns[0] < 1:
             raise ValueError(f"ns must be at least 3 increasing sizes >= 1; got {self.ns}")
-        if len(self.mus) < 2 or list(self.mus) != sorted(set(self.mus)):
-            raise ValueError(f"mus must be at least 2 increasing fractions; got {self.mus}")
+        if len(self.mus) == 1 or list(self.mus) != sorted(set(self.mus)):
+            raise ValueError(f"mus must be none or 2 and more increasing fractions; got {self.mus}")
         for mu in self.mus:
             whole = abs(mu * self.m_star - round(mu * self.m_star)) < 1e-6 * self.m_star
             if not (0 <= mu < 1 and whole):
@@ -107,8 +109,18 @@ class Config:
             side_by_side=10,
         )
 
+    @classmethod
+    def figure_4c(cls) -> "Config":
+        """The scratch law at the paper's sizes and training time, in steps ten times as long."""
+        return replace(cls.figure_4(), mus=(), draws=1, rate=0.1, steps=10_000, side_by_side=1)
 
-PRESETS = {"default": Config, "figure_4": Config.figure_4, "tiny": Config.tiny}
+
+PRESETS = {
+    "default": Config,
+    "figure_4": Config.figure_4,
+    "figure_4c": Config.figure_4c,
+    "tiny": Config.tiny,
+}
 
 
 def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
@@ -117,9 +129,6 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     pairs = [(mu, teacher) for mu in range(len(config.mus)) for teacher in range(config.teachers)]
     samples = [(t, draw) for t in range(config.teachers) for draw in range(config.draws)]
     with jax.enable_x64(True):
-        trained = sweep(
-            partial(_pretrain, config), np.array(pairs), stage, "pretrain", chunk=config.chunk
-        )
         scratch = [
             sweep(
                 partial(_scratch, config, i),
@@ -130,6 +139,11 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
             )
             for i, n in enumerate(config.ns)
         ]
+        if not pairs:
+            return _scratch_law(config, scratch)[0]
+        trained = sweep(
+            partial(_pretrain, config), np.array(pairs), stage, "pretrain", chunk=config.chunk
+        )
         transfer = sweep(
             partial(_transfer, config, trained["w"]),
             np.arange(len(pairs)),
@@ -271,31 +285,52 @@ def _kernels(config: Config, w: np.ndarray) -> dict[str, jax.Array]:
             ]
         ),
         "norm": jnp.stack([st.inner(t, t) for t in targets]),
-        "variance": jnp.stack([st.variance(t) for t in targets]),
     }
 
 
 # --- what was found -----------------------------------------------------------------------------
 
 
-def _dataset(
-    config: Config, trained: Mapping, scratch: list, transfer: Mapping, kernels: Mapping
-) -> "xr.Dataset":
+def _scratch_law(config: Config, scratch: list[dict]) -> "tuple[xr.Dataset, st.PowerLaw]":
+    """Scratch risks and the power law through them."""
     import xarray as xr
 
-    grid, each = (len(config.mus), config.teachers), (config.teachers, config.draws)
+    each = (config.teachers, config.draws)
     risks = np.stack([part["risk"].reshape(each) for part in scratch], axis=-1)
     losses = np.stack([part["loss"].reshape(each) for part in scratch], axis=-1)
-    linear = transfer["risk"].reshape(*grid, config.draws, len(config.ns))
     law = st.fit_power_law(config.ns, risks.mean(axis=1))
-    edge = st.boundary(law, transfer["outside"].reshape(grid).T)
-    edges = st.interval(np.log(edge))
-    gain = (risks - linear) / kernels["variance"][:, None, None]
-    pairs = ("mu", "teacher")
-    return xr.Dataset(
+    targets = [_target(config, t) for t in range(config.teachers)]
+    found = xr.Dataset(
         {
             "scratch_risk": (("teacher", "draw", "n"), risks),
             "scratch_loss": (("teacher", "draw", "n"), losses),
+            "law": ("n", law(np.array(config.ns))),
+            "exponent": ("limit", np.array(law.exponent)),
+            "curvature": ("limit", np.array(law.curvature)),
+            "variance": ("teacher", np.stack([st.variance(t) for t in targets])),
+        },
+        {
+            "n": ("n", list(config.ns), {"long_name": "target samples"}),
+            "limit": ("limit", ["mean", "low", "high"], {"long_name": "mean, 95 % interval"}),
+        },
+        {name: getattr(config, name) for name in ("d", "m", "m_star", "cutoff", "tolerance")},
+    )
+    return found, law
+
+
+def _dataset(
+    config: Config, trained: Mapping, scratch: list, transfer: Mapping, kernels: Mapping
+) -> "xr.Dataset":
+    grid = (len(config.mus), config.teachers)
+    found, law = _scratch_law(config, scratch)
+    risks, variance = found.scratch_risk.values, found.variance.values
+    linear = transfer["risk"].reshape(*grid, config.draws, len(config.ns))
+    edge = st.boundary(law, transfer["outside"].reshape(grid).T)
+    edges = st.interval(np.log(edge))
+    gain = (risks - linear) / variance[:, None, None]
+    pairs = ("mu", "teacher")
+    found = found.assign(
+        {
             "linear_risk": (("mu", "teacher", "draw", "n"), linear),
             "gain": (("mu", "n"), gain.mean(axis=(1, 2))),
             "gain_stderr": (
@@ -309,26 +344,12 @@ def _dataset(
             "rank": (pairs, transfer["rank"].reshape(grid)),
             "outside_untrained": ("teacher", kernels["outside_untrained"]),
             "norm": ("teacher", kernels["norm"]),
-            "variance": ("teacher", kernels["variance"]),
             "kernel_initial": (("x", "x2"), kernels["initial"]),
             "kernel_pretrained": (("x", "x2"), kernels["pretrained"]),
             "kernel_source": (("x", "x2"), kernels["source"]),
-            "law": ("n", law(np.array(config.ns))),
-            "exponent": ("limit", np.array(law.exponent)),
-            "curvature": ("limit", np.array(law.curvature)),
             "boundary": (("limit", "mu"), np.exp(np.stack(edges))),
-        },
-        {
-            "mu": ("mu", list(config.mus), {"long_name": "fraction of target features missing"}),
-            "n": ("n", list(config.ns), {"long_name": "target samples"}),
-            "limit": ("limit", ["mean", "low", "high"], {"long_name": "mean, 95 % interval"}),
-        },
-        {
-            "d": config.d,
-            "m": config.m,
-            "m_star": config.m_star,
-            "cutoff": config.cutoff,
-            "tolerance": config.tolerance,
-            "kernel_mu": config.mus[_middle(config)],
-        },
+        }
     )
+    label = {"long_name": "fraction of target features missing"}
+    found = found.assign_coords(mu=("mu", list(config.mus), label))
+    return found.assign_attrs(kernel_mu=config.mus[_middle(config)])

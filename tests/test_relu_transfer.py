@@ -58,10 +58,20 @@ def test_recorded_numbers_are_those_of_the_networks(dataset):
         ("tolerance", float("nan"), "tolerance must be finite and > 0"),
         ("cutoff", 1.0, "cutoff must be a fraction"),
         ("ns", (10, 10, 20), "ns must be at least 3 increasing sizes"),
-        ("mus", (0.5,), "mus must be at least 2 increasing"),
+        ("mus", (0.5,), "mus must be none or 2 and more increasing"),
         ("mus", (0.5, 0.55), "mus must be in .* whole numbers of the 30 neurons"),
     ],
 )
 def test_bad_configurations_are_named(field, value, message):
     with pytest.raises(ValueError, match=message):
         Config(**{field: value})
+
+
+def test_without_sources_only_the_scratch_law_is_measured(dataset):
+    """The same samples and students: bit for bit the risks of the whole experiment."""
+    config = dataclasses.replace(Config.tiny(), mus=())
+    alone = relu_transfer.run(config)
+    np.testing.assert_array_equal(alone.scratch_risk, dataset.scratch_risk)
+    np.testing.assert_array_equal(alone.exponent, dataset.exponent)
+    assert list(relu_transfer.plot(alone)) == ["law"]
+    assert relu_transfer.summary(alone).startswith("The scratch risk falls as")
