@@ -230,12 +230,12 @@ def _simulate(key: jax.Array, keys: jax.Array, ns: jax.Array, spectra: jax.Array
     most = int(config.counts().max())
     sigma, depth, d = config.sigma, config.depth, config.d
 
-    def data(key: jax.Array, n: jax.Array, s: jax.Array, beta: jax.Array):
-        """n rows in an array of `most` rows, so that every load has one shape: the others are 0,
-        and the scale makes X^T X / most what X^T X / n is."""
-        scale = jnp.where(jnp.arange(most) < n, jnp.sqrt(most / n), 0.0)
-        x = jax.random.normal(key, (most, d)) * jnp.sqrt(s) * scale[:, None]
-        noise = jax.random.normal(jax.random.fold_in(key, 1), (most,)) * scale
+    def data(key: jax.Array, n: jax.Array, s: jax.Array, beta: jax.Array, rows: int = most):
+        """n samples in an array of `rows` rows, so that every load has one shape: the others are 0,
+        and the scale makes X^T X / rows what X^T X / n is."""
+        scale = jnp.where(jnp.arange(rows) < n, jnp.sqrt(rows / n), 0.0)
+        x = jax.random.normal(key, (rows, d)) * jnp.sqrt(s) * scale[:, None]
+        noise = jax.random.normal(jax.random.fold_in(key, 1), (rows,)) * scale
         return x, x @ beta + sigma * noise
 
     def risks(s: jax.Array, beta_t: jax.Array, fits: list[jax.Array]) -> jax.Array:
@@ -278,19 +278,20 @@ def _simulate(key: jax.Array, keys: jax.Array, ns: jax.Array, spectra: jax.Array
         beta_s, beta_t = _tasks(key_tasks, s, config.theta)
         x, y = data(key, n, s, beta_t)
         scratch = dl.scratch_fit(x, y)
-        found = []
-        for i, load in enumerate(config.values):
-            learned = beta_s
-            if load < np.inf:
-                rows = round(load * d)
-                key_x, key_noise = jax.random.split(jax.random.fold_in(key, i + 2))
-                z = jax.random.normal(key_x, (rows, d))
-                noise = jax.random.normal(key_noise, (rows,))
-                learned = dl.scratch_fit(z, z @ beta_s + sigma * noise)
+        rows = np.array([min(load, 1e6) * d for load in config.values])
+
+        def one(value: tuple[jax.Array, jax.Array]) -> jax.Array:
+            """`data` again, for the source task: as many rows for every load, in turn."""
+            i, n_s = value
+            z, labels = data(jax.random.fold_in(key, i + 2), n_s, s, beta_s, limit)
+            learned = jnp.where(n_s > limit, beta_s, dl.scratch_fit(z, labels))
             linear = dl.linear_transfer_fit(x, y, learned)
             tuned = dl.fine_tune_limit(x, y, learned, depth)
-            found.append(risks(s, beta_t, [scratch, linear, tuned]))
-        return jnp.stack(found, axis=1)
+            return risks(s, beta_t, [scratch, linear, tuned])
+
+        limit = int(np.ceil(rows[np.isfinite(config.values)].max(initial=d)))
+        values = (jnp.arange(rows.size), jnp.asarray(rows))
+        return jnp.moveaxis(jax.lax.map(one, values), 0, 1)
 
     key_tasks = key
     one = {"spectrum": spectrum, "time": time, "source": source}[config.factor]
