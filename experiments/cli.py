@@ -11,6 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+# OpenBLAS, which jax uses for factorisations on a CPU, keeps its threads spinning beside XLA's own:
+# on few cores each waits for the other. Read when NumPy is first imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from experiments import disk, registry, store
 from experiments.progress import reporting, say
 

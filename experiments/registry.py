@@ -11,6 +11,7 @@ QUESTIONS = {
     "transfer_factors": "How do input spectrum, training time and source data change transfer?",
     "relu_transfer": "When do frozen ReLU features beat training from scratch?",
     "divergences": "Does the distance between two data sets predict transfer?",
+    "overtraining_linear": "When does more pre-training hurt, in networks that can be solved?",
     "merge_digits": "Which merge keeps what the experts know, on real data?",
     "ledger": "Which of the papers' claims hold, and which only when corrected?",
 }

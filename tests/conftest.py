@@ -1,5 +1,7 @@
-"""Shared test set-up: the suite runs on the CPU, so that it means the same on every machine."""
+"""Shared test set-up: the suite runs on the CPU, so that it means the same on every machine, and
+with one BLAS thread per worker, as the command does (`experiments.cli` says why)."""
 
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -11,6 +11,8 @@ import pytest
     [
         ("sail_jax", ("matplotlib", "xarray", "flax", "optax", "scipy", "theory", "experiments")),
         ("theory.deep_linear", ("matplotlib", "xarray", "flax", "optax", "experiments")),
+        ("theory.student_teacher", ("matplotlib", "xarray", "flax", "optax", "experiments")),
+        ("theory.two_layer", ("matplotlib", "xarray", "flax", "optax", "experiments")),
     ],
 )
 def test_import_is_light(package, forbidden):

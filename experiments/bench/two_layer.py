@@ -1,0 +1,89 @@
+"""Exact two-layer dynamics, beside gradient descent on the same network.
+
+Times the exact trajectory of a wide network over many times, and whole phase diagrams from closed
+forms; beside each, what gradient descent would take for the same points.
+"""
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import overtraining_linear as ol
+from experiments.bench.grid import median_time
+from theory import two_layer as tl
+from theory.two_layer import networks
+
+
+def _trajectory(d: int, points: int, repeats: int) -> None:
+    key = jax.random.key(0)
+    u, v = (jax.random.orthogonal(k, d) for k in jax.random.split(key))
+    sigma = jnp.linspace(1, 0.1, d)
+    target, start = (u * sigma) @ v.T, tl.Layers(0.1 * u, 0.1 * v.T)
+    times = jnp.linspace(0, 0.4 * points, points)  # substeps of one each: 2 sigma_1 dt < 1
+
+    def run():
+        return tl.trajectory(*start, target, times).loss
+
+    first, median, low, high = median_time(run, repeats)
+    print(
+        f"exact trajectory, d = {d}, {points} times to t = {float(times[-1]):g}: {median:.1f} s "
+        f"({low:.1f} to {high:.1f}; {first:.1f} s with compilation)"
+    )
+    rate, steps = 0.02, 100
+    jax.block_until_ready(networks.descend(start, target, rate, steps))
+    began = time.perf_counter()
+    found = jax.block_until_ready(networks.descend(start, target, rate, steps))
+    each = (time.perf_counter() - began) / steps
+    exact = tl.trajectory(*start, target, [rate * steps])
+    gap = float(jnp.linalg.norm(tl.theta(found) - exact.product[0]) / jnp.linalg.norm(target))
+    whole = each * float(times[-1]) / rate
+    print(
+        f"ratio: gradient descent at rate {rate} takes {each * 1e3:.1f} ms per step, {whole:.0f} s "
+        f"to the end, {whole / median:.1f} times as long; at t = {rate * steps:g} it is "
+        f"{gap:.1e} |A| away from the flow"
+    )
+
+
+def _diagrams(repeats: int) -> None:
+    for name in ("perturbation", "learning_rate", "anchor", "misalignment"):
+        config = ol.PRESETS[name]()
+        first, median, low, high = median_time(lambda c=config: ol.closed_forms(c), repeats)
+        print(
+            f"diagram {name}, {config.points} x {config.points} points: {median:.2f} s "
+            f"({low:.2f} to {high:.2f}; {first:.1f} s with compilation)"
+        )
+    config = dataclasses.replace(ol.PRESETS["anchor"](), seeds=2)
+    key, sigma = jax.random.key(0), config.spectrum()
+    ol.simulate(config, key, sigma)
+    began = time.perf_counter()
+    ol.simulate(config, key, sigma)
+    each = (time.perf_counter() - began) / (config.seeds * np.prod(config.cells))
+    _, median, *_ = median_time(lambda: ol.closed_forms(config), repeats)
+    print(
+        f"ratio: {config.points**2} networks by stochastic gradient descent, {each:.3f} s each, "
+        f"would take {each * config.points**2:.0f} s, {each * config.points**2 / median:.0f} times "
+        "as long as the closed forms"
+    )
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(prog="sail-jax bench two_layer", description=__doc__)
+    parser.add_argument("--d", type=int, default=512, help="width")
+    parser.add_argument("--times", type=int, default=1000, help="points along time")
+    parser.add_argument("--repeats", type=int, default=3, help="timed repetitions")
+    parser.add_argument("--x64", action="store_true", help="the trajectory in float64")
+    args = parser.parse_args(argv)
+    print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
+    with jax.enable_x64(args.x64):
+        _trajectory(args.d, args.times, args.repeats)
+    _diagrams(args.repeats)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,67 @@
+"""Curvature of the loss along training, and how far it predicts sensitivity.
+
+The loss is quadratic in each layer, so that E L(W + gamma Z) = L + gamma^2 tr(H)/2 + gamma^4 o h i:
+the quadratic prediction (overtrained Proposition D.1) is exact to fourth order and always too low.
+"""
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from theory.two_layer.layers import Layers, theta
+
+
+def hessian(layers: Layers, target: Float[ArrayLike, "o i"]) -> Float[Array, "p p"]:
+    """H of |W_1 W_2 - A|^2, entries of W_1 first, both in row order: v^T H v / 2 =
+    |V_1 W_2 + W_1 V_2|^2 + 2 <theta - A, V_1 V_2>."""
+    (o, h), i = layers.w1.shape, layers.w2.shape[1]
+    residual = theta(layers) - target
+    eye = [jnp.eye(n, dtype=residual.dtype) for n in (o, h, i)]
+    first = jnp.einsum("ac,kl->akcl", eye[0], layers.w2 @ layers.w2.T)
+    second = jnp.einsum("kl,bc->kblc", layers.w1.T @ layers.w1, eye[2])
+    cross = jnp.einsum("al,kb->aklb", layers.w1, layers.w2)
+    cross = cross + jnp.einsum("kl,ab->aklb", eye[1], residual)
+    p, q = o * h, h * i
+    cross = cross.reshape(p, q)
+    return 2 * jnp.block([[first.reshape(p, p), cross], [cross.T, second.reshape(q, q)]])
+
+
+def trace(layers: Layers) -> Float[Array, "*b"]:
+    """tr H = 2 (i |W_1|^2 + o |W_2|^2), the same for every target: it grows as the network does."""
+    o, i = layers.w1.shape[-2], layers.w2.shape[-1]
+    return 2 * (i * jnp.sum(layers.w1**2, (-2, -1)) + o * jnp.sum(layers.w2**2, (-2, -1)))
+
+
+def sharpness(layers: Layers, target: Float[ArrayLike, "o i"]) -> Array:
+    """The largest eigenvalue of H, within 2 |theta - A|_op of 2 (|W_1|_op^2 + |W_2|_op^2)."""
+    return jnp.linalg.eigvalsh(hessian(layers, target))[-1]
+
+
+def mode_sharpness(
+    y: Float[ArrayLike, "*b d"], sigma: Float[ArrayLike, " d"]
+) -> Float[Array, "*b"]:
+    """The largest eigenvalue of H for aligned square networks with modes y; 4 sigma_1 in the end.
+
+    H falls into blocks: over pairs of modes and signs, twice [[y_b + s r_a, g], [g, y_a + s r_b]]
+    with r = y - sigma, g = sqrt(y_a y_b).
+    """
+    y, sigma = jnp.asarray(y, dtype=float), jnp.asarray(sigma, dtype=float)
+    r = y - sigma
+    top = []
+    for sign in (1.0, -1.0):
+        p = y[..., None, :] + sign * r[..., :, None]
+        q = p.mT
+        cross = y[..., None, :] * y[..., :, None]
+        pair = p + q + jnp.sqrt((p - q) ** 2 + 4 * cross)
+        same = jnp.eye(y.shape[-1], dtype=bool)
+        own = 2 * (2 * y + r) if sign > 0 else -2 * r
+        top.append(jnp.where(same, own[..., None], pair).max((-2, -1)))
+    return jnp.maximum(*top)
+
+
+def sensitivity(layers: Layers, gamma: ArrayLike) -> Float[Array, "*b"]:
+    """E L(W + gamma Z) - L(W), exactly: gamma^2 tr(H)/2 + gamma^4 o h i. The first term is the
+    quadratic prediction; the second exceeds it from gamma^2 = (|W_1|^2/o + |W_2|^2/i)/h on."""
+    o, h = layers.w1.shape[-2:]
+    gamma2 = jnp.asarray(gamma, dtype=float) ** 2
+    return gamma2 * trace(layers) / 2 + gamma2**2 * (o * h * layers.w2.shape[-1])
