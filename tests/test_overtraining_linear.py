@@ -1,0 +1,71 @@
+"""Phase diagrams of overtraining: theory against its own limits, networks against theory."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from experiments import overtraining_linear as ol
+from theory.two_layer import fine_tuning, inflection_index
+
+SMALL = {"d": 3, "tau": 4.0, "points": 40, "cells": (2, 3), "seeds": 2, "batch": 32, "decay": 0.7}
+
+
+@pytest.mark.parametrize("name", ["perturbation", "learning_rate", "anchor", "trade_off"])
+def test_networks_follow_the_closed_forms(name):
+    """Error model: O(rate) of the steps and O(1/sqrt(batch)) of the batches, which vanish as
+    networks converge: 5 % of the largest loss."""
+    config = dataclasses.replace(ol.PRESETS[name](), **SMALL, kept=0, ratio=2.5, rate=0.003)
+    dataset = ol.run(config)
+    theory = dataset.tuned_theory.interp(x=dataset.cell_x.values, row=dataset.cell_row.values)
+    gap = np.abs(dataset.tuned_mean.values - theory.values).max()
+    assert gap < 0.05 * float(dataset.tuned_theory.max())
+
+
+def test_the_end_of_pre_training_is_the_last_stage():
+    """After all modes are learned the loss is that of the last plateau."""
+    config = dataclasses.replace(ol.PRESETS["anchor"](), **SMALL, steps=20_000)
+    sigma = config.spectrum()
+    for row in (0, -1):
+        anchor = np.linspace(*config.rows, config.points)[row]
+        expected = fine_tuning.pretraining_losses(sigma, config.target(sigma), anchor)[-1]
+        found = ol.closed_forms(config)["loss"][row, -1]
+        # e^{-4 sigma_d t} at t = 1.5 tau / sigma_d is 4e-11, times the distance it starts from
+        assert found == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_noise_moves_the_inflection_where_definition_4_2_puts_it():
+    """The best time lies within the stage that learns mode r: after it passed half its height, and
+    before the next one does."""
+    config = dataclasses.replace(ol.PRESETS["perturbation"](), **SMALL, rows=(0.42, 0.9))
+    sigma, times = config.spectrum(), config.times(config.spectrum(), config.points)
+    found = ol.closed_forms(config)["inflection"]
+    for gamma, time in zip(np.linspace(*config.rows, config.points), found, strict=True):
+        r = inflection_index(sigma, config.d, gamma)
+        assert r is not None
+        if r == 0:
+            assert time < config.tau / sigma[0]
+            continue
+        stages = 2 * config.tau / (4 * sigma)  # y_i = sigma_i / 2, to leading order in tau
+        width = times[1] / times[0]
+        assert time > stages[r - 1] / width / 1.3
+        assert r == config.d or time < stages[r] * width * 1.3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"diagram": "nothing"}, "diagram must be one of perturbation, "),
+        ({"kept": 12}, "kept must be below d = 12; got 12"),
+        ({"cells": (1, 3)}, "cells must be at least 2 along both axes"),
+        ({"rows": (2.0, 1.0)}, "rows must be a range 0 <= low < high"),
+        ({"pre_rate": 0.2}, r"pre_rate must be at most 1 / \(4 scale\) = 0.125 to be stable"),
+        ({"diagram": "anchor", "rate": 0.1}, r"rate must be at most .* to be stable; got 0.1"),
+        ({"diagram": "learning_rate", "rows": (0.0, 0.5)}, "rows must be at most .* got 0.5"),
+        ({"decay": -1.0}, "decay must be at least 0"),
+        ({"scale": float("nan")}, "scale must be finite and > 0"),
+    ],
+)
+def test_bad_configurations_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ol.Config(**changes)
