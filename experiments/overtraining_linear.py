@@ -10,6 +10,8 @@ after which more pre-training hurts (Definition 4.2, in continuous time). Diagra
   anchor         fine-tuning with the anchor lambda |theta - theta(0)|^2 (Theorem 4.7)
   misalignment   decay of the spectrum against sigma_ft / sigma_pre: what the last of pre-training
                  costs, the loss at its end less the least loss on the way
+  sensitivity    what noise gamma adds to the loss, beside its quadratic prediction gamma^2 tr(H)/2
+                 (Proposition D.1), and the curvature H along pre-training
   trade_off      Figure 7: rates that stay constant, fall slowly or fall quickly with pre-training
                  time; the noise of fine-tuning is modelled as Gaussian, of variance nu x rate
 
@@ -27,16 +29,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import validate
+from experiments.overtraining_figures import plot as plot
+from experiments.overtraining_figures import summary as summary
 from experiments.progress import Stage
 from experiments.store import direct
-from theory.two_layer import fine_tuning, modes, networks, perturbation
+from theory.two_layer import fine_tuning, modes, networks, perturbation, sharpness
 from theory.two_layer.layers import Layers, identity_start, loss
 
 if TYPE_CHECKING:
     import xarray as xr
-    from matplotlib.figure import Figure
 
-Diagram = Literal["perturbation", "learning_rate", "anchor", "misalignment", "trade_off"]
+Diagram = Literal[
+    "perturbation", "learning_rate", "anchor", "misalignment", "sensitivity", "trade_off"
+]
 NOISES = 64  # draws of Gaussian noise per simulated network
 
 # What each diagram has on its other axis: label, and whether networks are fine-tuned.
@@ -45,6 +50,7 @@ ROWS = {
     "learning_rate": "fine-tuning rate $η$",
     "anchor": "anchor $λ$",
     "misalignment": "misalignment $σ^{ft} / σ^{pre}$",
+    "sensitivity": "perturbation $γ$",
     "trade_off": "exponent $p$ of the rate, $η ∝ t^{-p}$",
 }
 
@@ -107,7 +113,7 @@ class Config:
                 f"pre_rate must be at most 1 / (4 scale) = {bound:g} to be stable; "
                 f"got {self.pre_rate}"
             )
-        if self.diagram != "perturbation":
+        if self.diagram not in ("perturbation", "sensitivity"):
             fastest = high if self.diagram == "learning_rate" else self.rate
             top = self.scale * max(1.0, high if self.diagram == "misalignment" else self.ratio)
             pull = 1 + (high if self.diagram == "anchor" else 0)
@@ -147,6 +153,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "misalignment": partial(
         Config, diagram="misalignment", rows=(0.5, 5.0), steps=150, rate=0.002, cells=(6, 5)
     ),
+    "sensitivity": partial(Config, diagram="sensitivity", rows=(0.02, 0.6)),
     "trade_off": partial(
         Config, diagram="trade_off", d=10, ratio=4.0, kept=2, rows=(0.0, 0.4), steps=20, rate=0.03
     ),
@@ -180,11 +187,17 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
         data[f"{name}_theory"] = (("row", "x"), theory[name])
         data[f"{name}_mean"] = (("cell_row", "cell_x"), values.mean(0))
         data[f"{name}_std"] = (("cell_row", "cell_x"), values.std(0, ddof=1))
-    if config.diagram != "misalignment":
+    if "inflection" in theory:
         data["inflection"] = ("row", theory["inflection"])
     if config.diagram == "trade_off":
         data["best_rate"] = ("x", theory["best_rate"])
         data["fixed"] = (("fixed_rate", "kind", "x"), theory["fixed"])
+    for name in ("trace", "sharpness"):
+        if name in theory:
+            values = found[0][name]
+            data[f"{name}_theory"] = ("x", theory[name])
+            data[f"{name}_mean"] = ("cell_x", values.mean(0))
+            data[f"{name}_std"] = ("cell_x", values.std(0, ddof=1))
     label = "decay of the spectrum" if config.diagram == "misalignment" else "pre-training time"
     coords = {
         "x": ("x", x, {"long_name": label}),
@@ -224,11 +237,12 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
         y = modes.mode(x[:, None], np.exp(-2 * config.tau), sigma)
         loss, tuned = _after(config, y, sigma, rows[:, None], x)
         best = x[np.asarray(loss).argmin(1)]
-        found = {
-            "loss": loss,
-            "tuned": tuned,
-            "inflection": np.where(best < x[-1], best, np.nan),
-        }
+        found = {"loss": loss, "tuned": tuned}
+        if config.diagram == "sensitivity":
+            found["trace"] = 4 * config.d * y.sum(-1)
+            found["sharpness"] = sharpness.mode_sharpness(y, sigma)
+        else:
+            found["inflection"] = np.where(best < x[-1], best, np.nan)
         if config.diagram == "trade_off":
             rates = np.geomspace(1e-2, 1, 60)[:, None] * config.rate
             every = _noisy(config, y, sigma, rates)
@@ -239,8 +253,13 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
 
 
 def _after(config: Config, y: Any, sigma: np.ndarray, row: Any, time: Any):
-    """Pre-training loss and fine-tuning loss [row, x] of networks with modes y [x, d]."""
+    """Pre-training loss and fine-tuning loss [row, x] of networks with modes y [x, d]; sensitivity
+    and its quadratic prediction."""
     ft = config.target(sigma)
+    if config.diagram == "sensitivity":
+        calm = perturbation.perturbed_mode_loss(y, sigma, 0.0)
+        noisy = perturbation.perturbed_mode_loss(y, sigma, row)
+        return noisy - calm, 2 * config.d * row**2 * jnp.sum(y, -1)
     if config.diagram == "perturbation":
         noisy = perturbation.perturbed_mode_loss(y, sigma, row)
         return noisy, perturbation.perturbed_mode_loss(y, ft, row)
@@ -329,13 +348,14 @@ def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[st
     def tune(layers: Layers, target, rate, row):
         """Losses of one pre-trained network in one row."""
         ft = (U * target) @ U.T
-        gamma = row if config.diagram == "perturbation" else 0.0
-        if config.diagram != "perturbation":
+        still = config.diagram in ("perturbation", "sensitivity")  # not fine-tuned
+        gamma = row if still else 0.0
+        if not still:
             anchor = row if config.diagram == "anchor" else 0.0
             layers = networks.sgd(layers, ft, batches, rate, anchor=anchor)
         if config.diagram == "trade_off":
             gamma = jnp.sqrt(config.nu * rate)
-        if config.diagram in ("perturbation", "trade_off"):
+        if still or config.diagram == "trade_off":
             shape = (NOISES, config.d, config.d)
             z = Layers(*(jax.random.normal(k, shape) for k in jax.random.split(noise)))
             kinds = [networks.perturbed_losses(layers, a, gamma, z).mean() for a in (task, ft)]
@@ -344,136 +364,11 @@ def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[st
         return {"loss": kinds[0], "tuned": kinds[1]}
 
     over_times = jax.vmap(tune, (0, None, 0, None))
-    return jax.vmap(over_times, (None, 0, 0, 0))(path, targets, rates, rows)
-
-
-def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """Theory, simulation and rows of both; for `trade_off` the panels of the paper's Figure 7."""
-    name = dataset.attrs["diagram"]
-    return {name: _trade_off(dataset) if name == "trade_off" else _diagram(dataset)}
-
-
-def _diagram(dataset: "xr.Dataset") -> "Figure":
-    from matplotlib.colors import LogNorm
-
-    from experiments import style
-
-    cost = dataset.attrs["diagram"] == "misalignment"
-    label = "cost of the last pre-training, of $|A|^2$" if cost else "pre-training loss afterwards"
-    figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
-    top = float(dataset.loss_theory.max())
-    # Losses range over decades, costs start at 0.
-    scale = (
-        {"vmin": 0, "vmax": top}
-        if cost
-        else {"norm": LogNorm(max(1e-3 * top, float(dataset.loss_theory.min()), 1e-9), top)}
-    )
-    maps = (
-        (left, dataset.x, dataset.row, dataset.loss_theory, "closed form"),
-        (middle, dataset.cell_x, dataset.cell_row, dataset.loss_mean, _networks(dataset)),
-    )
-    for ax, x, y, values, title in maps:
-        style.heatmap(ax, values.values, x=x.values, y=y.values, label=label, **scale)
-        if cost:
-            ax.contour(
-                dataset.x, dataset.row, dataset.loss_theory, [1e-3], colors="white", linewidths=1.6
-            )
-        else:
-            ax.plot(dataset.inflection, dataset.row, color="white", lw=1.8)
-        ax.set(
-            xlabel=dataset.x.attrs["long_name"],
-            ylabel=dataset.row.attrs["long_name"],
-            title=title + (" (white: costs from here)" if cost else " (white: more hurts)"),
-            xlim=(x.values[0], x.values[-1]),
-            ylim=(y.values[0], y.values[-1]),
-            xscale="linear" if cost else "log",
-        )
-    for i, row in enumerate(dataset.cell_row.values):
-        color = style.PALETTE[i % len(style.PALETTE)]
-        curve = dataset.loss_theory.interp(row=row)
-        right.plot(dataset.x, curve, color=color, label=f"{row:.3g}")
-        at = dataset.sel(cell_row=row)
-        bars = at.loss_std / np.sqrt(dataset.attrs["seeds"])
-        right.errorbar(dataset.cell_x, at.loss_mean, bars, fmt="o", ms=3.5, lw=1, color=color)
-    right.set(
-        xlabel=dataset.x.attrs["long_name"],
-        ylabel=label,
-        title="lines: theory; dots: networks ± 1 s.e.",
-        xscale="linear" if cost else "log",
-        ylim=(0, None),
-    )
-    right.legend(
-        title=dataset.row.attrs["long_name"], frameon=False, fontsize=8, ncols=2, loc="best"
-    )
-    return figure
-
-
-def _networks(dataset: "xr.Dataset") -> str:
-    return f"SGD, {dataset.attrs['seeds']} networks"
-
-
-def _trade_off(dataset: "xr.Dataset") -> "Figure":
-    from experiments import style
-
-    figure, axes = style.figure(1, 3, width=4.6, height=3.9, sharey=True)
-    bars = np.sqrt(dataset.attrs["seeds"])
-    for i, (ax, power) in enumerate(zip(axes.flat, dataset.row.values, strict=True)):
-        at, cells = dataset.isel(row=i), dataset.isel(cell_row=i)
-        for kind, name, color in (
-            ("tuned", "fine-tuning task (ID)", style.PALETTE[0]),
-            ("loss", "pre-training task (OOD)", style.PALETTE[1]),
-        ):
-            ax.plot(dataset.x, at[f"{kind}_theory"], color=color, label=name)
-            ax.errorbar(
-                dataset.cell_x,
-                cells[f"{kind}_mean"],
-                cells[f"{kind}_std"] / bars,
-                fmt="o",
-                ms=3.5,
-                lw=1,
-                color=color,
-            )
-            fixed = dataset.fixed.isel(fixed_rate=slice(None), kind=0 if kind == "loss" else 1)
-            for curve in fixed.values:
-                ax.plot(dataset.x, curve, color=color, lw=0.7, ls="--", alpha=0.6)
-        words = ("constant rate", "falls slowly", "falls quickly")[i]
-        ax.set(
-            xlabel=dataset.x.attrs["long_name"],
-            ylabel="loss after fine-tuning" if i == 0 else "",
-            yscale="log",
-            xscale="log",
-            title=f"{words}: $η ∝ t^{{-{power:g}}}$" if power else words,
-        )
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return figure
-
-
-def summary(dataset: "xr.Dataset") -> str:
-    """When more pre-training hurts, and how far networks are from theory."""
-    theory = dataset.loss_theory.interp(x=dataset.cell_x.values, row=dataset.cell_row.values)
-    scale = float(np.abs(dataset.loss_theory).max())
-    gap = np.abs(dataset.loss_mean.values - theory.values) / scale
-    agree = (
-        "Networks trained by stochastic gradient descent differ from theory by "
-        f"{np.median(gap):.1%} of the largest value in the median, {gap.max():.1%} at most."
-    )
-    if dataset.attrs["diagram"] == "misalignment":
-        harmed = (dataset.loss_theory.values > 1e-3).mean()
-        return f"The last of pre-training costs something in {harmed:.0%} of the plane. {agree}"
-    if dataset.attrs["diagram"] == "trade_off":
-        rows = []
-        for i, power in enumerate(dataset.row.values):
-            rises = []
-            for kind in ("tuned", "loss"):
-                curve = dataset[f"{kind}_theory"].isel(row=i).values
-                rises.append(f"{curve[-1] / curve.min() - 1:.0%}")
-            rows.append(f"{rises[0]} (ID) and {rises[1]} (OOD) at p = {power:g}")
-        return f"From its least value to the end the loss rises by {'; '.join(rows)}. {agree}"
-    found = dataset.inflection.values
-    hurt = np.isfinite(found)
-    when = f", first at time {np.nanmin(found):.2f}" if hurt.any() else ""
-    return (
-        f"More pre-training hurts in {hurt.mean():.0%} of the rows{when}; "
-        f"the range of times ends at {float(dataset.x[-1]):.1f}. {agree}"
-    )
+    found = jax.vmap(over_times, (None, 0, 0, 0))(path, targets, rates, rows)
+    if config.diagram == "sensitivity":
+        H = jax.lax.map(lambda layers: networks.hessian(layers, task), path)
+        found["trace"] = jnp.trace(H, axis1=1, axis2=2)
+        found["sharpness"] = jax.lax.map(lambda h: jnp.linalg.eigvalsh(h)[-1], H)
+        found["loss"] -= jax.vmap(lambda layers: loss(layers, task))(path)
+        found["tuned"] = rows[:, None] ** 2 / 2 * found["trace"]
+    return found

@@ -11,7 +11,9 @@ from theory.two_layer import fine_tuning, inflection_index
 SMALL = {"d": 3, "tau": 4.0, "points": 40, "cells": (2, 3), "seeds": 2, "batch": 32, "decay": 0.7}
 
 
-@pytest.mark.parametrize("name", ["perturbation", "learning_rate", "anchor", "trade_off"])
+@pytest.mark.parametrize(
+    "name", ["perturbation", "learning_rate", "anchor", "sensitivity", "trade_off"]
+)
 def test_networks_follow_the_closed_forms(name):
     """Error model: O(rate) of the steps and O(1/sqrt(batch)) of the batches, which vanish as
     networks converge: 5 % of the largest loss."""
@@ -20,6 +22,7 @@ def test_networks_follow_the_closed_forms(name):
     theory = dataset.tuned_theory.interp(x=dataset.cell_x.values, row=dataset.cell_row.values)
     gap = np.abs(dataset.tuned_mean.values - theory.values).max()
     assert gap < 0.05 * float(dataset.tuned_theory.max())
+    assert list(ol.plot(dataset)) == [name]
 
 
 def test_the_end_of_pre_training_is_the_last_stage():

@@ -152,7 +152,7 @@ def test_threshold_inflection_and_misalignment():
     assert (np.diff([4 if f is None else f for f in later]) >= 0).all()
     assert fine_tuning.misaligned(PRE, RAISED, 4.0, 2)
     assert not fine_tuning.misaligned(PRE, RAISED, 4.0, 1)
-    with pytest.raises(ValueError, match="anchor must be finite and >= 0"):
+    with pytest.raises(ValueError, match="lam must be finite and >= 0"):
         tl.misalignment_threshold(-1.0)
 
 
@@ -321,8 +321,8 @@ def test_fine_tuned_spectrum_is_where_descent_ends():
         (lambda: tl.inflection_index([2.0, 1.0], 2, -0.1), "gamma must be"),
         (lambda: tl.fine_tuned_spectrum([2.0], [1.0, 0.5], 1, 0.0), "must have one length"),
         (lambda: tl.fine_tuned_spectrum([2.0], [1.0], 2, 0.0), "learned must be a number of modes"),
-        (lambda: tl.fine_tuned_spectrum([2.0], [1.0], 1, -1.0), "anchor must be finite and >= 0"),
-        (lambda: tl.misalignment_threshold(-1.0), "anchor must be finite and >= 0"),
+        (lambda: tl.fine_tuned_spectrum([2.0], [1.0], 1, -1.0), "lam must be finite and >= 0"),
+        (lambda: tl.misalignment_threshold(-1.0), "lam must be finite and >= 0"),
         (
             lambda: (
                 tl.trajectory(jnp.eye(2), 2 * jnp.eye(2), jnp.diag(jnp.arange(2.0)), [1.0])

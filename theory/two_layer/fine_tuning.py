@@ -57,6 +57,7 @@ def fine_tuned_spectrum(
 ) -> Float[Array, " d"]:
     """Singular values after fine-tuning to the end from the first `learned` modes of `pre`:
     `mode_limit` for those, 0 for the others. Both spectra descending."""
+    check_anchor(lam, "lam")
     pre, ft = check_spectrum("pre", pre), check_spectrum("ft", ft)
     if pre.shape != ft.shape:
         raise ValueError(f"pre and ft must have one length; got {pre.size} and {ft.size}")
@@ -108,7 +109,7 @@ def misaligned(sigma_pre: Spectrum, sigma_ft: Spectrum, alpha: float, r: int) ->
 def misalignment_threshold(lam: ArrayLike = 0.0) -> Array:
     """2 + lambda: learning mode n harms the fine-tuned model's pre-training loss iff
     sigma_ft/sigma_pre exceeds it (overtrained Lemma A.26 asks for 4 at lambda = 0)."""
-    check_anchor(lam)
+    check_anchor(lam, "lam")
     return 2 + jnp.asarray(lam, dtype=float)
 
 
@@ -159,5 +160,5 @@ def _truncate(matrix: Array, rank: ArrayLike) -> Array:
     return (u * jnp.where(jnp.arange(s.size) < rank, s, 0.0)) @ vt
 
 
-def check_anchor(anchor: ArrayLike) -> None:
-    problems.check("anchor", anchor, lambda x: (x >= 0) & (x < np.inf), "finite and >= 0")
+def check_anchor(anchor: ArrayLike, name: str = "anchor") -> None:
+    problems.check(name, anchor, lambda x: (x >= 0) & (x < np.inf), "finite and >= 0")

@@ -1,0 +1,186 @@
+"""The figures of `overtraining_linear`, and the answer in words, from the stored dataset."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """Theory, simulation and rows of both; for `trade_off` the panels of the paper's Figure 7."""
+    name = dataset.attrs["diagram"]
+    draw = {"trade_off": _trade_off, "sensitivity": _sensitivity}.get(name, _diagram)
+    return {name: draw(dataset)}
+
+
+def _diagram(dataset: "xr.Dataset") -> "Figure":
+    from matplotlib.colors import LogNorm
+
+    from experiments import style
+
+    cost = dataset.attrs["diagram"] == "misalignment"
+    label = "cost of the last pre-training, of $|A|^2$" if cost else "pre-training loss afterwards"
+    figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
+    top = float(dataset.loss_theory.max())
+    # Losses range over decades, costs start at 0.
+    scale = (
+        {"vmin": 0, "vmax": top}
+        if cost
+        else {"norm": LogNorm(max(1e-3 * top, float(dataset.loss_theory.min()), 1e-9), top)}
+    )
+    maps = (
+        (left, dataset.x, dataset.row, dataset.loss_theory, "closed form"),
+        (middle, dataset.cell_x, dataset.cell_row, dataset.loss_mean, _networks(dataset)),
+    )
+    for ax, x, y, values, title in maps:
+        style.heatmap(ax, values.values, x=x.values, y=y.values, label=label, **scale)
+        if cost:
+            ax.contour(
+                dataset.x, dataset.row, dataset.loss_theory, [1e-3], colors="white", linewidths=1.6
+            )
+        else:
+            ax.plot(dataset.inflection, dataset.row, color="white", lw=1.8)
+        ax.set(
+            xlabel=dataset.x.attrs["long_name"],
+            ylabel=dataset.row.attrs["long_name"],
+            title=title + (" (white: costs from here)" if cost else " (white: more hurts)"),
+            xlim=(x.values[0], x.values[-1]),
+            ylim=(y.values[0], y.values[-1]),
+            xscale="linear" if cost else "log",
+        )
+    for i, row in enumerate(dataset.cell_row.values):
+        color = style.PALETTE[i % len(style.PALETTE)]
+        curve = dataset.loss_theory.interp(row=row)
+        right.plot(dataset.x, curve, color=color, label=f"{row:.3g}")
+        at = dataset.sel(cell_row=row)
+        bars = at.loss_std / np.sqrt(dataset.attrs["seeds"])
+        right.errorbar(dataset.cell_x, at.loss_mean, bars, fmt="o", ms=3.5, lw=1, color=color)
+    right.set(
+        xlabel=dataset.x.attrs["long_name"],
+        ylabel=label,
+        title="lines: theory; dots: networks ± 1 s.e.",
+        xscale="linear" if cost else "log",
+        ylim=(0, None),
+    )
+    right.legend(
+        title=dataset.row.attrs["long_name"], frameon=False, fontsize=8, ncols=2, loc="best"
+    )
+    return figure
+
+
+def _networks(dataset: "xr.Dataset") -> str:
+    return f"SGD, {dataset.attrs['seeds']} networks"
+
+
+def _trade_off(dataset: "xr.Dataset") -> "Figure":
+    from experiments import style
+
+    figure, axes = style.figure(1, 3, width=4.6, height=3.9, sharey=True)
+    bars = np.sqrt(dataset.attrs["seeds"])
+    for i, (ax, power) in enumerate(zip(axes.flat, dataset.row.values, strict=True)):
+        at, cells = dataset.isel(row=i), dataset.isel(cell_row=i)
+        for kind, name, color in (
+            ("tuned", "fine-tuning task (ID)", style.PALETTE[0]),
+            ("loss", "pre-training task (OOD)", style.PALETTE[1]),
+        ):
+            ax.plot(dataset.x, at[f"{kind}_theory"], color=color, label=name)
+            ax.errorbar(
+                dataset.cell_x,
+                cells[f"{kind}_mean"],
+                cells[f"{kind}_std"] / bars,
+                fmt="o",
+                ms=3.5,
+                lw=1,
+                color=color,
+            )
+            fixed = dataset.fixed.isel(fixed_rate=slice(None), kind=0 if kind == "loss" else 1)
+            for curve in fixed.values:
+                ax.plot(dataset.x, curve, color=color, lw=0.7, ls="--", alpha=0.6)
+        words = ("constant rate", "falls slowly", "falls quickly")[i]
+        ax.set(
+            xlabel=dataset.x.attrs["long_name"],
+            ylabel="loss after fine-tuning" if i == 0 else "",
+            yscale="log",
+            xscale="log",
+            title=f"{words}: $η ∝ t^{{-{power:g}}}$" if power else words,
+        )
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
+def _sensitivity(dataset: "xr.Dataset") -> "Figure":
+    from experiments import style
+
+    figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
+    share = dataset.tuned_theory / dataset.loss_theory
+    x, rows, bars = dataset.x.values, dataset.row.values, np.sqrt(dataset.attrs["seeds"])
+    label = "quadratic prediction / sensitivity"
+    style.heatmap(left, share.values, x=x, y=rows, vmin=0, vmax=1, label=label)
+    left.contour(x, rows, share, [0.5, 0.9], colors="white", linewidths=1.6)
+    left.set(ylabel="perturbation $γ$", title="closed form (white: 50 % and 90 %)")
+    for i, row in enumerate(dataset.cell_row.values):
+        color, at = style.PALETTE[i % len(style.PALETTE)], dataset.sel(cell_row=row)
+        exact, predicted = (dataset[f"{k}_theory"].interp(row=row) for k in ("loss", "tuned"))
+        middle.plot(x, exact, color=color, label=f"$γ$ = {row:.3g}")
+        middle.plot(x, predicted, color=color, ls="--", lw=1)
+        spread = at.loss_std / bars
+        middle.errorbar(dataset.cell_x, at.loss_mean, spread, fmt="o", ms=3.5, lw=1, color=color)
+    low = float(dataset.loss_theory[0].min()) / 3
+    middle.set(
+        yscale="log", ylim=(low, None), ylabel="sensitivity", title="dashed: quadratic; dots: SGD"
+    )
+    middle.legend(frameon=False, fontsize=8, ncols=2, loc="lower right")
+    for i, (name, words) in enumerate((("trace", "trace / $d$"), ("sharpness", "largest"))):
+        unit, color = dataset.attrs["d"] if name == "trace" else 1, style.PALETTE[i]
+        right.plot(x, dataset[f"{name}_theory"] / unit, color=color, label=f"{words} (closed form)")
+        mean, spread = (dataset[f"{name}_{k}"].values / unit for k in ("mean", "std"))
+        right.errorbar(dataset.cell_x, mean, spread / bars, fmt="o", ms=3.5, lw=1, color=color)
+    right.set(
+        ylabel="Hessian eigenvalues", ylim=(0, None), title="curvature of the loss; dots: SGD"
+    )
+    right.legend(frameon=False, fontsize=8, loc="upper left")
+    for ax in (left, middle, right):
+        ax.set(xlabel=dataset.x.attrs["long_name"], xscale="log")
+    return figure
+
+
+def summary(dataset: "xr.Dataset") -> str:
+    """When more pre-training hurts, and how far networks are from theory."""
+    theory = dataset.loss_theory.interp(x=dataset.cell_x.values, row=dataset.cell_row.values)
+    scale = float(np.abs(dataset.loss_theory).max())
+    gap = np.abs(dataset.loss_mean.values - theory.values) / scale
+    agree = (
+        "Networks trained by stochastic gradient descent differ from theory by "
+        f"{np.median(gap):.1%} of the largest value in the median, {gap.max():.1%} at most."
+    )
+    if dataset.attrs["diagram"] == "misalignment":
+        harmed = (dataset.loss_theory.values > 1e-3).mean()
+        return f"The last of pre-training costs something in {harmed:.0%} of the plane. {agree}"
+    if dataset.attrs["diagram"] == "trade_off":
+        rows = []
+        for i, power in enumerate(dataset.row.values):
+            rises = []
+            for kind in ("tuned", "loss"):
+                curve = dataset[f"{kind}_theory"].isel(row=i).values
+                rises.append(f"{curve[-1] / curve.min() - 1:.0%}")
+            rows.append(f"{rises[0]} (ID) and {rises[1]} (OOD) at p = {power:g}")
+        return f"From its least value to the end the loss rises by {'; '.join(rows)}. {agree}"
+    if dataset.attrs["diagram"] == "sensitivity":
+        share = (dataset.tuned_theory / dataset.loss_theory).values
+        return (
+            f"The quadratic prediction tells at least 90 % of the sensitivity in "
+            f"{(share > 0.9).mean():.0%} of the plane and less than half in "
+            f"{(share < 0.5).mean():.0%}; the largest curvature ends at "
+            f"{float(dataset.sharpness_theory[-1]):.3g} (4 σ_1). {agree}"
+        )
+    found = dataset.inflection.values
+    hurt = np.isfinite(found)
+    when = f", first at time {np.nanmin(found):.2f}" if hurt.any() else ""
+    return (
+        f"More pre-training hurts in {hurt.mean():.0%} of the rows{when}; "
+        f"the range of times ends at {float(dataset.x[-1]):.1f}. {agree}"
+    )
