@@ -5,3 +5,13 @@ import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import jax
+import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_compilations():
+    """What one file compiles, no other needs: thousands of kept programs take gigabytes."""
+    yield
+    jax.clear_caches()
