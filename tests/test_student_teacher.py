@@ -9,6 +9,7 @@ import pytest
 from jax.test_util import check_grads
 from scipy import integrate, stats
 
+from theory import problems
 from theory import student_teacher as st
 from theory.student_teacher import arc_cosine, projection
 
@@ -46,7 +47,7 @@ def test_overlaps_against_quadrature(phi, norms):
     scale = norms[0] * norms[1]
     assert abs(st.gram(w, v)[0, 0] - scale * polar(phi, 1)) < 10 * EPS * scale
     assert abs(st.coactivation(w, v)[0, 0] - polar(phi, 0)) < sqrt(16 * EPS)
-    assert st.angle(w, v)[0] == pytest.approx(phi, abs=8 * EPS)
+    assert problems.angle(w, v)[0] == pytest.approx(phi, abs=8 * EPS)
     assert st.relu_mean(w)[0] == pytest.approx(norms[0] / sqrt(2 * pi), rel=8 * EPS)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import jax
+import numpy as np
 from jaxtyping import Array
 
 from sail_jax.checks import nearest
@@ -47,6 +48,12 @@ class Estimate:
     def __post_init__(self):
         if (self.stderr is None) == (self.tolerance is None):
             raise ValueError("an Estimate needs exactly one of stderr and tolerance")
+
+    @classmethod
+    def mean(cls, values: Array | np.ndarray | list[float]) -> "Estimate":
+        """The mean of independent draws, with its standard error."""
+        draws = np.asarray(values)
+        return cls(float(draws.mean()), stderr=float(draws.std(ddof=1)) / math.sqrt(draws.size))
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,13 @@ def draw(key: Array, n: int, d: int, theta: ArrayLike, sigma: ArrayLike) -> Samp
     return Sample(x, x @ beta_t + sigma * jax.random.normal(key_noise, (n,)), beta_s, beta_t)
 
 
+def angle(u: Float[Array, "*b d"], v: Float[Array, "*b d"]) -> Float[Array, "*b"]:
+    """The angle between nonzero vectors, to a few eps at both ends of [0, pi]: Kahan's form
+    2 atan2(|u - v|, |u + v|) of unit vectors."""
+    u, v = (a / jnp.linalg.norm(a, axis=-1, keepdims=True) for a in (u, v))
+    return 2 * jnp.arctan2(jnp.linalg.norm(u - v, axis=-1), jnp.linalg.norm(u + v, axis=-1))
+
+
 def risk(beta: Float[Array, "*b d"], beta_t: Float[Array, "*b d"]) -> Float[Array, "*b"]:
     """|beta - beta_t|^2, features-are-fate eq. (8) for Gaussian inputs."""
     return jnp.sum((beta - beta_t) ** 2, axis=-1)

@@ -200,22 +200,17 @@ def advise_sample(
     )
 
 
-def angle(beta_s: ArrayLike, beta_t: ArrayLike) -> Array:
-    """The angle between two weight vectors, accurate at both ends of [0, pi].
-
-    Kahan's form 2 atan2(|u - v|, |u + v|) of unit vectors.
-    """
-    unit = []
-    for name, beta in (("beta_s", beta_s), ("beta_t", beta_t)):
-        vector = jnp.asarray(beta, dtype=float)
+def angle(beta_s: Float[ArrayLike, " d"], beta_t: Float[ArrayLike, " d"]) -> Array:
+    """The angle between two weight vectors, accurate at both ends of [0, pi]."""
+    source, target = (jnp.asarray(beta, dtype=float) for beta in (beta_s, beta_t))
+    for name, vector in (("beta_s", source), ("beta_t", target)):
         size = jnp.linalg.norm(vector)
         problems.check(f"|{name}|", size, lambda s: (s > 0) & (s < np.inf), "positive and finite")
-        unit.append(vector / size)
-    if unit[0].shape != unit[1].shape:
+    if source.shape != target.shape:
         raise ValueError(
-            f"beta_s and beta_t must have one shape; got {unit[0].shape} and {unit[1].shape}"
+            f"beta_s and beta_t must have one shape; got {source.shape} and {target.shape}"
         )
-    return 2 * jnp.arctan2(jnp.linalg.norm(unit[0] - unit[1]), jnp.linalg.norm(unit[0] + unit[1]))
+    return problems.angle(source, target)
 
 
 def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array]:

@@ -179,7 +179,7 @@ def _finite_source(column: int) -> Simulate:
     def simulate(key: Array, quick: bool) -> Estimate:
         draws = 1_000 if quick else 4_000
         found = _two_stages(key, draws)[:, column]
-        return Estimate(float(found.mean()), stderr=float(found.std(ddof=1)) / sqrt(draws))
+        return Estimate.mean(found)
 
     return simulate
 
@@ -237,7 +237,7 @@ def _rank_k_transfer(n: int) -> Simulate:
             return jnp.sum((fit - target) ** 2)
 
         found = jax.lax.map(one, jax.random.split(key, draws), batch_size=1024)
-        return Estimate(float(found.mean()), stderr=float(found.std(ddof=1)) / sqrt(draws))
+        return Estimate.mean(found)
 
     return simulate
 

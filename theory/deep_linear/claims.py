@@ -73,7 +73,7 @@ def mean_risk(
     def simulate(key: Array, quick: bool) -> Estimate:
         count = draws // 4 if quick else draws
         values = _risks(key, estimate, baseline, n, d, theta, sigma, count)
-        return Estimate(float(values.mean()), stderr=float(values.std(ddof=1)) / sqrt(count))
+        return Estimate.mean(values)
 
     return simulate
 

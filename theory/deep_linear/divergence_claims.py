@@ -24,11 +24,6 @@ D, SIGMA, GAMMA = 5, 0.2, 0.5
 Simulate = Callable[[Array, bool], Estimate]
 
 
-def _mean(values) -> Estimate:
-    values = np.asarray(values)
-    return Estimate(float(values.mean()), stderr=float(values.std(ddof=1)) / sqrt(values.size))
-
-
 def _scaled(f: float, g: float) -> tuple[np.ndarray, np.ndarray]:
     """Tasks f x_1 and g x_1: the same feature."""
     return f * np.eye(D)[0], g * np.eye(D)[0]
@@ -52,7 +47,7 @@ def _log_ratio(beta_s: np.ndarray, beta_t: np.ndarray, sigma: float) -> Simulate
 
     def simulate(key: Array, quick: bool) -> Estimate:
         x, y = _labels(key, 40_000 if quick else 400_000, beta_s, sigma)
-        return _mean(((y - x @ beta_t) ** 2 - (y - x @ beta_s) ** 2) / (2 * sigma**2))
+        return Estimate.mean(((y - x @ beta_t) ** 2 - (y - x @ beta_s) ** 2) / (2 * sigma**2))
 
     return simulate
 
@@ -63,7 +58,7 @@ def _excess(beta_s: np.ndarray, beta_t: np.ndarray, sigma: float) -> Simulate:
     def simulate(key: Array, quick: bool) -> Estimate:
         x, y = _labels(key, 40_000 if quick else 400_000, beta_s, sigma)
         log_ratio = ((y - x @ beta_s) ** 2 - (y - x @ beta_t) ** 2) / (2 * sigma**2)
-        return _mean(2 * jnp.maximum(-jnp.expm1(log_ratio), 0.0))
+        return Estimate.mean(2 * jnp.maximum(-jnp.expm1(log_ratio), 0.0))
 
     return simulate
 
@@ -76,7 +71,7 @@ def _witness(
     def simulate(key: Array, quick: bool) -> Estimate:
         keys, n = jax.random.split(key), 40_000 if quick else 400_000
         ends = [_labels(k, n, b, sigma)[1] for k, b in zip(keys, (beta_s, beta_t), strict=True)]
-        return _mean(h(ends[0]) - h(ends[1]))
+        return Estimate.mean(h(ends[0]) - h(ends[1]))
 
     return simulate
 
@@ -95,7 +90,7 @@ def _matched(
         for one in jax.random.split(key, 8 if quick else 40):
             xy = divergences.coupled_samples(one, n, beta_s, beta_t, sigma)
             found.append(distance(*(np.asarray(v) for v in xy)))
-        return _mean(found)
+        return Estimate.mean(found)
 
     return simulate
 

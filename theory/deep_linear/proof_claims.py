@@ -23,16 +23,12 @@ N, D = 10, 20
 RATE = 0.02
 
 
-def _mean(values: Array) -> Estimate:
-    return Estimate(float(values.mean()), stderr=float(values.std(ddof=1)) / sqrt(values.size))
-
-
 def _over_designs(of: Callable[[Array], Array], n: int = N) -> Simulate:
     """Mean of a function of the Gram matrix of X^+ [X beta_s, X nu, noise], see `Overlaps`."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         keys = jax.random.split(key, 5_000 if quick else 20_000)
-        return _mean(of(simulate_overlaps(keys, [n], D).gram[:, 0]))
+        return Estimate.mean(of(simulate_overlaps(keys, [n], D).gram[:, 0]))
 
     return simulate
 
@@ -42,7 +38,7 @@ def _over_chi2(n: int, of: Callable[[Array], Array]) -> Simulate:
 
     def simulate(key: Array, quick: bool) -> Estimate:
         draws = 25_000 if quick else 100_000
-        return _mean(of(jax.random.chisquare(key, n, (draws,))))
+        return Estimate.mean(of(jax.random.chisquare(key, n, (draws,))))
 
     return simulate
 
@@ -51,7 +47,7 @@ def _source_fit(key: Array, quick: bool) -> Estimate:
     """Mean of b = beta_s.X^T y / |X beta_s|^2 at theta = 1, sigma = 0.5 (eqs. 108, 109)."""
     source = simulate_overlaps(jax.random.split(key, 5_000 if quick else 20_000), [N], D).source
     uu, uv, ue = jnp.moveaxis(source[:, 0], -1, 0)
-    return _mean((uu * jnp.cos(1.0) + uv * jnp.sin(1.0) + 0.5 * ue) / uu)
+    return Estimate.mean((uu * jnp.cos(1.0) + uv * jnp.sin(1.0) + 0.5 * ue) / uu)
 
 
 def _kolmogorov(key: Array, quick: bool) -> Estimate:

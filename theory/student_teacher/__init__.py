@@ -1,6 +1,6 @@
 """Linear transfer between two-layer ReLU networks (features-are-fate, arXiv 2410.08194, Sec. 4)."""
 
-from theory.student_teacher.arc_cosine import angle, coactivation, gram, relu_mean
+from theory.student_teacher.arc_cosine import coactivation, gram, relu_mean
 from theory.student_teacher.networks import (
     Descent,
     Network,
@@ -35,7 +35,6 @@ __all__ = [
     "PowerLaw",
     "Projection",
     "ablate",
-    "angle",
     "boundary",
     "coactivation",
     "crossing",

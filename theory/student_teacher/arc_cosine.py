@@ -15,12 +15,6 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 
-def angle(w: Float[Array, "*b d"], v: Float[Array, "*b d"]) -> Float[Array, "*b"]:
-    """The angle between nonzero vectors, to a few eps even near 0 and pi (Kahan's form)."""
-    w, v = (a / jnp.linalg.norm(a, axis=-1, keepdims=True) for a in (w, v))
-    return 2 * jnp.arctan2(jnp.linalg.norm(w - v, axis=-1), jnp.linalg.norm(w + v, axis=-1))
-
-
 def relu_mean(w: Float[Array, "*b d"]) -> Float[Array, "*b"]:
     """E relu(w.x) = |w| / sqrt(2 pi)."""
     return _norm(w) / jnp.sqrt(2 * jnp.pi)

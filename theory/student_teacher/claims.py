@@ -20,10 +20,6 @@ D, M, TEACHER = 10, 60, 10
 Simulate = Callable[[Array, bool], Estimate]
 
 
-def _mean(values: Array) -> Estimate:
-    return Estimate(float(values.mean()), stderr=float(values.std(ddof=1)) / sqrt(values.size))
-
-
 def _inputs(key: Array, quick: bool, d: int = D) -> Array:
     return jax.random.normal(key, (40_000 if quick else 400_000, d))
 
@@ -41,7 +37,7 @@ def _pair() -> tuple[Array, Array]:
 
 def _overlap(key: Array, quick: bool) -> Estimate:
     x, (w, v) = _inputs(key, quick, 3), _pair()
-    return _mean((networks.features(w, x) * networks.features(v, x))[:, 0])
+    return Estimate.mean((networks.features(w, x) * networks.features(v, x))[:, 0])
 
 
 def _overlap_exact() -> float:
@@ -69,7 +65,7 @@ def _energy(inside: bool) -> Simulate:
     def simulate(key: Array, quick: bool) -> Estimate:
         x, (w, target) = _inputs(key, quick), _space()
         image = networks.predict(_projected(w, target), x)
-        return _mean((image if inside else networks.predict(target, x) - image) ** 2)
+        return Estimate.mean((image if inside else networks.predict(target, x) - image) ** 2)
 
     return simulate
 
@@ -81,7 +77,9 @@ def _top_mode() -> tuple[Array, Array]:
 
 
 def _norm_of_mode(key: Array, quick: bool) -> Estimate:
-    return _mean((networks.features(_space()[0], _inputs(key, quick)) @ _top_mode()[1]) ** 2)
+    return Estimate.mean(
+        (networks.features(_space()[0], _inputs(key, quick)) @ _top_mode()[1]) ** 2
+    )
 
 
 def _quotient(key: Array, quick: bool) -> Estimate:
@@ -89,7 +87,7 @@ def _quotient(key: Array, quick: bool) -> Estimate:
     w, _ = _space()
     left, right = (networks.features(w, _inputs(k, quick)) for k in jax.random.split(key))
     psi = _top_mode()[1]
-    return _mean((left * right).mean(1) * (left @ psi) * (right @ psi))
+    return Estimate.mean((left * right).mean(1) * (left @ psi) * (right @ psi))
 
 
 # --- Section 4: pretraining ---------------------------------------------------------------------
@@ -149,7 +147,7 @@ def _fall(error: Callable[[networks.Network, networks.Network, Array], Array]) -
             x = jax.random.normal(k, (20, D))
             before, after = (error(run, source, x) for run in (early, late))
             falls.append(jnp.log10(after / before))
-        return _mean(jnp.stack(falls))
+        return Estimate.mean(jnp.stack(falls))
 
     return simulate
 
@@ -162,7 +160,7 @@ def _kernel_gain(key: Array, quick: bool) -> Estimate:
         x = jax.random.normal(k, (20, D))
         after = _plain_error(_pretrained(k, 0.5), source, x)
         ratios.append(after / _plain_error(student, source, x))
-    return _mean(jnp.stack(ratios))
+    return Estimate.mean(jnp.stack(ratios))
 
 
 # --- Section 4: transfer ------------------------------------------------------------------------
@@ -190,7 +188,7 @@ def _monotone_trained(key: Array, quick: bool) -> Estimate:
             [projection.project(_pretrained(k, mu).w, target).outside for mu in (0.2, 0.5, 0.8)]
         )
         growth.append(jnp.diff(outside).min() / networks.inner(target, target))
-    return _mean(jnp.stack(growth))
+    return Estimate.mean(jnp.stack(growth))
 
 
 ROWS = 1200
@@ -221,7 +219,7 @@ def _decay(key: Array, quick: bool) -> Estimate:
     draws = 400 if quick else 2000
     means, errors = [], []
     for k, n in zip(jax.random.split(key), (ROWS // 4, ROWS), strict=True):
-        found = _mean(_excess(k, _space(), n, draws))
+        found = Estimate.mean(_excess(k, _space(), n, draws))
         assert found.stderr is not None
         means.append(found.value)
         errors.append(found.stderr / found.value)

@@ -32,11 +32,6 @@ from theory.two_layer.tasks import (
 )
 
 
-def _mean(values: Array | np.ndarray) -> Estimate:
-    values = np.asarray(values)
-    return Estimate(float(values.mean()), stderr=float(values.std(ddof=1)) / sqrt(values.size))
-
-
 def _noisy(key: Array, layers: Layers, gamma: float, quick: bool, target: Array) -> Array:
     return networks.perturbed_losses(layers, target, gamma, Layers(*normals(key, quick)))
 
@@ -47,7 +42,7 @@ def _increment(n: int, gamma: float) -> Simulate:
     def simulate(key: Array, quick: bool) -> Estimate:
         target = task()
         more, fewer = (_noisy(key, ideal(target, m), gamma, quick, target) for m in (n, n - 1))
-        return _mean(more - fewer)
+        return Estimate.mean(more - fewer)
 
     return simulate
 
@@ -68,7 +63,7 @@ def _anytime(key: Array, quick: bool) -> Estimate:
     """Mean noisy loss in the middle of pre-training from tau = 3."""
     target = task()
     path = trained(identity_start(D, 3.0), target, [0.5, 1.0, 1.5, 2.0])
-    return _mean(_noisy(key, at(path, -1), 0.3, quick, target))
+    return Estimate.mean(_noisy(key, at(path, -1), 0.3, quick, target))
 
 
 def _anytime_exact() -> float:
@@ -90,7 +85,7 @@ def _late_rise(gamma: float) -> Simulate:
         if abs(reached - level) > 1e-6:
             raise RuntimeError(f"the last mode is at {reached}, not at {level}")
         late, turn = (_noisy(key, at(path, k), gamma, quick, target) for k in (3, 1))
-        return _mean(late - turn)
+        return Estimate.mean(late - turn)
 
     return simulate
 
@@ -130,7 +125,7 @@ def _corrected_radius(sigma: tuple[float, ...], gamma: float) -> float:
 def _product_norm(key: Array, quick: bool) -> Estimate:
     """E|alpha M|_F^2 with gamma = 0.7, M = A."""
     alpha = 0.7 * np.asarray(normals(key, quick))[0]
-    return _mean(np.sum((alpha @ np.asarray(task())) ** 2, axis=(1, 2)))
+    return Estimate.mean(np.sum((alpha @ np.asarray(task())) ** 2, axis=(1, 2)))
 
 
 def _plateau_increment(n: int, gamma: float) -> float:
@@ -282,7 +277,7 @@ def _quadratic(sign: int) -> Simulate:
         x = np.full(D, 0.2)
         moved = x + 0.3 * np.asarray(normals(key, quick))[0, :, 0]
         value = np.einsum("ni,ij,nj->n", moved, H, moved) / 2 - x @ H @ x / 2
-        return _mean(sign * value)
+        return Estimate.mean(sign * value)
 
     return simulate
 
@@ -302,7 +297,7 @@ def _beyond_quadratic(key: Array, quick: bool) -> Estimate:
     layers = ideal(target, 3)
     trace = np.trace(np.asarray(networks.hessian(layers, target)))
     predicted = float(loss(layers, target)) + gamma**2 / 2 * trace
-    return _mean(np.asarray(_noisy(key, layers, gamma, quick, target)) - predicted)
+    return Estimate.mean(np.asarray(_noisy(key, layers, gamma, quick, target)) - predicted)
 
 
 def _sharpness_gap(key: Array, quick: bool) -> Estimate:
