@@ -55,6 +55,8 @@ class Config:
 PRESETS: dict[str, Callable[[], Config]] = {
     "default": Config,
     "quick": partial(Config, quick=True),
+    "theorems": partial(Config, claims="*/T*"),
+    "theorems_quick": partial(Config, claims="*/T*", quick=True),
     "tiny": Config.tiny,
 }
 

@@ -96,7 +96,7 @@ def _trade_off(dataset: "xr.Dataset") -> "Figure":
                 lw=1,
                 color=color,
             )
-            fixed = dataset.fixed.isel(fixed_rate=slice(None), kind=0 if kind == "loss" else 1)
+            fixed = dataset.fixed.isel(kind=0 if kind == "loss" else 1)
             for curve in fixed.values:
                 ax.plot(dataset.x, curve, color=color, lw=0.7, ls="--", alpha=0.6)
         words = ("constant rate", "falls slowly", "falls quickly")[i]

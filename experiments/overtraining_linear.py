@@ -44,7 +44,7 @@ Diagram = Literal[
 ]
 NOISES = 64  # draws of Gaussian noise per simulated network
 
-# What each diagram has on its other axis: label, and whether networks are fine-tuned.
+# What each diagram has on its other axis.
 ROWS = {
     "perturbation": "perturbation $γ$",
     "learning_rate": "fine-tuning rate $η$",
@@ -190,7 +190,6 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     if "inflection" in theory:
         data["inflection"] = ("row", theory["inflection"])
     if config.diagram == "trade_off":
-        data["best_rate"] = ("x", theory["best_rate"])
         data["fixed"] = (("fixed_rate", "kind", "x"), theory["fixed"])
     for name in ("trace", "sharpness"):
         if name in theory:
@@ -244,9 +243,6 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
         else:
             found["inflection"] = np.where(best < x[-1], best, np.nan)
         if config.diagram == "trade_off":
-            rates = np.geomspace(1e-2, 1, 60)[:, None] * config.rate
-            every = _noisy(config, y, sigma, rates)
-            found["best_rate"] = rates[np.asarray(every[1]).argmin(0), 0]
             few = np.array([_fall(config, x[-1], p) for p in rows])[:, None]
             found["fixed"] = np.stack(_noisy(config, y, sigma, few), axis=1)
         return {name: np.asarray(value) for name, value in found.items()}

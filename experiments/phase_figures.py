@@ -138,8 +138,8 @@ FACTORS = {
 
 
 def stopped(dataset: "xr.Dataset") -> "Figure":
-    """Risk of fine-tuning against the load, one colour per training time: means where there is
-    theory of them, medians of the draws near n = d."""
+    """Risk of fine-tuning against the load, one colour per training time: means of the draws, open
+    near n = d, where their tails are heavy; lines where there is theory."""
     figure, ((ax,),) = style.figure(1, 1, width=6.4, height=4.4)
     at = dataset.sel(way="fine_tune")
     near = np.abs(at.gamma.values - 1) < NEAR

@@ -33,6 +33,7 @@ ROOMS = (
 # for a ledger of a hundred. Seeds are fixed, so a sound ledger stays sound.
 Z_MAX = 4.0
 
+Simulate = Callable[[Array, bool], "Estimate"]  # (key, quick)
 Relation = Literal["=", "<=", ">="]
 
 
@@ -69,7 +70,7 @@ class Claim:
     source: str
     domain: str
     predict: Callable[[], float]
-    simulate: Callable[[Array, bool], Estimate]
+    simulate: Simulate
     relation: Relation = "="
     expected: bool = True
     note: str = ""

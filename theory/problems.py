@@ -7,7 +7,7 @@ is the full E|beta_hat - beta_t|^2: no factor 1/2, no label noise. Load gamma = 
 counts weight matrices: 1 is linear regression, inf is allowed where a closed form has that limit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -69,6 +69,16 @@ def check(
     if known is not None and not (good := np.asarray(ok(known))).all():
         bad = np.broadcast_to(known, good.shape)[~good]
         raise ValueError(f"{name} must be {allowed}; got {bad.flat[0]:g}")
+
+
+def check_times(times: Sequence[float] | ArrayLike) -> Float[Array, " times"]:
+    """Increments of ascending times >= 0, from 0 on; ValueError for anything else."""
+    times = jnp.asarray(times, dtype=float)
+    if times.ndim != 1 or times.size == 0:
+        raise ValueError(f"times must be a non-empty vector; got shape {times.shape}")
+    increments = jnp.diff(times, prepend=0.0)
+    check("times", increments, lambda h: (h >= 0) & (h < np.inf), "ascending and >= 0")
+    return increments
 
 
 def check_theta(theta: ArrayLike) -> None:

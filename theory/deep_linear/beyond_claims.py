@@ -5,7 +5,6 @@ deterministic equivalents hold for n, d large: the gap to the simulation is meas
 and extrapolated, which cancels its O(1/d).
 """
 
-from collections.abc import Callable
 from functools import partial
 from math import sqrt
 
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from theory import problems
-from theory.claims import Claim, Estimate
+from theory.claims import Claim, Estimate, Simulate
 from theory.deep_linear import (
     covariance,
     distributions,
@@ -29,7 +28,6 @@ from theory.deep_linear import (
 from theory.deep_linear.laws import overlaps_law
 
 PAPER = "features-are-fate"
-Simulate = Callable[[Array, bool], Estimate]
 
 # --- any covariance -------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from theory import problems
-from theory.claims import Claim, Estimate
+from theory.claims import Claim, Estimate, Simulate
 from theory.deep_linear import estimators, networks, risks
 
 PAPER = "features-are-fate"
@@ -67,7 +67,7 @@ def mean_risk(
     sigma: float,
     draws: int,
     baseline: Estimator | None = None,
-) -> Callable[[Array, bool], Estimate]:
+) -> Simulate:
     """Monte Carlo E R, or, with a baseline, the paired E[R_baseline - R]."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -86,7 +86,7 @@ def extrapolated(
     sigma: float,
     draws: int,
     baseline: Estimator | None = None,
-) -> Callable[[Array, bool], Estimate]:
+) -> Simulate:
     """The limit n, d -> inf from d and 2d: 2 R(2d) - R(d) cancels the O(1/d) term, and leaves
     O(1/d^2), below the standard error at the sizes used."""
 
@@ -104,7 +104,7 @@ def extrapolated(
     return simulate
 
 
-def network_gap(limit: Estimator, depth: int, alpha: float) -> Callable[[Array, bool], Estimate]:
+def network_gap(limit: Estimator, depth: int, alpha: float) -> Simulate:
     """|beta of a network pretrained and fine-tuned by gradient descent - limit|, at d = 40, n = 24,
     theta = pi/4, sigma = 0.8, run to a vanishing gradient.
 
@@ -467,7 +467,7 @@ def _gain(gamma: float, theta: float, sigma: float, depth: int) -> float:
     return float(risks.transferability_limit("fine_tune", gamma, theta, sigma, depth=depth))
 
 
-def _fine_tuning_gain(depth: int, theta: float, sigma: float) -> Callable[[Array, bool], Estimate]:
+def _fine_tuning_gain(depth: int, theta: float, sigma: float) -> Simulate:
     """Paired E[R_sc - R_ft] at gamma = 1/2: the noise that both share cancels draw by draw."""
     return extrapolated(_FineTuned(depth), 0.5, 40, theta, sigma, 3_000, _fitted)
 

@@ -14,14 +14,13 @@ import numpy as np
 from jaxtyping import Array
 
 from sail_jax import distances
-from theory.claims import Claim, Estimate
+from theory.claims import Claim, Estimate, Simulate
 from theory.deep_linear import divergences, risks
 from theory.deep_linear.grid import simulate_overlaps
 from theory.deep_linear.overlaps import Overlaps
 
 PAPER = "features-are-fate"
 D, SIGMA, GAMMA = 5, 0.2, 0.5
-Simulate = Callable[[Array, bool], Estimate]
 
 
 def _scaled(f: float, g: float) -> tuple[np.ndarray, np.ndarray]:

@@ -37,12 +37,8 @@ def fine_tune_flow(
     problems.check(
         "depth", depth, lambda L: (L >= 1) & (np.inf > L), "a finite number of layers >= 1"
     )
-    times = jnp.asarray(times, dtype=float)
-    if times.ndim != 1 or times.size == 0:
-        raise ValueError(f"times must be a non-empty vector; got shape {times.shape}")
-    steps = jnp.diff(times, prepend=0.0)
-    problems.check("times", steps, lambda h: (h >= 0) & (h < np.inf), "ascending and >= 0")
-    return _flow(x, y, beta_s, times, jnp.asarray(depth, dtype=float))
+    problems.check_times(times)
+    return _flow(x, y, beta_s, jnp.asarray(times, dtype=float), jnp.asarray(depth, dtype=float))
 
 
 def linear_flow(

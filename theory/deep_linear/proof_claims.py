@@ -4,21 +4,21 @@ Expectations are Monte Carlo over Gaussian data; what concerns networks is gradi
 """
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 from math import sqrt
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from theory import problems
-from theory.claims import Claim, Estimate
+from theory.claims import Claim, Estimate, Simulate
 from theory.deep_linear import distributions, networks
 from theory.deep_linear.grid import simulate_overlaps
 from theory.deep_linear.sparsification_claims import conserved
 
 PAPER = "features-are-fate"
-Simulate = Callable[[Array, bool], Estimate]
 N, D = 10, 20
 RATE = 0.02
 
@@ -156,10 +156,17 @@ def _alignment_bound(key: Array, quick: bool) -> Estimate:
     return Estimate(float(max(ratios)), tolerance=1e-6)
 
 
-def _row(name: str, statement: str, source: str, domain: str, predicted: float, simulate: Simulate):
-    """A claim of this room, and the fields in which it may differ from the usual."""
+def _row(
+    name: str,
+    statement: str,
+    source: str,
+    domain: str,
+    predicted: float,
+    simulate: Simulate,
+    **more: Any,
+) -> Claim:
     at = f"{PAPER} {source}"
-    return partial(Claim, f"{PAPER}/{name}", statement, at, domain, lambda: predicted, simulate)
+    return Claim(f"{PAPER}/{name}", statement, at, domain, lambda: predicted, simulate, **more)
 
 
 _RIDGE, _LARGE = 0.3, 100_000
@@ -173,7 +180,10 @@ CLAIMS: tuple[Claim, ...] = (
         f"d={D}, L=2",
         0.0,
         _assumption(True),
-    )(relation=">=", expected=False, note="so the theorems do not apply to the paper's networks"),
+        relation=">=",
+        expected=False,
+        note="so the theorems do not apply to the paper's networks",
+    ),
     _row(
         "eq22/corrected",
         "W_l = √(L-l+1) · orthogonal, |W_L| = 1 satisfies (22): largest λ",
@@ -181,7 +191,7 @@ CLAIMS: tuple[Claim, ...] = (
         f"d={D}, L=2",
         1.0,
         _assumption(False),
-    )(),
+    ),
     _row(
         "eq44/printed",
         "A ≽ 0, D ≽ 0 ⇒ (A+D)² ≽ A²: least eigenvalue of the difference is ≥ 0",
@@ -189,7 +199,10 @@ CLAIMS: tuple[Claim, ...] = (
         "2 x 2, least of 1000 draws",
         0.0,
         _not_monotone,
-    )(relation=">=", expected=False, note="squaring is not monotone; (46) holds all the same"),
+        relation=">=",
+        expected=False,
+        note="squaring is not monotone; (46) holds all the same",
+    ),
     _row(
         "eq44/corrected",
         "σ_min(AB) ≥ σ_min(A) σ_min(B) for square A, B, which gives (46) from (45) without (44)",
@@ -197,7 +210,8 @@ CLAIMS: tuple[Claim, ...] = (
         "3 x 3, least of 1000 draws",
         0.0,
         _product_floor,
-    )(relation=">="),
+        relation=">=",
+    ),
     _row(
         "eq46/exact",
         "λ_min(ΦᵀΦ) ≥ (α²λ)^(L-1) along training, Φ = W_1…W_(L-1): least ratio",
@@ -205,7 +219,9 @@ CLAIMS: tuple[Claim, ...] = (
         f"d={D}, L=4, α=0.5, 20 times",
         1.0,
         _gain,
-    )(relation=">=", note="tolerance: drift of D_l, O(rate²)"),
+        relation=">=",
+        note="tolerance: drift of D_l, O(rate²)",
+    ),
     _row(
         "T3.4-norm/exact",
         "Φ → β_s vᵀ with |v| = |β_s|^((L-1)/L - 1)",
@@ -213,7 +229,7 @@ CLAIMS: tuple[Claim, ...] = (
         f"d={D}, L=3, |β_s|=2, α=0.001, step size extrapolated to 0",
         2 ** (-1 / 3),
         _feature_norm,
-    )(),
+    ),
     _row(
         "eq69/exact",
         "1 - (v_l·u_(l+1))² ≤ α² C_l / s_(l+1)²: largest ratio",
@@ -221,7 +237,9 @@ CLAIMS: tuple[Claim, ...] = (
         f"d={D}, L=3, α=0.05",
         1.0,
         _alignment_bound,
-    )(relation="<=", note="with operator norms where (70) prints their squares"),
+        relation="<=",
+        note="with operator norms where (70) prints their squares",
+    ),
     _row(
         "eq90/exact",
         "what the data cannot see of W_1 stays as it was: largest change of (I-P) W_1",
@@ -229,7 +247,8 @@ CLAIMS: tuple[Claim, ...] = (
         f"{_AT}, L=3, gradient descent",
         0.0,
         _frozen,
-    )(note="tolerance: float64 rounding"),
+        note="tolerance: float64 rounding",
+    ),
     _row(
         "eq96/exact",
         "E|Pβ|² = n/d",
@@ -237,7 +256,7 @@ CLAIMS: tuple[Claim, ...] = (
         _AT,
         N / D,
         _over_designs(lambda gram: gram[:, 0, 0]),
-    )(),
+    ),
     _row(
         "eq102/printed",
         "E tr X⁺ᵀX⁺ = γ/(1-γ) at finite n, d",
@@ -245,7 +264,9 @@ CLAIMS: tuple[Claim, ...] = (
         _AT,
         1.0,
         _over_designs(lambda gram: gram[:, 2, 2]),
-    )(expected=False, note="the limit n, d -> inf"),
+        expected=False,
+        note="the limit n, d -> inf",
+    ),
     _row(
         "eq102/exact",
         "E tr X⁺ᵀX⁺ = n/(d-n-1)",
@@ -253,7 +274,7 @@ CLAIMS: tuple[Claim, ...] = (
         _AT,
         N / (D - N - 1),
         _over_designs(lambda gram: gram[:, 2, 2]),
-    )(),
+    ),
     _row(
         "eq113/exact",
         "E b = cos θ: the refitted scale of β_s is unbiased",
@@ -261,7 +282,7 @@ CLAIMS: tuple[Claim, ...] = (
         f"{_AT}, θ=1, σ=0.5",
         float(jnp.cos(1.0)),
         _source_fit,
-    )(),
+    ),
     _row(
         "eq120/exact",
         "E 1/|z|² = 1/(n-2), z ~ N(0, I_n)",
@@ -269,7 +290,8 @@ CLAIMS: tuple[Claim, ...] = (
         f"n={N}",
         1 / (N - 2),
         _over_chi2(N, lambda u: 1 / u),
-    )(note="(117) lacks a minus sign in the exponent"),
+        note="(117) lacks a minus sign in the exponent",
+    ),
     _row(
         "eq138/limit",
         "I₁(n, λ) = E[|z|²/(|z|²+nλ)²] → 1/(n(1+λ)²): their ratio",
@@ -277,7 +299,7 @@ CLAIMS: tuple[Claim, ...] = (
         f"n={_LARGE}, λ={_RIDGE}",
         1.0,
         _over_chi2(_LARGE, lambda u: _LARGE * (1 + _RIDGE) ** 2 * u / (u + _LARGE * _RIDGE) ** 2),
-    )(),
+    ),
     _row(
         "eq139/limit",
         "I₁(n+2, λ) = E[|z|⁴/(|z|²+nλ)²] → 1/(1+λ)²",
@@ -285,7 +307,7 @@ CLAIMS: tuple[Claim, ...] = (
         f"n={_LARGE}, λ={_RIDGE}",
         1 / (1 + _RIDGE) ** 2,
         _over_chi2(_LARGE, lambda u: (u / (u + _LARGE * _RIDGE)) ** 2),
-    )(),
+    ),
     _row(
         "eq140/limit",
         "I₂(n, λ) = E[|z|²/(|z|²+nλ)] → 1/(1+λ)",
@@ -293,7 +315,7 @@ CLAIMS: tuple[Claim, ...] = (
         f"n={_LARGE}, λ={_RIDGE}",
         1 / (1 + _RIDGE),
         _over_chi2(_LARGE, lambda u: u / (u + _LARGE * _RIDGE)),
-    )(),
+    ),
     _row(
         "eq144/exact",
         "E⟨ν, (I-P)β_s⟩ = 0",
@@ -301,7 +323,8 @@ CLAIMS: tuple[Claim, ...] = (
         _AT,
         0.0,
         _over_designs(lambda gram: -gram[:, 0, 1]),
-    )(note="the sum in (143) runs to d-n, not n-d"),
+        note="the sum in (143) runs to d-n, not n-d",
+    ),
     _row(
         "T3.6-law/exact",
         "R_sc = Beta((d-n)/2, n/2) + σ² χ²_n/χ²_(d-n+1): √draws · sup|F - F̂| ≤ 1.95",
@@ -309,5 +332,7 @@ CLAIMS: tuple[Claim, ...] = (
         f"{_AT}, σ=1",
         1.95,
         _kolmogorov,
-    )(relation="<=", note="Kolmogorov-Smirnov: exceeded with probability 1e-3 if the law is exact"),
+        relation="<=",
+        note="Kolmogorov-Smirnov: exceeded with probability 1e-3 if the law is exact",
+    ),
 )

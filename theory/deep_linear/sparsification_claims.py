@@ -13,13 +13,12 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from theory import problems
-from theory.claims import Claim, Estimate
+from theory.claims import Claim, Estimate, Simulate
 from theory.deep_linear import estimators, networks
 
 PAPER = "features-are-fate"
 D = 20
 RATE = 0.02
-Simulate = Callable[[Array, bool], Estimate]
 
 
 def _features(weights: networks.Weights) -> Array:

@@ -12,12 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from theory.claims import Claim, Estimate
+from theory.claims import Claim, Estimate, Simulate
 from theory.student_teacher import arc_cosine, networks, projection, transfer
 
 PAPER = "features-are-fate"
 D, M, TEACHER = 10, 60, 10
-Simulate = Callable[[Array, bool], Estimate]
 
 
 def _inputs(key: Array, quick: bool, d: int = D) -> Array:

@@ -74,11 +74,7 @@ def flow(
     """
     check_shapes(start, target)
     check_balanced(start)
-    times = jnp.asarray(times, dtype=float)
-    if times.ndim != 1 or times.size == 0:
-        raise ValueError(f"times must be a non-empty vector; got shape {times.shape}")
-    increments = jnp.diff(times, prepend=0.0)
-    problems.check("times", increments, lambda h: (h >= 0) & (h < np.inf), "ascending and >= 0")
+    increments = problems.check_times(times)
     problems.check("anchor", anchor, lambda x: (x >= 0) & (x < np.inf), "finite and >= 0")
     least = substeps(start, target, times, anchor=anchor)
     if steps is None:

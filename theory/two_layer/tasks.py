@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from theory.claims import Estimate
+from theory.claims import Estimate, Simulate
 from theory.two_layer import modes, networks
 from theory.two_layer.layers import Layers, ideal, theta
 
 PAPER = "overtrained"
-Simulate = Callable[[Array, bool], Estimate]
 
 D = 4
 PRE = (2.0, 1.5, 0.6, 0.3)
