@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 # on few cores each waits for the other. Read when NumPy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from experiments import disk, registry, store
+from experiments import registry
 from experiments.progress import reporting, say
 
 
@@ -75,7 +75,8 @@ def _verify(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", metavar="N", type=_seed, default=0, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="smaller simulations")
     args = parser.read(argv)
-    from experiments import ledger
+    from experiments import ledger, store
+    from sail_jax import disk
 
     try:
         config = ledger.Config(claims=args.claims, seed=args.seed, quick=args.quick)
@@ -94,6 +95,9 @@ def _verify(argv: Sequence[str]) -> int:
 
 def _admit_ledger(path: Path, schema: str) -> None:
     """A ledger may replace a ledger, nothing else; found out before the claims are checked."""
+    from experiments import store
+    from sail_jax import disk
+
     mark = f'"schema": "{schema}"'.encode()
     if path.exists() and mark not in disk.read_bytes(path, 1 << 26)[:99]:
         raise disk.RefusedError(f"{path} exists and is not a ledger; choose another --json")
@@ -141,6 +145,8 @@ def _run(argv: Sequence[str]) -> int:
     config = _config(module, args.preset, fields, parser)
     if config is None:
         return 0
+    from experiments import store
+
     with store.Run.open(args.out, name, config, resume=args.resume) as run:
         say(f"{name}: {registry.QUESTIONS[name]}")
         dataset, figures = store.complete(run, module, config, reporting)
@@ -190,6 +196,9 @@ def _plot(argv: Sequence[str]) -> int:
     parser = _Parser("plot")
     parser.add_argument("dir", metavar="DIR", help="the output directory of a finished run")
     args = parser.read(argv)
+    from experiments import store
+    from sail_jax import disk
+
     run = store.reopen(args.dir)
     try:
         module = registry.load(run.record["experiment"])
@@ -201,6 +210,8 @@ def _plot(argv: Sequence[str]) -> int:
 
 
 def _show(module: Any, dataset: Any, figures: Any, path: Path) -> None:
+    from experiments import store
+
     print(module.summary(dataset))
     for file in (store.RESULT, *(f"{figure}.png" for figure in figures)):
         print(path / file)
@@ -232,7 +243,34 @@ def _bench(argv: Sequence[str]) -> int:
     return int(module.main(list(argv[1:])) or 0)
 
 
+def _merge(argv: Sequence[str]) -> int:
+    from experiments import merge_command
+
+    parser = _Parser("merge")
+    merge_command.add_arguments(parser)
+    args = parser.read(argv)
+    from sail_jax import disk
+    from sail_jax.checkpoint.executor import MergeError
+
+    try:
+        return merge_command.run(args)
+    except disk.StoreError:
+        raise
+    except MergeError as exc:
+        raise disk.StoreError(str(exc)) from exc
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+
+
+def _examples(argv: Sequence[str]) -> int:
+    from experiments import examples
+
+    return examples.main(argv)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+    "merge": ("Merge checkpoints by a recipe, tensor by tensor.", _merge),
+    "examples": ("Small real checkpoints and recipes, to try merging on.", _examples),
     "quickstart": ("Three real results in a few minutes, and a page that shows them.", _quickstart),
     "verify": ("Check the papers' claims: closed form beside simulation.", _verify),
     "run": ("Run one experiment; every field of its config is an option.", _run),
@@ -279,14 +317,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(argv)
     except SystemExit as exc:  # argparse, after --help
         return int(exc.code or 0)
-    except (UsageError, disk.StoreError) as exc:
+    except UsageError as exc:
+        say(f"sail-jax: error: {exc}")
+        return 2
+    except Exception as exc:
+        disk = sys.modules.get("sail_jax.disk")  # unless a command imported it, nobody raised its
+        if disk is None or not isinstance(exc, disk.StoreError):
+            raise
         say(f"sail-jax: error: {exc}")
         return 1 if type(exc) is disk.StoreError else 2
     except KeyboardInterrupt:
         say("sail-jax: interrupted")
-        if argv[:1] in (["run"], ["quickstart"]):
+        if argv[:1] in (["run"], ["quickstart"], ["merge"]):
             again = argv if "--resume" in argv else [*argv, "--resume"]
-            say(f"finished stages are kept; continue with: {shlex.join(['sail-jax', *again])}")
+            say(f"what is finished is kept; continue with: {shlex.join(['sail-jax', *again])}")
         if alone:  # XLA may still be computing, and an orderly exit can then crash
             sys.stdout.flush()
             os._exit(130)

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from experiments import disk, registry, report, store, style
+from experiments import registry, report, store, style
 from experiments.progress import reporting, say
+from sail_jax import disk
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from experiments import disk
+from sail_jax import disk
 
 MANIFEST, ARRAYS = "manifest.json", "arrays"
 MAX_FILE = 4 << 30  # bytes

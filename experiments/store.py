@@ -24,10 +24,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
-from experiments import disk, stages
-from experiments.disk import RefusedError, StoreError
+from experiments import stages
 from experiments.progress import Stage
 from experiments.stages import direct as direct  # handed on: the stage without a store
+from sail_jax import disk
+from sail_jax.disk import RefusedError, StoreError
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -1,92 +1,122 @@
 """Rules: who votes on which entry, and with what. Each is a `TaskVectors -> TaskVectors`."""
 
 import functools
-import math
-import operator
-import zlib
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jax.tree_util import Partial
+from jaxtyping import Array, ArrayLike, Float
 
-from sail_jax import selection
+from sail_jax import random_bits, selection
 from sail_jax.checks import concrete
-from sail_jax.task_vectors import Fold, Leafwise, Rule, TaskVectors, check_scalar, tally
+from sail_jax.task_vectors import Each, Fold, Leafwise, Piece, Place, Rule, tally
 
-__all__ = ["ElectBy", "Scope", "Tie", "check_density", "drop", "elect", "trim"]
+__all__ = [
+    "ElectBy",
+    "PerModel",
+    "Scope",
+    "Tie",
+    "check_per_model",
+    "draws",
+    "drop",
+    "elect",
+    "largest",
+    "one_of",
+    "per_model",
+    "rescaled",
+    "scoped",
+    "trim",
+]
 
 Scope = Literal["tensor", "tree"]
 ElectBy = Literal["mass", "weighted", "count"]
 Tie = Literal["abstain", "positive", "majority"]
+PerModel = Float[ArrayLike, ""] | Float[ArrayLike, "task"] | Sequence[float]
+Votes = tuple[Array, Array]
 
 
-def trim(density: float, scope: Scope = "tree") -> Rule:
+def trim(density: float | Sequence[float], scope: Scope = "tree", *, floor: bool = False) -> Rule:
     """Of each model the k = max(1, floor(density * n + 1/2)) entries of largest |delta| still vote.
 
     scope "tree": n counts all leaves, one threshold per model (TIES, Yadav et al. 2023).
-    scope "tensor": n counts one leaf, one threshold per leaf and model (mergekit).
+    scope "tensor": n counts one leaf, one threshold per leaf and model (mergekit, which also
+    rounds down: `floor`, max(1, floor(density * n))).
 
     Exactly k are kept, of equal magnitudes those first in (sorted path, row-major index), which
     depends neither on the order of leaves in the tree nor on sharding. Those who abstain already
-    rank last. `density` is static; a leaf has fewer than 2**32 entries, a tree fewer than 2**48.
-    ValueError for a density outside (0, 1] or another scope.
+    rank last. `density`, one number or one per model, is static; a leaf has fewer than 2**32
+    entries, a tree fewer than 2**48. ValueError for a density outside (0, 1] or another scope.
 
+    >>> from sail_jax import TaskVectors
     >>> votes = TaskVectors({"a": jnp.array([[1.0, -3.0, 2.0, 0.0]])}, {"a": jnp.ones((1, 1))})
     >>> trim(0.5)(votes).weight["a"].tolist()
     [[0.0, 1.0, 1.0, 0.0]]
     """
-    _choice("scope", scope, Scope)
-    check_density(density)
-    if concrete(density) is None:
-        raise TypeError("density: expected a static number, got a traced one")
-    rule = _largest(float(density))
-    return rule if scope == "tree" else Leafwise(functools.partial(_alone, rule))
+    known = check_per_model("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
+    if known is None:
+        raise TypeError("density: expected static numbers, got traced ones")
+    half = 0.0 if floor else 0.5
+
+    def rank(size: int) -> selection.Wide:
+        k = np.floor(known * size + half).astype(int)
+        return selection.wide(np.clip(k, min(1, size), size))
+
+    return scoped(scope, largest(rank))
 
 
-def _alone(rule: Rule, path: str, delta: Array, weight: Array) -> tuple[Array, Array]:
-    votes = rule(TaskVectors({path: delta}, {path: weight}))
-    return votes.delta[path], votes.weight[path]
+def scoped(scope: Scope, rule: Any) -> Any:
+    """A rule (or count) over the whole tree, or over each tensor alone."""
+    one_of("scope", scope, Scope)
+    return rule if scope == "tree" else Each(rule)
 
 
-def _largest(density: float) -> Rule:
-    """trim over all leaves: the threshold digit by digit, then the ties at it in path order."""
+def largest(rank: Callable[[int], selection.Wide]) -> Rule:
+    """The rank(size) entries of largest magnitude of each model, over all leaves, still vote: the
+    threshold digit by digit, then those equal to it in path order."""
 
-    def digits(shift: int, prefix: Array, rank: selection.Wide | None) -> Rule:
-        def summary(path: str, delta: Array, weight: Array) -> tuple[int, selection.Wide]:
-            keys = selection.magnitude(delta, weight)
-            return math.prod(delta.shape[1:]), selection.histogram(keys, prefix, shift)
+    def digits(shift: int, prefix: Array, left: selection.Wide | None) -> Rule:
+        def then(counts: selection.Wide, size: int) -> Rule:
+            found = selection.locate(counts, prefix, rank(size) if left is None else left)
+            return digits(shift - 16, *found) if shift else equals(*found)
 
-        def then(total: tuple[int, selection.Wide]) -> Rule:
-            size, counts = total
-            k = min(size, max(1, math.floor(density * size + 0.5)))
-            found = selection.locate(counts, prefix, selection.wide(k) if rank is None else rank)
-            return digits(shift - 16, *found) if shift else ties(*found)
+        return Fold(Partial(_digits(shift), prefix), then, selection.add)
 
-        return Fold(summary, lambda a, b: (a[0] + b[0], selection.add(a[1], b[1])), then)
-
-    def ties(threshold: Array, left: selection.Wide) -> Rule:
-        def summary(path: str, delta: Array, weight: Array) -> dict[str, selection.Wide]:
-            return {path: selection.equal(selection.magnitude(delta, weight), threshold)}
-
-        def then(counts: dict[str, selection.Wide]) -> Rule:
+    def equals(threshold: Array, left: selection.Wide) -> Rule:
+        def then(counts: dict[Piece, selection.Wide], size: int) -> Rule:
             quota, rest = {}, left
-            for path in sorted(counts):
-                quota[path] = selection.least(counts[path], rest)
-                rest = selection.subtract(rest, quota[path])
+            for piece in sorted(counts):
+                quota[piece] = selection.least(counts[piece], rest)
+                rest = selection.subtract(rest, quota[piece])
+            local = {piece: (threshold, q) for piece, q in quota.items()}
+            return Leafwise(Partial(_take), local)
 
-            def leaf(path: str, delta: Array, weight: Array) -> tuple[Array, Array]:
-                keys = selection.magnitude(delta, weight)
-                return delta, jnp.where(selection.take(keys, threshold, quota[path]), weight, 0)
+        return Fold(Partial(_equal, threshold), then, add=None)
 
-            return Leafwise(leaf)
+    return digits(selection.start()[1], selection.start()[0], None)
 
-        return Fold(summary, operator.or_, then)
 
-    prefix, shift = selection.start()
-    return digits(shift, prefix, None)
+@functools.cache
+def _digits(shift: int) -> Any:
+    def summary(prefix: Array, place: Place, delta: Array, weight: Array) -> selection.Wide:
+        keys = selection.magnitude(delta, weight)
+        return selection.histogram(keys, prefix, shift, place.inside(delta.shape[1:]))
+
+    return summary
+
+
+def _equal(threshold: Array, place: Place, delta: Array, weight: Array) -> selection.Wide:
+    keys = selection.magnitude(delta, weight)
+    return selection.equal(keys, threshold, place.inside(delta.shape[1:]))
+
+
+def _take(
+    threshold: Array, quota: selection.Wide, place: Place, delta: Array, weight: Array
+) -> Votes:
+    keys = selection.magnitude(delta, weight)
+    return delta, jnp.where(selection.take(keys, threshold, quota), weight, 0)
 
 
 def elect(by: ElectBy = "mass", tie: Tie = "abstain") -> Rule:
@@ -103,78 +133,131 @@ def elect(by: ElectBy = "mass", tie: Tie = "abstain") -> Rule:
 
     ValueError for other values of `by` and `tie`.
     """
-    _choice("elect_by", by, ElectBy)
-    _choice("tie", tie, Tie)
-
-    def ballots(delta: Array, weight: Array) -> Array:
-        if by == "weighted":
-            return weight * delta
-        return jnp.where(weight != 0, delta if by == "mass" else jnp.sign(delta), 0)
+    one_of("elect_by", by, ElectBy)
+    one_of("tie", tie, Tie)
 
     def settle(default: ArrayLike) -> Rule:
-        def leaf(path: str, delta: Array, weight: Array) -> tuple[Array, Array]:
-            votes = ballots(delta, weight)
-            mass = tally(votes)
-            elected = jnp.where(mass == 0, default, jnp.sign(mass))
-            return delta, jnp.where(votes * elected > 0, weight, 0)
+        return Leafwise(Partial(_settle(by), jnp.asarray(default, jnp.float32)))
 
-        return Leafwise(leaf)
-
-    def signs(path: str, delta: Array, weight: Array) -> tuple[selection.Wide, selection.Wide]:
-        mass = tally(ballots(delta, weight))
-        return selection.occurrences(mass > 0), selection.occurrences(mass < 0)
-
-    def by_majority(signs: tuple[selection.Wide, selection.Wide]) -> Rule:
+    def by_majority(signs: tuple[selection.Wide, selection.Wide], size: int) -> Rule:
         positive, negative = signs
         ahead, behind = selection.less(negative, positive), selection.less(positive, negative)
-        return settle(ahead.astype(jnp.float32) - behind)
+        return settle(jnp.asarray(ahead, jnp.float32) - behind)
 
     if tie == "majority":
-        return Fold(signs, lambda a, b: tuple(map(selection.add, a, b)), by_majority)
+        add = lambda a, b: tuple(map(selection.add, a, b))  # noqa: E731
+        return Fold(Partial(_signs(by)), by_majority, add)
     return settle(1 if tie == "positive" else 0)
 
 
-def drop(rate: Float[ArrayLike, ""], key: Array) -> Rule:
+def _ballots(by: ElectBy, delta: Array, weight: Array) -> Array:
+    if by == "weighted":
+        return weight * delta
+    return jnp.where(weight != 0, delta if by == "mass" else jnp.sign(delta), 0)
+
+
+@functools.cache
+def _settle(by: ElectBy) -> Any:
+    def kernel(default: Array, place: Place, delta: Array, weight: Array) -> Votes:
+        votes = _ballots(by, delta, weight)
+        mass = tally(votes)
+        elected = jnp.where(mass == 0, default, jnp.sign(mass))
+        return delta, jnp.where(votes * elected > 0, weight, 0)
+
+    return kernel
+
+
+@functools.cache
+def _signs(by: ElectBy) -> Any:
+    def summary(place: Place, delta: Array, weight: Array) -> tuple[selection.Wide, selection.Wide]:
+        mass = tally(_ballots(by, delta, weight))
+        return selection.occurrences(mass > 0), selection.occurrences(mass < 0)
+
+    return summary
+
+
+def drop(rate: PerModel, key: Array | None) -> Leafwise:
     """DARE (Yu et al. 2024): every entry abstains with probability `rate`, else delta / (1 - rate).
 
-    The expected vote is unchanged and gains the variance rate / (1 - rate) * delta^2. The draws for
-    a leaf of model k come from fold_in(fold_in(key, crc32(path)), k), so they depend neither on
-    the order of leaves nor on what else is in the tree.
+    The expected vote is unchanged and gains the variance rate / (1 - rate) * delta^2. Whether an
+    entry is kept depends on the key, its path, the place k of its model and its row-major index
+    (`random_bits`), on nothing else: neither on the order of leaves nor on what else is in the
+    tree, on sharding or on pieces.
 
-    key: one PRNG key, typed or raw. ValueError for a rate outside [0, 1), TypeError without a key.
+    rate: one number, or one per model. key: one PRNG key, typed or raw. ValueError for a rate
+    outside [0, 1), TypeError without a key.
     """
-    check_scalar("rate", rate, lambda p: 0 <= p < 1, "a number in [0, 1)")
-    try:
-        jax.random.fold_in(key, 0)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"key: expected one PRNG key, got {key!r}") from error
-
-    def leaf(path: str, delta: Array, weight: Array) -> tuple[Array, Array]:
-        here = jax.random.fold_in(key, np.uint32(zlib.crc32(path.encode())))
-        keep = jnp.asarray(1 - rate, delta.dtype)
-        return delta / keep, jnp.where(_bernoulli(here, keep, delta.shape), weight, 0)
-
-    return Leafwise(leaf)
+    check_per_model("rate", rate, lambda p: (p >= 0) & (p < 1), "in [0, 1)")
+    random_bits.check_key(key, "the masks of DARE")
+    return Leafwise(Partial(_drop, 1 - jnp.asarray(rate, jnp.float32), key))
 
 
-@functools.partial(jax.jit, static_argnames="shape")
-def _bernoulli(
-    key: Array, keep: Float[Array, ""], shape: tuple[int, ...]
-) -> Bool[Array, "task ..."]:
-    def one(task: Array) -> Array:
-        # float32 draws whatever the dtype: float64 models see the same masks
-        return jax.random.bernoulli(
-            jax.random.fold_in(key, task), keep.astype(jnp.float32), shape[1:]
-        )
-
-    # one task at a time: under vmap not every generator draws what it draws alone
-    return lax.map(one, jnp.arange(shape[0], dtype=jnp.uint32))
+def _drop(keep: Array, key: Array, place: Place, delta: Array, weight: Array) -> Votes:
+    keep = per_model(keep, delta)
+    return delta / keep, jnp.where(draws(key, place, delta) < keep, weight, 0)
 
 
-def check_density(density: Float[ArrayLike, ""]) -> None:
-    check_scalar("density", density, lambda d: 0 < d <= 1, "a number in (0, 1]")
+def draws(key: Array, place: Place, delta: Float[Array, "task ..."]) -> Float[Array, "task ..."]:
+    """A uniform number in [0, 1) for every vote, float32 whatever the dtype of the votes."""
+    models = lax.iota(jnp.uint32, len(delta)).reshape(-1, *(1,) * (delta.ndim - 1))
+    state = random_bits.stream(key, place.name, models)
+    return random_bits.uniform(state, place.index(delta.shape[1:]))
 
 
-def _choice(name: str, value: str, options: object) -> None:
+def rescaled(rule: Leafwise) -> Rule:
+    """`rule`, then every vote times the ratio of the L1 norms over its tensor that the votes of its
+    model had before and have after: how mergekit rescales what it drops from.
+
+    What `rule` itself multiplies delta by cancels. Where either norm is 0 there is nothing to do.
+    """
+
+    def then(norms: Votes, size: int) -> Rule:
+        return Leafwise(Partial(_rescale, rule.kernel, *norms), grain=rule.grain)
+
+    return Each(Fold(Partial(_norms, rule.kernel), then, grain=rule.grain))
+
+
+def _norms(rule: Any, place: Place, delta: Array, weight: Array) -> Votes:
+    return _l1(delta, weight), _l1(*rule(place, delta, weight))
+
+
+def _l1(delta: Array, weight: Array) -> Float[Array, "task"]:
+    # only ratios matter; scaled, a sum of < 2**32 terms does not overflow
+    return jnp.where(weight != 0, jnp.abs(delta) * 2.0**-32, 0).sum(range(1, delta.ndim))
+
+
+def _rescale(
+    rule: Any, before: Array, after: Array, place: Place, delta: Array, weight: Array
+) -> Votes:
+    delta, weight = rule(place, delta, weight)
+    exists = (before > 0) & (after > 0)
+    factor = jnp.where(exists, before / jnp.where(exists, after, 1), 1)
+    return per_model(factor, delta) * delta, weight
+
+
+def per_model(value: PerModel, delta: Float[Array, "task ..."]) -> Array:
+    """One number or one per model, in delta's dtype, beside its entries: [#task, 1, ...]."""
+    value = jnp.asarray(value, delta.dtype)
+    return value.reshape(-1, *(1,) * (delta.ndim - 1))
+
+
+def check_per_model(
+    name: str, value: PerModel, holds: Callable[[Any], Any], expected: str
+) -> np.ndarray | None:
+    """The values as float64, None while traced; ValueError unless one finite number or one per
+    model, of all of which `holds`."""
+    numbers = "a number or one per model"
+    known = concrete(value)
+    if np.ndim(value if known is None else known) > 1:
+        raise ValueError(f"{name}: expected {numbers}, got {value!r}")
+    if known is None:
+        return None
+    if known.dtype.kind not in "fiub" or not (np.isfinite(known) & holds(known)).all():
+        raise ValueError(f"{name}: expected {numbers}, {expected}; got {value!r}")
+    return known.astype(float)
+
+
+def one_of(name: str, value: str, options: object) -> None:
+    """ValueError unless `value` is one of the strings of a Literal."""
     if value not in get_args(options):
         raise ValueError(f"{name}: expected one of {get_args(options)}, got {value!r}")

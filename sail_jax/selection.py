@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, auto_axes
 from jaxtyping import Array, Bool, Float, UInt
@@ -47,9 +48,9 @@ def _carry(hi: Array, lo: Array) -> Wide:
     return Wide(hi + (lo >> 16), lo & (BINS - 1))
 
 
-def wide(n: int) -> Wide:
-    """`n` < 2**48 as a Wide."""
-    return Wide(jnp.uint32(n >> 16), jnp.uint32(n % BINS))
+def wide(n: int | np.ndarray) -> Wide:
+    """Known counts < 2**48 as a Wide."""
+    return Wide(*(jnp.asarray(part, jnp.uint32) for part in (n >> 16, n % BINS)))
 
 
 def add(a: Wide, b: Wide) -> Wide:
@@ -98,10 +99,15 @@ def _unsigned(dtype: jnp.dtype) -> jnp.dtype:
 
 
 @functools.partial(jax.jit, static_argnames="shift")
-def histogram(keys: UInt[Array, "task ..."], prefix: UInt[Array, "#task"], shift: int) -> Wide:
+def histogram(
+    keys: UInt[Array, "task ..."],
+    prefix: UInt[Array, "#task"],
+    shift: int,
+    inside: Bool[Array, "..."] | None = None,
+) -> Wide:
     """How many keys that begin with `prefix` have which 16-bit digit at bit `shift`, [task, 65536].
 
-    ValueError for leaves of 2**32 entries and more.
+    `inside` says which keys count, all by default. ValueError for leaves of 2**32 entries and more.
     """
     if math.prod(keys.shape[1:]) >= 1 << 32:
         raise ValueError(f"cannot count a leaf of shape {keys.shape[1:]}: expected < 2**32 entries")
@@ -109,7 +115,8 @@ def histogram(keys: UInt[Array, "task ..."], prefix: UInt[Array, "#task"], shift
     def one(pair: tuple[Array, Array]) -> Array:
         key, head = pair
         rest = key >> shift
-        digit = jnp.where(rest >> 16 == head, rest & (BINS - 1), BINS)  # BINS is dropped
+        counts = rest >> 16 == head if inside is None else (rest >> 16 == head) & inside
+        digit = jnp.where(counts, rest & (BINS - 1), BINS)  # BINS is dropped
         return jnp.zeros(BINS, jnp.uint32).at[digit].add(jnp.uint32(1), mode="drop")
 
     def each(*pairs: Array) -> Array:  # not vmap: a batched scatter is several times slower on CPUs
@@ -135,9 +142,15 @@ def locate(counts: Wide, prefix: UInt[Array, "#task"], rank: Wide) -> tuple[Arra
 
 
 @jax.jit
-def equal(keys: UInt[Array, "task ..."], threshold: UInt[Array, "task"]) -> Wide:
-    """How many keys of each task equal its threshold."""
-    return occurrences(keys == _beside(threshold, keys), range(1, keys.ndim))
+def equal(
+    keys: UInt[Array, "task ..."],
+    threshold: UInt[Array, "task"],
+    inside: Bool[Array, "..."] | None = None,
+) -> Wide:
+    """How many keys of each task, those inside, equal its threshold."""
+    found = keys == _beside(threshold, keys)
+    found = found if inside is None else found & inside
+    return occurrences(found, range(1, keys.ndim))
 
 
 @jax.jit
@@ -153,6 +166,8 @@ def take(
 
 def _take(keys: Array, threshold: Array, ties: Array) -> Array:
     tasks, *rows, columns = (*keys.shape, 1) if keys.ndim == 1 else keys.shape
+    if not rows and columns % 1024 == 0:  # two short running sums are faster than a long one
+        rows, columns = [columns // 1024], 1024
     equal = (keys == _beside(threshold, keys)).reshape(tasks, math.prod(rows), columns)
     row, left = _reach(equal.sum(2, dtype=jnp.uint32), ties)
     column, _ = _reach(jnp.take_along_axis(equal, row[:, None, None], 1)[:, 0], left)

@@ -8,14 +8,19 @@ concrete and taken on trust while they are traced; structure, shapes and dtypes 
 
 import fnmatch
 import functools
-from collections.abc import Callable, Sequence
+import math
+import operator
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PyTree
+from jax import lax
+from jax.tree_util import Partial
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree, UInt
 
 from sail_jax.checks import concrete
 from sail_jax.trees import leaf_paths
@@ -23,20 +28,27 @@ from sail_jax.trees import leaf_paths
 __all__ = [
     "Chain",
     "Count",
+    "Each",
     "Fold",
+    "Grain",
+    "Kernel",
     "Leafwise",
     "Masked",
+    "Piece",
+    "Place",
     "Rule",
     "TaskVectors",
     "Weights",
     "apply",
     "chain",
     "check_scalar",
+    "everybody",
     "masked",
     "origin",
     "tally",
     "task_vectors",
     "task_weights",
+    "whole",
 ]
 
 
@@ -55,6 +67,44 @@ class TaskVectors(NamedTuple):
 Rule = Callable[[TaskVectors], TaskVectors]
 Count = Callable[[TaskVectors], PyTree]  # the only place where the task axis disappears
 Weights = Float[ArrayLike, "task"] | Sequence[float] | None
+Grain = Literal["entry", "row", "leaf"]
+Piece = tuple[str, int]  # a path, and the index of the first entry
+
+
+class Place(NamedTuple):
+    """Where the entries lie that a kernel sees: a whole leaf, or a run of its rows or entries.
+
+    name: crc32 of the leaf's path. start: row-major index of the first entry in its leaf.
+    size: how many of the entries belong to the leaf; what follows is padding, of zero deltas.
+    """
+
+    name: ArrayLike
+    start: ArrayLike
+    size: ArrayLike
+
+    def index(self, shape: Sequence[int]) -> UInt[Array, "..."]:
+        """The row-major indices in their leaf of entries of this shape."""
+        flat = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+        return flat + jnp.asarray(self.start, jnp.uint32)
+
+    def inside(self, shape: Sequence[int]) -> Bool[Array, "..."] | None:
+        """Which entries are no padding; None for all, where that is known beforehand."""
+        n = math.prod(shape)
+        if isinstance(self.size, int) and self.size == n:
+            return None
+        return (lax.iota(jnp.uint32, n) < jnp.asarray(self.size, jnp.uint32)).reshape(shape)
+
+
+def whole(path: str, delta: Array) -> Place:
+    """All of a leaf."""
+    return Place(np.uint32(zlib.crc32(path.encode())), np.uint32(0), math.prod(delta.shape[1:]))
+
+
+Kernel = Callable[..., Any]
+
+
+def _entrywise(a: Any, b: Any) -> Any:
+    return jax.tree.map(operator.add, a, b)
 
 
 def _votes(vectors: TaskVectors) -> list[tuple[str, Array, Array]]:
@@ -65,41 +115,86 @@ def _votes(vectors: TaskVectors) -> list[tuple[str, Array, Array]]:
 
 @dataclass(frozen=True)
 class Leafwise:
-    """A rule that needs one leaf at a time: `(path, delta, weight) -> (delta, weight)`."""
+    """A rule or a count that needs one leaf at a time, or less.
 
-    leaf: Callable[[str, Array, Array], tuple[Array, Array]]
+    kernel: `(place, delta, weight) -> (delta, weight)` in a rule, `-> update` in a count. A
+        `jax.tree_util.Partial` of a function that lives as long as the process, so that it is
+        compiled once whatever its arrays hold.
+    local: further first arguments for it, piece by piece.
+    grain: what it needs to see at once: single entries, rows (all entries along the last axis), or
+        the leaf. Leaves may be cut into pieces of that grain.
+    """
 
-    def __call__(self, vectors: TaskVectors) -> TaskVectors:
+    kernel: Kernel
+    local: Mapping[Piece, tuple] | None = None
+    grain: Grain = "entry"
+
+    def at(self, piece: Piece) -> Kernel:
+        """The kernel with what is local to a piece."""
+        if self.local is None:
+            return self.kernel
+        function, args = self.kernel, ()
+        if isinstance(function, Partial):
+            function, args = function.func, function.args
+        return Partial(function, *args, *self.local[piece])
+
+    def __call__(self, vectors: TaskVectors) -> Any:
         treedef = jax.tree.structure(vectors.delta)
-        new = [self.leaf(*vote) for vote in _votes(vectors)]
-        return TaskVectors(*(treedef.unflatten(column[i] for column in new) for i in range(2)))
+        new = [self.at((p, 0))(whole(p, d), d, w) for p, d, w in _votes(vectors)]
+        if not new or isinstance(new[0], tuple):
+            return TaskVectors(*(treedef.unflatten(part[i] for part in new) for i in range(2)))
+        return treedef.unflatten(new)
 
 
 @dataclass(frozen=True)
 class Fold:
-    """A rule that needs a statistic of all leaves: summarise each, add up, then go on as `then`.
+    """A rule or a count that needs a statistic of all leaves: summarise, add up, go on as `then`.
 
-    `summary(path, delta, weight)` is what one leaf contributes and `add` an associative and
-    commutative sum, so the leaves may be visited in any order, on any device, one at a time;
-    `then(sum)` is again a rule, a `Leafwise` at last. A tree without leaves is left alone.
+    summary: a kernel, `(place, delta, weight) ->` what a piece contributes, a pytree.
+    then: `(sum, size) -> rule or count`, a `Leafwise` at last; size is how many entries a model
+        has in all. Runs once, between two visits to the leaves.
+    add: an associative and commutative sum, entrywise by default, so that pieces may be visited in
+        any order, on any device, one at a time. None keeps them apart: `then` gets them by `Piece`.
+    A tree without leaves is left alone.
     """
 
-    summary: Callable[[str, Array, Array], Any]
-    add: Callable[[Any, Any], Any]
-    then: Callable[[Any], Rule]
+    summary: Kernel
+    then: Callable[[Any, int], Any]
+    add: Callable[[Any, Any], Any] | None = _entrywise
+    grain: Grain = "entry"
 
-    def __call__(self, vectors: TaskVectors) -> TaskVectors:
-        parts = [self.summary(*vote) for vote in _votes(vectors)]
-        return self.then(functools.reduce(self.add, parts))(vectors) if parts else vectors
+    def __call__(self, vectors: TaskVectors) -> Any:
+        votes = _votes(vectors)
+        if not votes:
+            return vectors
+        parts = {(p, 0): self.summary(whole(p, d), d, w) for p, d, w in votes}
+        size = sum(math.prod(d.shape[1:]) for _, d, _ in votes)
+        total = parts if self.add is None else functools.reduce(self.add, parts.values())
+        return self.then(total, size)(vectors)
+
+
+@dataclass(frozen=True)
+class Each:
+    """A rule or a count applied to every leaf as if it were alone: statistics of one tensor."""
+
+    rule: Callable[[TaskVectors], Any]
+
+    def __call__(self, vectors: TaskVectors) -> Any:
+        treedef = jax.tree.structure(vectors.delta)
+        new = [self.rule(TaskVectors({p: d}, {p: w})) for p, d, w in _votes(vectors)]
+        if not new or isinstance(new[0], TaskVectors):
+            new = [(*n.delta.values(), *n.weight.values()) for n in new]
+            return TaskVectors(*(treedef.unflatten(part[i] for part in new) for i in range(2)))
+        return treedef.unflatten(part for n in new for part in n.values())
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Rules applied from left to right."""
+    """Rules applied from left to right; the last may be a count."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[Callable[[Any], Any], ...]
 
-    def __call__(self, vectors: TaskVectors) -> TaskVectors:
+    def __call__(self, vectors: TaskVectors) -> Any:
         return functools.reduce(lambda votes, rule: rule(votes), self.rules, vectors)
 
 
@@ -127,9 +222,13 @@ class Masked:
         )
 
 
-def chain(*rules: Rule) -> Rule:
+def chain(*rules: Callable[[Any], Any]) -> Rule:
     """The rule that applies `rules` from left to right; `chain()` changes nothing."""
     return Chain(rules)
+
+
+everybody = chain()
+"""The rule by which all votes stand."""
 
 
 def masked(rule: Rule, predicate: str | Callable[[str], bool]) -> Rule:

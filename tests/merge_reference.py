@@ -4,6 +4,8 @@ Models are flat dictionaries path -> array. Only the deltas are rounded to float
 are stated to be, so that ties and thresholds mean the same; everything after is float64.
 """
 
+import zlib
+
 import numpy as np
 
 
@@ -125,3 +127,28 @@ def dare_ties(
     w = weighing(weights, len(models), normalize)
     votes = dropped(models, base, masks, density)
     return moved(base, agreed(votes, w, elect_by, tie, normalize), scale)
+
+
+def mix(x):
+    """A 32-bit word scrambled, in unbounded integers."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D % 2**32
+    x = (x ^ (x >> 15)) * 0x846CA68B % 2**32
+    return x ^ (x >> 16)
+
+
+def uniform(key_words, path, task, size):
+    """The documented draws of a leaf, entry by entry: 24 bits of two keyed rounds."""
+    low, high = 0x9E3779B9, 0x85EBCA6B
+    for word in (*map(int, key_words), zlib.crc32(path.encode()), task):
+        low = mix(low ^ word)
+        high = mix((high + word * 0xC2B2AE35 + low) % 2**32)
+    bits = [mix((mix(i ^ low) + high) % 2**32) >> 8 for i in range(size)]
+    return np.array(bits) / 2**24
+
+
+def masks(key_words, base, density, tasks):
+    """Which entries DARE keeps: one flat dictionary for each model."""
+    return [
+        {p: (uniform(key_words, p, k, x.size) < density).reshape(x.shape) for p, x in base.items()}
+        for k in range(tasks)
+    ]

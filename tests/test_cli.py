@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import cli, disk, ledger, registry, store, style
+from experiments import cli, ledger, registry, store, style
 from experiments.quickstart import HEADINGS
+from sail_jax import disk
 from theory.claims import Verdict
 
 _load = registry.load

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import disk, stages, store, style
+from experiments import stages, store, style
 from experiments.sweep import sweep
+from sail_jax import disk
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,95 @@
+"""The methods on arrays in device memory, beside copying as many bytes."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments.bench._merge_llama import DELTA, SPREAD, Llama
+from experiments.bench._merge_speed import print_table
+from sail_jax import methods
+
+Trees = list[dict[str, jax.Array]]
+
+
+def _stacked(llama: Llama) -> dict[str, tuple[int, ...]]:
+    """The shapes, with the layers stacked in one array each, as code that scans over them keeps
+    them: compilation does not grow with depth."""
+    return {
+        name: (llama.layers, *shape) if ".layers." in name else shape
+        for name, shape in llama.shapes().items()
+        if ".layers." not in name or ".layers.0." in name
+    }
+
+
+def _models(llama: Llama, count: int = 4) -> Trees:
+    """A base and models tuned from it, in bfloat16, drawn on the device."""
+
+    @jax.jit
+    def draw(key: jax.Array) -> Trees:
+        trees: Trees = [{} for _ in range(count)]
+        for i, (name, shape) in enumerate(_stacked(llama).items()):
+            keys = jax.random.split(jax.random.fold_in(key, i), count)
+            base = SPREAD * jax.random.normal(keys[0], shape, jnp.bfloat16)
+            trees[0][name] = base
+            for tree, own in zip(trees[1:], keys[1:], strict=True):
+                tree[name] = base + DELTA * jax.random.normal(own, shape, jnp.bfloat16)
+        return trees
+
+    return jax.block_until_ready(draw(jax.random.key(0)))
+
+
+def _timed(job: Callable[[], Any], repeats: int) -> tuple[float, list[float]]:
+    """Seconds of the first call, which compiles, and of each of the others."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(job())
+        return time.perf_counter() - start
+
+    return once(), [once() for _ in range(repeats)]
+
+
+def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
+    """Prints and records each method's time, and the share of the measured copy bandwidth that it
+    would take to read its inputs and write its output once."""
+    base, *models = _models(llama)
+    held = sum(leaf.nbytes for leaf in base.values())
+    key = jax.random.key(1)
+    words = jnp.zeros(max(held // 4, 1), jnp.int32)
+    flip = jax.jit(lambda x: ~x)
+    _, seconds = _timed(lambda: flip(words), repeats)
+    copy = 2 * words.nbytes / statistics.median(seconds)  # bytes/s
+    merges: dict[str, Callable[..., Any]] = {
+        "linear": lambda models, base, key: methods.linear([base, *models]),
+        "task_arithmetic": lambda models, base, key: methods.task_arithmetic(models, base),
+        "ties": lambda models, base, key: methods.ties(models, base, scope="tensor"),
+        "ties_tree": lambda models, base, key: methods.ties(models, base, scope="tree"),
+        "dare_ties": lambda models, base, key: methods.dare_ties(models, base, key=key),
+    }
+    device = jax.devices()[0]
+    print(
+        f"\n{size}: {llama.parameters:,} parameters, base + {len(models)} in bfloat16 on "
+        f"{device.device_kind}; copying {copy / 1e9:.1f} GB/s"
+    )
+    rows, found = [("method", "seconds", "compiling", "GB/s", "of copying")], {}
+    for name, merge in merges.items():
+        jitted = jax.jit(merge)
+        first, seconds = _timed(lambda jitted=jitted: jitted(models, base, key), repeats)
+        median = statistics.median(seconds)
+        rate = held * (len(models) + 2) / median
+        span = f"{median:.4f} ({min(seconds):.4f} to {max(seconds):.4f})"
+        rows.append((name, span, f"{first:.1f}", f"{rate / 1e9:.1f}", f"{rate / copy:.0%}"))
+        found[name] = {
+            "seconds": median,
+            "min": min(seconds),
+            "max": max(seconds),
+            "first": first,
+            "bytes_per_second": rate,
+            "of_copy": rate / copy,
+        }
+    print_table(rows)
+    return {"size": size, "copy_bytes_per_second": copy, "methods": found}

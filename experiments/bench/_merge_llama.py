@@ -1,0 +1,193 @@
+"""Synthetic Llama-shaped checkpoints: a base and models fine-tuned from it, written in bounded
+memory as single safetensors files with what other tools ask for beside them."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+CHUNK = 1 << 20  # elements drawn at a time
+SPREAD = 0.02  # standard deviation of the base's matrices
+DELTA, HEAVY, TAIL = 2e-4, 10.0, 0.05  # of the deltas; a fraction TAIL of them is HEAVY times that
+DTYPES = {"bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16)), "float32": ("F32", np.dtype("<f4"))}
+
+
+@dataclass(frozen=True)
+class Llama:
+    """Sizes of the network; `heads` divides `hidden`."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    vocabulary: int = 32_000
+    heads: int = 8
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Tensor names, as the architecture has them, and shapes [out, in]."""
+        d, f, v = self.hidden, self.intermediate, self.vocabulary
+        block = {
+            "input_layernorm": (d,),
+            **{f"self_attn.{x}_proj": (d, d) for x in "qkvo"},
+            "post_attention_layernorm": (d,),
+            **{f"mlp.{x}_proj": (f, d) for x in ("gate", "up")},
+            "mlp.down_proj": (d, f),
+        }
+        layers = {
+            f"model.layers.{i}.{name}.weight": shape
+            for i in range(self.layers)
+            for name, shape in block.items()
+        }
+        ends = {"model.norm.weight": (d,), "lm_head.weight": (v, d)}
+        return {"model.embed_tokens.weight": (v, d), **layers, **ends}
+
+    @property
+    def parameters(self) -> int:
+        return sum(map(prod, self.shapes().values()))
+
+    def config(self, dtype: str) -> dict:
+        """config.json of the architecture."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads,
+            "vocab_size": self.vocabulary,
+            "max_position_embeddings": 2048,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "torch_dtype": dtype,
+        }
+
+
+def write(
+    folders: Sequence[Path],
+    llamas: Llama | Sequence[Llama],
+    *,
+    seed: int = 0,
+    dtype: str = "bfloat16",
+    delta: float = DELTA,
+) -> None:
+    """The base into the first folder, a fine-tuned model into each of the others.
+
+    Entries of the base are normal (its norm vectors around 1); the others add to the rounded base
+    independent normal deltas, a few of them much larger, and round: many entries stay equal.
+    Models may have different vocabularies: the rows that two of them share start from one base.
+    Each folder appears whole; the same arguments give the same bytes.
+    """
+    if isinstance(llamas, Llama):
+        llamas = [llamas] * len(folders)
+    parts = [folder.with_name(f".{folder.name}.part") for folder in folders]
+    handles: list[int] = []
+    try:
+        starts: list[dict[str, int]] = []
+        for part, llama in zip(parts, llamas, strict=True):
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            head, offsets = _header(llama, dtype)
+            handles.append(os.open(part / "model.safetensors", os.O_RDWR | os.O_CREAT, 0o644))
+            os.pwrite(handles[-1], head, 0)
+            starts.append(offsets)
+            _accompany(part, llama, dtype)
+
+        def fill(job: tuple[str, int, int, int]) -> None:
+            name, key, start, stop = job
+            _fill(name, (seed, key), start, stop, llamas, handles, starts, dtype, delta)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for _ in pool.map(fill, list(_jobs(llamas))):
+                pass
+        for part, folder in zip(parts, folders, strict=True):
+            os.replace(part, folder)
+    finally:
+        for handle in handles:
+            os.close(handle)
+        for part in parts:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _header(llama: Llama, dtype: str) -> tuple[bytes, dict[str, int]]:
+    """The safetensors header, and where in the file each tensor starts."""
+    code, kind = DTYPES[dtype]
+    table, at = {}, 0
+    for name, shape in llama.shapes().items():
+        end = at + prod(shape) * kind.itemsize
+        table[name] = {"dtype": code, "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps({"__metadata__": {"format": "pt"}, **table}).encode()
+    text += b" " * (-len(text) % 8)
+    first = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text, {
+        name: first + entry["data_offsets"][0] for name, entry in table.items()
+    }
+
+
+def _jobs(llamas: Sequence[Llama]) -> Iterator[tuple[str, int, int, int]]:
+    """Tensor, number and range of each chunk of the largest model."""
+    sizes: dict[str, int] = {}
+    for llama in llamas:
+        for name, shape in llama.shapes().items():
+            sizes[name] = max(sizes.get(name, 0), prod(shape))
+    starts = ((name, i, size) for name, size in sizes.items() for i in range(0, size, CHUNK))
+    for number, (name, start, size) in enumerate(starts):
+        yield name, number, start, min(start + CHUNK, size)
+
+
+def _fill(name, seed, start, stop, llamas, handles, starts, dtype, delta) -> None:
+    kind = DTYPES[dtype][1]
+    rng = np.random.Generator(np.random.SFC64(seed))
+    base = rng.standard_normal(stop - start, np.float32) * np.float32(SPREAD)
+    if name.endswith("norm.weight"):
+        base += 1
+    base = base.astype(kind).astype(np.float32)
+    for model, (llama, handle, offsets) in enumerate(zip(llamas, handles, starts, strict=True)):
+        entries = base
+        if model:
+            change = rng.standard_normal(stop - start, np.float32) * np.float32(delta)
+            change[rng.random(stop - start, np.float32) < TAIL] *= np.float32(HEAVY)
+            entries = base + change
+        if name in offsets:
+            rest = max(min(stop, prod(llama.shapes()[name])) - start, 0)
+            data = entries[:rest].astype(kind)
+            os.pwrite(handle, data.view(np.uint8), offsets[name] + start * kind.itemsize)
+
+
+def _accompany(folder: Path, llama: Llama, dtype: str) -> None:
+    words = {"<s>": 0, "</s>": 1, "<unk>": 2}
+    words |= {f"w{i}": i for i in range(len(words), llama.vocabulary)}
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": i, "content": word, "special": True, **special}
+            for word, i in list(words.items())[:3]
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+    }
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+    texts = {"config": llama.config(dtype), "tokenizer": tokenizer, "tokenizer_config": about}
+    for stem, data in texts.items():
+        (folder / f"{stem}.json").write_text(json.dumps(data))

@@ -1,0 +1,177 @@
+"""The same recipes through mergekit and through ours, and how far the outputs are apart."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from experiments.bench._merge_cases import CASES, Case
+from experiments.bench._merge_llama import Llama, write
+from experiments.bench._merge_peer import Peer
+from experiments.bench._merge_process import measure
+from experiments.bench._merge_speed import print_table, write_recipe
+from experiments.progress import say
+
+Tensors = Mapping[str, np.ndarray]
+SMALL = Llama(64, 160, 3, 120, heads=4)
+LONGER = Llama(64, 160, 3, 136, heads=4)
+EPS = float(np.finfo(np.float32).eps)
+Z = 4.0  # |z| above this has probability 6e-5 if both draw from one distribution
+DTYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype("<f2")}
+
+
+def checkpoints(folder: Path) -> dict[str, Path]:
+    """A base, three models tuned from it, one far from it and one with more tokens, in float32;
+    the first four in bfloat16 as well."""
+    names = ("base", "tuned-0", "tuned-1", "tuned-2")
+    write([folder / n for n in names], SMALL, dtype="float32")
+    write([folder / n for n in ("far-base", "far")], SMALL, dtype="float32", delta=0.01)
+    write([folder / n for n in ("longer-base", "longer")], [SMALL, LONGER], dtype="float32")
+    write([folder / f"{n}-bf16" for n in names], SMALL)
+    return {path.name: path for path in folder.iterdir()}
+
+
+def read(folder: Path) -> dict[str, np.ndarray]:
+    """A single safetensors file, read by nobody's code under test."""
+    data = (folder / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    return {
+        name: np.frombuffer(data[start + at[0] : start + at[1]], DTYPES[entry["dtype"]])
+        .reshape(entry["shape"])
+        .astype(np.float32)
+        for name, entry in header.items()
+        if name != "__metadata__"
+        for at in [entry["data_offsets"]]
+    }
+
+
+def located(recipe: Any, paths: Mapping[str, Path]) -> Any:
+    """The recipe with the models' paths in place of their names."""
+    if isinstance(recipe, dict):
+        spots = ("model", "base_model")
+        return {k: str(paths[v]) if k in spots else located(v, paths) for k, v in recipe.items()}
+    return [located(item, paths) for item in recipe] if isinstance(recipe, list) else recipe
+
+
+def run(folder: Path, ours: Sequence[str], peer: Peer) -> tuple[bool, dict[str, Any]]:
+    """Runs every case through both; prints the table; whether all agree as far as they should."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    paths = checkpoints(folder / "models")
+    recipes = [
+        write_recipe(folder / "recipes" / f"{i}.yaml", located(case.recipe, paths))
+        for i, case in enumerate(CASES.values())
+    ]
+    outs = {side: [folder / side / str(i) for i in range(len(CASES))] for side in ("peer", "ours")}
+    say(f"mergekit: {len(CASES)} recipes ...")
+    failures = peer.merge_all(list(zip(recipes, outs["peer"], strict=True)))
+    models = {name: read(path) for name, path in paths.items()}
+    rows = []
+    for i, (name, case) in enumerate(CASES.items()):
+        say(f"  {name}")
+        outs["ours"][i].parent.mkdir(exist_ok=True)
+        command = [*ours, str(recipes[i]), str(outs["ours"][i])]
+        failure = measure(command, folder / "log.txt").failure
+        row: dict[str, Any] = {"case": name, "recipe": case.recipe}
+        if failure or failures[i]:
+            said = {"ours": failure, "peer": failures[i]}
+            verdict = "FAILED: " + "; ".join(f"{k}: {v}" for k, v in said.items() if v)
+            rows.append({**row, "agrees": False, "verdict": verdict})
+            continue
+        found = compare(case, read(outs["peer"][i]), read(outs["ours"][i]), models)
+        rows.append({**row, **found})
+    header = ("case", "max |difference|", "beyond tolerance", "undecided apart", "verdict")
+    print_table([header, *map(_cells, rows)])
+    return all(row["agrees"] for row in rows), {"parity": rows}
+
+
+def compare(case: Case, peer: Tensors, ours: Tensors, models: Mapping[str, Tensors]) -> dict:
+    """How two outputs differ, and whether that is within what the case allows."""
+    if peer.keys() != ours.keys():
+        odd = sorted(peer.keys() ^ ours.keys())
+        return {"agrees": False, "verdict": f"FAILED: {len(odd)} tensors in one only: {odd[0]}"}
+    for name in peer:
+        if peer[name].shape != ours[name].shape:
+            shapes = f"{peer[name].shape} and {ours[name].shape}"
+            return {"agrees": False, "verdict": f"FAILED: shapes of {name}: {shapes}"}
+    base = models[case.recipe.get("base_model", "base")]
+    if case.random:
+        scores = statistics(base, peer, ours)
+        agrees = max(map(abs, scores.values())) < Z
+        said = ", ".join(f"{name} {score:.1f}" for name, score in scores.items())
+        verdict = ("agrees" if agrees else "DIFFERS") + f"; z: {said}"
+        return {"z": scores, "agrees": agrees, "verdict": verdict}
+    worst, beyond, away, total = 0.0, 0, 0, 0
+    for name, theirs in peer.items():
+        gap = np.abs(theirs.astype(np.float64) - ours[name])
+        out = ~(gap <= case.ulps * EPS * np.abs(theirs).max())
+        close = undecided(case, {m: models[m][name] - base[name] for m in case.trim})
+        worst = max(worst, float(gap.max()))
+        beyond, away, total = beyond + out.sum(), away + (out & ~close).sum(), total + out.size
+    agrees = away / total <= case.share
+    verdict = "agrees" + " away from thresholds and ties" * bool(beyond > away)
+    return {
+        "max_difference": worst,
+        "tolerance_ulps": case.ulps,
+        "beyond": beyond / total,
+        "away": away / total,
+        "agrees": bool(agrees),
+        "verdict": (verdict + f" but for {case.why}" * bool(away)) if agrees else "DIFFERS",
+    }
+
+
+def undecided(case: Case, deltas: Mapping[str, np.ndarray]) -> np.ndarray | bool:
+    """Entries that rounding, or the order of a sort, decides: of a magnitude at which a model's
+    delta is trimmed while others of it are not, or whose votes cancel."""
+    found: np.ndarray | bool = False
+    votes: list[np.ndarray] = []
+    weights = {
+        m["model"]: m["parameters"]["weight"] for m in case.recipe.get("models", ()) if case.trim
+    }
+    for model, delta in deltas.items():
+        density, gamma = case.trim[model]
+        size = np.abs(delta)
+        ordered = np.sort(size, axis=None)
+        kept = max(1, int(density * delta.size))
+        low = max(0, delta.size - kept - int(gamma * delta.size))
+        for edge in (low, low + kept):
+            if 0 < edge < delta.size and ordered[edge - 1] == ordered[edge]:
+                found |= size == ordered[edge]
+        inside = (size >= ordered[low]) & (size <= ordered[low + kept - 1])
+        votes.append(weights[model] * np.where(inside, delta.astype(np.float64), 0))
+    if votes:
+        found |= np.abs(sum(votes)) <= len(votes) * EPS * sum(map(np.abs, votes))
+    return found
+
+
+def statistics(base: Tensors, peer: Tensors, ours: Tensors) -> dict[str, float]:
+    """Paired z-scores over all entries: the share of entries that changed, and the change's mean,
+    mean magnitude and mean square. Null: both drew masks independently from one distribution,
+    under which each entry's pair is exchangeable."""
+    a, b = (
+        np.concatenate([(out[n].astype(np.float64) - base[n]).ravel() for n in base])
+        for out in (peer, ours)
+    )
+    looks: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "kept": lambda x: (x != 0).astype(float),
+        "mean": lambda x: x,
+        "magnitude": np.abs,
+        "square": np.square,
+    }
+    pairs = {name: look(a) - look(b) for name, look in looks.items()}
+    return {
+        name: float(d.mean() / (d.std() / d.size**0.5)) if d.any() else 0.0
+        for name, d in pairs.items()
+    }
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    if "beyond" not in row:
+        return (row["case"], "-", "-", "-", row["verdict"])
+    shares = (f"{row[k]:.2e}" if row[k] else "0" for k in ("beyond", "away"))
+    return (row["case"], f"{row['max_difference']:.1e}", *shares, row["verdict"])

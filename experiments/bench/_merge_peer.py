@@ -1,0 +1,83 @@
+"""mergekit in a virtual environment of its own, installed when asked for."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sail_jax.disk import StoreError
+
+TORCH = "torch==2.13.0"
+VERSIONS = {  # of mergekit: the newest, and the one before, which fails beside transformers 5
+    "0.1.5": ("mergekit==0.1.5",),
+    "0.1.4": ("mergekit==0.1.4", "transformers<5"),
+}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+# Keeps freed memory instead of returning it and faulting it in again; nobody sets this by default.
+TUNED = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+}
+
+# Merges every recipe in one process: argv[1] is a JSON list of [recipe, output].
+_MANY = """
+import json, sys, traceback
+import yaml
+from mergekit.config import MergeConfiguration
+from mergekit.merge import run_merge
+from mergekit.options import MergeOptions
+failures = []
+for recipe, out in json.loads(sys.argv[1]):
+    try:
+        with open(recipe) as file:
+            config = MergeConfiguration.model_validate(yaml.safe_load(file))
+        run_merge(config, out, MergeOptions(random_seed=0, quiet=True))
+        failures.append("")
+    except Exception as exc:
+        failures.append(f"{type(exc).__name__}: {str(exc).splitlines()[0] if str(exc) else ''}")
+print("\\n" + json.dumps(failures))
+"""
+
+
+class Peer:
+    """mergekit of that version under `folder`, installed on first use. StoreError if it cannot."""
+
+    def __init__(self, folder: Path, version: str = "0.1.5") -> None:
+        home = folder / f"mergekit-{version}"
+        self.binaries = home / ("Scripts" if os.name == "nt" else "bin")
+        if not (home / "ready").exists():
+            _call([sys.executable, "-m", "venv", "--clear", str(home)])
+            # torch first and by itself: the other packages then keep the build found here.
+            for some in ((TORCH,), (*VERSIONS[version], TORCH)):
+                _call([str(self.binaries / "pip"), "install", "--quiet", *some])
+            (home / "ready").touch()
+
+    def command(self, recipe: Path, out: Path) -> list[str]:
+        """As a user would type it."""
+        return [str(self.binaries / "mergekit-yaml"), str(recipe), str(out), "--random-seed", "0"]
+
+    def versions(self) -> dict[str, str]:
+        code = (
+            "import json; from importlib.metadata import version as v; "
+            "print(json.dumps({p: v(p) for p in ('mergekit', 'torch', 'transformers')}))"
+        )
+        return json.loads(_call([str(self.binaries / "python"), "-c", code]))
+
+    def merge_all(self, jobs: Sequence[tuple[Path, Path]]) -> list[str]:
+        """Merges every (recipe, output) in one process; why each failed, or ""."""
+        listed = json.dumps([[str(recipe), str(out)] for recipe, out in jobs])
+        said = _call([str(self.binaries / "python"), "-c", _MANY, listed], OFFLINE)
+        return json.loads(said.strip().splitlines()[-1])
+
+
+def _call(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    found = subprocess.run(
+        command, env={**os.environ, **(env or {})}, capture_output=True, text=True
+    )
+    if found.returncode:
+        said = (found.stderr or found.stdout).strip().splitlines()
+        raise StoreError(f"the peer failed: {said[-1] if said else command}")
+    return found.stdout

@@ -1,0 +1,71 @@
+"""What the speed benchmark merges: a recipe per method, in the grammar that both programs read."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Job(NamedTuple):
+    """A method's recipe; how many of base + 3 it reads; how fast it has to be.
+
+    `limit` and `peer` are the wanted ratios to the time of reading and writing (at most) and to
+    the peer (at least), `peak` the wanted resident memory in GB; infinity or 0 where none is set.
+    """
+
+    method: str
+    parameters: Mapping[str, Any] = {}
+    each: Mapping[str, Any] = {}
+    files: int = 4
+    base: str = "base"  # the base is a "base", one of the "models", "both", or not used ("")
+    ours: Mapping[str, Any] = {}  # parameters that only we have
+    beside: str = ""  # the job whose time the peer's is, where the peer has not this one
+    limit: float = np.inf
+    peer: float = 0.0
+    peak: float = np.inf
+
+    def recipe(self, models: Sequence[Path], *, ours: bool) -> dict[str, Any]:
+        """For the models, base first."""
+        files = [str(model) for model in models[: self.files]]
+        listed = files if self.base in ("both", "models") else files[1:]
+        entries = [{"model": m, **({"parameters": self.each} if self.each else {})} for m in listed]
+        parameters = {**self.parameters, **(self.ours if ours else {})}
+        base = {"base_model": files[0]} if self.base in ("base", "both") else {}
+        return {
+            "merge_method": self.method,
+            **base,
+            "models": entries,
+            **({"parameters": parameters} if parameters else {}),
+            "dtype": "bfloat16",
+        }
+
+
+_weight = {"weight": 0.4}
+_LEAF = 0.5  # GB, of methods that look at one entry at a time
+JOBS: dict[str, Job] = {
+    "linear": Job("linear", {}, {"weight": 0.25}, base="models", limit=2, peer=6, peak=_LEAF),
+    "task_arithmetic": Job("task_arithmetic", {}, _weight, limit=2, peer=6, peak=_LEAF),
+    "slerp": Job("slerp", {"t": 0.4}, files=2, base="both", peer=5),
+    "model_stock": Job("model_stock", peer=5),
+    "ties": Job("ties", {}, {**_weight, "density": 0.2}, peer=20),
+    "ties_tree": Job(
+        "ties", {}, {**_weight, "density": 0.2}, ours={"scope": "tree"}, beside="ties", peer=20
+    ),
+    "dare_ties": Job("dare_ties", {}, {**_weight, "density": 0.3}, peer=20, peak=_LEAF),
+    "della": Job("della", {}, {**_weight, "density": 0.5, "epsilon": 0.1}, peer=20),
+    "karcher": Job("karcher", files=3, base="models"),
+    "breadcrumbs": Job("breadcrumbs", {}, {**_weight, "density": 0.5, "gamma": 0.01}),
+    "dare_linear": Job("dare_linear", {}, {**_weight, "density": 0.3}, peak=_LEAF),
+    "della_linear": Job("della_linear", {}, {**_weight, "density": 0.5, "epsilon": 0.1}),
+    "breadcrumbs_ties": Job("breadcrumbs_ties", {}, {**_weight, "density": 0.5, "gamma": 0.01}),
+    "sce": Job("sce", {"select_topk": 0.2}),
+    "nuslerp": Job("nuslerp", {}, {"weight": 0.5}, files=2, base="models"),
+    "multislerp": Job("multislerp", {}, {"weight": 0.5}, files=3, base="models"),
+    "nearswap": Job("nearswap", {"t": 1e-4}, files=2, peak=_LEAF),
+    "arcee_fusion": Job("arcee_fusion", files=2),
+    "ram": Job("ram", peak=_LEAF),
+    "ramplus_tl": Job("ramplus_tl"),
+    "passthrough": Job("passthrough", {"scale": 0.5}, files=1, base="models", peak=_LEAF),
+}
+DEFAULT = tuple(JOBS)[:10]

@@ -1,0 +1,209 @@
+"""Whole merges, timed in turns with the limit and the peer."""
+
+import json
+import shutil
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.bench._merge_llama import Llama, write
+from experiments.bench._merge_peer import OFFLINE, TUNED, Peer
+from experiments.bench._merge_process import Sample, copying, measure
+from experiments.bench._merge_recipes import Job
+from experiments.progress import say
+from sail_jax.disk import StoreError
+
+MODELS = ("base", "tuned-0", "tuned-1", "tuned-2")
+SIZES = {
+    "tiny": Llama(64, 160, 2, 512),
+    "50m": Llama(512, 1376, 6),
+    "0.5b": Llama(1536, 4096, 14, heads=12),
+}
+
+
+class Turns(NamedTuple):
+    """How often each side runs, and whether the peer runs with a tuned allocator as well."""
+
+    ours: int
+    peer: int
+    tuned: bool
+
+
+class Track(NamedTuple):
+    """One command, run so many times in turn with the others."""
+
+    command: list[str]
+    repeats: int
+    env: Mapping[str, str]
+    samples: list[Sample]
+
+    def record(self) -> dict[str, Any]:
+        """Seconds: median, least and most; the highest peak. Or the failure alone."""
+        if failure := next((s.failure for s in self.samples if s.failure), ""):
+            return {"failure": failure}
+        seconds = [s.seconds for s in self.samples]
+        return {
+            "seconds": statistics.median(seconds),
+            "min": min(seconds),
+            "max": max(seconds),
+            "repeats": len(seconds),
+            "peak_bytes": max(s.peak for s in self.samples),
+        }
+
+
+def checkpoints(folder: Path, name: str, llama: Llama) -> list[Path]:
+    """The base and the tuned models under `folder/name`, written unless they are there."""
+    folders = [folder / name / model for model in MODELS]
+    each = 2 * llama.parameters  # bytes
+    need = (2 + sum(not f.exists() for f in folders)) * each
+    folder.mkdir(parents=True, exist_ok=True)
+    if (free := shutil.disk_usage(folder).free) < need:
+        raise StoreError(f"{folder}: {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
+    if not all(f.exists() for f in folders):
+        say(f"writing {len(folders)} checkpoints of {each / 1e9:.2f} GB to {folder / name} ...")
+        for f in folders:
+            shutil.rmtree(f, ignore_errors=True)
+        write(folders, llama)
+    return folders
+
+
+def write_recipe(path: Path, recipe: Mapping[str, Any]) -> Path:
+    """As YAML, of which JSON is a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(recipe, indent=1))
+    return path
+
+
+def run(
+    folder: Path,
+    size: str,
+    jobs: Mapping[str, Job],
+    ours: Sequence[str],
+    peer: Peer | None,
+    turns: Turns,
+) -> dict[str, Any]:
+    """Measures and prints one size; the record, whose "good" is whether everything ran."""
+    llama = SIZES[size]
+    models = checkpoints(folder, size, llama)
+    files = [model / "model.safetensors" for model in models]
+    recipes, out = folder / "recipes", folder / "out"
+    tracks: dict[str, Track] = {}
+
+    def track(name: str, command: list[str], repeats: int, env: Mapping[str, str] = {}) -> None:
+        tracks[name] = Track(command, repeats, env, [])
+
+    for count in sorted({job.files for job in jobs.values()}):
+        for sync in (False, True):
+            name = f"limit {count}" + " synced" * sync
+            track(name, copying(files[:count], out / "copy", sync=sync), turns.ours)
+    for name, job in jobs.items():
+        recipe = write_recipe(recipes / f"{size}-{name}.yaml", job.recipe(models, ours=True))
+        track(f"ours {name}", [*ours, str(recipe), str(out / "merged")], turns.ours)
+        if peer is None or job.beside:
+            continue
+        plain = write_recipe(recipes / f"{size}-{name}-peer.yaml", job.recipe(models, ours=False))
+        command = peer.command(plain, out / "merged")
+        track(f"peer {name}", command, turns.peer, OFFLINE)
+        if turns.tuned:
+            track(f"tuned peer {name}", command, turns.peer, {**OFFLINE, **TUNED})
+
+    def once(track: Track) -> Sample:
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        return measure(track.command, folder / "log.txt", track.env)
+
+    for kind in ("limit", "ours", "peer"):  # once unmeasured: files and programs into the cache
+        for first in [name for name in tracks if name.startswith(kind)][:1]:
+            once(tracks[first])
+    for turn in range(max(t.repeats for t in tracks.values())):
+        for name, each in tracks.items():
+            failed = any(s.failure for s in each.samples)
+            if turn < each.repeats and not failed:
+                each.samples.append(sample := once(each))
+                say(f"  {size} {name}: {sample.failure or f'{sample.seconds:.2f} s'}")
+    shutil.rmtree(out, ignore_errors=True)
+    found = {name: each.record() for name, each in tracks.items()}
+    print(
+        f"\n{size}: {llama.parameters:,} parameters, {len(files)} files of "
+        f"{files[0].stat().st_size / 1e9:.2f} GB, bfloat16"
+    )
+    rows = {name: _row(name, job, found) for name, job in jobs.items()}
+    print_table([_HEADER, *rows.values()])
+    for count in sorted({job.files for job in jobs.values()}):
+        plain, synced = (_span(found[f"limit {count}{end}"]) for end in ("", " synced"))
+        print(f"limit, {count} files in and 1 out: {plain} s; synced to disk {synced} s")
+    for name, each in found.items():
+        if "failure" in each:
+            print(f"{name}: FAILED, {each['failure']}")
+    good = not any("failure" in each for each in found.values())
+    met = {name: row[-1] for name, row in rows.items()}
+    return {"size": size, "parameters": llama.parameters, "good": good, "met": met, "tracks": found}
+
+
+_HEADER = (
+    *("method", "ours, s", "peak GB", "x limit", "x synced"),
+    *("peer, s", "peak GB", "peer / ours", "tuned / ours", "wanted"),
+)
+
+
+def _row(name: str, job: Job, found: Mapping[str, dict[str, Any]]) -> tuple[str, ...]:
+    none: dict[str, Any] = {"failure": "not run"}
+    ours = found[f"ours {name}"]
+    peer = found.get(f"peer {job.beside or name}", none)
+    tuned = found.get(f"tuned peer {job.beside or name}", none)
+    limit, synced = (found[f"limit {job.files}{end}"] for end in ("", " synced"))
+
+    def ratio(a: Mapping[str, Any], b: Mapping[str, Any]) -> float | None:
+        return None if "failure" in a or "failure" in b else a["seconds"] / b["seconds"]
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1f}"
+
+    over, faster = ratio(ours, limit), ratio(peer, ours)
+    return (
+        name,
+        _span(ours),
+        _peak(ours),
+        number(over),
+        number(ratio(ours, synced)),
+        _span(peer),
+        _peak(peer),
+        number(faster),
+        number(ratio(tuned, ours)),
+        _verdict(job, ours, over, faster),
+    )
+
+
+def _verdict(job: Job, ours: Mapping[str, Any], over: float | None, faster: float | None) -> str:
+    """What was wanted of it, and whether it was met, as far as it was measured."""
+    peak = None if "failure" in ours else ours["peak_bytes"] / 1e9
+    checks: list[tuple[bool, str, float | None, Callable[[float], bool]]] = [
+        (job.limit < inf, f"limit <= {job.limit:g}x", over, lambda x: x <= job.limit),
+        (job.peer > 0, f"peer >= {job.peer:g}x", faster, lambda x: x >= job.peer),
+        (job.peak < inf, f"peak < {job.peak:g} GB", peak, lambda x: x < job.peak),
+    ]
+    said = [
+        text + ("" if value is None else " met" if holds(value) else " MISSED")
+        for wanted, text, value, holds in checks
+        if wanted
+    ]
+    return ", ".join(said) or "-"
+
+
+def _span(record: Mapping[str, Any]) -> str:
+    if "failure" in record:
+        return "-"
+    return f"{record['seconds']:.2f} ({record['min']:.2f} to {record['max']:.2f})"
+
+
+def _peak(record: Mapping[str, Any]) -> str:
+    return "-" if "failure" in record else f"{record['peak_bytes'] / 1e9:.2f}"
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as they need to be."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,126 @@
+"""Merging checkpoints: whole processes, beside the time to read and write, and beside mergekit.
+
+Writes synthetic Llama-shaped bfloat16 checkpoints (a base and three models tuned from it), merges
+them with `sail-jax merge`, and prints wall time (start-up and compilation included) and peak
+resident memory, with ratios to a program that only reads the inputs and writes one output and, with
+--peer, to mergekit on the same recipe. Everything is measured in turns in one run, from a warm page
+cache. Other modes: --parity (the numbers, not the time), --memory-curve, --device.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.bench import _merge_speed
+from experiments.bench._merge_recipes import DEFAULT, JOBS
+from experiments.progress import say
+from sail_jax import disk
+
+SCHEMA = "sail-jax bench merge 1"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sail-jax bench merge", description=__doc__)
+    add = parser.add_argument
+    default = Path(tempfile.gettempdir()) / "sail-jax-bench-merge"
+    sizes = [*_merge_speed.SIZES, "both"]
+    add(
+        "--dir", type=Path, default=default, help="keeps checkpoints and peer; default: %(default)s"
+    )
+    add("--clean", action="store_true", help="remove that directory and do nothing else")
+    add("--size", choices=sizes, default="both", help="of the model; both: 50m and 0.5b")
+    add("--methods", default=",".join(DEFAULT), help="comma-separated, of: " + ", ".join(JOBS))
+    add("--repeat", type=int, default=5, help="timed runs of ours and of the limit")
+    add("--peer", action="store_true", help="install mergekit there and run it as well")
+    add("--tuned-peer", action="store_true", help="run it with a tuned allocator too")
+    add("--peer-version", choices=["0.1.5", "0.1.4"], default="0.1.5", help="default: %(default)s")
+    add("--peer-repeat", type=int, default=3, help="timed runs of the peer")
+    add("--parity", action="store_true", help="compare numbers with mergekit's, method by method")
+    add("--memory-curve", type=Path, metavar="PNG", help="draw peak memory over model size there")
+    add("--max-memory", default="256MB,1GB", help="caps for --memory-curve to try")
+    add("--device", action="store_true", help="merge arrays in device memory, no files")
+    add("--json", type=Path, metavar="FILE", help="also write a record there")
+    add("--command", help="run this instead of ours, with RECIPE and OUT appended")
+    return parser
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if unknown := [name for name in args.methods.split(",") if name not in JOBS]:
+        parser.error(f"unknown method {unknown[0]!r}: expected some of {', '.join(JOBS)}")
+    if args.repeat < 1 or args.peer_repeat < 1:
+        parser.error("--repeat and --peer-repeat: expected at least 1")
+    if args.clean:
+        shutil.rmtree(args.dir, ignore_errors=True)
+        return 0
+    with disk.explained("write to", args.dir):
+        args.dir.mkdir(parents=True, exist_ok=True)
+    good, found = _measure(args)
+    if args.json:
+        from experiments.store import provenance
+
+        about = {"schema": SCHEMA, "argv": list(argv), "machine": _machine(), **provenance()}
+        text = json.dumps({**about, **found}, indent=2)
+        disk.write_atomic(args.json, text.encode() + b"\n")
+    return 0 if good else 1
+
+
+def _measure(args: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
+    """Whether everything ran (and agreed), and the record."""
+    sizes = ["50m", "0.5b"] if args.size == "both" else [args.size]
+    jobs = {name: JOBS[name] for name in args.methods.split(",")}
+    ours = [sys.executable, "-m", "experiments.cli", "merge"]
+    if args.command:
+        ours = shlex.split(args.command)
+    if args.device:
+        from experiments.bench import _merge_device
+
+        found = [_merge_device.run(size, _merge_speed.SIZES[size], args.repeat) for size in sizes]
+        return True, {"device_memory": found}
+    if args.memory_curve:
+        from experiments.bench import _merge_memory
+
+        caps = ["", *filter(None, args.max_memory.split(","))]
+        return _merge_memory.run(args.dir, ours, jobs, caps, args.memory_curve)
+    record: dict[str, Any] = {}
+    peer = None
+    if args.peer or args.tuned_peer or args.parity:
+        from experiments.bench._merge_peer import Peer
+
+        say("mergekit: preparing its environment ...")
+        peer = Peer(args.dir, args.peer_version)
+        record["peer"] = peer.versions()
+        print("peer: " + ", ".join(f"{k} {v}" for k, v in record["peer"].items()))
+    if args.parity and peer is not None:
+        from experiments.bench import _merge_parity
+
+        good, found = _merge_parity.run(args.dir / "parity", ours, peer)
+        return good, {**record, **found}
+    results = []
+    for size in sizes:
+        turns = _merge_speed.Turns(args.repeat, args.peer_repeat, args.tuned_peer)
+        results.append(_merge_speed.run(args.dir, size, jobs, ours, peer, turns))
+    return all(found["good"] for found in results), {**record, "speed": results}
+
+
+def _machine() -> dict[str, Any]:
+    """Processor, cores that this process may use, and the operating system."""
+    cpus = Path("/proc/cpuinfo")
+    lines = cpus.read_text().splitlines() if cpus.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    name = names[0] if names else platform.processor() or platform.machine()
+    return {"processor": name, "cores": cores, "system": platform.platform()}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,305 @@
+"""Checkpoints and recipes to try merging with, made offline in seconds.
+
+A network learns to read the bundled handwritten digits; three copies of it are fine-tuned, to read
+them rotated one way, rotated the other way, and to tell the large ones apart. The four are written
+as safetensors folders, with a recipe for every merging method in mergekit's grammar:
+
+    DIR/base/  DIR/expert-0/  DIR/expert-1/  DIR/expert-2/  DIR/recipes/METHOD.yaml
+"""
+
+import argparse
+import itertools
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sail_jax import disk
+
+RECORD = "examples.json"
+TASKS = ("rotate -20", "rotate 20", "digits 5-9")
+HELD_OUT = ("upright", *TASKS)
+MODELS = ("base", *(f"expert-{i}" for i in range(len(TASKS))))
+INPUTS, WIDTHS, CLASSES = 64, (128, 128), 10
+Tensors = Mapping[str, np.ndarray]
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(
+        prog="sail-jax examples", description=(__doc__ or "").split("\n")[0]
+    )
+    add = parser.add_argument
+    add("dir", metavar="DIR", type=Path, help="directory to make, or that was made before")
+    add("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
+    add("--force", action="store_true", help="replace examples that are there, nothing else")
+    add("--evaluate", metavar="CHECKPOINT", type=Path, help="grade it on the held-out digits")
+    args = parser.parse_args(argv)
+    if args.seed < 0:
+        parser.error(f"argument --seed: expected an integer from 0, got {args.seed}")
+    if args.evaluate is not None:
+        fields = {"seed": int, "tasks": list}
+        record = disk.read_record(args.dir / RECORD, fields)
+        _print_grades({args.evaluate.name: evaluate(args.evaluate, seed=record["seed"])})
+        return 0
+    grades = make(args.dir, seed=args.seed, force=args.force)
+    _print_grades(grades)
+    print(
+        f"\n{args.dir / 'recipes'} holds a recipe for each method. Next:\n"
+        f"  sail-jax merge {args.dir / 'recipes' / 'ties.yaml'} {args.dir / 'merged'}\n"
+        f"  sail-jax examples {args.dir} --evaluate {args.dir / 'merged'}"
+    )
+    return 0
+
+
+def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[str, float]]:
+    """Trains the models and writes them with their recipes; the held-out accuracies of each.
+
+    Raises `RefusedError`, before any work, if `folder` is a file or holds anything, unless `force`
+    is given: then earlier examples in it are replaced, and other files stay.
+    """
+    _admit(folder, force)
+    part = folder / f".examples.{os.getpid()}.part"
+    try:
+        with disk.explained("write to", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            part.mkdir()
+        models = dict(zip(MODELS, train(seed), strict=True))
+        for name, tensors in models.items():
+            save(part / name, tensors)
+        with disk.explained("write to", folder):
+            (part / "recipes").mkdir()
+            for method, text in recipes(folder.resolve()).items():
+                (part / "recipes" / f"{method}.yaml").write_text(text)
+            (folder / RECORD).unlink(missing_ok=True)  # what is being replaced is not whole
+            for made in sorted(part.iterdir()):
+                shutil.rmtree(folder / made.name, ignore_errors=True)
+                os.replace(made, folder / made.name)
+        record = {"format": disk.FORMAT, "seed": seed, "tasks": list(TASKS)}
+        disk.write_record(folder / RECORD, record)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return {name: evaluate(folder / name, seed=seed) for name in MODELS}
+
+
+def _admit(folder: Path, force: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise disk.RefusedError(f"{folder} is not a directory; choose another")
+    if folder.is_dir() and any(folder.iterdir()) and not force:
+        raise disk.RefusedError(f"{folder} is not empty; choose another, or replace with --force")
+
+
+def _tasks(seed: int, part: str) -> Any:
+    """The digits to learn from ("train") or those kept back ("test"), upright and under each of
+    `TASKS`: leaves [task, example, ...]."""
+    from experiments.data import digits
+
+    split = digits.split(seed, 1, train=1300, validation=0)
+    picked = digits.pick([digits.load(name) for name in HELD_OUT], getattr(split, part))
+    return digits.Task(*(leaf[0] for leaf in picked))
+
+
+def train(seed: int = 0) -> list[dict[str, np.ndarray]]:
+    """The base, trained on upright digits, then an expert for each of `TASKS` tuned from it."""
+    import jax
+    import optax
+
+    from experiments.data.digits import Task
+    from experiments.models.mlp import MLP
+
+    model, optimizer = MLP(WIDTHS, CLASSES), optax.sgd(0.05, momentum=0.9)
+
+    def loss(params: Any, some: Task) -> jax.Array:
+        logits: Any = model.apply(params, some.images)
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, some.labels)
+        return (each * some.member).sum() / some.member.sum()
+
+    def descend(params: Any, task: Task, key: jax.Array) -> Any:
+        def step(state: Any, key: jax.Array) -> tuple[Any, None]:
+            drawn = jax.random.randint(key, (128,), 0, len(task.labels))
+            gradient = jax.grad(loss)(state[0], jax.tree.map(lambda x: x[drawn], task))
+            update, memory = optimizer.update(gradient, state[1])
+            return (optax.apply_updates(state[0], update), memory), None
+
+        start = (params, optimizer.init(params))
+        return jax.lax.scan(step, start, jax.random.split(key, 200))[0][0]
+
+    first, *keys = jax.random.split(jax.random.key(seed), 2 + len(TASKS))
+    learn = _tasks(seed, "train")
+    tasks = [Task(*(leaf[i] for leaf in learn)) for i in range(len(keys))]
+    fit = jax.jit(descend)
+    base = fit(model.init(first, tasks[0].images[0]), tasks[0], keys[0])
+    experts = [fit(base, task, key) for task, key in zip(tasks[1:], keys[1:], strict=True)]
+    return [_named(params) for params in (base, *experts)]
+
+
+def _named(params: Any) -> dict[str, np.ndarray]:
+    """Flat tensors: `layers.0.kernel` [in, out], `layers.0.bias` [out], ..., `out.kernel`, ..."""
+    return {
+        f"{layer.replace('hidden_', 'layers.')}.{leaf}": np.asarray(value)
+        for layer, leaves in params["params"].items()
+        for leaf, value in leaves.items()
+    }
+
+
+def _params(tensors: Tensors) -> Any:
+    """The inverse of `_named`, in float32."""
+    params: dict[str, dict[str, np.ndarray]] = {}
+    for name, value in tensors.items():
+        layer, leaf = name.rsplit(".", 1)
+        layer = layer.replace("layers.", "hidden_")
+        params.setdefault(layer, {})[leaf] = value.astype(np.float32)
+    return {"params": params}
+
+
+def evaluate(checkpoint: str | Path, *, seed: int = 0) -> dict[str, float]:
+    """Accuracy on the digits that no example has seen, upright and under each of `TASKS`.
+
+    For the examples, and for anything merged from them. Raises `StoreError` for other checkpoints.
+    """
+    from experiments.models.mlp import MLP
+    from sail_jax.checkpoint.open import load_checkpoint
+
+    tensors = load_checkpoint(checkpoint)
+    depth = len([name for name in tensors if re.fullmatch(r"layers\.\d+\.bias", name)])
+    layers = [*(f"layers.{i}" for i in range(depth)), "out"]
+    widths = [INPUTS, *(tensors.get(f"{x}.bias", np.empty(0)).size for x in layers[:-1]), CLASSES]
+    expected: dict[str, tuple[int, ...]] = {}
+    for layer, shape in zip(layers, itertools.pairwise(widths), strict=True):
+        expected |= {f"{layer}.kernel": shape, f"{layer}.bias": shape[1:]}
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            raise disk.StoreError(
+                f"{checkpoint} is not a model of the examples: {name} is "
+                f"{found.get(name, 'missing')}, expected {expected.get(name, 'no such tensor')}"
+            )
+    exam = _tasks(seed, "test")
+    logits: Any = MLP(widths[1:-1], CLASSES).apply(_params(tensors), exam.images)
+    right = (np.asarray(logits).argmax(-1) == exam.labels) & exam.member
+    grades = right.sum(-1) / exam.member.sum(-1)
+    return dict(zip(HELD_OUT, grades.tolist(), strict=True))
+
+
+def save(folder: Path, tensors: Tensors) -> None:
+    """A checkpoint folder: model.safetensors and config.json."""
+    from safetensors.numpy import save as serialised
+
+    depth = sum(name.endswith(".kernel") for name in tensors) - 1
+    config = {
+        "model_type": "mlp",
+        "architectures": ["MLP"],
+        "num_hidden_layers": depth,
+        "widths": [tensors[f"layers.{i}.bias"].size for i in range(depth)],
+        "torch_dtype": "float32",
+    }
+    with disk.explained("write to", folder):
+        folder.mkdir()
+    data = serialised(dict(tensors), {"format": "np"})
+    disk.write_atomic(folder / "model.safetensors", data)
+    disk.write_atomic(folder / "config.json", json.dumps(config, indent=2).encode() + b"\n")
+
+
+def _print_grades(grades: Mapping[str, Mapping[str, float]]) -> None:
+    """Held-out accuracy: a row per model, a column per task, and their mean."""
+    width = max(len("held-out accuracy"), *map(len, grades))
+    columns = [*HELD_OUT, "mean"]
+    print("  ".join([f"{'held-out accuracy':{width}}", *(f"{name:>10}" for name in columns)]))
+    for name, each in grades.items():
+        values = [*each.values(), float(np.mean(list(each.values())))]
+        print("  ".join([f"{name:{width}}", *(f"{value:10.3f}" for value in values)]))
+
+
+def _sources(folder: Path, names: Sequence[str], each: str) -> str:
+    lines = ["models:"]
+    for name in names:
+        lines.append(f"  - model: {json.dumps(str(folder / name))}")
+        if each:
+            lines.append(f"    parameters: {{{each}}}")
+    return "\n".join(lines)
+
+
+# method: what it is; which models; whether there is a base; parameters of each; of all.
+_EXPERTS = MODELS[1:]
+_RECIPES: dict[str, tuple[str, Sequence[str], bool, str, str]] = {
+    "linear": ("Weighted mean of the parameters.", _EXPERTS, False, "weight: 1", ""),
+    "task_arithmetic": (
+        "The base plus what each expert learned (Ilharco et al. 2023).",
+        *(_EXPERTS, True, "weight: 0.4", ""),
+    ),
+    "ties": (
+        "Trim, elect a sign, average those who agree (Yadav et al. 2023).",
+        *(_EXPERTS, True, "weight: 1, density: 0.3", "lambda: 1.0"),
+    ),
+    "dare_linear": (
+        "Drop entries of the deltas at random and rescale the rest (Yu et al. 2024).",
+        *(_EXPERTS, True, "weight: 0.4, density: 0.5", ""),
+    ),
+    "dare_ties": (
+        "Drop at random, elect a sign (Yu et al. 2024).",
+        *(_EXPERTS, True, "weight: 0.4, density: 0.5", ""),
+    ),
+    "della": (
+        "Drop small entries more often, elect a sign, average (Deep et al. 2024).",
+        *(_EXPERTS, True, "weight: 1, density: 0.5, epsilon: 0.2", ""),
+    ),
+    "della_linear": (
+        "Drop small entries more often, add (Deep et al. 2024).",
+        *(_EXPERTS, True, "weight: 0.4, density: 0.5, epsilon: 0.2", ""),
+    ),
+    "breadcrumbs": (
+        "Without the largest and the smallest entries (Davari and Belilovsky 2024).",
+        *(_EXPERTS, True, "weight: 0.4, density: 0.9, gamma: 0.01", ""),
+    ),
+    "breadcrumbs_ties": (
+        "The same, with an elected sign.",
+        *(_EXPERTS, True, "weight: 0.4, density: 0.9, gamma: 0.01", ""),
+    ),
+    "sce": (
+        "Select where the experts vary, weigh by energy, erase minorities (Wan et al. 2024).",
+        *(_EXPERTS, True, "", "select_topk: 0.5"),
+    ),
+    "model_stock": ("By the angle between the experts (Jang et al. 2024).", _EXPERTS, True, "", ""),
+    "slerp": (
+        "Along the arc between two models; per kind of tensor, along the depth.",
+        ("expert-0", "expert-1"),
+        True,
+        "",
+        "\n  t:\n    - {filter: bias, value: 0.5}\n    - value: [0.3, 0.7]",
+    ),
+    "nuslerp": (
+        "Along the arc between what two experts learned.",
+        *(_EXPERTS[:2], True, "weight: 0.5", ""),
+    ),
+    "multislerp": ("Mean direction of several models.", _EXPERTS, False, "weight: 1", ""),
+    "karcher": ("Mean of several directions on the sphere.", _EXPERTS, False, "", ""),
+    "nearswap": ("Towards an expert where it is near.", _EXPERTS[:1], True, "", "t: 0.01"),
+    "arcee_fusion": ("Only the important changes of an expert.", _EXPERTS[:1], True, "", ""),
+    "ram": (
+        "Where several experts moved, their mean; where one did, its change.",
+        *(_EXPERTS, True, "", ""),
+    ),
+    "ramplus_tl": ("The same, unshared changes amplified.", _EXPERTS, True, "", ""),
+    "passthrough": ("One model as it is, times a number.", _EXPERTS[:1], False, "scale: 1.0", ""),
+}
+
+
+def recipes(folder: Path) -> dict[str, str]:
+    """A recipe for each method in mergekit's grammar, for the examples in `folder`."""
+    texts = {}
+    for method, (about, names, based, each, shared) in _RECIPES.items():
+        base = f"base_model: {json.dumps(str(folder / 'base'))}\n" if based else ""
+        if method == "slerp":
+            base = f"base_model: {json.dumps(str(folder / names[0]))}\n"
+        parameters = ""
+        if shared:
+            parameters = "parameters:" + (shared if "\n" in shared else f"\n  {shared}") + "\n"
+        texts[method] = (
+            f"# {about}\nmerge_method: {method}\n{base}{_sources(folder, names, each)}\n"
+            f"{parameters}dtype: float32\n"
+        )
+    return texts

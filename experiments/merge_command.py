@@ -1,0 +1,139 @@
+"""`sail-jax merge`: a recipe carried out, with progress, a plan beforehand and a report after."""
+
+import re
+import sys
+import time
+from argparse import ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import Any
+
+from experiments.progress import say
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+LARGEST_RECIPE = 1 << 20  # bytes
+
+
+def size(text: str) -> int:
+    """Bytes from a text like 500M, 1.5GB or 2GiB.
+
+    >>> size("1.5GB"), size("2 GiB"), size("4096")
+    (1500000000, 2147483648, 4096)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
+    if found is None or float(found[1]) <= 0:
+        raise ArgumentTypeError(f"expected a size such as 500MB or 2GiB, got '{text}'")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def natural(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"expected a whole number from 1, got '{text}'")
+    return int(text)
+
+
+def add_arguments(parser: Any) -> None:
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", type=Path, help="mergekit's YAML, with or without our keys")
+    add("out", metavar="OUT", nargs="?", type=Path, help="a folder, or a .safetensors, .npz file")
+    add("--plan", action="store_true", help="what would be done to every tensor, and stop")
+    add("--full", action="store_true", help="with --plan: a line for every tensor")
+    add("--resume", action="store_true", help="continue an interrupted merge")
+    add("--report", metavar="DIR", type=Path, help="measure, and write report.json, report.html")
+    add("--max-memory", metavar="SIZE", type=size, help="of the process, such as 2GB")
+    add("--threads", metavar="N", type=natural, help="default: one per core, at most 8")
+    add("--format", choices=("safetensors", "orbax", "npz", "msgpack"), help="of the output")
+    add("--shard-size", metavar="SIZE", type=size, default=5 * 10**9, help="default: 5GB")
+    add("--allow-nonfinite", action="store_true", help="merge NaN and infinities regardless")
+    add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
+    add("--quiet", action="store_true", help="no progress")
+
+
+def read_recipe(path: Path) -> Any:
+    from sail_jax import disk
+    from sail_jax.checkpoint.recipes import parse
+
+    return parse(disk.read_bytes(path, LARGEST_RECIPE), str(path))
+
+
+def run(args: Namespace) -> int:
+    """Raises ValueErrors with one line each for what the user can put right."""
+    from sail_jax.checkpoint import merging
+
+    began = time.monotonic()
+    recipe = read_recipe(args.recipe)
+    if args.plan:
+        from sail_jax.checkpoint import cards
+
+        with merging.prepared(
+            recipe, max_memory=args.max_memory, threads=args.threads, allow_pickle=args.allow_pickle
+        ) as ready:
+            print(cards.render(ready.plan, args.full, merging.visits), end="")
+            print(ready.summary())
+        return 0
+    if args.out is None:
+        raise ValueError("name the output: sail-jax merge RECIPE OUT")
+    meter = None if args.quiet else Meter()
+    merged = merging.merge_recipe(
+        recipe, args.out, resume=args.resume, max_memory=args.max_memory, threads=args.threads,
+        allow_nonfinite=args.allow_nonfinite, allow_pickle=args.allow_pickle,
+        measure=args.report is not None, format=args.format, shard_bytes=args.shard_size,
+        progress=meter, before=lambda ready: admit(args.report),
+    )  # fmt: skip
+    if meter is not None:
+        meter.close()
+    if args.report is not None:
+        _report(args, recipe, merged)
+    for note in merged.plan.notes:
+        say(f"note: {note}")
+    tensors = len(merged.plan.treatments)
+    print(f"{merged.out}: {tensors} tensors in {time.monotonic() - began:.1f} s")
+    return 0
+
+
+def admit(report: Path | None) -> None:
+    """The report's folder can be written, found out before the merge."""
+    if report is not None:
+        from experiments import store
+
+        report.mkdir(parents=True, exist_ok=True)
+        store.probe(report)
+
+
+def _report(args: Namespace, recipe: Any, merged: Any) -> None:
+    from experiments import merge_report, store
+
+    about = {"recipe": recipe.text, "seconds": merged.seconds, **store.provenance()}
+    for path in merge_report.write(args.report, merged.plan, merged.records, about):
+        print(path)
+
+
+class Meter:
+    """Progress on stderr: how much is read, how fast, how long it will take."""
+
+    def __init__(self) -> None:
+        self.began = self.shown = time.monotonic()
+        self.first: int | None = None
+        self.live = sys.stderr.isatty()
+        self.width = 0
+
+    def __call__(self, done: int, total: int, name: str) -> None:
+        now = time.monotonic()
+        if self.first is None:
+            self.first = done  # what an earlier run had done is not this one's speed
+        last = done >= total
+        if now - self.shown < (0.1 if self.live else 10) and not (last and self.live):
+            return
+        self.shown = now
+        rate = (done - self.first) / max(1e-9, now - self.began)
+        left = f", {(total - done) / rate:.0f} s left" if rate > 0 and not last else ""
+        line = f"  {done / total:4.0%} of {total / 1e9:.2f} GB, {rate / 1e9:.2f} GB/s{left}  {name}"
+        line = line[:100]
+        if self.live:
+            print(f"\r{line:<{self.width}}", end="", file=sys.stderr, flush=True)
+            self.width = len(line)
+        else:
+            say(line)
+
+    def close(self) -> None:
+        if self.live and self.width:
+            print(f"\r{'':<{self.width}}\r", end="", file=sys.stderr, flush=True)

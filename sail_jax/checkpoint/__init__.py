@@ -1,0 +1,23 @@
+"""Checkpoints: read, merged tensor by tensor, and written.
+
+`open_checkpoint` and `save_checkpoint` know the formats, `recipes` the YAML, `plan` what happens to
+every tensor, `executor` how, and `merge_checkpoints` puts them together.
+"""
+
+from sail_jax.checkpoint.files import CheckpointError
+from sail_jax.checkpoint.merging import merge_checkpoints, merge_recipe
+from sail_jax.checkpoint.open import Checkpoint, load_checkpoint, open_checkpoint
+from sail_jax.checkpoint.tensors import Tensor
+from sail_jax.checkpoint.writer import create, save_checkpoint
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "Tensor",
+    "create",
+    "load_checkpoint",
+    "merge_checkpoints",
+    "merge_recipe",
+    "open_checkpoint",
+    "save_checkpoint",
+]

@@ -1,0 +1,178 @@
+"""What a plan says of itself: as data, as text, and as the model card of what it makes."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sail_jax.checkpoint import mergekit
+from sail_jax.checkpoint.layers import position
+from sail_jax.checkpoint.plan import Plan, Treatment
+from sail_jax.checkpoint.recipes import Recipe
+from sail_jax.checkpoint.rows import count
+
+__all__ = ["Passes", "describe", "model_card", "render"]
+
+Passes = Callable[[str, dict[str, Any]], int]
+"""How often a method with these knobs reads its inputs."""
+
+
+def _once(method: str, knobs: dict[str, Any]) -> int:
+    return 1
+
+
+def describe(plan: Plan, passes: Passes = _once) -> dict[str, Any]:
+    """A plan as plain data (for JSON), sizes in bytes.
+
+    read: over all passes. largest: the largest tensor, and what all its inputs and its output take
+    in float32 (in float64 where an input is), which bounds a method that needs whole tensors.
+    """
+    tensors = [_described(treatment, passes) for treatment in plan.treatments]
+    return {
+        "method": plan.method,
+        "compat": plan.compat,
+        "seed": plan.seed,
+        "read": sum(t["read"] for t in tensors),
+        "write": sum(t["write"] for t in tensors),
+        "passes": max(t["passes"] for t in tensors),
+        "largest": max(tensors, key=lambda t: t["working"]),
+        "inputs": [one._asdict() for one in plan.inputs],
+        "aliases": dict(plan.aliases),
+        "files": {
+            name: "written" if isinstance(data, bytes) else "copied"
+            for name, data in plan.extras.items()
+        },
+        "notes": list(plan.notes),
+        "tensors": tensors,
+    }
+
+
+def _described(t: Treatment, passes: Passes) -> dict[str, Any]:
+    inputs = [*t.models, *([] if t.base is None else [t.base])]
+    times = 1 if t.method == "copy" else passes(t.method, t.knobs)
+    wide = 8 if any(x.dtype.itemsize == 8 for x in inputs) else 4
+    unique = {id(x): x for x in inputs}.values()
+    return {
+        "name": t.name,
+        "shape": list(t.shape),
+        "dtype": str(t.dtype),
+        "method": t.method,
+        "inputs": [x.source for x in inputs],
+        "weights": None if t.weights is None else list(t.weights),
+        "knobs": {k: list(v) if isinstance(v, tuple) else v for k, v in t.knobs.items()},
+        "group": t.group,
+        "note": t.note,
+        "passes": times,
+        "read": times * sum(count(x.shape) * x.dtype.itemsize for x in unique),
+        "write": count(t.shape) * t.dtype.itemsize,
+        "working": wide * (count(t.shape) + sum(count(x.shape) for x in inputs)),
+    }
+
+
+def render(plan: Plan, full: bool = False, passes: Passes = _once) -> str:
+    """A plan as text: a summary, and a line per tensor (`full`) or one for all layers' equals."""
+    data = describe(plan, passes)
+    largest = data["largest"]
+    lines = [f"{plan.method} ({plan.compat}), seed {plan.seed}"]
+    for one in plan.inputs:
+        lines.append(f"  {one.role:<9} {one.name}: {one.tensors} tensors, {_size(one.size)}")
+    passes_ = f"{data['passes']} pass{'es' * (data['passes'] > 1)}"
+    written = f"writes {_size(data['write'])} in {len(plan.treatments)} tensors"
+    lines += [f"reads {_size(data['read'])} in {passes_}, {written}"]
+    working = f"{_size(largest['working'])} with its inputs, as they are computed with"
+    lines += [f"largest tensor: {largest['name']} {largest['shape']}, {working}", ""]
+    groups: dict[tuple, list[dict[str, Any]]] = {}
+    for tensor in data["tensors"]:
+        groups.setdefault(_kind(tensor, full), []).append(tensor)
+    lines += [_line(group) for group in groups.values()]
+    lines += [f"{name} is tied to {other} and not written" for name, other in plan.aliases.items()]
+    if plan.extras:
+        files = ", ".join(f"{name} ({how})" for name, how in sorted(data["files"].items()))
+        lines += ["", f"files: {files}"]
+    lines += [f"note: {note}" for note in plan.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _kind(tensor: Mapping[str, Any], full: bool) -> tuple:
+    place = None if full else position(tensor["name"])
+    name = tensor["name"] if place is None else (place.stack, place.joint, place.rest)
+    note = re.sub(r"\d+", "#", tensor["note"])
+    knobs = tuple(sorted(tensor["knobs"]))
+    return (name, tuple(tensor["shape"]), tensor["dtype"], tensor["method"], knobs, note)
+
+
+def _line(group: list[dict[str, Any]]) -> str:
+    first = group[0]
+    name = first["name"]
+    place = position(name)
+    if len(group) > 1 and place is not None:
+        layers = sorted(found.index for t in group if (found := position(t["name"])))
+        runs = f"{layers[0]}-{layers[-1]}"
+        if layers != list(range(layers[0], layers[-1] + 1)):
+            runs = f"{len(layers)} of {runs}"
+        name = f"{place.stack}{place.joint}{{{runs}}}{place.rest}"
+    shape = "x".join(map(str, first["shape"])) or "scalar"
+    settings = []
+    if first["weights"] is not None:
+        columns = zip(*(t["weights"] for t in group), strict=False)
+        settings.append(f"weights {' '.join(map(_range, columns))}")
+    for knob in first["knobs"]:
+        if knob != "compat":
+            settings.append(f"{knob} {_range([t['knobs'][knob] for t in group])}")
+    said = f"  [{first['note']}]" if first["note"] else ""
+    return f"{name}  {shape} {first['dtype']}  {first['method']}  {', '.join(settings)}{said}"
+
+
+def _range(values: Any) -> str:
+    values = list(values)
+    if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
+        low, high = min(values), max(values)
+        return f"{low:g}" if low == high else f"{low:g}..{high:g}"
+    texts = list(dict.fromkeys(str(v) for v in values))
+    return texts[0] if len(texts) == 1 else f"{texts[0]}.. ({len(texts)} values)"
+
+
+def _size(size: int) -> str:
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} B"
+
+
+def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
+    """README.md for the output: front matter, the method and its source, the inputs, the recipe."""
+    entry = mergekit.entry(recipe.method)
+    title = f"[{entry.title}]({entry.reference})" if entry.reference else entry.title
+    models = [one for one in plan.inputs if one.role != "tokenizer"]
+    base = next((one.name for one in models if one.role == "base"), None)
+    hub = [one.name for one in models if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", one.name)]
+    front = ["base_model:", *(f"- {_quoted(one)}" for one in hub)] if hub else []
+    front += ["library_name: transformers"] if "config.json" in plan.extras else []
+    front += ["tags:", "- merge", "- sail-jax"]
+    body = [
+        f"# {name}",
+        "",
+        "A merge of trained models, made with sail-jax.",
+        "",
+        "## How",
+        "",
+        f"Method: {title} (`{recipe.method}`, compat `{plan.compat}`, seed {plan.seed}).",
+        *([] if base is None else [f"Base: `{base}`."]),
+        "",
+        "Models:",
+        "",
+        *(f"- `{one.name}`" for one in models if one.name != base),
+    ]
+    copied = sum(t.method == "copy" for t in plan.treatments)
+    body += ["", f"{len(plan.treatments)} tensors, {copied} of them copied."]
+    if plan.notes:
+        body += ["", "Notes:", "", *(f"- {note}" for note in plan.notes)]
+    if recipe.text:
+        ticks = "`" * max(
+            3, 1 + max((len(run) for run in re.findall("`+", recipe.text)), default=0)
+        )
+        body += ["", "## Recipe", "", f"{ticks}yaml", recipe.text.strip("\n"), ticks]
+    return "\n".join(["---", *front, "---", "", *body]) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

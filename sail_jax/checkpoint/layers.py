@@ -1,0 +1,88 @@
+"""Layer numbers and vocabulary roles, read off tensor names: no list of architectures needed.
+
+A *stack* is what precedes the first numbered block of a name: `model.layers` in
+`model.layers.12.mlp.up_proj.weight`, `h` in `h/3/attn/kernel`, `Block` in `Block_3/Dense_0/kernel`.
+Only components called (or ending in) layer(s), block(s), resblocks or h count, so that numbered
+parts inside a block (experts) or beside it (projectors) are not taken for layers.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+__all__ = ["Position", "Role", "is_early", "position", "role", "stacks"]
+
+Role = Literal["embedding", "head", ""]
+
+_LAYER = re.compile(
+    r"(?P<stack>(?:|.*?[./])(?:[A-Za-z_]*(?:[Ll]ayers?|[Bb]locks?)|h))(?P<joint>[./_])"
+    r"(?P<index>\d+)(?P<rest>$|[./].*)",
+    re.DOTALL,
+)
+_EMBEDDING = re.compile(
+    r"(?:^|[./])(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|shared|"
+    r"token_embedd(?:ing|er)|embedder|backbone[./]embeddings)[./](?:weight|embedding|input_embedding)$"
+)
+_HEAD = re.compile(
+    r"(?:^|[./])(?:lm_head|embed_out|output_layer|vocab_projector|lm_head[./](?:linear|decoder)|"
+    r"predictions[./]decoder)[./](?:weight|bias)$|^output\.weight$|(?:^|\.)predictions\.bias$"
+)
+_EARLY = re.compile(r"emb|wte|wpe|(?:^|[./])(?:shared|patch|stem|conv1|class_token|cls_token)")
+
+
+class Position(NamedTuple):
+    """Layer `index` of `stack`; `rest` names the tensor within the layer."""
+
+    stack: str
+    joint: str
+    index: int
+    rest: str
+
+    def at(self, index: int) -> str:
+        """The name of this tensor in another layer."""
+        return f"{self.stack}{self.joint}{index}{self.rest}"
+
+
+def position(name: str) -> Position | None:
+    """Where in a stack of layers a tensor is, None outside them.
+
+    >>> position("model.layers.12.mlp.experts.3.w1.weight")
+    Position(stack='model.layers', joint='.', index=12, rest='.mlp.experts.3.w1.weight')
+    >>> position("layers.1.weight").at(7), position("visual.merger.mlp.0.weight")
+    ('layers.7.weight', None)
+    """
+    found = _LAYER.match(name)
+    if found is None or len(found["index"]) > 9:
+        return None
+    return Position(found["stack"], found["joint"], int(found["index"]), found["rest"])
+
+
+def stacks(names: Iterable[str]) -> dict[str, int]:
+    """The number of layers of every stack: its largest index plus one.
+
+    >>> stacks(["enc.layers.0.w", "enc.layers.1.w", "dec.layers.0.w", "norm.w"])
+    {'enc.layers': 2, 'dec.layers': 1}
+    """
+    found: dict[str, int] = {}
+    for place in map(position, names):
+        if place is not None:
+            found[place.stack] = max(found.get(place.stack, 0), place.index + 1)
+    return found
+
+
+def role(name: str) -> Role:
+    """Whether the rows (axis 0) of a tensor belong to tokens, as input or as output.
+
+    >>> role("model.embed_tokens.weight"), role("lm_head.weight"), role("model.norm.weight")
+    ('embedding', 'head', '')
+    """
+    return "embedding" if _EMBEDDING.search(name) else "head" if _HEAD.search(name) else ""
+
+
+def is_early(name: str) -> bool:
+    """Whether a tensor outside the layers comes before them (embeddings), else after (norm, head).
+
+    >>> is_early("transformer.wpe.weight"), is_early("lm_head.weight")
+    (True, False)
+    """
+    return role(name) != "head" and _EARLY.search(name) is not None

@@ -1,0 +1,228 @@
+"""Checkpoints merged into a checkpoint: recipe, plan, execution, output."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from sail_jax.checkpoint import cards
+from sail_jax.checkpoint import plan as planning
+from sail_jax.checkpoint.executor import (
+    CONSTANT,
+    Limits,
+    MergeError,
+    Progress,
+    Record,
+    execute,
+    limits,
+    memory,
+)
+from sail_jax.checkpoint.open import open_checkpoint
+from sail_jax.checkpoint.plan import Plan, Treatment
+from sail_jax.checkpoint.recipes import Recipe, parse, simple
+from sail_jax.checkpoint.streaming import Work, passes, work
+from sail_jax.checkpoint.writer import Format, create
+from sail_jax.expressions import Expression, expression
+from sail_jax.task_vectors import Chain
+
+__all__ = ["Merged", "Prepared", "merge_checkpoints", "merge_recipe", "prepared"]
+
+Path_ = str | PathLike[str]
+
+
+class Prepared(NamedTuple):
+    """A merge of which everything is known but the values. The inputs are open until it is left."""
+
+    recipe: Recipe
+    plan: Plan
+    works: tuple[Work, ...]
+    limits: Limits
+    fingerprint: str
+
+    def memory(self) -> int:
+        """Bytes that the process takes at most, as far as it is planned."""
+        needs = sorted((memory(one) for one in self.works), reverse=True)
+        threads, hold = self.limits
+        return CONSTANT + sum(needs[:threads]) + threads * hold
+
+    def summary(self) -> str:
+        """One line on memory and threads."""
+        threads = f"{self.limits.threads} thread{'s' * (self.limits.threads > 1)}"
+        return f"peak memory: at most {self.memory() / 1e9:.2f} GB, in {threads}"
+
+
+class Merged(NamedTuple):
+    """What was done: the plan, what was measured of each tensor, the output and how long it took
+    (in seconds, from opening the inputs on)."""
+
+    plan: Plan
+    records: Mapping[str, Record]
+    out: Path
+    seconds: float
+
+
+@contextlib.contextmanager
+def prepared(
+    recipe: Recipe,
+    *,
+    max_memory: int | None = None,
+    threads: int | None = None,
+    allow_pickle: bool = False,
+) -> Iterator[Prepared]:
+    """Opens the inputs of a recipe and plans its merge; no tensor is read.
+
+    max_memory: bytes that the process may use; by default what one tensor after another takes.
+    Raises as `parse`, `plan`, `open_checkpoint` and the methods do, all of them ValueErrors.
+    """
+    with contextlib.ExitStack() as stack:
+        stats: list[Any] = []
+
+        def open(path: str) -> Any:
+            checkpoint = stack.enter_context(open_checkpoint(path, allow_pickle=allow_pickle))
+            stats.extend(_stats(Path(path)))
+            return checkpoint
+
+        plan = planning.plan(recipe, open)
+        works = _works(plan)
+        mark = f"{planning.fingerprint(plan)} {sorted(stats)}"
+        yield Prepared(recipe, plan, works, limits(works, max_memory, threads), mark)
+
+
+def _stats(path: Path) -> list[tuple[str, int, int]]:
+    """What changes when an input does: its files, their sizes and times."""
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    stats = [(file, file.stat()) for file in files]
+    return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in stats]
+
+
+def _works(plan: Plan) -> tuple[Work, ...]:
+    key = jax.random.key(plan.seed)
+    known: dict[Any, Expression] = {}
+
+    def one(t: Treatment) -> Work:
+        if t.method == "copy":
+            return Work(t.name, t.shape, t.dtype, t.models, None, None, None)  # type: ignore
+        mark = (t.group, t.method, repr(sorted(t.knobs.items())))
+        try:
+            if mark not in known:
+                known[mark] = expression(t.method, key=key, **t.knobs)
+            return work(t.name, t.shape, t.dtype, t.models, t.base, t.weights, known[mark])
+        except (TypeError, ValueError) as error:
+            raise MergeError(f"{t.name} ({t.method}): {error}") from error
+
+    return tuple(map(one, plan.treatments))
+
+
+def visits(method: str, knobs: Mapping[str, Any]) -> int:
+    """How often a method reads what it merges, unless that is kept in memory."""
+    if method == "copy":
+        return 1
+    found = expression(method, key=jax.random.key(0), **knobs)
+    return passes(Chain((found.rule, found.count)))
+
+
+def merge_recipe(
+    recipe: Recipe | str,
+    out: Path_,
+    *,
+    resume: bool = False,
+    max_memory: int | None = None,
+    threads: int | None = None,
+    allow_nonfinite: bool = False,
+    allow_pickle: bool = False,
+    measure: bool = False,
+    format: Format | None = None,
+    shard_bytes: int = 5_000_000_000,
+    sync: bool = True,
+    progress: Progress | None = None,
+    before: Callable[[Prepared], None] | None = None,
+) -> Merged:
+    """Merges checkpoints by a recipe (parsed, or YAML text) into `out`.
+
+    The output appears whole or not at all, and is the same byte for byte whatever `max_memory`
+    (bytes), `threads` and interruptions. resume: go on with what an interrupted call left.
+    allow_nonfinite: merge NaN and infinities, and let outcomes overflow. allow_pickle: read PyTorch
+    pickles, without running them. measure: record norms, cosines and conflicts of each tensor.
+    format, shard_bytes: see `create`. before: called once everything but the values is known.
+
+    Raises ValueErrors: RecipeError, CheckpointError and MergeError.
+    """
+    began = time.monotonic()
+    recipe = parse(recipe) if isinstance(recipe, str) else recipe
+    with prepared(
+        recipe, max_memory=max_memory, threads=threads, allow_pickle=allow_pickle
+    ) as ready:
+        if before is not None:
+            before(ready)
+        shapes = {t.name: (t.dtype, t.shape) for t in ready.plan.treatments}
+        metadata = {"format": "pt"} if format in (None, "safetensors") else None
+        if Path(out).suffix in (".npz", ".msgpack"):
+            metadata = None
+        with create(
+            Path(out), shapes, fingerprint=ready.fingerprint, format=format,
+            shard_bytes=shard_bytes, metadata=metadata, resume=resume, sync=sync,
+        ) as writer:  # fmt: skip
+            records = execute(
+                ready.works, writer, ready.limits,
+                allow_nonfinite=allow_nonfinite, measure=measure, progress=progress,
+            )  # fmt: skip
+            if writer.folder:
+                for name, data in _extras(ready, Path(out).name).items():
+                    writer.extra(name, data)
+            writer.commit()
+    return Merged(ready.plan, records, Path(out), time.monotonic() - began)
+
+
+def _extras(ready: Prepared, name: str) -> dict[str, bytes | Path]:
+    extras = dict(ready.plan.extras)
+    extras["README.md"] = cards.model_card(ready.recipe, ready.plan, name).encode()
+    if ready.recipe.text:
+        extras["recipe.yaml"] = ready.recipe.text.encode()
+    return extras
+
+
+def merge_checkpoints(
+    models: Sequence[Path_],
+    out: Path_,
+    *,
+    base: Path_ | None = None,
+    method: str = "linear",
+    weights: Sequence[float] | None = None,
+    compat: str = "paper",
+    resume: bool = False,
+    max_memory: int | None = None,
+    threads: int | None = None,
+    allow_nonfinite: bool = False,
+    allow_pickle: bool = False,
+    measure: bool = False,
+    format: Format | None = None,
+    shard_bytes: int = 5_000_000_000,
+    progress: Progress | None = None,
+    **knobs: Any,
+) -> Merged:
+    """Merges checkpoints on disk, tensor by tensor, by a method and its knobs.
+
+    models, base: folders or files of safetensors, orbax, msgpack or npz. knobs: those of the method
+    (`sail_jax.methods`), one number or, where models have their own, one for each; and dtype,
+    out_dtype, scope, seed, rename, missing, extra, tokenizer (see `checkpoint.recipes.simple`). The
+    rest, and what is raised: as in `merge_recipe`.
+
+    >>> import numpy as np, tempfile
+    >>> from sail_jax.checkpoint import load_checkpoint, save_checkpoint
+    >>> folder = tempfile.mkdtemp()
+    >>> for name, value in {"a": 1.0, "b": 4.0}.items():
+    ...     save_checkpoint(f"{folder}/{name}", {"w": np.full(3, value, np.float32)})
+    >>> merged = merge_checkpoints([f"{folder}/a", f"{folder}/b"], f"{folder}/out", weights=[2, 1])
+    >>> load_checkpoint(merged.out)["w"]
+    array([2., 2., 2.], dtype=float32)
+    """
+    recipe = simple(models, base, method, weights=weights, compat=compat, **knobs)
+    return merge_recipe(
+        recipe, out, resume=resume, max_memory=max_memory, threads=threads,
+        allow_nonfinite=allow_nonfinite, allow_pickle=allow_pickle, measure=measure, format=format,
+        shard_bytes=shard_bytes, progress=progress,
+    )  # fmt: skip

@@ -1,0 +1,126 @@
+"""A tensor whose rows lie elsewhere: cropped, padded, permuted or averaged, read on demand."""
+
+import threading
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sail_jax.checkpoint.tensors import Shape, Tensor
+
+__all__ = ["FILL", "ZERO", "Rows", "count", "head_rows"]
+
+ZERO, FILL = -1, -2
+"""Instead of a part's number: a row of zeros; the mean of all rows that are no FILL rows."""
+
+_CHUNK = 1 << 20
+
+
+class Rows:
+    """Row i is row `row[i]` of `parts[part[i]]`, zeros (ZERO), or the mean of the others (FILL).
+
+    parts: tensors of equal shape but for axis 0. means: rows i that are the mean of several (part,
+    row) instead. dtype: the parts' where it is one, else float32. Reads what is asked for, in
+    runs of consecutive rows; a mean is taken in float64 and cast once.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Tensor],
+        part: np.ndarray,
+        row: np.ndarray,
+        means: Mapping[int, Sequence[tuple[int, int]]] | None = None,
+    ):
+        self.parts, self.means = tuple(parts), dict(means or {})
+        part, row = np.array(part, np.int64), np.array(row, np.int64)
+        for i in self.means:
+            part[i], row[i] = len(self.parts), i
+        dtypes = {tensor.dtype for tensor in self.parts}
+        self.name = self.parts[0].name
+        self.dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+        self.shape: Shape = (len(part), *self.parts[0].shape[1:])
+        self.width = int(np.prod(self.shape[1:], dtype=np.int64))
+        self.source = " and ".join(dict.fromkeys(tensor.source for tensor in self.parts))
+        new = (np.diff(part) != 0) | ((part[1:] >= 0) & (np.diff(row) != 1))
+        starts = np.concatenate([[0], np.flatnonzero(new) + 1]) if len(part) else np.array([0])
+        # runs of rows that lie together where they come from: (first row, part, row there)
+        self.runs = [(int(i), int(part[i]), int(row[i])) for i in starts] if len(part) else []
+        self.starts = [run[0] for run in self.runs]
+        self._fill: Any = None
+        self._lock = threading.Lock()
+
+    def read(self, out: np.ndarray, start: int = 0) -> None:
+        if start < 0 or start + out.size > self.shape[0] * self.width:
+            raise ValueError(
+                f"{self.name} of {self.source}: entries {start} to {start + out.size} asked for,"
+                f" has {self.shape[0] * self.width}"
+            )
+        done = 0
+        while done < out.size:
+            at = (start + done) // self.width
+            which = bisect_right(self.starts, at) - 1
+            first, part, row = self.runs[which]
+            last = self.starts[which + 1] if which + 1 < len(self.runs) else self.shape[0]
+            stop = min(out.size, last * self.width - start)
+            piece, offset = out[done:stop], start + done - first * self.width
+            if part == ZERO:
+                piece[...] = 0
+            elif part == FILL:
+                column = (offset + np.arange(piece.size)) % self.width
+                piece[...] = self._mean_of_all()[column].astype(self.dtype)
+            elif part == len(self.parts):
+                self._means(piece, start + done)
+            else:
+                self._copy(self.parts[part], piece, row * self.width + offset)
+            done = stop
+
+    def _copy(self, tensor: Tensor, out: np.ndarray, start: int) -> None:
+        if tensor.dtype == self.dtype:
+            return tensor.read(out, start)
+        for at in range(0, out.size, _CHUNK):
+            buffer = np.empty(min(_CHUNK, out.size - at), tensor.dtype)
+            tensor.read(buffer, start + at)
+            out[at : at + buffer.size] = buffer.astype(self.dtype)
+
+    def _means(self, out: np.ndarray, start: int) -> None:
+        done = 0
+        while done < out.size:
+            at, offset = divmod(start + done, self.width)
+            piece = out[done : done + self.width - offset]
+            total = np.zeros(piece.size, np.float64)
+            for part, row in self.means[at]:
+                buffer = np.empty(piece.size, self.parts[part].dtype)
+                self.parts[part].read(buffer, row * self.width + offset)
+                total += buffer.astype(np.float64)
+            piece[...] = (total / len(self.means[at])).astype(self.dtype)
+            done += piece.size
+
+    def _mean_of_all(self) -> np.ndarray:
+        with self._lock:
+            if self._fill is None:
+                total, rows = np.zeros(self.width, np.float64), 0
+                step = max(1, _CHUNK // max(1, self.width))
+                for which, (first, part, _) in enumerate(self.runs):
+                    last = self.starts[which + 1] if which + 1 < len(self.runs) else self.shape[0]
+                    if part == FILL:
+                        continue
+                    rows += last - first
+                    for at in range(first, last, step):
+                        buffer = np.empty((min(step, last - at), self.width), self.dtype)
+                        self.read(buffer.reshape(-1), at * self.width)
+                        total += buffer.astype(np.float64).sum(0)
+                self._fill = total / max(rows, 1)
+            return self._fill
+
+
+def head_rows(tensor: Tensor, rows: int, rest: Tensor | None = None) -> Rows:
+    """The first `rows` rows of `tensor`; those it lacks are those of the same number of `rest`."""
+    index = np.arange(rows)
+    part = (index >= tensor.shape[0]).astype(np.int64)
+    return Rows((tensor,) if rest is None else (tensor, rest), part, index)
+
+
+def count(shape: Shape) -> int:
+    """Entries of a tensor of this shape."""
+    return int(np.prod(shape, dtype=np.int64))

@@ -1,0 +1,71 @@
+"""Random bits by counting: each is a hash of a key, of names and of an index, and of nothing else.
+
+An entry's draw does not depend on what is drawn beside it, in which order, in how many pieces or
+on how many devices. On CPUs this is several times faster than `jax.random`. Not for cryptography.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, UInt
+
+__all__ = ["check_key", "mix", "stream", "uniform"]
+
+Stream = tuple[UInt[Array, "..."], UInt[Array, "..."]]
+
+
+def mix(x: UInt[Array, "..."]) -> UInt[Array, "..."]:
+    """A bijection of 32-bit words in which every input bit reaches every output bit: xor-shifts
+    and odd multipliers alternate (constants: Wellons' search for low bias, 2018)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def stream(key: Array, *names: ArrayLike) -> Stream:
+    """The streams of `key` called `names` (32-bit words, broadcast together): 64 bits of state.
+
+    key: one PRNG key, typed or raw; all its words are used.
+    """
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    key = jax.random.key_data(key) if typed else key
+    return _absorbed(key.reshape(-1), [jnp.asarray(name, jnp.uint32) for name in names])
+
+
+@jax.jit
+def _absorbed(key: Array, names: list[Array]) -> Stream:
+    names = jnp.broadcast_arrays(*names)
+    beside = key.astype(jnp.uint32).reshape(-1, *(1,) * names[0].ndim)
+    words = [jnp.broadcast_to(word, names[0].shape) for word in (*beside, *names)]
+
+    def absorb(state: Stream, word: Array) -> tuple[Stream, None]:
+        low = mix(state[0] ^ word)
+        return (low, mix(state[1] + word * jnp.uint32(0xC2B2AE35) + low)), None
+
+    first = jnp.full(names[0].shape, 0x9E3779B9, jnp.uint32)
+    # a loop, since XLA would fuse anything else into its users and hash the names for every entry
+    return lax.scan(absorb, (first, jnp.full_like(first, 0x85EBCA6B)), jnp.stack(words))[0]
+
+
+def uniform(of: Stream, index: UInt[Array, "..."]) -> Float[Array, "..."]:
+    """Entries `index` of a stream, or of several that broadcast: float32 in [0, 1), of 24 bits.
+
+    The two words of the stream enter before and after a round each: streams are not shifts of one
+    another, as those of a plain counter would be.
+    """
+    low, high = of
+    bits = mix(mix(index ^ low) + high)
+    # not astype: int32 converts faster than uint32 on CPUs
+    return (bits >> 8).astype(jnp.int32).astype(jnp.float32) * jnp.float32(2**-24)
+
+
+def check_key(key: Array | None, purpose: str) -> None:
+    """TypeError unless `key` is one PRNG key."""
+    if key is None:
+        raise TypeError(f"key: expected a PRNG key, for {purpose}, got None")
+    try:
+        jax.eval_shape(functools.partial(jax.random.fold_in, data=0), key)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"key: expected one PRNG key, got {key!r}") from error

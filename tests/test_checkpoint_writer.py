@@ -1,0 +1,486 @@
+"""Outputs appear whole or not at all, and interrupted work is continued to the same bytes."""
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sail_jax.checkpoint import journal, writer
+from sail_jax.checkpoint.files import CheckpointError
+from sail_jax.checkpoint.journal import digest
+from sail_jax.checkpoint.open import load_checkpoint
+from sail_jax.checkpoint.writer import create, save_checkpoint
+
+ARRAYS = {
+    "a": np.arange(3000, dtype=np.float32).reshape(30, 100),
+    "b": np.arange(5000, dtype=np.int16),
+    "empty": np.zeros((0, 2), np.float32),
+    "c": np.arange(2000, dtype=np.float64),
+}
+WANTED = {name: (array.dtype, array.shape) for name, array in ARRAYS.items()}
+
+
+def _create(out, **how):
+    how = {"fingerprint": "x", "shard_bytes": 15_000, "sync": False, **how}
+    return create(out, how.pop("wanted", WANTED), **how)
+
+
+def _write(out, names=ARRAYS, step=1500):
+    for name in names:
+        if name in out.finished:
+            continue
+        flat = ARRAYS[name].reshape(-1)
+        for start in range(0, flat.size, step):
+            out.write(name, flat[start : start + step], start)
+        out.done(name)
+
+
+def _bytes(path):
+    if path.is_file():
+        return path.read_bytes()
+    return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def _names(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+PLACES = ("m", "m.safetensors", "m.npz", "m.msgpack")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_work_left_by_an_exception_is_continued(tmp_path, place):
+    (tmp_path / "whole").mkdir()
+    with _create(tmp_path / "whole" / place) as out:
+        _write(out)
+        out.commit()
+    with contextlib.suppress(ZeroDivisionError), _create(tmp_path / place) as out:
+        _write(out, ["b", "empty"])
+        out.write("a", ARRAYS["a"].reshape(-1)[:7], 0)
+        raise ZeroDivisionError
+    assert not (tmp_path / place).exists()
+    with pytest.raises(CheckpointError, match="unfinished; add --resume"):
+        _create(tmp_path / place)
+    for other in ({"fingerprint": "y"}, {"wanted": {**WANTED, "d": (np.float32, ())}}):
+        with pytest.raises(CheckpointError, match="unfinished work of another merge"):
+            _create(tmp_path / place, resume=True, **other)
+    with _create(tmp_path / place, resume=True) as out:
+        assert out.finished == {"b", "empty"}
+        with pytest.raises(CheckpointError, match=r"2 tensors are unfinished: 'a', 'c'"):
+            out.commit()
+        _write(out)
+        out.commit()
+    assert _bytes(tmp_path / place) == _bytes(tmp_path / "whole" / place)
+    assert _names(tmp_path) == sorted([place, "whole"])
+
+
+KILLED = """
+    import os, shutil, signal, sys
+    from pathlib import Path
+    sys.path.insert(0, {tests!r})
+    import test_checkpoint_writer as t
+
+    CALLS = "pwrite write ftruncate posix_fallocate rename replace mkdir rmdir unlink fsync".split()
+
+    def merge(out, sync):
+        with t._create(out, resume=True, sync=sync) as writer:
+            t._write(writer)
+            if writer.folder:
+                writer.extra("config.json", b"{{}}")
+            writer.commit()
+
+    def killed_at(n, out):
+        calls = 0
+        def counted(call):
+            def wrapper(*args, **kwargs):
+                nonlocal calls
+                calls += 1
+                if calls == n:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*args, **kwargs)
+            return wrapper
+        for name in CALLS:
+            setattr(os, name, counted(getattr(os, name)))
+        os.fsync = counted(lambda fd: None)  # it would not outlive this process, but takes time
+        merge(out, True)
+
+    def forked(work, *args):
+        pid = os.fork()
+        if not pid:
+            try:
+                work(*args)
+                os._exit(0)
+            except BaseException as exc:
+                print(n, repr(exc))
+                os._exit(1)
+        return os.waitpid(pid, 0)[1]
+
+    root, place = Path({root!r}), {place!r}
+    n = 0
+    while True:
+        n += 1
+        folder = root / str(n)
+        folder.mkdir()
+        out = folder / place
+        status = forked(killed_at, n, out)
+        if status == 0:
+            break
+        assert status == signal.SIGKILL, status
+        finished = out.exists() and not (folder / f".{{place}}.partial/journal").exists()
+        resumed = forked(merge, out, False)
+        assert (resumed != 0) == finished, n  # then "exists already" is the right answer
+        assert t._names(folder) == [place], (n, t._names(folder))
+        whole = root / "whole" / place
+        assert t._bytes(out) == t._bytes(whole), n
+        shutil.rmtree(folder)
+    print("points", n - 1)
+"""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_killed_at_any_call_it_resumes_to_the_same_bytes(tmp_path, place):
+    (tmp_path / "whole").mkdir()
+    with _create(tmp_path / "whole" / place) as out:
+        _write(out)
+        if out.folder:
+            out.extra("config.json", b"{}")
+        out.commit()
+    code = KILLED.format(tests=str(Path(__file__).parent), root=str(tmp_path), place=place)
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        **{"capture_output": True, "text": True, "timeout": 120},
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert int(found.stdout.split("points")[1]) > 20
+
+
+def test_a_killed_orbax_conversion_is_made_again(tmp_path, monkeypatch):
+    pytest.importorskip("orbax.checkpoint")
+    wanted = {name: about for name, about in WANTED.items() if name != "empty"}
+
+    def stop(path, tensors):
+        (path.with_name("data.orbax-checkpoint-tmp") / "d").mkdir(parents=True)
+        path.mkdir(exist_ok=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer.orbax, "write_folder", stop)
+        with _create(tmp_path / "o", wanted=wanted, format="orbax") as out:
+            _write(out, wanted)
+            with pytest.raises(KeyboardInterrupt):
+                out.commit()
+    assert not (tmp_path / "o").exists()
+    with _create(tmp_path / "o", wanted=wanted, format="orbax", resume=True) as out:
+        assert out.finished == set(wanted)
+        out.commit()
+    found = load_checkpoint(tmp_path / "o")
+    for name in wanted:
+        np.testing.assert_array_equal(found[name], ARRAYS[name])
+    assert _names(tmp_path) == ["o"]
+
+
+@pytest.mark.parametrize("lost", [slice(4096, 8192), slice(-3, None), slice(100, 101)])
+def test_bytes_that_changed_are_written_again(tmp_path, lost):
+    with _create(tmp_path / "m.safetensors") as out:
+        _write(out)
+        file = out.partial / "data" / "m.safetensors"
+    data = bytearray(file.read_bytes())
+    end = len(data) - ARRAYS["c"].nbytes - ARRAYS["b"].nbytes
+    part = data[end - ARRAYS["a"].nbytes : end]
+    assert part == ARRAYS["a"].tobytes()
+    part[lost] = bytes(b ^ 255 for b in part[lost])
+    data[end - len(part) : end] = part
+    file.write_bytes(data)
+    with _create(tmp_path / "m.safetensors", resume=True) as out:
+        assert out.finished == set(ARRAYS) - {"a"}
+        _write(out)
+        out.commit()
+    np.testing.assert_array_equal(load_checkpoint(tmp_path / "m.safetensors")["a"], ARRAYS["a"])
+
+
+def test_digest_tells_lost_swapped_and_changed_bytes():
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 4095, 4096, 4097, 20_000):
+        data = rng.integers(0, 256, size, dtype=np.uint8)
+        seen = {digest(data)}
+        assert digest(data.copy()) in seen
+        variants = [np.append(data, np.uint8(0))]
+        if size > 8192:
+            swapped = data.copy()
+            swapped[:4096], swapped[4096:8192] = data[4096:8192], data[:4096]
+            variants.append(swapped)
+        for at in rng.integers(0, size, 50 if size else 0):
+            changed = data.copy()
+            changed[at] ^= 1 << rng.integers(8)
+            variants.append(changed)
+        for page in range(0, size, 4096):
+            zeros = data.copy()
+            zeros[page : page + 4096] = 0
+            variants.append(zeros)
+        assert digest(data) not in {digest(variant) for variant in variants}
+
+
+def test_what_is_not_whole_is_not_done(tmp_path):
+    with _create(tmp_path / "m") as out:
+        flat = ARRAYS["b"]
+        out.write("b", flat[:10], 0)
+        out.write("b", flat[20:], 20)
+        with pytest.raises(CheckpointError, match="'b' is not whole: entries 10 to 20 of 5000"):
+            out.done("b")
+        out.write("b", flat[10:20], 10)
+        out.done("b")
+        with pytest.raises(CheckpointError, match="finished already"):
+            out.write("b", flat[:1], 0)
+        for args, message in (
+            (("z", flat), "not a tensor of"),
+            (("a", flat), "expected float32, got int16"),
+            (("c", np.zeros(2001)), "entries 0 to 2001 of 2000"),
+            (("c", np.zeros(1), -1), "entries -1 to 0 of 2000"),
+        ):
+            with pytest.raises(CheckpointError, match=message):
+                out.write(*args)
+        with pytest.raises(CheckpointError, match="no tensor of this output"):
+            out.done("z")
+        out.abandon()
+    assert _names(tmp_path) == []
+
+
+def test_two_merges_to_one_output(tmp_path):
+    with _create(tmp_path / "m") as out:
+        with pytest.raises(CheckpointError, match="being written by another process"):
+            _create(tmp_path / "m", resume=True)
+        _write(out)
+        out.commit()
+    with pytest.raises(CheckpointError, match="exists already"):
+        _create(tmp_path / "m")
+    with pytest.raises(CheckpointError, match="exists already"):
+        _create(tmp_path / "m", resume=True)
+    assert _names(tmp_path) == ["m"]
+
+
+def test_an_empty_folder_is_taken_and_nothing_else(tmp_path):
+    (tmp_path / "m").mkdir()
+    with _create(tmp_path / "m") as out:
+        _write(out)
+        (tmp_path / "m" / "mine").write_text("precious")
+        with pytest.raises(CheckpointError, match="has appeared meanwhile"):
+            out.commit()
+        (tmp_path / "m" / "mine").unlink()
+        out.commit()
+    (tmp_path / ".n.partial").mkdir()
+    (tmp_path / ".n.partial" / "mine").write_text("precious")
+    with pytest.raises(CheckpointError, match="holds what no merge left there"):
+        _create(tmp_path / "n")
+    assert (tmp_path / ".n.partial" / "mine").read_text() == "precious"
+
+
+def test_a_finished_output_that_was_removed_is_made_again(tmp_path):
+    with _create(tmp_path / "m") as out:
+        _write(out)
+        out._remove = lambda: None  # killed before the tidying up
+        out.commit()
+    assert _names(tmp_path) == [".m.partial", "m"]
+    with _create(tmp_path / "m", resume=True) as out:
+        assert out.finished == set(ARRAYS)
+        out._remove = lambda: None
+        out.commit()
+    before = _bytes(tmp_path / "m")
+    (tmp_path / "m").rename(tmp_path / "elsewhere")
+    with _create(tmp_path / "m") as out:
+        assert not out.finished
+        _write(out)
+        out.commit()
+    assert _bytes(tmp_path / "m") == before
+    assert _names(tmp_path) == ["elsewhere", "m"]
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "../x", "a/b", "a\0", "model.npz"])
+def test_extras_are_plain_files(tmp_path, name):
+    with _create(tmp_path / "m", format="npz") as out:
+        with pytest.raises(CheckpointError, match=r"plain file name|file of tensors"):
+            out.extra(name, b"")
+        out.abandon()
+    with _create(tmp_path / "m.npz") as out:
+        with pytest.raises(CheckpointError, match="is one file"):
+            out.extra("config.json", b"")
+        out.abandon()
+
+
+def _full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_found_out_before_anything_is_computed(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", _full)
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            _create(tmp_path / "m")
+    assert _names(tmp_path) == []
+    huge = {"a": (np.float32, (2**50,))}
+    with pytest.raises(CheckpointError, match=r"No space left.*needs 4503599\.63 GB more, .* free"):
+        _create(tmp_path / "m", wanted=huge)
+    assert _names(tmp_path) == []
+
+
+def test_a_disk_full_midway_keeps_what_is_finished(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    with _create(tmp_path / "m") as out:
+        _write(out, ["a"])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", _full)
+            message = "cannot write 'b' to .*No space left.*finished tensors are kept.*--resume"
+            with pytest.raises(CheckpointError, match=message):
+                _write(out, ["b"])
+    with _create(tmp_path / "m", resume=True) as out:
+        assert out.finished == {"a"}
+        _write(out)
+        monkeypatch.setattr(os, "fsync", _full)
+        out._sync = True
+        with pytest.raises(CheckpointError, match="No space left"):
+            out.commit()
+        monkeypatch.undo()
+        out.commit()
+    assert set(load_checkpoint(tmp_path / "m")) == set(ARRAYS)
+
+
+def test_a_journal_line_that_is_cut_short_spoils_no_other(tmp_path, monkeypatch):
+    with _create(tmp_path / "m") as out:
+        _write(out, ["a"])
+        write = os.write
+        cut = iter([5])
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                *(journal.os, "write"),
+                lambda fd, data: write(fd, data[: next(cut, None)]),
+            )
+            with pytest.raises(CheckpointError, match="the disk is full"):
+                _write(out, ["b"])
+        _write(out, ["c"])
+    with _create(tmp_path / "m", resume=True) as out:
+        assert out.finished == {"a", "c"}
+        out.abandon()
+
+
+def test_mutated_journals_never_change_the_output(tmp_path, monkeypatch):
+    """200 mutations: refused with one sentence, or resumed to the right bytes."""
+    with _create(tmp_path / "whole") as out:
+        _write(out)
+        out.commit()
+    whole, rng = _bytes(tmp_path / "whole"), np.random.default_rng(0)
+    with _create(tmp_path / "m") as out:
+        _write(out, ["a", "b"])
+        partial = out.partial
+    kept = {path: path.read_bytes() for path in partial.rglob("*") if path.is_file()}
+    outcomes, messages = set(), []
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    for _ in range(200):
+        for path, data in kept.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        (partial / "extras").mkdir(exist_ok=True)
+        data = bytearray(kept[partial / "journal"])
+        match rng.integers(4):
+            case 0:
+                data[rng.integers(len(data))] ^= 1 << rng.integers(8)
+            case 1:
+                del data[rng.integers(len(data)) :]
+            case 2:
+                at = rng.integers(len(data))
+                data[at:at] = rng.integers(0, 256, 9, dtype=np.uint8).tobytes()
+            case 3:
+                data += data[rng.integers(len(data)) :]
+        (partial / "journal").write_bytes(data)
+        try:
+            with _create(tmp_path / "m", resume=True) as out:
+                outcomes.add(len(out.finished))
+                _write(out)
+                out.commit()
+        except CheckpointError as exc:
+            outcomes.add("refused")
+            messages.append(str(exc))
+            continue
+        assert _bytes(tmp_path / "m") == whole
+        for path in (tmp_path / "m").iterdir():
+            path.unlink()
+        (tmp_path / "m").rmdir()
+    assert outcomes == {0, 1, 2, "refused"}
+    assert not any("\n" in message for message in messages)
+
+
+def test_a_forged_journal_is_not_believed(tmp_path):
+    """Lines with right checksums and wrong claims: pieces that overlap, are giant, or elsewhere."""
+    with _create(tmp_path / "m") as out:
+        partial = out.partial
+    head = (partial / "journal").read_bytes()
+    for pieces in ([[0, 2**63, 1]], [[0, 0, 0]] * 9, [[0, 3000, 0]], [[5, 3000, 0]], [[-1, 1, 1]]):
+        line = journal._line({"name": "a", "pieces": pieces})
+        strangers = journal._line({"name": "zz", "pieces": []}) + journal._line({"x": 1})
+        (partial / "journal").write_bytes(head + line + strangers)
+        with _create(tmp_path / "m", resume=True) as out:
+            assert not out.finished
+
+
+def test_save_leaves_nothing_behind_when_it_fails(tmp_path):
+    with pytest.raises(CheckpointError, match="plain file name"):
+        save_checkpoint(tmp_path / "m", ARRAYS, extras={"../x": b""})
+    assert _names(tmp_path) == []
+    with pytest.raises(CheckpointError, match="holds object"):
+        save_checkpoint(tmp_path / "m", {"a": np.array([None])})
+    assert _names(tmp_path) == []
+
+
+def test_killed_while_it_writes_at_random_moments(tmp_path):
+    """The real signal from outside, while several threads write; then the same bytes."""
+    code = f"""
+        import sys, threading
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from pathlib import Path
+        import numpy as np
+        from sail_jax.checkpoint.writer import create
+        wanted = {{f"t{{i}}": (np.float32, (1 << 19,)) for i in range(40)}}
+        with create(Path({str(tmp_path / "m")!r}), wanted, fingerprint="x", shard_bytes=30_000_000,
+                    resume=True, sync=False) as out:
+            print("go", flush=True)
+            def work(k):
+                for i in range(k, 40, 2):
+                    if f"t{{i}}" not in out.finished:
+                        flat = np.arange(1 << 19, dtype=np.float32) + i
+                        for start in range(0, flat.size, 1 << 17):
+                            out.write(f"t{{i}}", flat[start : start + (1 << 17)], start)
+                        out.done(f"t{{i}}")
+            threads = [threading.Thread(target=work, args=(k,)) for k in (0, 1)]
+            [t.start() for t in threads]; [t.join() for t in threads]
+            out.commit()
+    """
+    rng, killed = np.random.default_rng(0), 0
+    for _ in range(3):
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "go\n"
+        try:
+            child.wait(float(rng.uniform(0.005, 0.03)))
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            killed += 1
+        child.stdout.close()
+        if (tmp_path / "m").exists():
+            break
+    if not (tmp_path / "m").exists() or (tmp_path / ".m.partial").exists():
+        subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+    assert killed
+    found = load_checkpoint(tmp_path / "m")
+    for i in range(40):
+        np.testing.assert_array_equal(found[f"t{i}"], np.arange(1 << 19, dtype=np.float32) + i)

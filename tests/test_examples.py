@@ -1,0 +1,203 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+
+from experiments import examples
+from experiments.bench import _merge_llama as llama
+from experiments.bench import _merge_parity as parity
+from experiments.bench._merge_cases import Case
+from sail_jax import disk
+from sail_jax.checkpoint.open import load_checkpoint
+
+METHODS = {
+    *("linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "della", "della_linear"),
+    *("breadcrumbs", "breadcrumbs_ties", "sce", "slerp", "nuslerp", "multislerp", "karcher"),
+    *("model_stock", "nearswap", "arcee_fusion", "ram", "ramplus_tl", "passthrough"),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("examples") / "digits"
+    return folder, examples.make(folder)
+
+
+def contents(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_models_know_their_tasks(made):
+    _, grades = made
+    assert grades["base"]["upright"] > 0.9
+    for i, task in enumerate(examples.TASKS):
+        best = max(grades, key=lambda model: grades[model][task])
+        assert best == f"expert-{i}"
+        assert grades[best][task] > 0.9
+
+
+def test_a_merge_is_better_on_average_than_every_expert(made, tmp_path):
+    folder, grades = made
+    experts = [load_checkpoint(folder / name) for name in examples.MODELS[1:]]
+    soup = {name: np.mean([e[name] for e in experts], axis=0) for name in experts[0]}
+    examples.save(tmp_path / "soup", soup)
+    found = examples.evaluate(tmp_path / "soup")
+    average = {name: np.mean(list(each.values())) for name, each in grades.items()}
+    assert np.mean(list(found.values())) > max(average.values()) + 0.02
+
+
+def test_training_is_reproducible(made):
+    folder, _ = made
+    for name, tensors in zip(examples.MODELS, examples.train(0), strict=True):
+        stored = load_checkpoint(folder / name)
+        assert stored.keys() == tensors.keys()
+        for path, value in tensors.items():
+            np.testing.assert_array_equal(stored[path], value)
+
+
+def test_there_is_a_recipe_for_every_method(made):
+    folder, _ = made
+    found = {path.stem: yaml.safe_load(path.read_text()) for path in folder.glob("recipes/*.yaml")}
+    assert found.keys() == METHODS
+    known = {"merge_method", "base_model", "models", "parameters", "dtype"}
+    for name, recipe in found.items():
+        assert recipe["merge_method"] == name
+        assert recipe.keys() <= known
+        for model in (*(entry["model"] for entry in recipe["models"]), recipe.get("base_model")):
+            assert model is None or (folder / model / "model.safetensors").is_file()
+
+
+def test_the_folder_stands_beside_its_configuration(made):
+    folder, _ = made
+    config = json.loads((folder / "base" / "config.json").read_text())
+    assert config["widths"] == list(examples.WIDTHS)
+    assert config["num_hidden_layers"] == len(examples.WIDTHS)
+
+
+@pytest.fixture
+def untrained(made, monkeypatch):
+    """No training: the models of the fixture."""
+    folder, _ = made
+    models = [load_checkpoint(folder / name) for name in examples.MODELS]
+    monkeypatch.setattr(examples, "train", lambda seed: models)
+    return monkeypatch
+
+
+def test_refuses_a_directory_that_holds_anything(tmp_path, monkeypatch):
+    def never(seed):
+        raise AssertionError("work was started")
+
+    monkeypatch.setattr(examples, "train", never)
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(disk.RefusedError, match="not empty"):
+        examples.make(tmp_path)
+    with pytest.raises(disk.RefusedError, match="not a directory"):
+        examples.make(tmp_path / "mine.txt")
+    assert contents(tmp_path) == {(tmp_path / "mine.txt").relative_to(tmp_path): b"mine"}
+
+
+def test_force_replaces_examples_and_nothing_else(made, untrained, tmp_path):
+    folder, _ = made
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "mine.txt").write_text("mine")
+    (copy / "base" / "model.safetensors").write_bytes(b"damaged")
+    examples.make(copy, force=True)
+    assert (copy / "mine.txt").read_text() == "mine"
+    for name in examples.MODELS:
+        assert contents(copy / name) == contents(folder / name)
+
+
+def test_a_failure_leaves_nothing_behind(untrained, tmp_path):
+    save, saved = examples.save, []
+
+    def fails(folder, tensors):
+        saved.append(folder)
+        if len(saved) == 3:
+            raise disk.StoreError("disk full")
+        save(folder, tensors)
+
+    untrained.setattr(examples, "save", fails)
+    with pytest.raises(disk.StoreError, match="disk full"):
+        examples.make(tmp_path / "new")
+    assert contents(tmp_path) == {}
+
+
+def test_evaluates_the_examples_and_refuses_other_checkpoints(made, tmp_path, capsys):
+    folder, grades = made
+    assert examples.main([str(folder), "--evaluate", str(folder / "base")]) == 0
+    assert f"{grades['base']['upright']:.3f}" in capsys.readouterr().out
+    tensors = load_checkpoint(folder / "base")
+    odd = tmp_path / "odd"
+    examples.save(odd, {**tensors, "extra": np.ones(3, np.float32)})
+    with pytest.raises(disk.StoreError, match=r"extra is .*expected no such tensor"):
+        examples.evaluate(odd)
+    short = tmp_path / "short"
+    examples.save(short, {**tensors, "out.kernel": tensors["out.kernel"][:5]})
+    with pytest.raises(disk.StoreError, match=r"out.kernel is \(5, 10\), expected \(128, 10\)"):
+        examples.evaluate(short)
+
+
+def test_main_says_what_it_made(untrained, tmp_path, capsys):
+    assert examples.main([str(tmp_path / "new")]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in (*examples.MODELS, *examples.HELD_OUT))
+
+
+def test_synthetic_checkpoints_are_safetensors_of_the_stated_spread(tmp_path):
+    from safetensors import safe_open
+
+    model = llama.Llama(32, 80, 2, 300, heads=4)
+    folders = [tmp_path / name for name in ("base", "tuned")]
+    llama.write(folders, model, dtype="float32")
+    again = [tmp_path / "again" / folder.name for folder in folders]
+    llama.write(again, model, dtype="float32")
+    base, tuned = map(load_checkpoint, folders)
+    with safe_open(folders[0] / "model.safetensors", framework="numpy") as file:
+        assert set(file.keys()) == base.keys() == model.shapes().keys()
+    assert {name: array.shape for name, array in base.items()} == model.shapes()
+    assert sum(array.size for array in base.values()) == model.parameters
+    delta = np.concatenate([(tuned[n] - base[n]).ravel() for n in base])
+    heavy = 1 + llama.TAIL * (llama.HEAVY**2 - 1)
+    # The variance of n draws is off by about sqrt(kurtosis / n): 4 standard errors, kurtosis 51.
+    error = 4 * (51 / delta.size) ** 0.5
+    assert np.var(delta) / llama.DELTA**2 == pytest.approx(heavy, rel=error)
+    for one, other in zip(folders, again, strict=True):
+        assert contents(one) == contents(other)
+
+
+def _case(**options):
+    parameters = {"weight": 1.0}
+    models = [{"model": name, "parameters": parameters} for name in ("a", "b")]
+    return Case({"merge_method": "ties", "base_model": "base", "models": models}, **options)
+
+
+def test_parity_tells_thresholds_from_errors():
+    rng = np.random.default_rng(0)
+    deltas = {name: rng.choice([1.0, 2.0, 4.0], 600).astype(np.float32) for name in ("a", "b")}
+    models = {"base": {"x": np.zeros(600, np.float32)}}
+    models |= {name: {"x": delta} for name, delta in deltas.items()}
+    case = _case(trim={"a": (0.5, 0.0), "b": (0.5, 0.0)})
+    close = parity.undecided(case, deltas)
+    assert 0 < close.sum() < close.size
+    theirs = {"x": rng.standard_normal(600).astype(np.float32)}
+    for at, agrees in ((np.flatnonzero(close)[0], True), (np.flatnonzero(~close)[0], False)):
+        ours = {"x": theirs["x"].copy()}
+        ours["x"][at] += 1
+        assert parity.compare(case, theirs, ours, models)["agrees"] is agrees
+    assert not parity.compare(case, theirs, {"y": theirs["x"]}, models)["agrees"]
+
+
+@pytest.mark.parametrize(("rate", "agrees"), [(0.5, True), (0.55, False)])
+def test_parity_of_random_methods_compares_distributions(rate, agrees):
+    rng = np.random.default_rng(1)
+    delta = rng.standard_normal(20_000).astype(np.float32)
+    models = {"base": {"x": np.zeros_like(delta)}}
+
+    def drawn(keep):
+        return {"x": np.where(rng.random(delta.size) < keep, delta / np.float32(keep), 0)}
+
+    case = _case(random=True)
+    assert parity.compare(case, drawn(0.5), drawn(rate), models)["agrees"] is agrees

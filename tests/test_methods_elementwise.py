@@ -1,0 +1,638 @@
+"""Elementwise methods against independent NumPy references, and a table of methods x laws."""
+
+import functools
+import importlib.util
+import math
+import pathlib
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sail_jax import methods
+from sail_jax.expressions import expression
+from sail_jax.task_vectors import Chain, Each, Fold, Leafwise, Place, apply, origin, task_vectors
+from sail_jax.task_vectors import whole as whole_place
+from sail_jax.trees import leaf_paths
+
+_spec = importlib.util.spec_from_file_location(
+    "elementwise_reference", pathlib.Path(__file__).with_name("elementwise_reference.py")
+)
+assert _spec is not None
+assert _spec.loader is not None
+reference = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(reference)
+
+EPS = float(jnp.finfo(jnp.float32).eps)
+KEY = jax.random.key(11)
+KEY_WORDS = np.asarray(jax.random.key_data(KEY))
+WEIGHTS = [0.5, 1.0, 1.5]
+
+# label -> method and knobs; between them every knob takes every kind of value
+SUBJECTS = {
+    "breadcrumbs": ("breadcrumbs", {}),
+    "breadcrumbs half": ("breadcrumbs", {"density": 0.5, "gamma": 0.2, "scale": 0.3}),
+    "breadcrumbs tree": (
+        "breadcrumbs",
+        {"density": [0.3, 0.6, 0.9], "gamma": [0.1, 0.0, 0.3], "scope": "tree", "normalize": True},
+    ),
+    "breadcrumbs mergekit": ("breadcrumbs", {"density": 0.55, "gamma": 0.15, "compat": "mergekit"}),
+    "breadcrumbs_ties": ("breadcrumbs_ties", {"density": 0.5, "gamma": 0.1}),
+    "breadcrumbs_ties mergekit": (
+        "breadcrumbs_ties",
+        {"density": 0.6, "gamma": 0.1, "compat": "mergekit"},
+    ),
+    "della": ("della", {}),
+    "della magnitude": ("della", {"density": 0.5, "epsilon": 0.2, "rank_by": "magnitude"}),
+    "della mergekit": ("della", {"density": 0.6, "compat": "mergekit"}),
+    "della_linear": ("della_linear", {"density": [0.4, 0.6, 0.9], "epsilon": [0.1, 0.2, 0.3]}),
+    "della_linear mergekit": (
+        "della_linear",
+        {"density": 0.5, "rank_by": "magnitude", "normalize": True, "compat": "mergekit"},
+    ),
+    "sce": ("sce", {}),
+    "sce select": ("sce", {"select_topk": 0.4}),
+    "sce mergekit": ("sce", {"select_topk": 0.7, "compat": "mergekit"}),
+    "ram": ("ram", {"epsilon": 0.5}),
+    "ramplus_tl": ("ramplus_tl", {"epsilon": 1.0, "r": 0.4, "alpha": 0.9}),
+    "magmax": ("magmax", {"scale": 0.5}),
+    "pcb": ("pcb", {}),
+    "pcb half": ("pcb", {"ratio": 0.5, "scale": 1.2}),
+    "consensus": ("consensus", {}),
+    "consensus ties": (
+        "consensus",
+        {"threshold": [0.2, 0.4, 0.6], "agree": 1, "multitask": "ties", "density": 0.5},
+    ),
+    "passthrough": ("passthrough", {"scale": 0.75}),
+    "expo": ("expo", {"alpha": 0.4}),
+    "nearswap": ("nearswap", {"t": 0.6}),
+    "arcee_fusion": ("arcee_fusion", {}),
+}
+SINGLE = ["passthrough", "expo", "nearswap", "arcee_fusion"]
+SEVERAL = [label for label in SUBJECTS if label not in SINGLE]
+RANDOM = [label for label in SUBJECTS if label.startswith("della")]
+SCALED = [label for label in SEVERAL if SUBJECTS[label][0] not in ("sce", "ram", "ramplus_tl")]
+ROWS = [*RANDOM, "arcee_fusion"]
+each_subject = pytest.mark.parametrize("label", SUBJECTS)
+
+
+def tree(seed, dtype=jnp.float32, full=False):
+    shapes = {"embed": (6, 8), "kernel": (6, 8), "bias": (8,)}
+    if full:
+        shapes |= {"gain": (), "one": (1,), "thin": (3, 1), "conv": (2, 3, 4), "empty": (0, 3)}
+    random = np.random.default_rng(seed)
+    leaves = {name: jnp.asarray(random.normal(size=s), dtype) for name, s in shapes.items()}
+    return {"embed": leaves.pop("embed"), "block": leaves, "steps": jnp.arange(3)}
+
+
+def models_for(label):
+    return 1 if label in SINGLE else len(WEIGHTS)
+
+
+def problem(label, dtype=jnp.float32, full=False):
+    return [tree(1 + k, dtype, full) for k in range(models_for(label))], tree(0, dtype, full)
+
+
+def call(label, models, base, **overrides):
+    name, knobs = SUBJECTS[label]
+    return methods.get(name)(models, base, **{"key": KEY, **knobs, **overrides})
+
+
+def flat(merged):
+    """path -> NumPy array, without the integer leaf."""
+    named = dict(zip(leaf_paths(merged), map(np.asarray, jax.tree.leaves(merged)), strict=True))
+    named.pop("steps", None)
+    return named
+
+
+def weights_for(label):
+    return None if label in SINGLE else WEIGHTS
+
+
+def assert_agrees(label, models, base, weights, size, **overrides):
+    """Twenty float32 operations on values below `size`, then one rounding to the leaf's dtype."""
+    name, knobs = SUBJECTS[label]
+    args = [flat(m) for m in models], flat(base), weights, KEY_WORDS
+    want = getattr(reference, name)(*args, **{**knobs, **overrides})
+    got = call(label, models, base, weights=weights, **overrides)
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, base)
+    for path, leaf in flat(got).items():
+        error = np.abs(leaf.astype(float) - want[path])
+        rounding = float(jnp.finfo(leaf.dtype).eps) * np.abs(want[path])
+        assert np.all(error <= rounding + 10 * EPS * size), path
+
+
+# --- the reference
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@each_subject
+def test_agrees_with_the_reference(label, dtype):
+    """Values below 40: a delta of 6, over p 0.3, times 2."""
+    models, base = problem(label, dtype, full=True)
+    assert_agrees(label, models, base, weights_for(label), 40)
+
+
+@pytest.mark.parametrize("label", SEVERAL)
+def test_agrees_with_the_reference_with_signed_weights(label):
+    """Values below 400: averages over voters divide by sums as small as 0.1."""
+    models, base = problem(label)
+    assert_agrees(label, models, base, [0.6, -0.5, 0.7], 400)
+
+
+@pytest.mark.parametrize("label", SEVERAL)
+def test_agrees_with_the_reference_at_massive_ties(label):
+    """Deltas of eight distinct magnitudes, many zero: position decides almost everywhere."""
+    random = np.random.default_rng(3)
+    base = jax.tree.map(jnp.zeros_like, tree(0)) | {"steps": jnp.arange(3)}
+    models = [
+        jax.tree.map(lambda x: jnp.asarray(random.integers(-4, 4, x.shape) / 8, x.dtype), base)
+        | {"steps": base["steps"]}
+        for _ in WEIGHTS
+    ]
+    assert_agrees(label, models, base, [0.5, 0.5, 0.5], 40)
+
+
+def test_subjects_differ():
+    """The comparisons have teeth: every two subjects of a kind differ by far more than a bound."""
+    for labels in (SEVERAL, SINGLE):
+        outs = [flat(call(n, *problem(n), weights=weights_for(n)))["embed"] for n in labels]
+        for i, a in enumerate(outs):
+            assert all(np.abs(a - b).max() > 0.01 for b in outs[:i]), labels[i]
+
+
+# --- laws
+
+
+COPIES = {
+    **{n: {"density": 1.0, "scale": 1.0} for n in SEVERAL if n.startswith(("bread", "della"))},
+    "sce": {},
+    "ram": {"epsilon": 0.0},
+    "ramplus_tl": {"epsilon": 0.0},
+    "magmax": {"weights": [1.0] * 3, "scale": 1.0},
+    "consensus": {},
+    "consensus ties": {"density": 1.0},
+    "passthrough": {"scale": 1.0, "weights": None},
+    "expo": {"alpha": 0.0, "weights": None},
+    "nearswap": {"t": 10.0, "weights": None},
+}
+
+
+@pytest.mark.parametrize("label", COPIES)
+def test_merging_copies_returns_the_copy(label):
+    """theta = base + (theta - base): 4 ulp of values below 4."""
+    models, base = problem(label)
+    got = call(
+        label,
+        models[:1] * models_for(label),
+        base,
+        **{"weights": [0.25, 0.5, 0.25], **COPIES[label]},
+    )
+    chex.assert_trees_all_close(got, models[0], rtol=0, atol=16 * EPS)
+
+
+@pytest.mark.parametrize("label", [n for n in SEVERAL if n not in RANDOM])
+def test_order_of_models_does_not_matter(label):
+    models, base = problem(label)
+    order = [2, 0, 1]
+    knobs = {k: [v[i] for i in order] for k, v in SUBJECTS[label][1].items() if isinstance(v, list)}
+    shuffled = [models[k] for k in order]
+    got = call(label, shuffled, base, weights=[WEIGHTS[k] for k in order], **knobs)
+    want = call(label, models, base, weights=WEIGHTS)
+    chex.assert_trees_all_close(got, want, rtol=0, atol=80 * EPS)  # 8 ulp of values below 10
+
+
+@pytest.mark.parametrize("label", SCALED)
+def test_scale_zero_is_the_base(label):
+    models, base = problem(label, jnp.bfloat16)
+    chex.assert_trees_all_equal(call(label, models, base, scale=0.0), base)
+
+
+@pytest.mark.parametrize("label", [n for n in SCALED if not n.startswith("pcb")])
+def test_scale_equivariance(label):
+    """Doubled deltas from base 0 double the outcome, and -delta gives -outcome, bit for bit."""
+    models, base = problem(label)
+    base = origin(base)
+    knobs = {"tie": "abstain"} if "_ties" in label or label.startswith("della ") else {}
+    knobs = knobs if SUBJECTS[label][0] != "della_linear" else {}
+    got = flat(call(label, models, base, **knobs))
+    for factor in (2.0, -1.0):
+        scaled = [
+            jax.tree.map(lambda x: x * factor, m) | {"steps": m["steps"]}  # noqa: B023
+            for m in models
+        ]
+        want = jax.tree.map(lambda x: x * factor, got)  # noqa: B023
+        chex.assert_trees_all_equal(flat(call(label, scaled, base, **knobs)), want)
+
+
+@each_subject
+def test_jit_equals_eager(label):
+    """Masks agree; fused multiply-adds move sums by a few ulp of values below 40."""
+    models, base = problem(label, full=True)
+    weights = weights_for(label)
+    jitted = jax.jit(lambda ms, b: call(label, ms, b, weights=weights))
+    want = call(label, models, base, weights=weights)
+    chex.assert_trees_all_close(jitted(models, base), want, rtol=0, atol=320 * EPS)
+
+
+@each_subject
+def test_structure_and_dtypes_of_a_mixed_tree_are_the_bases(label):
+    models, base = problem(label)
+    base = base | {"embed": base["embed"].astype(jnp.bfloat16), "none": None}
+    models = [m | {"none": None} for m in models]
+    models[-1]["block"] = jax.tree.map(lambda x: x.astype(jnp.float16), models[-1]["block"])
+    got = call(label, models, base)
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, base)
+    chex.assert_trees_all_equal(got["steps"], base["steps"])
+
+
+def cut(path, delta, weight, grain):
+    """Pieces of at most 7 entries, or 2 rows, padded to equal sizes with zero deltas."""
+    where, shape = whole_place(path, delta), delta.shape[1:]
+    weight = jnp.broadcast_to(weight, delta.shape)
+    if grain == "row" and len(shape) < 2:
+        return {(path, 0): (where, delta, weight)}
+    unit = shape[-1] if grain == "row" else 1
+    many = 2 if grain == "row" else 7
+    flat_delta, flat_weight = (x.reshape(len(x), -1) for x in (delta, weight))
+    pieces = {}
+    for start in range(0, flat_delta.shape[1], many * unit):
+        d, w = (x[:, start : start + many * unit] for x in (flat_delta, flat_weight))
+        pad = ((0, 0), (0, many * unit - d.shape[1]))
+        d, w = jnp.pad(d, pad), jnp.pad(w, pad, mode="edge")
+        if grain == "row":
+            d, w = (x.reshape(len(x), many, unit) for x in (d, w))
+        size = min(many * unit, flat_delta.shape[1] - start)
+        place = Place(where.name, np.uint32(start), np.uint32(size))
+        pieces[path, start] = (place, d, w)
+    return pieces
+
+
+def visit(stage, pieces, sizes):
+    """`stage` on votes in pieces: the same contract as in memory, kernels one piece at a time."""
+    if isinstance(stage, Chain):
+        return functools.reduce(lambda p, s: visit(s, p, sizes), stage.rules, pieces)
+    if isinstance(stage, Each):
+        out = {}
+        for path in sizes:
+            own = {piece: votes for piece, votes in pieces.items() if piece[0] == path}
+            out |= visit(stage.rule, own, {path: sizes[path]}) if own else {}
+        return out
+    if isinstance(stage, Fold):
+        parts = {p: jax.jit(stage.summary)(*v) for p, v in reversed(pieces.items())}
+        total = parts if stage.add is None else functools.reduce(stage.add, parts.values())
+        return visit(stage.then(total, sum(sizes.values())), pieces, sizes)
+    assert isinstance(stage, Leafwise)
+    out = {p: jax.jit(stage.at(p))(*votes) for p, votes in pieces.items()}
+    return {p: (pieces[p][0], *o) if isinstance(o, tuple) else o for p, o in out.items()}
+
+
+@each_subject
+def test_pieces_equal_the_whole(label):
+    """Leaves cut into runs or rows, padded and visited backwards, give what they give whole: the
+    same votes at all entries, up to the order of sums (a few ulp of values below 40)."""
+    models, base = problem(label, full=True)
+    name, knobs = SUBJECTS[label]
+    express = expression(name, key=KEY, **knobs)
+    given = [base, *models] if express.base == "votes" else models
+    start = base if express.base == "required" else origin(base)
+    weights = None if label in SINGLE else WEIGHTS
+    votes = task_vectors(given, start, weights, express.normalize)
+    paths = leaf_paths(votes.delta)
+    deltas, weight = jax.tree.leaves(votes.delta), jax.tree.leaves(votes.weight)
+    sizes = {p: math.prod(d.shape[1:]) for p, d in zip(paths, deltas, strict=True)}
+    grain = "row" if label in ROWS else "entry"
+    pieces = {}
+    for p, d, w in zip(paths, deltas, weight, strict=True):
+        if sizes[p]:
+            pieces |= cut(p, d, w, grain)
+    updates = visit(Chain((express.rule, express.count)), pieces, sizes)
+    joined = {path: jnp.zeros(0) for path in paths}
+    for path, start_of in sorted(updates):
+        joined[path] = jnp.append(joined[path], updates[path, start_of])
+    update = jax.tree.structure(votes.delta).unflatten(
+        joined[p][: sizes[p]].reshape(d.shape[1:]) for p, d in zip(paths, deltas, strict=True)
+    )
+    got = apply(start, update, express.scale)
+    want = call(label, models, base, weights=weights)
+    chex.assert_trees_all_close(got, want, rtol=0, atol=320 * EPS)
+
+
+@pytest.mark.parametrize("label", [n for n in SUBJECTS if not n.startswith("pcb")])
+def test_gradient_in_the_models(label):
+    """Along a random direction, against central differences in float64: masks are constant in a
+    neighbourhood; truncation h^2, rounding 1e-16 * 1e3 / h."""
+    with jax.enable_x64(True):
+        models, base = problem(label, jnp.float64)
+        probe, *ways = [tree(20 + k, jnp.float64) for k in range(1 + len(models))]
+        weights = weights_for(label)
+
+        def loss(h):
+            moved = [
+                jax.tree.map(lambda x, v: x + h * v, m, way) | {"steps": m["steps"]}
+                for m, way in zip(models, ways, strict=True)
+            ]
+            merged = flat_floats(call(label, moved, base, weights=weights))
+            pairs = zip(merged, flat_floats(probe), strict=True)
+            return sum(jnp.vdot(jnp.sin(x), p) for x, p in pairs)
+
+        h = 1e-6
+        want = (loss(jnp.float64(h)) - loss(jnp.float64(-h))) / (2 * h)
+        got = jax.grad(loss)(jnp.float64(0.0))
+        assert abs(want) > 1e-3  # the comparison is not of zeros
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("label", SEVERAL)
+def test_gradient_in_the_weights(label):
+    with jax.enable_x64(True):
+        models, base = problem(label, jnp.float64)
+        probe = tree(20, jnp.float64)
+
+        def loss(w):
+            merged = flat_floats(call(label, models, base, weights=w))
+            pairs = zip(merged, flat_floats(probe), strict=True)
+            return sum(jnp.vdot(jnp.sin(x), p) for x, p in pairs)
+
+        w, h = jnp.array(WEIGHTS), 1e-6
+        want = [(loss(w + step) - loss(w - step)) / (2 * h) for step in h * np.eye(3)]
+        assert np.abs(want).max() > 1e-3
+        np.testing.assert_allclose(jax.grad(loss)(w), want, rtol=1e-6, atol=1e-6)
+
+
+def flat_floats(merged):
+    return [x for x in jax.tree.leaves(merged) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+
+# --- degenerate inputs
+
+
+def leaf(*values, dtype=jnp.float32):
+    return {"w": jnp.asarray(values, dtype)}
+
+
+NO_CHANGE = [n for n in SUBJECTS if n != "passthrough"]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("label", NO_CHANGE)
+def test_models_equal_to_the_base_give_the_base(label, dtype):
+    base = tree(0, dtype, full=True)
+    chex.assert_trees_all_equal(call(label, [base] * models_for(label), base), base)
+
+
+@pytest.mark.parametrize("label", SEVERAL)
+def test_one_model_among_the_degenerate(label):
+    models, base = problem(label, full=True)
+    got = call(label, models[:1], base, **first_of(label))
+    chex.assert_tree_all_finite(got)
+    want = getattr(reference, SUBJECTS[label][0])(
+        [flat(models[0])], flat(base), None, KEY_WORDS, **{**SUBJECTS[label][1], **first_of(label)}
+    )
+    for path, value in flat(got).items():
+        assert np.all(np.abs(value - want[path]) <= 400 * EPS), path
+
+
+def first_of(label):
+    return {k: v[0] for k, v in SUBJECTS[label][1].items() if isinstance(v, list)}
+
+
+CASES = {
+    "frozen tensor": [leaf(1.0, 2.0), leaf(1.0, 2.0), leaf(1.0, 2.0)],
+    "identical": [leaf(1.5, -2.0)] * 3,
+    "antipodal": [leaf(2.0, 1.0), leaf(0.0, 3.0), leaf(1.0, 2.0)],
+    "tiny": [leaf(1.00001, 2.0), leaf(1.0, 2.00002), leaf(0.99999, 1.99999)],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("label", SEVERAL)
+def test_degenerate_deltas_have_the_references_value(label, case):
+    assert_agrees(label, CASES[case], leaf(1.0, 2.0), [0.5, 0.5, 0.5], 10)
+
+
+@pytest.mark.parametrize("label", [n for n in SUBJECTS if "scale" not in SUBJECTS[n][1]])
+@pytest.mark.parametrize(("dtype", "huge"), [(jnp.bfloat16, 1e38), (jnp.float16, 6e4)])
+def test_huge_values_do_not_overflow_on_the_way(label, dtype, huge):
+    """Sums of squares, of magnitudes and of exponentials would; the outcome itself fits."""
+    random = np.random.default_rng(5)
+    leaves = [random.uniform(0.1, 0.2, (4, 40)) * huge for _ in range(models_for(label))]
+    models = [{"w": jnp.asarray(x, dtype)} for x in leaves]
+    weights = None if label in SINGLE else [1 / 3] * 3
+    got = call(label, models, {"w": jnp.zeros((4, 40), dtype)}, weights=weights)
+    chex.assert_tree_all_finite(got)
+
+
+@pytest.mark.parametrize("label", SEVERAL)
+def test_weights_that_sum_to_zero(label):
+    """Refused where they are to be normalised beforehand, a finite value elsewhere."""
+    models, base = problem(label)
+    name, knobs = SUBJECTS[label]
+    normalized = knobs.get("normalize", name == "della" or label == "breadcrumbs_ties")
+    if normalized:
+        with pytest.raises(ValueError, match="sum to 0"):
+            call(label, models, base, weights=[1.0, 1.0, -2.0])
+    else:
+        chex.assert_tree_all_finite(call(label, models, base, weights=[1.0, 1.0, -2.0]))
+
+
+@each_subject
+def test_refuses_what_is_not_finite_by_name(label):
+    models, base = problem(label)
+    models[-1] = models[-1] | {"embed": models[-1]["embed"].at[1, 1].set(jnp.nan)}
+    with pytest.raises(ValueError, match="leaf 'embed': expected finite"):
+        call(label, models, base)
+
+
+@pytest.mark.parametrize("label", SINGLE)
+def test_refuses_several_models(label):
+    models, base = problem(label)
+    with pytest.raises(ValueError, match="models: expected 1, got 2"):
+        call(label, models * 2, base)
+
+
+BAD_KNOBS = {
+    "breadcrumbs": {"density": 0.0, "gamma": 1.0, "scope": "layer"},
+    "della": {"density": 1.2, "epsilon": -0.1, "rank_by": "size", "compat": "peer"},
+    "sce": {"select_topk": 0.0, "tie": "both", "compat": "peer"},
+    "ram": {"epsilon": -1.0},
+    "ramplus_tl": {"r": np.nan, "alpha": -0.1, "epsilon": [1.0]},
+    "magmax": {"scale": np.inf},
+    "pcb": {"ratio": 0.0},
+    "consensus": {"threshold": -0.1, "agree": 1.5, "multitask": "mean", "density": 0.0},
+    "passthrough": {"scale": "x"},
+    "expo": {"alpha": np.nan},
+    "nearswap": {"t": -1.0},
+}
+
+
+@pytest.mark.parametrize(("label", "knob"), [(n, k) for n, ks in BAD_KNOBS.items() for k in ks])
+def test_refuses_bad_knobs_by_name(label, knob):
+    models, base = problem(label)
+    ties = {"multitask": "ties"} if (label, knob) == ("consensus", "density") else {}
+    with pytest.raises(ValueError, match=f"{knob}: expected"):
+        call(label, models, base, **{knob: BAD_KNOBS[label][knob], **ties})
+
+
+# --- what others get wrong
+
+
+def test_sce_of_a_tensor_equal_in_all_models_keeps_its_shape():
+    """mergekit writes [1, ...] there for select_topk < 1."""
+    base = {"w": jnp.ones((2, 3))}
+    for models in ([base] * 3, [{"w": jnp.full((2, 3), 2.0)}] * 3):
+        for compat in ("paper", "mergekit"):
+            got = methods.sce(models, base, select_topk=0.5, compat=compat)
+            chex.assert_trees_all_equal(got, base)
+
+
+def test_sce_weighs_deltas_of_usual_size():
+    """Deltas of 2e-4 and 6e-4: weights 1 : 9. mergekit loses them below 1e-6, and `compat` too."""
+    random = np.random.default_rng(0)
+    start = {"w": jnp.zeros(400)}
+    small = jnp.asarray(np.abs(random.normal(size=400)) * 2e-4, jnp.float32)
+    models = [{"w": small}, {"w": 3 * small}]
+    paper = methods.sce(models, start)["w"] / small
+    np.testing.assert_allclose(paper, 0.1 + 0.9 * 3, rtol=1e-5)
+    peer = methods.sce(models, start, compat="mergekit")["w"] / small
+    np.testing.assert_allclose(peer, 0.5 + 0.5 * 3, rtol=1e-5)
+
+
+def test_sce_selects_the_floor_of_the_fraction_of_what_varies():
+    """70 % of 10 varying entries are 7, whatever the binary value of 0.7."""
+    delta = jnp.concatenate([jnp.arange(1.0, 11.0), jnp.full(90, 5.0)])
+    models = [{"w": delta}, {"w": delta * jnp.where(jnp.arange(100) < 10, 2.0, 1.0)}]
+    got = methods.sce(models, {"w": jnp.zeros(100)}, select_topk=0.7)["w"]
+    assert np.flatnonzero(got).tolist() == [3, 4, 5, 6, 7, 8, 9]
+
+
+def test_arcee_fusion_keeps_the_dtype_and_is_exact_above_a_million_entries():
+    """mergekit writes float32, and samples a million entries for its quartiles."""
+    random = np.random.default_rng(1)
+    base = {"w": jnp.asarray(random.normal(size=(1024, 1030)), jnp.bfloat16)}
+    noise = random.normal(size=(1024, 1030)) * 0.1
+    model = {"w": (base["w"].astype(jnp.float32) + noise).astype(jnp.bfloat16)}
+    got = methods.arcee_fusion([model], base)["w"]
+    assert got.dtype == jnp.bfloat16
+    want = reference.arcee_fusion([flat(model)], flat(base), None, None)["w"]
+    # importances in float32 have 1e-5 of error: so many may fall on the other side of the threshold
+    assert (np.asarray(got, float) != want).mean() < 1e-4
+    assert 0.01 < (np.asarray(got, float) != np.asarray(base["w"], float)).mean() < 0.2
+
+
+def test_magmax_takes_the_later_of_equal_magnitudes():
+    base, one, two = leaf(0.0, 0.0), leaf(1.0, -1.0), leaf(-1.0, 1.0)
+    assert methods.magmax([one, two], base)["w"].tolist() == [-1.0, 1.0]
+    assert methods.magmax([two, one], base)["w"].tolist() == [1.0, -1.0]
+
+
+def test_nearswap_at_equal_entries_and_at_t_zero():
+    base, model = leaf(1.0, 2.0, 3.0), leaf(1.0, 2.5, -3.0)
+    assert methods.nearswap([model], base, t=1.0)["w"].tolist() == [1.0, 2.5, 2.0]
+    chex.assert_trees_all_equal(methods.nearswap([model], base, t=0.0), base)
+
+
+def test_pcb_of_many_models_does_not_overflow():
+    """exp(M s^2) exceeds float32 at M = 89."""
+    models = [tree(k) for k in range(100)]
+    chex.assert_tree_all_finite(methods.pcb(models, tree(200)))
+
+
+# --- one vector, several masks
+
+
+def test_emr_agrees_with_the_reference():
+    models, base = problem("magmax", full=True)
+    merged = methods.emr(models, base)
+    for k, want in enumerate(reference.emr([flat(m) for m in models], flat(base))):
+        got = merged.model(base, k)
+        chex.assert_trees_all_equal_shapes_and_dtypes(got, base)
+        for path, value in flat(got).items():
+            assert np.all(np.abs(value - want[path]) <= 200 * EPS), path
+
+
+@pytest.mark.parametrize("kind", ["sum", "ties"])
+def test_tall_masks_agree_with_the_reference(kind):
+    models, base = problem("magmax", full=True)
+    flats, thresholds = [flat(m) for m in models], [0.2, 0.4, 0.6]
+    merged = methods.tall_masks(models, base, thresholds, multitask=kind, weights=WEIGHTS)
+    votes = reference.merge.deltas(flats, flat(base))
+    shared = reference.multitask(votes, WEIGHTS, kind, 0.2)
+    masks = reference.task_masks(votes, shared, thresholds)
+    for k, mask in enumerate(masks):
+        got = flat(merged.model(base, k))
+        want = reference.merge.moved(
+            flat(base), {p: np.where(mask[p], shared[p], 0) for p in mask}, 1.0
+        )
+        for path, value in got.items():
+            assert np.all(np.abs(value - want[path]) <= 200 * EPS), path
+
+
+@pytest.mark.parametrize("build", [methods.emr, methods.tall_masks])
+def test_localized_models_of_degenerate_inputs(build):
+    """A single model is given back, models equal to the base give the base (fusion_bench: NaN),
+    and jit agrees."""
+    models, base = problem("magmax", full=True)
+    alone = build(models[:1], base).model(base, 0)
+    chex.assert_trees_all_close(alone, models[0], rtol=0, atol=16 * EPS)
+    frozen = build([base] * 3, base)
+    chex.assert_tree_all_finite(frozen.scales)
+    for k in range(3):
+        chex.assert_trees_all_equal(frozen.model(base, k), base)
+    jitted = jax.jit(lambda ms, b: build(ms, b).model(b, 2))(models, base)
+    chex.assert_trees_all_close(jitted, build(models, base).model(base, 2), rtol=0, atol=32 * EPS)
+    with pytest.raises(IndexError, match="task: expected one of 3, got 3"):
+        build(models, base).model(base, 3)
+
+
+def test_emr_scales_survive_huge_and_tiny_deltas():
+    models, base = [leaf(1e30, -2e30), leaf(3e30, 1e30)], leaf(0.0, 0.0)
+    small = [jax.tree.map(lambda x: x * 1e-35, m) for m in models]
+    big, little = methods.emr(models, base), methods.emr(small, base)
+    np.testing.assert_allclose(big.scales, [1.0, 4 / 3], rtol=4 * EPS)
+    np.testing.assert_allclose(little.scales, [1.0, 4 / 3], rtol=4 * EPS)
+
+
+def test_tall_masks_do_not_depend_on_the_base():
+    """Masks are of differences; fusion_bench passes the base's values where 0 is meant."""
+    random = np.random.default_rng(2)
+    deltas = [np.round(random.normal(size=4000) * 256) / 256 for _ in range(4)]
+    far = np.round(random.normal(size=4000) * 256) / 4
+
+    def kept(start):
+        models = [leaf(*(start + d)) for d in deltas]
+        return methods.tall_masks(models, leaf(*start), 0.6).masks["w"]
+
+    near, other = kept(np.zeros(4000)), kept(far)  # all exact in float32
+    chex.assert_trees_all_equal(near, other)
+    assert 0.3 < float(near.mean()) < 0.8
+
+
+def test_best_thresholds_are_those_of_the_score():
+    models, base = problem("magmax")
+
+    def closeness(k, model):
+        return -sum(
+            float(jnp.abs(a - b).sum())
+            for a, b in zip(flat_floats(model), flat_floats(models[k]), strict=True)
+        )
+
+    candidates = (0.2, 0.4, 0.6)
+    got = methods.best_thresholds(closeness, models, base, candidates)
+    for k in range(3):
+        scores = [
+            closeness(k, methods.tall_masks(models, base, c).model(base, k)) for c in candidates
+        ]
+        assert got[k] == candidates[int(np.argmax(scores))]
+    with pytest.raises(ValueError, match="candidates: expected at least one"):
+        methods.best_thresholds(closeness, models, base, ())
+
+
+def test_consensus_without_agreement_is_task_arithmetic():
+    models, base = problem("consensus")
+    plain = methods.task_arithmetic(models, base, weights=WEIGHTS)
+    same = methods.consensus(models, base, weights=WEIGHTS, agree=0)
+    chex.assert_trees_all_close(same, plain, rtol=0, atol=16 * EPS)
+    chex.assert_trees_all_equal(methods.consensus(models, base, agree=4), base)

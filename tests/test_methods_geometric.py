@@ -1,0 +1,600 @@
+"""Slerp and its kin, Karcher, Model Stock: against NumPy on the vectors, and laws."""
+
+import importlib.util
+import pathlib
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sail_jax import counts, methods
+from sail_jax.task_vectors import Each, Fold, Leafwise, Place, whole
+from sail_jax.trees import leaf_paths
+
+_spec = importlib.util.spec_from_file_location(
+    "geometric_reference", pathlib.Path(__file__).with_name("geometric_reference.py")
+)
+assert _spec is not None
+assert _spec.loader is not None
+reference = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(reference)
+
+EPS = float(jnp.finfo(jnp.float32).eps)
+WEIGHTS = [0.5, 1.0, 2.5]
+
+# label -> method, knobs, models, base, and the reference: its function, vectors and knobs
+SUBJECTS = {
+    "slerp": ("slerp", {"t": 0.3}, 2, False, ("slerp", "tensor", {"t": 0.3})),
+    "slerp out": ("slerp", {"t": -0.4}, 2, False, ("slerp", "tensor", {"t": -0.4})),
+    "nuslerp": ("nuslerp", {}, 2, False, ("nuslerp", "tensor", {"weights": WEIGHTS[:2]})),
+    "nuslerp deltas": ("nuslerp", {}, 2, True, ("nuslerp", "tensor", {"weights": WEIGHTS[:2]})),
+    "nuslerp rows": (
+        "nuslerp", {"flatten": False}, 2, True, ("nuslerp", "row", {"weights": WEIGHTS[:2]})
+    ),
+    "nuslerp columns": (
+        "nuslerp", {"flatten": False, "row_wise": True}, 2, True,
+        ("nuslerp", "column", {"weights": WEIGHTS[:2]}),
+    ),
+    "multislerp": ("multislerp", {}, 3, True, ("karcher", "tensor", {"weights": WEIGHTS})),
+    "multislerp mergekit": (
+        "multislerp", {"compat": "mergekit"}, 3, True, ("nlerp", "tensor", {"weights": WEIGHTS})
+    ),
+    "karcher": ("karcher", {}, 3, False, ("karcher", "tensor", {"weights": WEIGHTS})),
+    "stock": ("model_stock", {}, 3, True, ("model_stock", "tensor", {"weights": WEIGHTS})),
+    "stock angle": (
+        "model_stock", {"average": "angle"}, 3, True,
+        ("model_stock", "tensor", {"weights": WEIGHTS, "average": "angle"}),
+    ),
+    "stock mergekit": (
+        "model_stock", {"compat": "mergekit"}, 3, True,
+        ("model_stock", "tensor", {"weights": WEIGHTS, "clamp": 1e-6, "signed": True}),
+    ),
+    "stock rows": (
+        "model_stock", {"filter_wise": True}, 3, True,
+        ("model_stock", "row", {"weights": WEIGHTS}),
+    ),
+    "stock columns": (
+        "model_stock", {"filter_wise": True, "input_axis": 0}, 3, True,
+        ("model_stock", "column", {"weights": WEIGHTS}),
+    ),
+}  # fmt: skip
+each_subject = pytest.mark.parametrize("label", SUBJECTS)
+WHOLE = [s for s in SUBJECTS if "rows" not in s and "columns" not in s]
+
+
+def tree(seed, dtype=jnp.float32, shift=0.7):
+    """A matrix, a vector, a scalar, a leaf with three axes; directions within a right angle."""
+    shapes = {"kernel": (5, 4), "bias": (4,), "gain": (), "conv": (2, 3, 4)}
+    random = np.random.default_rng(seed)
+    leaves = {n: jnp.asarray(random.normal(size=s) + shift, dtype) for n, s in shapes.items()}
+    return leaves | {"steps": jnp.arange(3)}
+
+
+def problem(count, dtype=jnp.float32):
+    return [tree(1 + k, dtype) for k in range(count)], tree(0, dtype, shift=0.0)
+
+
+def call(label, models=None, base=None, **overrides):
+    name, knobs, count, with_base, _ = SUBJECTS[label]
+    problem_models, problem_base = problem(count)
+    models = problem_models if models is None else models
+    base = problem_base if base is None else base
+    weights = {} if "weights" in overrides else {"weights": WEIGHTS[: len(models)]}
+    return methods.get(name)(models, base if with_base else None, **weights, **knobs, **overrides)
+
+
+def flat(merged):
+    named = dict(zip(leaf_paths(merged), map(np.asarray, jax.tree.leaves(merged)), strict=True))
+    named.pop("steps", None)
+    return named
+
+
+def assert_close(got, want, ulps, size=1.0):
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, want)
+    chex.assert_trees_all_close(got, want, rtol=0, atol=ulps * EPS * size)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@each_subject
+def test_agrees_with_the_reference(label, dtype):
+    """A cosine is off by a few eps, a coefficient by that over sin^2 of an angle above 0.1 (the
+    directions were drawn so), entries are below 5: 1000 eps, then one rounding to the dtype."""
+    _, _, count, with_base, (function, vectors, knobs) = SUBJECTS[label]
+    models, base = problem(count, dtype)
+    want = reference.merged(
+        getattr(reference, function), [flat(m) for m in models], flat(base) if with_base else None,
+        vectors, **knobs,
+    )  # fmt: skip
+    got = call(label, models, base)
+    chex.assert_trees_all_equal_structs(got, base)
+    for path, leaf in flat(got).items():
+        assert leaf.dtype == dtype
+        error = np.abs(leaf.astype(float) - want[path])
+        assert np.all(error <= float(jnp.finfo(dtype).eps) * np.abs(want[path]) + 1000 * EPS), path
+
+
+def test_methods_differ_by_more_than_the_bound():
+    outs = [flat(call(label))["kernel"] for label in SUBJECTS]
+    same = [(a, b) for i, x in enumerate(outs) for a, b in [(x, y) for y in outs[:i]]]
+    assert sum(np.abs(a - b).max() < 0.01 for a, b in same) <= 2  # stock: average, compat
+
+
+# --- laws
+
+
+@each_subject
+def test_copies_give_the_copy(label):
+    """base + (theta - base), coefficients that sum to 1 within a few eps."""
+    count = SUBJECTS[label][2]
+    models, base = problem(1)
+    assert_close(call(label, models * count, base), models[0], 16, size=4)
+
+
+def test_slerp_ends_at_its_ends_to_the_bit():
+    models, _ = problem(2)
+    for compat in ("paper", "mergekit"):
+        for t, want in ((0.0, models[0]), (1.0, models[1])):
+            got = methods.slerp(models, t=t, compat=compat)
+            if compat == "paper":
+                chex.assert_trees_all_equal(got, want)
+            else:
+                assert_close(got, want, 4, size=4)
+
+
+def test_slerp_of_a_path_is_halved_by_its_middle():
+    """Half of the way and half of the rest is three quarters."""
+    models, _ = problem(2)
+    middle = methods.slerp(models, t=0.5)
+    got = methods.slerp([middle, models[1]], t=0.5)
+    assert_close(got, methods.slerp(models, t=0.75), 100, size=4)
+
+
+def test_slerp_takes_its_time_from_weights_when_there_is_none():
+    models, _ = problem(2)
+    got = methods.slerp(models, weights=[3.0, 1.0])
+    assert_close(got, methods.slerp(models, t=0.25), 4, size=4)
+
+
+@each_subject
+def test_order_of_models_does_not_matter(label):
+    if label.startswith("slerp"):
+        a, b = problem(2)[0]
+        t = SUBJECTS[label][1]["t"]
+        got, want = methods.slerp([b, a], t=1 - t), methods.slerp([a, b], t=t)
+    else:
+        count = SUBJECTS[label][2]
+        models, base = problem(count)
+        order = [1, 0] if count == 2 else [2, 0, 1]
+        got = call(label, [models[k] for k in order], base, weights=[WEIGHTS[k] for k in order])
+        want = call(label)
+    assert_close(got, want, 200, size=4)
+
+
+@pytest.mark.parametrize("label", WHOLE)
+def test_rotations_and_scales_commute(label):
+    """All inputs rotated rotate the outcome, scaled scale it; condition numbers as above."""
+    if label == "stock mergekit":  # its threshold is absolute: not below deltas of 1e-3
+        scales = [4.0]
+    else:
+        scales = [4.0, 2.0**-20]
+    count = SUBJECTS[label][2]
+    random = np.random.default_rng(5)
+    Q = jnp.asarray(np.linalg.qr(random.normal(size=(12, 12)))[0], jnp.float32)
+    xs = [jnp.asarray(random.normal(size=12) + 0.7, jnp.float32) for _ in range(count)]
+    start = jnp.asarray(random.normal(size=12), jnp.float32)
+    want = call(label, [{"a": x} for x in xs], {"a": start})["a"]
+    got = call(label, [{"a": Q @ x} for x in xs], {"a": Q @ start})["a"]
+    np.testing.assert_allclose(got, Q @ want, rtol=0, atol=1000 * EPS)
+    for scale in scales:
+        got = call(label, [{"a": scale * x} for x in xs], {"a": scale * start})["a"]
+        np.testing.assert_allclose(got, scale * want, rtol=0, atol=1000 * EPS * scale)
+
+
+@each_subject
+def test_jit_equals_eager(label):
+    _, _, count, _, _ = SUBJECTS[label]
+    models, base = problem(count)
+    jitted = jax.jit(lambda ms, b, w: call(label, ms, b, weights=w))
+    got = jitted(models, base, jnp.array(WEIGHTS[:count]))
+    assert_close(got, call(label), 100, size=4)
+
+
+def test_time_may_be_traced():
+    models, _ = problem(2)
+    got = jax.jit(lambda t: methods.slerp(models, t=t))(0.3)
+    assert_close(got, methods.slerp(models, t=0.3), 100, size=4)
+
+
+@each_subject
+def test_gradient(label):
+    """In the weights (t of slerp) and in a model, central differences in float64: truncation h^2
+    times third derivatives below 100, rounding 1e-16 / h."""
+    with jax.enable_x64(True):
+        name, knobs, count, with_base, _ = SUBJECTS[label]
+        models, base = problem(count, jnp.float64)
+        probe = tree(9, jnp.float64)
+
+        def loss(w, first):
+            ms = [models[0] | {"kernel": first}, *models[1:]]
+            extra = {"t": w[0]} if name == "slerp" else {"weights": w}
+            merged = methods.get(name)(ms, base if with_base else None, **{**knobs, **extra})
+            return sum(jnp.vdot(jnp.sin(merged[k]), probe[k]) for k in flat(merged))
+
+        at = jnp.array(WEIGHTS[:count]), models[0]["kernel"]
+        got = jax.grad(loss, (0, 1))(*at)
+        h = 1e-5
+        f = jax.jit(loss)
+        for i in range(2):
+            size = at[i].size
+            for j in range(min(size, 3)):
+                step = (h * np.eye(size)[j]).reshape(at[i].shape)
+                moved = [[*at], [*at]]
+                moved[0][i], moved[1][i] = at[i] + step, at[i] - step
+                want = (f(*moved[0]) - f(*moved[1])) / (2 * h)
+                np.testing.assert_allclose(got[i].reshape(-1)[j], want, rtol=1e-6, atol=1e-7)
+            assert np.abs(np.asarray(got[i])).max() > 1e-3 or name == "karcher"
+
+
+@pytest.mark.parametrize("label", ["slerp", "nuslerp", "multislerp", "karcher", "stock"])
+def test_gradients_at_copies_and_zeros_are_finite(label):
+    count = SUBJECTS[label][2]
+    for value in (jnp.ones(3), jnp.zeros(3)):
+        grad = jax.grad(
+            lambda x: call(label, [{"a": x}, *[{"a": value}] * (count - 1)], {"a": 0 * x})[
+                "a"
+            ].sum()
+        )(value)
+        chex.assert_tree_all_finite(grad)
+
+
+@each_subject
+def test_pieces_equal_the_whole(label):
+    """The kernels on runs of rows or entries, padded with zeros, in any order, as when streamed."""
+    name, knobs, count, _, _ = SUBJECTS[label]
+    random = np.random.default_rng(2)
+    delta = jnp.asarray(random.normal(size=(count, 6, 4)) + 0.7, jnp.float32)
+    weight = jnp.asarray(WEIGHTS[:count]).reshape(-1, 1, 1)
+    want = methods.expression(name, **knobs).count
+    want = want(methods_votes(delta, weight))["a"]
+    count_ = methods.expression(name, **knobs).count
+    count_ = count_.rule if isinstance(count_, Each) else count_
+    cut = {"entry": entries, "row": rows}
+    if isinstance(count_, Fold):
+        parts = [count_.summary(*p, weight_like(weight, p)) for p in cut[count_.grain](delta)[::-1]]
+        total = parts[0]
+        for part in parts[1:]:
+            total = count_.add(total, part)
+        count_ = count_.then(total, 24)
+    assert isinstance(count_, Leafwise)
+    assert count_.grain != "leaf"
+    out = [
+        np.asarray(count_.at(("a", 0))(*p, weight_like(weight, p))).reshape(-1)[: int(p[0].size)]
+        for p in cut[count_.grain](delta)
+    ]
+    np.testing.assert_allclose(np.concatenate(out), want.reshape(-1), rtol=0, atol=100 * EPS)
+
+
+def methods_votes(delta, weight):
+    from sail_jax.task_vectors import TaskVectors
+
+    return TaskVectors({"a": delta}, {"a": weight})
+
+
+def weight_like(weight, piece):
+    return weight.reshape(-1, *(1,) * (piece[1].ndim - 1))
+
+
+def entries(delta, length=10):
+    x = delta.reshape(len(delta), -1)
+    starts = range(0, x.shape[1], length)
+    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % length)))
+    name = whole("a", delta).name
+    return [(Place(name, s, min(length, delta[0].size - s)), x[:, s : s + length]) for s in starts]
+
+
+def rows(delta, length=4):
+    x = jnp.pad(delta, ((0, 0), (0, -delta.shape[1] % length), (0, 0)))
+    name, c = whole("a", delta).name, delta.shape[2]
+    return [
+        (Place(name, s * c, min(length, delta.shape[1] - s) * c), x[:, s : s + length])
+        for s in range(0, delta.shape[1], length)
+    ]
+
+
+# --- accuracy
+
+
+def test_gram_of_long_vectors():
+    """Of 2^22 entries with a mean, whose squares all add up: within 8 eps of |a| |b|, where one sum
+    from left to right would be off by thousands of eps."""
+    x = np.random.default_rng(0).normal(size=(3, 2**22)).astype(np.float32) + np.float32(0.3)
+    want = x.astype(float) @ x.astype(float).T
+    got = np.asarray(jax.jit(counts.gram)(jnp.asarray(x)))
+    size = np.sqrt(np.outer(np.diag(want), np.diag(want)))
+    assert np.max(np.abs(got - want) / size) < 8 * EPS
+
+
+@pytest.mark.parametrize("angle", [1e-1, 1e-2, 1e-4, 1e-6, 0.0])
+def test_nearly_parallel_vectors_lose_nothing(angle):
+    """Coefficients are smooth in theta^2, so that rounding of a cosine near 1 is not magnified:
+    4 ulp of entries below 3, where arccos alone would be off by 1e-4."""
+    random = np.random.default_rng(4)
+    a, b = np.linalg.qr(random.normal(size=(64, 2)))[0].T
+    b = np.cos(angle) * a + np.sin(angle) * b
+    vectors = [x.astype(np.float32) for x in (2 * a, 3 * b)]
+    want = reference.slerp([x.astype(float) for x in vectors], 0.3)
+    got = methods.slerp([{"a": jnp.asarray(x)} for x in vectors], t=0.3)["a"]
+    assert np.abs(np.asarray(got) - want).max() < 4 * EPS * 3
+
+
+def test_karcher_of_two_is_slerp_and_minimises():
+    models, _ = problem(2)
+    got = methods.karcher(models, weights=[3.0, 1.0])
+    assert_close(got, methods.slerp(models, t=0.25), 200, size=4)
+    models, _ = problem(3)
+    x = np.asarray(methods.karcher(models, weights=WEIGHTS)["kernel"], float).reshape(-1)
+    vectors = [np.asarray(m["kernel"], float).reshape(-1) for m in models]
+    spread = lambda u: sum(  # noqa: E731
+        w * reference.angle(u, v) ** 2 for w, v in zip(WEIGHTS, vectors, strict=True)
+    )
+    for k in range(20):
+        other = x + 0.05 * np.random.default_rng(k).normal(size=20)
+        assert spread(x) < spread(other)
+
+
+def test_filter_wise_columns_are_rows_of_the_transpose():
+    models, base = problem(3)
+    pick = lambda tree, f: {"kernel": f(tree["kernel"])}  # noqa: E731
+    got = methods.model_stock(
+        [pick(m, lambda x: x) for m in models], pick(base, lambda x: x),
+        filter_wise=True, input_axis=0,
+    )  # fmt: skip
+    want = methods.model_stock(
+        [pick(m, jnp.transpose) for m in models], pick(base, jnp.transpose), filter_wise=True
+    )
+    assert_close(got["kernel"], want["kernel"].T, 8, size=4)
+
+
+def test_model_stock_recovers_the_centre_of_noisy_models():
+    """Jang et al.'s geometry: theta_k = mu + noise of equal size at right angles; the point of the
+    hyperplane nearest to mu. Exact geometry, so 16 ulp."""
+    eye = np.eye(5, dtype=np.float32)
+    mu, noise = eye[0], 2.0
+    models = [{"a": jnp.asarray(mu + noise * eye[k + 1])} for k in range(3)]
+    got = methods.model_stock(models, {"a": jnp.zeros(5)})["a"]
+    mean = mu + noise * eye[1:4].mean(0)
+    nearest = mean @ mu / (mean @ mean) * mean  # of the segment from base to mean, to mu
+    np.testing.assert_allclose(got, nearest, rtol=0, atol=16 * EPS)
+
+
+# --- degenerate inputs
+
+
+def two(label, a, b, base=0.0, **knobs):
+    models = [{"a": jnp.asarray(a)}, {"a": jnp.asarray(b)}]
+    models += models[1:] * (SUBJECTS[label][2] - 2)
+    return call(label, models, {"a": jnp.full(np.shape(a), base, models[0]["a"].dtype)}, **knobs)[
+        "a"
+    ]
+
+
+@each_subject
+def test_deltas_of_zero(label):
+    """A frozen tensor stays what it is, in every method."""
+    start = jnp.array([1.0, -2.0, 3.0])
+    got = call(label, [{"a": start}] * SUBJECTS[label][2], {"a": start})["a"]
+    np.testing.assert_allclose(got, start, rtol=4 * EPS)
+    zero = call(label, [{"a": 0 * start}] * SUBJECTS[label][2], {"a": 0 * start})["a"]
+    assert zero.tolist() == [0.0] * 3
+
+
+@each_subject
+@pytest.mark.parametrize("shape", [(), (1,), (3, 1), (1, 3), (0, 3), (2, 0)])
+def test_tiny_shapes(label, shape):
+    count = SUBJECTS[label][2]
+    models = [{"a": jnp.full(shape, 1.0 + k)} for k in range(count)]
+    got = call(label, models, {"a": jnp.zeros(shape)})["a"]
+    assert got.shape == shape
+    chex.assert_tree_all_finite(got)
+    if got.size:  # one direction only: between the shortest and the longest, or slerp's beyond
+        assert 0.5 < float(got.reshape(-1)[0]) < 3.1
+
+
+@each_subject
+def test_antipodal_vectors_are_interpolated_linearly(label):
+    """Two opposed vectors: no direction; the weighted mean of the vectors, or the base (stock)."""
+    a = jnp.array([1.0, 2.0, 2.0])
+    got = two(label, a, -a, weights=None)
+    chex.assert_tree_all_finite(got)
+    if SUBJECTS[label][2] == 2:
+        t = SUBJECTS[label][1].get("t", 0.5)
+        np.testing.assert_allclose(got, (1 - 2 * t) * a, rtol=0, atol=8 * EPS)
+    opposed = methods.get(SUBJECTS[label][0])
+    if label in ("karcher", "multislerp", "multislerp mergekit"):
+        models = [{"a": x} for x in (a, -3 * a)]
+        got = opposed(models, **SUBJECTS[label][1])["a"]
+        np.testing.assert_allclose(got, -a, rtol=0, atol=8 * EPS)
+
+
+def test_one_model():
+    models, base = problem(1)
+    for name in ("multislerp", "karcher"):
+        assert_close(methods.get(name)(models), models[0], 4, size=4)
+    for name, least in (("slerp", "2"), ("nuslerp", "2"), ("model_stock", "at least 2")):
+        with pytest.raises(ValueError, match=f"models: expected {least}, got 1"):
+            methods.get(name)(models, base)
+    with pytest.raises(ValueError, match="models: expected 2, got 3"):
+        methods.slerp(models * 3, t=0.5)
+
+
+@pytest.mark.parametrize("name", ["multislerp", "karcher", "model_stock"])
+def test_weights_that_sum_to_zero_are_refused(name):
+    models, base = problem(2)
+    with pytest.raises(ValueError, match="sum to 0"):
+        methods.get(name)(models, base, weights=[1.0, -1.0])
+
+
+def test_weights_that_sum_to_zero_mean_the_middle_in_nuslerp():
+    models, _ = problem(2)
+    got = methods.nuslerp(models, weights=[1.0, -1.0])
+    chex.assert_trees_all_equal(got, methods.nuslerp(models))
+
+
+@each_subject
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_tiny_deltas_are_treated_as_larger_ones(label, dtype):
+    """Deltas of 1e-5, up to mergekit's absolute threshold in Model Stock."""
+    count = SUBJECTS[label][2]
+    models = [{"a": x["kernel"]} for x in problem(count, dtype)[0]]
+    small = jax.tree.map(lambda x: x * 2.0**-17, models)
+    zero = {"a": jnp.zeros_like(models[0]["a"])}
+    got, want = call(label, small, zero)["a"], call(label, models, zero)["a"]
+    if label == "stock mergekit":
+        assert float(jnp.abs(got).max()) < 0.1 * 2.0**-17 * float(jnp.abs(want).max())
+    else:
+        np.testing.assert_allclose(got.astype(float) * 2.0**17, want.astype(float), rtol=0.01)
+
+
+@each_subject
+def test_huge_values_in_half_precision(label):
+    """60000 in float16 squares beyond it, not beyond float32; 1e30 in bfloat16 squares beyond that,
+    which is refused where a tensor is a vector, before anything is infinite."""
+    count = SUBJECTS[label][2]
+    huge = [{"a": jnp.array([[6e4, k], [k, 6e4]], jnp.float16)} for k in range(count)]
+    chex.assert_tree_all_finite(call(label, huge, {"a": jnp.zeros((2, 2), jnp.float16)}))
+    beyond = [{"a": jnp.full((2, 2), 1e30, jnp.bfloat16)}] * count
+    if label in WHOLE:
+        with pytest.raises(ValueError, match="squares add up to a finite number"):
+            call(label, beyond, {"a": jnp.zeros((2, 2), jnp.bfloat16)})
+
+
+@each_subject
+def test_refuses_by_name(label):
+    count = SUBJECTS[label][2]
+    good = {"w": jnp.ones(4), "n": jnp.arange(2)}
+    for change, message in (
+        ({"w": jnp.full(4, jnp.nan)}, "leaf 'w': expected finite"),
+        ({"w": jnp.ones(3)}, r"leaf 'w': expected shape \(4,\), got \(3,\)"),
+        ({"n": jnp.ones(2, int)}, "leaf 'n': int32 values differ"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(label, [good] * (count - 1) + [good | change], good)
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "error", "message"),
+    [
+        ("slerp", {"t": [0.1, 0.2]}, ValueError, "t: expected a finite number"),
+        ("slerp", {"t": np.nan}, ValueError, "t: expected a finite number"),
+        ("slerp", {"compat": "mergkit"}, ValueError, "compat: expected"),
+        ("karcher", {"max_iterations": 2.5}, ValueError, "max_iterations: expected an integer"),
+        ("karcher", {"tolerance": -1.0}, ValueError, "tolerance: expected a number >= 0"),
+        ("model_stock", {"input_axis": 1}, ValueError, "input_axis: expected -1 or 0"),
+        ("model_stock", {"average": "mean"}, ValueError, "average: expected one of"),
+    ],
+)
+def test_refuses_bad_knobs(name, knobs, error, message):
+    models, base = problem(2)
+    with pytest.raises(error, match=message):
+        methods.get(name)(models, base, **knobs)
+
+
+# --- what popular code gets wrong, and what compat="mergekit" keeps of it
+
+
+def test_defect_slerp_of_a_zero_tensor():
+    """mergekit: .707 b at the middle of 0 and b. Here .5 b."""
+    b = jnp.array([3.0, 4.0])
+    models = [{"a": 0 * b}, {"a": b}]
+    np.testing.assert_allclose(methods.slerp(models, t=0.5)["a"], 0.5 * b, rtol=4 * EPS)
+    kept = methods.slerp(models, t=0.5, compat="mergekit")["a"]
+    np.testing.assert_allclose(kept, np.sqrt(0.5) * b, rtol=4 * EPS)
+
+
+def test_defect_slerp_does_not_interpolate_lengths():
+    """mergekit: of lengths 1 and 10 at 60 degrees the middle has length 6.08, not 5.5."""
+    a, b = jnp.array([1.0, 0.0]), 10 * jnp.array([0.5, np.sqrt(0.75)], jnp.float32)
+    models = [{"a": a}, {"a": b}]
+    length = lambda **k: float(jnp.linalg.norm(methods.slerp(models, t=0.5, **k)["a"]))  # noqa: E731
+    assert abs(length() - 5.5) < 1e-5
+    assert abs(length(compat="mergekit") - np.sqrt(111 / 3)) < 1e-5
+
+
+def test_defect_slerp_is_linear_below_two_degrees():
+    """mergekit: cos > .9995 is interpolated linearly, 6e-5 short of the arc."""
+    theta = 0.03
+    models = [{"a": jnp.array([1.0, 0.0])}, {"a": jnp.array([np.cos(theta), np.sin(theta)])}]
+    length = lambda **k: float(jnp.linalg.norm(methods.slerp(models, t=0.5, **k)["a"]))  # noqa: E731
+    assert abs(length() - 1) < 4 * EPS
+    assert abs(length(compat="mergekit") - np.cos(theta / 2)) < 4 * EPS
+
+
+def test_defect_multislerp_is_not_on_the_arc():
+    """mergekit's tangent step is 0: at t = 1/4 and a right angle 18.4 degrees, not 22.5."""
+    models = [{"a": jnp.array([1.0, 0.0])}, {"a": jnp.array([0.0, 1.0])}]
+    angle = lambda **k: float(  # noqa: E731
+        jnp.arctan2(*methods.multislerp(models, weights=[3.0, 1.0], **k)["a"][::-1])
+    )
+    assert abs(angle() - np.pi / 8) < 4 * EPS
+    assert abs(angle(compat="mergekit") - np.arctan(1 / 3)) < 4 * EPS
+
+
+@pytest.mark.parametrize("compat", ["paper", "mergekit"])
+def test_defect_multislerp_of_a_frozen_tensor(compat):
+    """mergekit raises for three models that share a tensor with the base."""
+    base = {"a": jnp.arange(4.0)}
+    got = methods.multislerp([base] * 3, base, compat=compat)
+    chex.assert_trees_all_equal(got, base)
+
+
+def test_defect_model_stock_of_small_copies():
+    """mergekit: two copies of a delta of 1e-4 have "cosine" .04 and are nearly reverted."""
+    base, model = {"a": jnp.zeros(4)}, {"a": jnp.full(4, 1e-4)}
+    got = methods.model_stock([model, model], base)["a"]
+    np.testing.assert_allclose(got, 1e-4, rtol=8 * EPS)
+    kept = methods.model_stock([model, model], base, compat="mergekit")["a"]
+    np.testing.assert_allclose(kept, 1e-4 * 2 * 0.04 / 1.04, rtol=16 * EPS)
+
+
+@pytest.mark.parametrize("compat", ["paper", "mergekit"])
+def test_defect_model_stock_at_its_pole(compat):
+    """mergekit: -inf for two opposed deltas. Here the base."""
+    base = {"a": jnp.array([1.0, 2.0])}
+    models = [{"a": base["a"] + x} for x in (1.0, -1.0)]
+    chex.assert_trees_all_equal(methods.model_stock(models, base, compat=compat), base)
+
+
+def test_defect_model_stock_goes_backwards():
+    """mergekit: at an obtuse angle t < 0 leaves the base away from the mean."""
+    base = {"a": jnp.zeros(2)}
+    models = [{"a": jnp.array([1.0, 0.0])}, {"a": jnp.array([-0.6, 0.8])}]
+    assert methods.model_stock(models, base)["a"].tolist() == [0.0, 0.0]
+    kept = methods.model_stock(models, base, compat="mergekit")["a"]
+    np.testing.assert_allclose(kept, -3 * np.array([0.2, 0.4]), rtol=8 * EPS)
+
+
+def test_defect_karcher_ignores_weights_and_stops_early():
+    """mergekit knows equal weights only, and starts from the first model where directions cancel."""
+    models, _ = problem(3)
+    equal = methods.karcher(models, compat="mergekit")
+    chex.assert_trees_all_equal(methods.karcher(models, weights=WEIGHTS, compat="mergekit"), equal)
+    assert_close(equal, methods.karcher(models), 2e5 * EPS / EPS, size=1e-5 * 4)
+    a = jnp.array([1.0, 2.0])
+    opposed = [{"a": a}, {"a": -a}]
+    np.testing.assert_allclose(methods.karcher(opposed, compat="mergekit")["a"], a, rtol=8 * EPS)
+    assert methods.karcher(opposed)["a"].tolist() == [0.0, 0.0]
+
+
+def test_defect_nuslerp_of_a_cropped_tensor():
+    """mergekit flattens by a view, which fails for a cropped embedding; arrays have no strides."""
+    big = jnp.arange(12.0).reshape(4, 3)
+    got = methods.nuslerp([{"a": big[:2, :2]}, {"a": big[1:3, 1:]}])["a"]
+    assert got.shape == (2, 2)
+
+
+def test_defect_half_precision_output():
+    """fusion_bench's slerp returns float32 for bfloat16."""
+    models = [{"a": jnp.ones(2, jnp.bfloat16)}, {"a": jnp.arange(2, dtype=jnp.bfloat16)}]
+    assert methods.slerp(models, t=0.5)["a"].dtype == jnp.bfloat16

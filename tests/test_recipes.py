@@ -1,0 +1,318 @@
+"""Recipes: mergekit's grammar read strictly, every error with its place and remedy."""
+
+import random
+import re
+
+import pytest
+
+from sail_jax.checkpoint import mergekit
+from sail_jax.checkpoint.recipes import RecipeError, Ref, parse, simple
+from sail_jax.checkpoint.settings import Condition, Ledger, interpolate
+from sail_jax.checkpoint.yaml_tree import LIMIT, Where, compose
+
+TIES = """\
+merge_method: ties
+base_model: org/base
+dtype: bfloat16
+models:
+  - model: org/base   # no parameters for the base
+  - model: org/one@main
+    parameters:
+      weight: 0.5
+      density: [0.2, 0.8]
+  - model: org/two+some/lora@v1
+    parameters:
+      weight:
+        - filter: mlp
+          value: [0, 1e-1]
+        - value: 0.3
+parameters:
+  normalize: true
+  lambda: 0.7
+  int8_mask: true
+"""
+
+
+def test_reads_what_mergekit_reads():
+    recipe = parse(TIES, "r.yaml")
+    (part,) = recipe.modules[0].slices
+    assert recipe.method == "ties"
+    assert recipe.compat == "mergekit"
+    assert [source.model for source in part.sources] == [
+        Ref("org/base"),
+        Ref("org/one", "main"),
+        Ref("org/two", None, "some/lora", "v1"),
+    ]
+    assert [str(ref) for ref in recipe.models()] == [
+        "org/base",
+        "org/one@main",
+        "org/two+some/lora@v1",
+    ]
+    weight = part.sources[2].parameters["weight"]
+    assert [(c.filter, c.values) for c in weight] == [("mlp", (0.0, 0.1)), (None, (0.3,))]
+    assert weight[0].where == Where("models[2].parameters.weight[0]", "r.yaml", 13, 11)
+    assert recipe.parameters["normalize"][0].values == (True,)
+
+
+def test_single_condition_is_a_setting():
+    recipe = parse(
+        "merge_method: slerp\nbase_model: a\nmodels: [{model: a}, {model: b}]\n"
+        "parameters: {t: {filter: mlp, value: 0.25}}\n"
+    )
+    (condition,) = recipe.parameters["t"]
+    assert (condition.filter, condition.values) == ("mlp", (0.25,))
+
+
+def two(method="linear", models="[{model: a}, {model: b}]", more=""):
+    return f"merge_method: {method}\nmodels: {models}\n{more}"
+
+
+LINEAR = "[{model: a, parameters: {weight: 1}}, {model: b, parameters: {weight: 1}}]"
+BAD = {  # what is wrong: (text, where it is said, what is said)
+    "unknown key": (two(more="paramters: {}"), "r:3:1: paramters", "nearest: 'parameters'"),
+    "unknown method": (two("tise"), "r:1:15: merge_method", "nearest: 'ties'"),
+    "no method": ("models: [{model: a}]", "r:1:1", "needs 'merge_method'"),
+    "no models": ("merge_method: linear", "r:1:1", "exactly one of models, slices, modules"),
+    "two forms": (two(more="slices: []"), "r:3:1: slices", "got models and slices"),
+    "unknown parameter": (
+        two(models="[{model: a, parameters: {wieght: 1}}]"),
+        "r:2:34: models[0].parameters.wieght",
+        "nearest: 'weight'",
+    ),
+    "weight missing": (
+        two(models="[{model: a, parameters: {weight: 1}}, {model: b}]"),
+        "models[1]",
+        "needs the parameter 'weight', missing for b",
+    ),
+    "not per model": (
+        two("slerp", "[{model: a}, {model: b, parameters: {t: 1}}]", "base_model: a"),
+        "models[1].parameters.t",
+        "does not read 't' per model",
+    ),
+    "t missing": (two("slerp", more="base_model: a"), "merge_method", "needs the parameter 't'"),
+    "base has no vote": (
+        "merge_method: ties\nbase_model: a\nmodels: " + LINEAR,
+        "models[0].parameters.weight",
+        "the base has no vote",
+    ),
+    "slerp of three": (
+        two("slerp", "[{model: a}, {model: b}, {model: c}]", "base_model: a\nparameters: {t: 1}"),
+        "models",
+        "slerp merges 2 model(s), base_model included; got 3",
+    ),
+    "nearswap of two": (
+        two("nearswap", more="base_model: c\nparameters: {t: 1}"),
+        "models",
+        "got 2",
+    ),
+    "stock of one": (two("model_stock", more="base_model: a"), "models", "at least 2"),
+    "no base": (two("ties", LINEAR), "models", "ties needs base_model"),
+    "key twice": (two(more="dtype: float32\ndtype: float32"), "r:4:1: dtype", "twice"),
+    "bool for number": (
+        two(models="[{model: a, parameters: {weight: true}}]"),
+        "weight",
+        "expected a number",
+    ),
+    "infinite": (two(models="[{model: a, parameters: {weight: .inf}}]"), "weight", "finite number"),
+    "density": (
+        two("ties", "[{model: a, parameters: {weight: 1, density: 0}}]", "base_model: b"),
+        "density",
+        "(0, 1]",
+    ),
+    "dtype": (two(models=LINEAR, more="dtype: int64"), "r:3:8: dtype", "cut the weights"),
+    "after everything": (
+        two(models=LINEAR, more="parameters:\n  weight: [{value: 1}, {filter: mlp, value: 2}]"),
+        "parameters.weight[1]",
+        "never reached",
+    ),
+    "regular expression": (
+        two(models=LINEAR, more="parameters: {weight: [{filter: 're:(', value: 1}]}"),
+        "parameters.weight[0].filter",
+        "no regular expression",
+    ),
+    "python tag": (
+        two(models=LINEAR, more="seed: !!python/object/apply:os.getcwd []"),
+        "seed",
+        "tag 'tag:yaml.org,2002:python/object/apply:os.getcwd' is not allowed",
+    ),
+    "billion laughs": (
+        "a: &a [x,x,x,x,x,x,x,x,x]\n"
+        + "".join(
+            f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n"
+            for a, b in zip("abcdefg", "bcdefgh", strict=True)
+        ),
+        "",
+        "aliases expand to more than",
+    ),
+    "itself": ("models: &a [*a]", "", "nested deeper"),
+    "deep": ("[" * 5000, "r", "nested too deeply"),
+    "long": ("#" * (LIMIT + 1), "r", "longer than"),
+    "not yaml": ("a: [1", "r:1:", "not YAML"),
+    "two documents": ("a: 1\n---\nb: 2", "r:2:1", "another document"),
+    "empty": ("", "r", "empty"),
+    "slice lengths": (
+        "merge_method: passthrough\nslices:\n- sources: [{model: a, layer_range: [0, 2]},"
+        " {model: b, layer_range: [0, 3]}]",
+        "slices[0].sources",
+        "equally many layers; got [2, 3]",
+    ),
+    "layer range": (
+        "merge_method: passthrough\nslices: [{sources: [{model: a, layer_range: [3, 2]}]}]",
+        "layer_range",
+        "0 <= first < last + 1",
+    ),
+    "residual weight": (
+        "merge_method: passthrough\n"
+        "slices: [{sources: [{model: a, layer_range: [0, 2]}], residual_weight: 1}]",
+        "residual_weight",
+        "no effect",
+    ),
+    "reference": (two(models="[{model: a@b@c}]"), "models[0].model", "path[@revision]"),
+    "token": (
+        two(
+            models=LINEAR, more="tokenizer: {tokens: {x: {source: {kind: model_token, model: a}}}}"
+        ),
+        "tokenizer.tokens.x.source",
+        "one of token, token_id",
+    ),
+    "tokenizer twice": (
+        two(models=LINEAR, more="tokenizer_source: union\ntokenizer: {source: base}"),
+        "tokenizer_source",
+        "not beside tokenizer",
+    ),
+    "template": (two(models=LINEAR, more="chat_template: chatlm"), "chat_template", "'chatml'"),
+    "scope": (two(models=LINEAR, more="scope: tree"), "scope", "linear has no scope"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_recipes_say_where_and_what(case):
+    text, where, what = BAD[case]
+    with pytest.raises(RecipeError) as caught:
+        parse(text, "r")
+    assert where in str(caught.value)
+    assert what in str(caught.value)
+
+
+def test_merge_keys_and_aliases():
+    recipe = parse(
+        "merge_method: linear\nmodels:\n- &m {model: a, parameters: {weight: 1}}\n"
+        "- {<<: *m, model: b}\n"
+    )
+    assert [source.model.path for source in recipe.modules[0].slices[0].sources] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", sorted(mergekit.MERGEKIT))
+def test_parameters_map_to_knobs_of_the_method(name):
+    for parameter in mergekit.entry(name).parameters.values():
+        takes = parameter.knob in (None, "weights") or mergekit.accepts(name, parameter.knob)
+        # what our method lacks may still be said, at mergekit's default
+        assert takes or parameter.default is not mergekit.REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("values", "t", "expected"),
+    [
+        ([2.0], 0.3, 2.0),
+        ([0.0, 1.0], 0.3, 0.3),
+        ([0.0, 1.0, 0.0], 0.5, 1.0),
+        ([0.0, 1.0, 0.0], 0.75, 0.5),
+        ([1.0, 3.0], 1.0, 3.0),
+        ([False, True], 0.99, False),  # a step: mergekit 0.1.4 interpolated bools as numbers
+        ([False, True], 1.0, True),
+        (["rank", "magnitude"], 1.0, "magnitude"),
+    ],
+)
+def test_gradients(values, t, expected):
+    found = interpolate(values, t)
+    assert found == expected or abs(found - expected) <= 2.3e-16  # 1 ulp of 1
+
+
+def test_the_innermost_fitting_condition_decides():
+    inner = (Condition("mlp", (1.0,), Where("inner")),)
+    outer = (Condition("attn", (2.0,), Where("o0")), Condition(None, (3.0,), Where("o1")))
+    ledger = Ledger()
+    found = [ledger.resolve([inner, None, outer], name, 0) for name in ("mlp", "attn", "norm")]
+    assert found == [1.0, 2.0, 3.0]
+    assert ledger.check([("x", inner), ("x", outer)]) == []
+
+
+@pytest.mark.parametrize(
+    "name", [s for s in sorted(mergekit.names()) if s not in ("slerp", "nearswap")]
+)
+def test_simple_makes_what_yaml_makes(name):
+    entry = mergekit.entry(name)
+    models = ["a", "b"][: entry.most or 2]
+    base = None if entry.base in ("input", "joins") else "base"
+    weights = [1.0] * len(models) if "weight" in entry.parameters else None
+    recipe = simple(models, base, name, weights=weights, compat="mergekit")
+    listed = "".join(
+        f"\n- model: {m}" + ("\n  parameters: {weight: 1}" if weights else "") for m in models
+    )
+    text = f"merge_method: {name}\nmodels:{listed}\n" + (f"base_model: {base}\n" if base else "")
+    same = parse(text)
+    plain = re.compile(r"where=Where\([^)]*\)").sub
+    assert plain("", repr(recipe.modules[0].slices[0].sources)) == plain(
+        "", repr(same.modules[0].slices[0].sources)
+    )
+    assert recipe.models() == same.models()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"method": "tise"}, "nearest: 'ties'"),
+        ({"densty": 0.5}, "densty: unknown knob of ties (nearest: 'density'"),
+        ({"density": [0.1, 0.2, 0.3]}, "density: expected one number per model (2), got 3"),
+        ({"weights": [1.0]}, "expected one number per model (2), got 1"),
+        ({"scale": [1.0, 2.0]}, "expected one value, got 2"),
+        ({"density": "much"}, "density: expected a number"),
+        ({"base": None}, "ties needs base_model"),
+        ({"seed": -1}, "seed"),
+        ({"compat": "merge"}, "compat: expected one of mergekit, paper"),
+        ({"models": "a"}, "models: expected a sequence"),
+        ({"models": []}, "merges at least 1"),
+    ],
+)
+def test_simple_refuses(arguments, what):
+    with pytest.raises(RecipeError, match=re.escape(what)):
+        simple(**({"models": ["a", "b"], "base": "c", "method": "ties"} | arguments))
+
+
+def test_simple_takes_paths_as_they_are():
+    recipe = simple(["x+y@z"], method="linear")
+    assert recipe.models() == [Ref("x+y@z")]
+
+
+def test_mutated_recipes_raise_only_recipe_errors():
+    rng = random.Random(0)
+    seeds = [TIES, two(models=LINEAR), BAD["slice lengths"][0], BAD["token"][0]]
+    words = [
+        *"{}[]:,-&*!|>'\"#%@\t\n ",
+        "<<",
+        "!!python/name:os",
+        "1e400",
+        "~",
+        "0b",
+        "1:99",
+        "\x00",
+        "é",
+    ]
+    refused = 0
+    for _ in range(1500):
+        text = rng.choice(seeds)
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(text) + 1)
+            end = min(len(text), at + rng.choice([0, 0, 1, 3, 20]))
+            text = text[:at] + rng.choice([*words, text[at : at + 30]]) + text[end:]
+        try:
+            parse(text)
+        except RecipeError:
+            refused += 1
+    assert 500 < refused < 1500  # both happen: neither everything nor nothing is refused
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"\x00" * 9, bytes(range(256))])
+def test_bytes_that_are_no_text(data):
+    with pytest.raises(RecipeError):
+        compose(data)
