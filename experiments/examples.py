@@ -187,7 +187,7 @@ def evaluate(checkpoint: str | Path, *, seed: int = 0) -> dict[str, float]:
 
 def save(folder: Path, tensors: Tensors) -> None:
     """A checkpoint folder: model.safetensors and config.json."""
-    from safetensors.numpy import save as serialised
+    from sail_jax.checkpoint.writer import save_checkpoint
 
     depth = sum(name.endswith(".kernel") for name in tensors) - 1
     config = {
@@ -197,11 +197,8 @@ def save(folder: Path, tensors: Tensors) -> None:
         "widths": [tensors[f"layers.{i}.bias"].size for i in range(depth)],
         "torch_dtype": "float32",
     }
-    with disk.explained("write to", folder):
-        folder.mkdir()
-    data = serialised(dict(tensors), {"format": "np"})
-    disk.write_atomic(folder / "model.safetensors", data)
-    disk.write_atomic(folder / "config.json", json.dumps(config, indent=2).encode() + b"\n")
+    text = json.dumps(config, indent=2).encode() + b"\n"
+    save_checkpoint(folder, tensors, extras={"config.json": text})
 
 
 def _print_grades(grades: Mapping[str, Mapping[str, float]]) -> None:

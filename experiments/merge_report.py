@@ -7,13 +7,14 @@ is an average over tensors, weighted by size.
 """
 
 import base64
+import functools
 import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
-from itertools import combinations, groupby
+from itertools import chain, combinations, groupby
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["admit", "as_json", "kind", "page", "write"]
 
-SCHEMA, VERSION = "sail-jax/merge-report", 1
+SCHEMA = "sail-jax merge report 1"
 FILES = {
     "report.json": f'"schema": "{SCHEMA}"',
     "report.html": f'<meta name="generator" content="{SCHEMA}',
@@ -137,7 +138,8 @@ def _voters(plan: "Plan", t: "Treatment", votes: int) -> tuple[str, ...]:
     inputs = [one for one in plan.inputs if one.role != "tokenizer"]
     base = [one.name for one in inputs if one.role == "base"]
     first = base[:1] if votes == len(t.models) + 1 else []
-    found = [_owner(tensor.source, [one.name for one in inputs]) for tensor in t.models]
+    known = tuple(one.name for one in inputs)
+    found = [_owner(tensor.source, known) for tensor in t.models]
     if None in found or len(set(found)) < len(found):
         found = [one.name for one in inputs if one.role == "model"]
     names = [*first, *(name for name in found if name is not None)]
@@ -145,7 +147,8 @@ def _voters(plan: "Plan", t: "Treatment", votes: int) -> tuple[str, ...]:
     return tuple(names) if distinct else tuple(f"vote {k + 1}" for k in range(votes))
 
 
-def _owner(source: str, names: Sequence[str]) -> str | None:
+@functools.lru_cache(maxsize=1024)
+def _owner(source: str, names: tuple[str, ...]) -> str | None:
     parts = PurePath(source).parts
 
     def inside(name: str) -> int:
@@ -223,8 +226,8 @@ def _bins(names: Sequence[str], most: int = 48) -> list[Bin]:
     parents = [re.sub(r"[./][^./]*$", "", name) for name in names]
     runs = [list(g) for _, g in groupby(range(len(names)), lambda i: parents[i])]
     step = -(-len(runs) // most) or 1
-    merged = [sum(runs[i : i + step], []) for i in range(0, len(runs), step)]
-    return [Bin(parents[run[0]] + " …" * (step > 1), "modules", run) for run in merged]
+    merged = [list(chain(*runs[i : i + step])) for i in range(0, len(runs), step)]
+    return [Bin(parents[run[0]] + " and on" * (step > 1), "modules", run) for run in merged]
 
 
 # --- in words
@@ -237,7 +240,7 @@ def _number(x: float | None) -> str:
 def _percent(x: float | None) -> str:
     if x is None or not math.isfinite(x):
         return "–"
-    return f"{100 * x:.1f} %" if 0.001 <= x <= 0.999 or x in (0, 1) else f"{100 * x:.2g} %"
+    return f"{100 * x:.0f} %" if x in (0, 1) else f"{100 * x:.{1 if x >= 0.001 else 4}f} %"
 
 
 def _size(size: float) -> str:
@@ -249,6 +252,10 @@ def _size(size: float) -> str:
 
 def _many(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'s' * (count != 1)}"
+
+
+def _were(some: Collection[Any]) -> str:
+    return "was" if len(some) == 1 else "were"
 
 
 def _short(name: str, limit: int = 26) -> str:
@@ -279,20 +286,20 @@ def _warnings(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> 
     wild = [t.name for t in merged if t.name in records and not _finite(records[t.name])]
     if wild:
         found.append(
-            f"{_many(len(wild), 'tensor')} hold NaN or infinity and are left out of every"
-            f" number here: {_some(wild)}."
+            f"NaN or infinity in {_many(len(wild), 'tensor')}, left out of every total and plot:"
+            f" {_some(wild)}."
         )
     unseen = [t.name for t in merged if t.name not in records]
     if unseen and records:
         found.append(
-            f"{_many(len(unseen), 'merged tensor')} were not measured, as in a run that was"
-            f" resumed: {_some(unseen)}."
+            f"{_many(len(unseen), 'merged tensor')} {_were(unseen)} not measured, as in a run that"
+            f" was resumed: {_some(unseen)}."
         )
-    other = len(records.keys() & {t.name for t in merged}) - len(wild) - len(data.names)
+    other = {t.name for t in merged if t.name in records} - {*wild, *data.names}
     if other:
         found.append(
-            f"{_many(other, 'tensor')} were merged without the base and are left out of the"
-            " totals and plots: only the table has them."
+            f"{_many(len(other), 'tensor')} {_were(other)} merged without the base: in the table,"
+            " but not in the totals and plots."
         )
     if not data.names:
         return found
@@ -338,7 +345,7 @@ def _warnings(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> 
     for k, weights in enumerate(_weights(plan, data.models)):
         if k in moved and total.kept[k] == 0:
             found.append(f"Nothing of {names[k]} survives.")
-        elif k in moved and total.alignment[k] < 0 and min(weights, default=0) >= 0:
+        elif k in moved and total.alignment[k] < -0.1 and min(weights, default=0) >= 0:
             found.append(
                 f"The update points away from {names[k]} (cosine {total.alignment[k]:.2f}),"
                 " whose weight is not negative."
@@ -382,11 +389,12 @@ def as_json(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, A
             **(data.total()._asdict() if data.names else dict.fromkeys(Total._fields)),
         },
     }
-    rows = [_row(plan, t, records.get(t.name)) for t in plan.treatments]
-    whole = {"schema": SCHEMA, "version": VERSION, "about": about, "summary": summary}
-    text = json.dumps(_plain({**whole, "tensors": rows}), indent=1, allow_nan=False,
-                      ensure_ascii=False)  # fmt: skip
-    return (text + "\n").encode("utf-8", "backslashreplace")
+    dumps = functools.partial(json.dumps, allow_nan=False, ensure_ascii=False)
+    head = dumps(_plain({"schema": SCHEMA, "about": about, "summary": summary}), indent=1)
+    rows = (dumps(_plain(_row(plan, t, records.get(t.name)))) for t in plan.treatments)
+    tensors = ",\n  ".join(rows)
+    text = f'{head[:-2]},\n "tensors": [\n  {tensors}\n ]\n}}\n'
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _row(plan: "Plan", t: "Treatment", record: "Record | None") -> dict[str, Any]:
@@ -430,3 +438,608 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, str | int | float | None) else str(value)
+
+
+# --- pictures
+
+
+def _figures(data: Measured, total: Total) -> dict[str, tuple[str, bytes]]:
+    """(alternative text, PNG) by section."""
+    from experiments import style
+
+    bins = _bins(data.names)
+    totals = [data.total(one.members) for one in bins]
+    figures = {"moved": _moved(data, bins, totals)}
+    if len(data.models) > 1:
+        figures["agree"] = _agree(data, total, bins, totals)
+    figures["merged"] = _merged(data, bins, totals)
+    return {key: (style.describe(fig), style.png(fig)) for key, fig in figures.items()}
+
+
+def _drawn(label: str) -> str:
+    """Text that is safe to draw: no mathematics, no glyphs that the font lacks."""
+    plain = "".join(c if c.isprintable() and (ord(c) < 0x590 or c in "…–") else "?" for c in label)
+    return plain.replace("$", r"\$")
+
+
+_MARKERS = "os^Dv*PX"
+
+
+def _look(k: int) -> dict[str, Any]:
+    from experiments import style
+
+    colours = (*style.PALETTE, style.FAINT)
+    return {"color": colours[k % len(colours)], "marker": _MARKERS[k % len(_MARKERS)]}
+
+
+def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
+    """The axis of layers: a tick at every few, the name of a stack below its first."""
+    stacks = list(dict.fromkeys(one.run for one in bins if one.run))
+    layered = stacks != ["modules"]
+    step, named = -(-len(bins) // room), layered or len(bins) <= 10
+    ticks, texts, count, run = [], [], 0, ""
+    for i, one in enumerate(bins):
+        count = 0 if one.run != run else count
+        if one.run and run and one.run != run:
+            ax.axvline(i - 0.5, color="#8C8C8C", linewidth=0.8)
+        close = bool(ticks) and i - ticks[-1] < len(bins) / (2 * room)
+        if close and not one.run and ticks[-1]:
+            ticks, texts = ticks[:-1], texts[:-1]
+        if not one.run or (count % step == 0 and not close):
+            first = len(stacks) > 1 and one.run and count == 0
+            below = "\n" + _drawn(_short(one.run, 14)) if first else ""
+            ticks.append(i)
+            texts.append((_drawn(_short(one.label, 20)) if named else str(i + 1)) + below)
+        count, run = count + 1, one.run
+    aslant = not layered and max(map(len, texts)) > 4
+    ax.set_xticks(ticks, texts, **({"rotation": 45, "ha": "right"} if aslant else {}))
+    ax.set_xlim(-0.6, len(bins) - 0.4)
+    ax.set_xlabel("layer" if layered else "module" if named else "modules, in their order")
+
+
+def _line(ax: Any, bins: Sequence[Bin], values: np.ndarray, label: str, **look: Any) -> None:
+    """`values [bin]` as a line within every stack of layers, and as marks beside them."""
+    at = 0
+    for run, group in groupby(bins, lambda one: one.run):
+        span = range(at, at := at + len(list(group)))
+        look = {**look, "linewidth": 1.4 if run and run != "modules" else 0}
+        ax.plot(span, values[span], markersize=4, label=_drawn(label), **look)
+
+
+def _lines(ax: Any, bins: Sequence[Bin], values: np.ndarray, labels: Sequence[str]) -> None:
+    for k, label in enumerate(labels):
+        _line(ax, bins, values[:, k], label, **_look(k))
+
+
+def _scaled(ax: Any, values: np.ndarray) -> None:
+    """A logarithmic axis where values span much."""
+    positive = values[np.isfinite(values) & (values > 0)]
+    if positive.size and positive.max() > 30 * positive.min():
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(0, 1.1 * positive.max() if positive.size else 1)
+
+
+def _legend(fig: Any, ax: Any) -> None:
+    marks, names = ax.get_legend_handles_labels()
+    lines = sorted(zip(names, marks, strict=True), key=lambda one: one[1].get_linewidth())
+    order = {name: k for k, name in enumerate(names)}
+    handles = dict(sorted(dict(lines).items(), key=lambda one: order[one[0]]))
+    wide = 0.6 + 0.085 * max(map(len, handles), default=0)  # inches of a label, with its mark
+    columns = max(1, min(len(handles), int(fig.get_figwidth() / wide)))
+    fig.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside upper center",
+        frameon=False,
+        fontsize=9,
+        ncols=columns,
+    )
+
+
+def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+    from experiments import style
+
+    fig, axes = style.figure(1, 2, width=4.8, width_ratios=[1.6, 1])
+    left, right = axes[0]
+    labels = _labels(data.models)
+    norms = np.array([one.norms for one in totals])
+    _lines(left, bins, norms, labels)
+    _scaled(left, norms)
+    _depth(left, bins)
+    left.set_title("By depth")
+    left.set_ylabel("norm of the task vector" if data.deltas else "norm of the weights")
+    kinds = [kind(name) for name in data.names]
+    shown = [one for one in KINDS if one in kinds]
+    rms = np.array(
+        [data.total([i for i, found in enumerate(kinds) if found == one]).rms for one in shown]
+    )
+    offsets = (np.arange(len(labels)) - (len(labels) - 1) / 2) * 0.6 / max(3, len(labels))
+    for k, label in enumerate(labels):
+        right.plot(
+            np.arange(len(shown)) + offsets[k], rms[:, k], ls="", label=_drawn(label), **_look(k)
+        )
+    _scaled(right, rms)
+    right.set_xticks(range(len(shown)), shown, rotation=25, ha="right")
+    right.set_xlim(-0.6, len(shown) - 0.4)
+    right.set_title("By kind of tensor")
+    right.set_ylabel("root mean square per entry")
+    _legend(fig, left)
+    return fig
+
+
+def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+    from experiments import style
+
+    m = len(data.models)
+    letters = [label.split(" ")[0] for label in _labels(data.models)]
+    pairs = list(combinations(range(m), 2))
+    tall = max(3.4, 1.6 + 0.16 * len(pairs))
+    fig, axes = style.figure(1, 2, width=5.2, height=tall, width_ratios=[1, 1.7])
+    left, right = axes[0]
+    apart = np.where(np.eye(m, dtype=bool), np.nan, total.cosines)
+    by_bin = np.array([[one.cosines[i, j] for one in totals] for i, j in pairs])
+    seen = np.abs(np.concatenate([apart.ravel(), by_bin.ravel()]))
+    limit = min(1, max(0.05, np.nanmax(seen))) if np.isfinite(seen).any() else 1
+    options = {"cmap": style.DIVERGING, "vmin": -limit, "vmax": limit}
+    # the diagonal is 1 by definition: left out, so that the colours tell the rest apart
+    left.imshow(apart, **options)
+    left.grid(visible=False)
+    for i in range(m):
+        for j in range(m):
+            text = "–" if np.isnan(total.cosines[i, j]) else f"{total.cosines[i, j]:.2f}"
+            dark = i != j and abs(total.cosines[i, j]) > 0.6 * limit
+            left.text(j, i, text, ha="center", va="center", fontsize=9 if m < 6 else 7,
+                      color="white" if dark else style.INK)  # fmt: skip
+    left.set_xticks(range(m), letters)
+    left.set_yticks(range(m), letters)
+    left.set_title("Whole model")
+    left.set_xlabel("model")
+    left.set_ylabel("model")
+    shown = right.imshow(by_bin, aspect="auto", interpolation="nearest", **options)
+    fig.colorbar(shown, ax=right, label="cosine").outline.set_visible(False)  # pyright: ignore
+    right.set_facecolor("#E4E4E4")
+    right.grid(visible=False)
+    right.set_yticks(range(len(pairs)), [f"{letters[i]} {letters[j]}" for i, j in pairs])
+    right.tick_params(axis="y", labelsize=9 if len(pairs) < 12 else 7)
+    _depth(right, bins)
+    right.set_xlim(-0.5, len(bins) - 0.5)
+    right.set_title("By depth")
+    right.set_ylabel("pair of models")
+    return fig
+
+
+def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+    from experiments import style
+
+    labels = _labels(data.models)
+    fig, axes = style.figure(1, 3, width=3.4)
+    for ax, title in zip(
+        axes[0],
+        ("Conflicts of signs", "Kept (of moved), changed (of all)", "Alignment"),
+        strict=True,
+    ):
+        ax.set_title(title)
+        _depth(ax, bins, 8)
+    left, middle, right = axes[0]
+    shares = 100 * np.array([[one.conflicts, one.changed] for one in totals])
+    ink = {"color": style.INK, "marker": ".", "linestyle": "--"}
+    _line(left, bins, shares[:, 0], "", **{**ink, "linestyle": "-"})
+    left.set_ylabel("% of entries")
+    left.set_ylim(-3, 103)
+    _lines(middle, bins, 100 * np.array([one.kept for one in totals]), labels)
+    _line(middle, bins, shares[:, 1], "changed by the merge", **ink)
+    middle.set_ylabel("% of entries")
+    middle.set_ylim(-3, 103)
+    _lines(right, bins, np.array([one.alignment for one in totals]), labels)
+    right.set_ylabel("cosine with the update")
+    right.axhline(0, color=style.FAINT, linewidth=0.8)
+    low = np.nanmin([np.append(one.alignment, 0.0) for one in totals])
+    right.set_ylim(min(-0.05, 1.1 * low), 1.05)
+    _legend(fig, middle)
+    return fig
+
+
+# --- the page
+
+STYLE = (
+    report.STYLE
+    + """
+body { max-width: 76rem; } h3 { font-size: 1rem; margin: 1.2rem 0 .2rem; }
+code, pre { font-family: ui-monospace, monospace; font-size: .85em; overflow-wrap: anywhere; }
+pre { background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
+      padding: .7rem; overflow-x: auto; white-space: pre-wrap; }
+table { min-width: 0; width: 100%; } td.n, th.n { text-align: right; white-space: nowrap; }
+.wide { max-height: 42rem; overflow: auto; } thead th { position: sticky; top: 0;
+        background: var(--card); box-shadow: 0 1px var(--line); white-space: nowrap; }
+#tensors td:first-child { min-width: 18rem; overflow-wrap: anywhere; }
+#tensors td.t { min-width: 14rem; overflow-wrap: anywhere; }
+ul.alert { list-style: none; padding: 0; } ul.alert li { border-left: .3rem solid #D55E00;
+        background: var(--card); padding: .45rem .8rem; margin: .4rem 0; max-width: 60rem; }
+.lead { font-size: 1.1rem; max-width: 60rem; overflow-wrap: anywhere; }
+.bar { display: flex; gap: .6rem; align-items: center; flex-wrap: wrap; margin: .5rem 0; }
+input, button { font: inherit; color: inherit; background: var(--card);
+        border: 1px solid var(--line); border-radius: .3rem; padding: .2rem .5rem; }
+input { min-width: 18rem; } th button { all: unset; cursor: pointer; font-weight: 600; }
+th button:focus-visible { outline: 2px solid; } th[aria-sort=ascending] button::after
+        { content: " ▲"; } th[aria-sort=descending] button::after { content: " ▼"; }
+summary { cursor: pointer; } @media print { .wide { max-height: none; } .bar { display: none; } }
+@media (prefers-color-scheme: dark) { img { filter:
+        brightness(.9); } }
+"""
+)
+
+SCRIPT = r"""
+const table = document.getElementById('tensors'), size = 100;
+const all = [...table.tBodies[0].rows], heads = [...table.tHead.rows[0].cells];
+const bar = document.createElement('div'), find = document.createElement('input');
+const said = document.createElement('span'), back = document.createElement('button');
+const next = document.createElement('button');
+let rows = all, page = 0;
+bar.className = 'bar'; find.type = 'search'; find.placeholder = 'filter: words of a row';
+find.setAttribute('aria-label', 'filter the tensors'); said.setAttribute('aria-live', 'polite');
+back.textContent = 'previous'; next.textContent = 'next';
+bar.append(find, said, back, next); table.parentNode.before(bar);
+function show() {
+  const last = Math.max(0, Math.ceil(rows.length / size) - 1);
+  page = Math.min(Math.max(page, 0), last);
+  const part = rows.slice(page * size, (page + 1) * size);
+  table.tBodies[0].replaceChildren(...part);
+  const from = rows.length ? page * size + 1 : 0;
+  said.textContent = `${from}–${page * size + part.length} of ${rows.length}`;
+  back.disabled = page === 0; next.disabled = page === last;
+}
+const texts = new Map(all.map(row => [row, row.textContent.toLowerCase()]));
+let order = all;
+function filter() {
+  const words = find.value.toLowerCase().split(/\s+/);
+  rows = order.filter(row => words.every(word => texts.get(row).includes(word)));
+  page = 0; show();
+}
+function value(row, k) {
+  const cell = row.cells[k], v = cell.dataset.v;
+  return v === undefined ? cell.textContent : v === '' ? null : Number(v);
+}
+heads.forEach((head, k) => {
+  const button = document.createElement('button');
+  button.textContent = head.textContent; head.replaceChildren(button);
+  button.addEventListener('click', () => {
+    const down = head.getAttribute('aria-sort') !== 'descending';
+    heads.forEach(one => one.removeAttribute('aria-sort'));
+    head.setAttribute('aria-sort', down ? 'descending' : 'ascending');
+    order = [...all].sort((p, q) => {
+      const a = value(p, k), b = value(q, k);
+      if (a === null || b === null) return (a === null) - (b === null);
+      const less = typeof a === 'number' ? a - b : a.localeCompare(b, 'en', {numeric: true});
+      return down ? -less : less;
+    });
+    filter();
+  });
+});
+find.addEventListener('input', filter);
+back.addEventListener('click', () => { page -= 1; show(); });
+next.addEventListener('click', () => { page += 1; show(); });
+show();
+"""
+
+
+def page(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]) -> str:
+    """The report as one HTML document that fetches nothing; every text is escaped."""
+    data = _measured(plan, records)
+    total = data.total() if data.names else None
+    pictures = _figures(data, total) if total is not None else {}
+    title = f"Merge report: {plan.method}"
+    models = [one.name for one in plan.inputs if one.role == "model"] or list(data.models)
+    base = next((one.name for one in plan.inputs if one.role == "base"), None)
+    settings = _common(plan)
+    facts = [
+        f"{_many(len(models), 'model')}" + (f" merged onto {base}" if base else " merged"),
+        f"by {plan.method} ({plan.compat})",
+        "settings that vary (see the table)" if settings is None else settings,
+        f"seed {plan.seed}",
+    ]
+    facts = [fact for fact in facts if fact]
+    copied = sum(t.method == "copy" for t in plan.treatments)
+    counts = (
+        f"{_many(len(plan.treatments), 'tensor')}, {copied:,} of them copied;"
+        f" {len(data.names):,} measured, with {int(data.size.sum()):,} entries."
+    )
+    found = _warnings(plan, records, data)
+    alerts = "".join(f"<li>{escape(one)}</li>" for one in found)
+    parts = [
+        f'<h1>{escape(title)}</h1>\n<p class="lead">{escape(", ".join(facts))}. {counts}</p>\n',
+        f'<h2>Worth a look</h2>\n<ul class="alert">{alerts}</ul>\n'
+        if found
+        else "<p>Nothing stands out.</p>\n",
+        _inputs(plan, data, total),
+        *(_section(key, data, total, pictures) for key in ("moved", "agree", "merged")),
+        _treated(plan),
+        _tensors(plan, records, data),
+        _about(plan, about),
+    ]
+
+    def digest(text: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {digest(STYLE)};"
+        f" script-src {digest(SCRIPT)}; base-uri 'none'; form-action 'none'"
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="generator" content="{SCHEMA}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{escape(title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+{"".join(parts)}<script>{SCRIPT}</script>
+</body>
+</html>
+"""
+
+
+def _html_table(header: Sequence[str], rows: Iterable[Sequence[Any]], mark: str = "") -> str:
+    """A table of texts, and of (text, number or None) which are sorted by the number."""
+
+    def cell(value: Any, column: int) -> str:
+        if isinstance(value, tuple):
+            text, number = value
+            exact = "" if number is None or not math.isfinite(number) else f"{number:.9g}"
+            return f'<td class="n" data-v="{exact}">{escape(text)}</td>'
+        wide = ' class="t"' * (len(value) > 16 and column > 0)
+        return f"<td{wide}>{escape(value)}</td>"
+
+    lines = [[cell(value, k) for k, value in enumerate(row)] for row in rows]
+    number = ' class="n"'
+    right = [bool(lines) and number in lines[0][k] for k in range(len(header))]
+    head = "".join(
+        f'<th scope="col"{number * one}>{escape(text)}</th>'
+        for text, one in zip(header, right, strict=True)
+    )
+    body = "".join(f"<tr>{''.join(line)}</tr>\n" for line in lines)
+    return (
+        f'<div class="wide"><table{mark}><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>'
+        "</table></div>\n"
+    )
+
+
+def _inputs(plan: "Plan", data: Measured, total: Total | None) -> str:
+    """What was merged: a row per input, with what the whole model did."""
+    labels = dict(zip(data.models, _labels(data.models), strict=True))
+    weights = dict(zip(data.models, _weights(plan, data.models), strict=True))
+    start = "task vector" if data.deltas else "weights"
+    header = ["", "input", "role", "tensors", "size", "weight", f"norm of the {start}",
+              "rms per entry", "kept", "cosine with the update"]  # fmt: skip
+    rows = []
+    roles = {one.name: one for one in plan.inputs}
+    for name in dict.fromkeys([*roles, *data.models]):
+        one, k = roles.get(name), data.models.index(name) if name in labels else None
+        numbers = ["–", "–", "–", "–"]
+        if k is not None and total is not None:
+            numbers = [_number(total.norms[k]), _number(total.rms[k]), _percent(total.kept[k]),
+                       _number(total.alignment[k])]  # fmt: skip
+        low, high = (min(w), max(w)) if (w := weights.get(name)) else (None, None)
+        weight = _number(low) if low == high else f"{_number(low)} to {_number(high)}"
+        known = ("–", "–", "–")
+        if one is not None:
+            known = (one.role, f"{one.tensors:,}", _size(one.size))
+        letter = labels[name].split(" ")[0] if name in labels else ""
+        row = [letter, name, *known, weight, *numbers]
+        rows.append([*row[:3], *((text, None) for text in row[3:])])
+    if total is not None:
+        numbers = [_number(total.update), _number(total.update / math.sqrt(data.size.sum())), "–"]
+        rows.append(["", "the merge", "output", *(("–", None),) * 3,
+                     *((text, None) for text in numbers), ("1", None)])  # fmt: skip
+    return f"<h2>What was merged</h2>\n{_html_table(header, rows)}"
+
+
+HEADINGS = {
+    "moved": "How far each model moved",
+    "agree": "How the models agree",
+    "merged": "What survived, and where the merge went",
+}
+
+
+def _section(
+    key: str, data: Measured, total: Total | None, pictures: Mapping[str, tuple[str, bytes]]
+) -> str:
+    if total is None:
+        words = "Nothing was measured." if key == "moved" else ""
+    else:
+        words = {"moved": _say_moved, "agree": _say_agree, "merged": _say_merged}[key](data, total)
+    picture = ""
+    if key in pictures:
+        text, image = pictures[key]
+        picture = (
+            f'<figure><img alt="{escape(text)}" src="data:image/png;base64,'
+            f'{base64.b64encode(image).decode()}"></figure>\n'
+        )
+    return f"<h2>{HEADINGS[key]}</h2>\n<p>{escape(words)}</p>\n{picture}" if words else ""
+
+
+def _say_moved(data: Measured, total: Total) -> str:
+    labels = _labels(data.models)
+    what = "moved farthest from the base" if data.deltas else "has the largest weights"
+    far = int(np.argmax(np.nan_to_num(total.norms)))
+    text = f"{labels[far]} {what}: a norm of {_number(total.norms[far])}"
+    bins = [one for one in _bins(data.names) if one.run]
+    if len(bins) > 1:
+        most = max(bins, key=lambda one: np.nan_to_num(data.total(one.members).norms[far]))
+        layer = most.run != "modules"
+        several = len({one.run for one in bins}) > 1
+        place = f"layer {most.label}" + f" of {most.run}" * several if layer else most.label
+        text += f" over all, {'among the layers ' * layer}most in {place}"
+    start = (
+        "A task vector is a model minus the base."
+        if data.deltas
+        else "There is no base: what is compared are the weights themselves."
+    )
+    ends = any(not one.run for one in _bins(data.names)) and bins
+    beside = " In the plots, in and out are what comes before and after the layers." * bool(ends)
+    return f"{text}. {start}{beside}"
+
+
+def _say_agree(data: Measured, total: Total) -> str:
+    labels, m = _labels(data.models), len(data.models)
+    if m < 2:
+        return "There is one model: nothing to agree or conflict with."
+    pairs = [p for p in combinations(range(m), 2) if math.isfinite(total.cosines[p])]
+    text = f"Signs conflict at {_percent(total.conflicts)} of the entries."
+    if pairs:
+        i, j = max(pairs, key=lambda p: total.cosines[p])
+        text = (
+            f"{labels[i]} and {labels[j]} agree best, with a cosine of"
+            f" {_number(total.cosines[i, j])}. {text}"
+        )
+    return f"{text} 0 is what unrelated directions have, 1 the same and -1 opposite ones."
+
+
+def _say_merged(data: Measured, total: Total) -> str:
+    labels = _labels(data.models)
+    kept = sorted((x, label) for x, label in zip(total.kept, labels, strict=True) if x >= 0)
+    ends = [kept[0], kept[-1]] if len(kept) > 1 else kept
+    said = " to ".join(f"{_percent(x)} ({label})" for x, label in ends) or "none"
+    start = "of the base" if data.deltas else "from 0"
+    return (
+        f"The merge changed {_percent(total.changed)} of the entries {start}, by a norm of"
+        f" {_number(total.update)}. Kept, of the entries that a model moved: {said}"
+        " (mean over tensors, weighted by size)."
+    )
+
+
+def _treated(plan: "Plan") -> str:
+    """Tensors by method and by what the plan noted, alike but for numbers together."""
+    groups: dict[tuple[str, str], list[Treatment]] = {}
+    for t in plan.treatments:
+        groups.setdefault((t.method, re.sub(r"\d+", "#", t.note)), []).append(t)
+    rows = []
+    for (method, _), ts in sorted(groups.items(), key=lambda item: -len(item[1])):
+        size = sum(math.prod(t.shape) * t.dtype.itemsize for t in ts)
+        note = ts[0].note or ("as it is" if method == "copy" else "")
+        counts = [(f"{len(ts):,}", len(ts)), (_size(size), size)]
+        rows.append([method, *counts, note, _some([t.name for t in ts])])
+    header = ["method", "tensors", "size", "why", "which"]
+    tied = [f"{name} is tied to {other} and not stored." for name, other in plan.aliases.items()]
+    items = "".join(f"<li>{escape(one)}</li>" for one in [*tied, *plan.notes])
+    notes = f"<ul>{items}</ul>\n" if items else ""
+    return f"<h2>Copied, cropped, skipped</h2>\n{_html_table(header, rows)}{notes}"
+
+
+def _tensors(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> str:
+    letters = {n: label.split(" ")[0] for n, label in zip(data.models, _labels(data.models),
+                                                          strict=True)}  # fmt: skip
+    header = ["tensor", "shape", "dtype", "method"]
+    varied = _common(plan) is None
+    header += ["settings"] * varied
+    header += [f"norm {x}" for x in letters.values()] + ["norm of update"]
+    header += [f"cos {x}" for x in letters.values()] + ["conflicts", "changed"]
+    header += [f"kept {x}" for x in letters.values()] + ["note"]
+    rows = []
+    for t in plan.treatments:
+        row = _plain(_row(plan, t, records.get(t.name)))
+        columns = {name: k for k, name in enumerate(row["models"])}
+
+        def each(field: str, show: Any, row: Any = row, columns: Any = columns) -> list[Any]:
+            values = row[field] or []
+            at = [columns.get(name, len(values)) for name in letters]
+            found = [values[k] if k < len(values) else None for k in at]
+            return [(show(x), x) for x in found]
+
+        settings = [_settings(t)] * varied
+        shape = "×".join(map(str, t.shape)) or "scalar"
+        rows.append([
+            t.name, (shape, math.prod(t.shape)), str(t.dtype), t.method, *settings,
+            *each("norms", _number), (_number(row["update"]), row["update"]),
+            *each("alignment", _number), *((_percent(row[x]), row[x]) for x in
+                                           ("conflicts", "changed")),
+            *each("kept", _percent), t.note,
+        ])  # fmt: skip
+    words = (
+        "norm: of a model's task vector; cos: of it and the update; kept: of the entries that the"
+        " model moved; –: not measured, or undefined."
+    )
+    table = _html_table(header, rows, ' id="tensors"')
+    return f'<h2>Every tensor</h2>\n<p class="soft">{words}</p>\n{table}'
+
+
+def _common(plan: "Plan") -> str | None:
+    """The settings of all tensors that are merged, if they are the same."""
+    found = {_settings(t) for t in plan.treatments if t.method != "copy"}
+    return found.pop() if len(found) == 1 else None
+
+
+def _settings(t: "Treatment") -> str:
+    def text(value: Any) -> str:
+        if isinstance(value, tuple | list):
+            return " ".join(map(text, value))
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    knobs = {"weights": t.weights, **t.knobs} if t.weights is not None else t.knobs
+    return ", ".join(f"{key} {text(value)}" for key, value in knobs.items() if key != "compat")
+
+
+def _about(plan: "Plan", about: Mapping[str, Any]) -> str:
+    """How it was made: short facts as a list, long ones folded."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, Mapping):
+            return ", ".join(f"{key} {text(item)}" for key, item in value.items())
+        if isinstance(value, list | tuple):
+            return ", ".join(map(text, value))
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    said = {str(key): text(value) for key, value in about.items()}
+    said["files"] = ", ".join(sorted(plan.extras)) or "none beside the tensors"
+    facts = "".join(
+        f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>"
+        for key, value in said.items()
+        if "\n" not in value
+    )
+    folded = "".join(
+        f"<details open><summary>{escape(key)}</summary><pre>{escape(value)}</pre></details>\n"
+        for key, value in said.items()
+        if "\n" in value
+    )
+    return f"<footer><h2>How it was made</h2>\n<dl>{facts}</dl>\n{folded}</footer>\n"
+
+
+# --- files
+
+
+def admit(folder: str | Path) -> None:
+    """Makes the folder of a report, or raises `RefusedError`: a report may replace a report,
+    nothing else. To be found out before the merge starts."""
+    from experiments import store
+
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise disk.RefusedError(f"{folder} is not a directory; choose another --report")
+    for name, mark in FILES.items():
+        path = folder / name
+        if path.exists() and mark.encode() not in disk.read_bytes(path, 1 << 30)[:200]:
+            raise disk.RefusedError(
+                f"{path} exists and is no report of a merge; choose another --report"
+            )
+    with disk.explained("write to", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    store.probe(folder)
+
+
+def write(
+    folder: str | Path, plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]
+) -> list[Path]:
+    """Writes report.json and report.html, each whole or not at all; gives their paths.
+
+    RefusedError as `admit`; StoreError if they cannot be written.
+    """
+    folder = Path(folder)
+    admit(folder)
+    html = page(plan, records, about).encode("utf-8", "replace")
+    texts = dict(zip(FILES, (as_json(plan, records, about), html), strict=True))
+    for name, data in texts.items():
+        disk.write_atomic(folder / name, data)
+    return [folder / name for name in FILES]

@@ -2,12 +2,14 @@
 
 Geometry: `spec` names the feature space of every array axis, makers in `sail_jax.growth` return
 `SpaceMap`s, `change_basis` applies them, `exactness` and `certificate` say what was preserved.
-Merging: `sail_jax.methods.<name>(models, base, ...)`, each an expression of `rules`, `counts`.
+Merging: `sail_jax.methods.<name>(models, base, ...)`, each an expression of `rules`, `counts`, and
+`merge_checkpoints(...)`, the same on files, tensor by tensor.
 """
 
 from sail_jax import counts, growth, methods, rules
 from sail_jax.certificate import Certificate, Report, certificate, exactness
 from sail_jax.change_basis import change_basis
+from sail_jax.checkpoint import merge_checkpoints
 from sail_jax.families import NONLINEARITIES, Family
 from sail_jax.maps import Selection, SpaceMap, classify, compose, defect, identity, invert, select
 from sail_jax.spaces import Spec, spec
@@ -37,6 +39,7 @@ __all__ = [
     "identity",
     "invert",
     "masked",
+    "merge_checkpoints",
     "methods",
     "rules",
     "select",

@@ -59,21 +59,20 @@ def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor
     axis), or each "column" (those of one place on its last axis, over all other axes). A leaf with
     one axis is one row and one column.
 
-    Coefficients that are not finite, since squares overflowed, are a ValueError where they are
-    known (not under "row").
+    Squares that overflow are a ValueError where they are known: not while traced or under "row".
     """
     one_of("scope", scope, Vectors)
     if scope == "row":
         return Leafwise(Partial(_by_row(coefficients), *args), grain="row")
 
     def then(statistics: tuple[Array, Array], size: int) -> Count:
-        c = _compiled(coefficients)(*args, *statistics)
-        known = concrete(c)
+        known = concrete(statistics[0])
         if known is not None and not np.isfinite(known).all():
             raise ValueError(
                 "expected votes whose squares add up to a finite number, got an inner product of "
                 f"infinity or NaN in {statistics[0].dtype}"
             )
+        c = _compiled(coefficients)(*args, *statistics)
         return Leafwise(Partial(_combine, c), grain=grain)
 
     grain: Grain = "row" if scope == "column" else "entry"
@@ -111,10 +110,12 @@ def _same_weights(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array
     return a[0] + b[0], a[1]
 
 
+@jax.jit
 def _by_tensor(place: Place, delta: Array, weight: Array) -> tuple[Array, Array]:
     return gram(delta), _weights(delta, weight)
 
 
+@jax.jit
 def _by_column(place: Place, delta: Array, weight: Array) -> tuple[Array, Array]:
     axis = range(1, delta.ndim - 1) if delta.ndim > 2 else None
     return gram(delta, axis), _weights(delta, weight)
@@ -128,9 +129,10 @@ def _by_row(coefficients: Coefficients) -> Callable[..., Array]:
         c = coefficients(*args, products, _weights(delta, weight))
         return _combine(c[..., None, :] if delta.ndim > 1 else c, place, delta, weight)
 
-    return kernel
+    return jax.jit(kernel)
 
 
+@jax.jit
 def _combine(c: Float[Array, "... task"], place: Place, delta: Array, weight: Array) -> Array:
     """`c` belongs to the last axes of a vote, those it lacks are alike."""
     c = jnp.moveaxis(c.astype(delta.dtype), -1, 0)

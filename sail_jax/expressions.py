@@ -104,7 +104,12 @@ def method(express: Callable[..., Expression]) -> Method:
         key: Array | None = None,
         **knobs: Any,
     ) -> PyTree:
-        return expression(name, key=key, **knobs).merge(models, base, weights)
+        try:
+            return expression(name, key=key, **knobs).merge(models, base, weights)
+        except (TypeError, ValueError) as error:
+            if type(error) not in (TypeError, ValueError):
+                raise
+            raise type(error)(f"{name}: {error}") from error
 
     first = [inspect.Parameter("models", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     first += [inspect.Parameter("base", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)]

@@ -74,7 +74,6 @@ def precision(
         columns = [_fisher_leaves(f"fishers[{k}]", tree, like) for k, tree in enumerate(fishers)]
         if normalize_fishers:
             columns = [_unit(column) for column in columns]
-
         shares = [_share(floor, *entry) for entry in zip(weight, *columns, strict=True)]
         return vectors._replace(weight=treedef.unflatten(shares))
 
@@ -90,9 +89,14 @@ def _share(floor: ArrayLike, w: Array, *values: Array) -> Array:
 
 def check_positive(name: str, x: Any) -> None:
     """ValueError unless the values of x, where they are known, are finite and not negative."""
-    value = concrete(x)
-    if value is not None and not (np.isfinite(value).all() and (value >= 0).all()):
+    value = concrete(_positive(x))
+    if value is not None and not value:
         raise ValueError(f"{name}: expected finite values >= 0")
+
+
+@jax.jit
+def _positive(x: Any) -> Array:
+    return (jnp.isfinite(x) & (jnp.asarray(x) >= 0)).all()
 
 
 def _fisher_leaves(name: str, tree: PyTree, like: dict[str, Array]) -> list[Array]:

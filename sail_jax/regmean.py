@@ -87,7 +87,7 @@ def gram_mean(
 
         def solve(path: str, votes: Array, w: Array, mean: Array) -> Array:
             check_positive("weights", w)
-            if path not in known:
+            if path not in known or not mean.size:
                 return mean
             if w.size != w.shape[0]:
                 raise ValueError(f"gram_mean, leaf {path!r}: expected one weight per model")
@@ -130,7 +130,7 @@ def _fit(
     change = functools.reduce(jnp.add, changes)
     size = jnp.trace(A) / n
     size = jnp.where(size > 0, size, 1)
-    root = jax.scipy.linalg.cho_factor(A / size + damping * w.sum() * jnp.eye(n, dtype=A.dtype))
+    root = jax.scipy.linalg.cho_factor(A / size + damping * jnp.eye(n, dtype=A.dtype))
     change = jax.scipy.linalg.cho_solve(root, change / size)
     return mean + (change.T if last else change).reshape(mean.shape)
 

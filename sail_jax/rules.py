@@ -82,7 +82,7 @@ def largest(rank: Callable[[int], selection.Wide]) -> Rule:
             found = selection.locate(counts, prefix, rank(size) if left is None else left)
             return digits(shift - 16, *found) if shift else equals(*found)
 
-        return Fold(Partial(_digits(shift), prefix), then, selection.add)
+        return Fold(Partial(_digits(shift), prefix), then, selection.add, visits=shift // 16 + 2)
 
     def equals(threshold: Array, left: selection.Wide) -> Rule:
         def then(counts: dict[Piece, selection.Wide], size: int) -> Rule:

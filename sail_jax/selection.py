@@ -9,7 +9,7 @@ Every array has a leading task axis, and each task has a threshold of its own.""
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,13 @@ def less(a: Wide, b: Wide) -> Bool[Array, "..."]:
 
 
 def least(a: Wide, b: Wide) -> Wide:
-    return Wide(*(jnp.where(less(a, b), x, y) for x, y in zip(a, b, strict=True)))
+    where = _space(a.lo).where
+    return Wide(*(where(less(a, b), x, y) for x, y in zip(a, b, strict=True)))
+
+
+def _space(x: Array | np.ndarray) -> Any:
+    """The module for arrays like `x`: on the host nothing has to be compiled."""
+    return np if isinstance(x, np.ndarray | np.generic) else jnp
 
 
 def occurrences(mask: Bool[Array, "..."], axis: Sequence[int] | None = None) -> Wide:
@@ -127,18 +133,30 @@ def histogram(
     return _carry(jnp.uint32(0), counts)
 
 
-@jax.jit
 def locate(counts: Wide, prefix: UInt[Array, "#task"], rank: Wide) -> tuple[Array, Wide]:
     """The prefix longer by the digit of the rank-th largest key, and that key's rank under it.
 
-    Rank 0 has no key: its digits are all ones, above every key that occurs.
+    Rank 0 has no key: its digits are all ones, above every key that occurs. On arrays of NumPy it
+    is computed there.
     """
-    rank = Wide(*(jnp.broadcast_to(part, counts.lo.shape[:1])[:, None] for part in rank))
-    reach = _carry(*(jnp.cumsum(part[:, ::-1], 1)[:, ::-1] for part in counts))
+    if isinstance(counts.lo, np.ndarray):
+        prefix, rank = jax.tree.map(np.asarray, (prefix, rank))
+        return _locate(counts, prefix, rank)
+    return _locate_compiled(counts, prefix, rank)
+
+
+def _locate(counts: Wide, prefix: UInt[Array, "#task"], rank: Wide) -> tuple[Array, Wide]:
+    xp = _space(counts.lo)
+    rank = Wide(*(xp.broadcast_to(part, counts.lo.shape[:1])[:, None] for part in rank))
+    sums = (xp.cumsum(part[:, ::-1], 1, dtype=part.dtype)[:, ::-1] for part in counts)
+    reach = _carry(*sums)
     digit = (~less(reach, rank)).sum(1, keepdims=True) - 1
-    at, inside = (Wide(*(jnp.take_along_axis(c, digit, 1) for c in n)) for n in (reach, counts))
+    at, inside = (Wide(*(xp.take_along_axis(c, digit, 1) for c in n)) for n in (reach, counts))
     rank = subtract(rank, subtract(at, inside))
     return prefix << 16 | digit[:, 0].astype(prefix.dtype), Wide(rank.hi[:, 0], rank.lo[:, 0])
+
+
+_locate_compiled = jax.jit(_locate)
 
 
 @jax.jit

@@ -155,6 +155,7 @@ class Fold:
         has in all. Runs once, between two visits to the leaves.
     add: an associative and commutative sum, entrywise by default, so that pieces may be visited in
         any order, on any device, one at a time. None keeps them apart: `then` gets them by `Piece`.
+    visits: how often all leaves are visited before what it becomes is a `Leafwise`.
     A tree without leaves is left alone.
     """
 
@@ -162,6 +163,7 @@ class Fold:
     then: Callable[[Any, int], Any]
     add: Callable[[Any, Any], Any] | None = _entrywise
     grain: Grain = "entry"
+    visits: int = 1
 
     def __call__(self, vectors: TaskVectors) -> Any:
         votes = _votes(vectors)
@@ -181,11 +183,19 @@ class Each:
 
     def __call__(self, vectors: TaskVectors) -> Any:
         treedef = jax.tree.structure(vectors.delta)
-        new = [self.rule(TaskVectors({p: d}, {p: w})) for p, d, w in _votes(vectors)]
+        new = [self._alone(*vote) for vote in _votes(vectors)]
         if not new or isinstance(new[0], TaskVectors):
             new = [(*n.delta.values(), *n.weight.values()) for n in new]
             return TaskVectors(*(treedef.unflatten(part[i] for part in new) for i in range(2)))
         return treedef.unflatten(part for n in new for part in n.values())
+
+    def _alone(self, path: str, delta: Array, weight: Array) -> Any:
+        try:
+            return self.rule(TaskVectors({path: delta}, {path: weight}))
+        except ValueError as error:
+            if type(error) is not ValueError:
+                raise
+            raise ValueError(f"leaf {path!r}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -289,7 +299,8 @@ def task_vectors(
 def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> PyTree:
     """base + scale * update, computed in the update's dtype and cast once to the base's.
 
-    Leaves without an update (None) are the base's. ValueError unless `scale` is a finite scalar.
+    Leaves without an update (None) are the base's. ValueError unless `scale` is a finite scalar,
+    and for values that do not fit a 16-bit float, naming the leaf.
     """
     check_scalar("scale", scale, np.isfinite, "a finite number")
 
@@ -299,7 +310,21 @@ def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> Py
         leaf = jnp.asarray(leaf)
         return (leaf.astype(change.dtype) + scale * change).astype(leaf.dtype)
 
-    return jax.tree.map(step, update, base, is_leaf=_is_none)
+    merged = jax.tree.map(step, update, base, is_leaf=_is_none)
+    narrow = [
+        (path, leaf)
+        for path, leaf in zip(leaf_paths(merged), jax.tree.leaves(merged), strict=True)
+        if _floating(leaf) and leaf.dtype.itemsize == 2
+    ]
+    finite = concrete(_finite([leaf for _, leaf in narrow])) if narrow else None
+    if finite is not None and not finite.all():
+        path, leaf = narrow[int(np.argmin(finite))]
+        largest = float(jnp.finfo(leaf.dtype).max)
+        raise ValueError(
+            f"leaf {path!r}: the merged values do not fit {leaf.dtype}, whose largest is "
+            f"{largest:.4g}; give the base, or the models, in a wider dtype"
+        )
+    return merged
 
 
 def origin(tree: PyTree) -> PyTree:
@@ -317,20 +342,21 @@ def task_weights(weights: Weights, tasks: int, normalize: bool = False) -> Float
     ValueError for another number of weights, values that are not finite, and under `normalize`
     for a sum within rounding of 0.
     """
+    known = concrete(np.ones(tasks) if weights is None else weights)
     try:
-        w = jnp.ones(tasks) if weights is None else jnp.asarray(weights, jnp.result_type(float))
+        # what is known is computed with here, in float64
+        w = jnp.asarray(weights, jnp.result_type(float)) if known is None else known.astype(float)
     except (TypeError, ValueError) as error:
         raise ValueError(f"weights: expected {tasks} numbers, got {weights!r}") from error
     if w.shape != (tasks,):
         raise ValueError(f"weights: expected one per model, shape ({tasks},), got shape {w.shape}")
-    value = concrete(w)
-    if value is not None and not np.isfinite(value).all():
-        raise ValueError(f"weights: expected finite values, got {value.tolist()}")
-    if not normalize:
-        return w
-    if value is not None and abs(value.sum()) <= 10 * jnp.finfo(w.dtype).eps * abs(value).sum():
-        raise ValueError(f"weights: {value.tolist()} sum to 0 and cannot be normalised")
-    return w / w.sum()
+    if known is not None and not np.isfinite(w).all():
+        raise ValueError(f"weights: expected finite values, got {w.tolist()}")
+    if normalize and known is not None:
+        rounding = 10 * jnp.finfo(jnp.result_type(float)).eps
+        if abs(w.sum()) <= rounding * abs(w).sum():
+            raise ValueError(f"weights: {w.tolist()} sum to 0 and cannot be normalised")
+    return jnp.asarray(w / w.sum() if normalize else w, jnp.result_type(float))
 
 
 def tally(votes: Float[Array, "task ..."]) -> Float[Array, "..."]:

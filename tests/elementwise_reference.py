@@ -233,8 +233,9 @@ def sce(models, base, weights, key, select_topk=1.0, tie=None, compat="paper"):
     for path in base:
         delta = np.stack([v[path] for v in votes])
         if select_topk < 1:
-            spread = delta.var(0)
-            spread[(delta == delta[0]).all(0)] = 0
+            # M times the sum of squares less the square of the sum: exact for few binary digits
+            spread = len(delta) * (delta**2).sum(0) - delta.sum(0) ** 2
+            spread = np.where((delta == delta[0]).all(0), 0, spread)
             k = math.floor(select_topk * np.count_nonzero(spread) + 1e-9)
             order = np.argsort(-spread.reshape(-1), kind="stable")[:k]
             keep = np.zeros(spread.size, bool)
@@ -244,8 +245,9 @@ def sce(models, base, weights, key, select_topk=1.0, tie=None, compat="paper"):
         small = mergekit and energy.sum() / max(delta[0].size, 1) < 1e-6
         uniform = small or energy.sum() == 0
         c = np.full(len(delta), 1 / len(delta)) if uniform else energy / energy.sum()
+        default = 1 if (tie or ("positive" if mergekit else "abstain")) == "positive" else 0
         sign = np.sign(delta.sum(0))
-        sign[sign == 0] = 1 if (tie or ("positive" if mergekit else "abstain")) == "positive" else 0
+        sign = np.where(sign == 0, default, sign)
         out = np.zeros(base[path].shape)
         for index in np.ndindex(out.shape):
             at = (slice(None), *index)

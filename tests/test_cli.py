@@ -238,7 +238,7 @@ def test_a_real_signal_stops_a_real_run_with_130(call, tmp_path):
         said += process.stderr.read()
     assert process.returncode == 130
     assert said.endswith(
-        f"sail-jax: interrupted\nfinished stages are kept; continue with: "
+        f"sail-jax: interrupted\nwhat is finished is kept; continue with: "
         f"sail-jax {line} --resume\n"
     )
     assert call(*line.split(), "--resume")[0] == 0

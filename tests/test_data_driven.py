@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sail_jax.fisher import fisher, fisher_diagonal
-from sail_jax.methods import linear
-from sail_jax.regmean import grams, regmean, regmean_plus_plus
+from sail_jax.methods import linear, merge
+from sail_jax.regmean import gram_mean, grams, regmean, regmean_plus_plus
 from sail_jax.soups import greedy_soup
 
 EPS = float(jnp.finfo(jnp.float32).eps)
@@ -30,10 +30,11 @@ def positive(seed):
 
 
 def gram(seed):
-    """Grams of 20 inputs for the two kernels."""
+    """Grams of 20 inputs for the two kernels, and one of no size."""
     random = np.random.default_rng(seed)
     X = {"block/kernel": random.normal(size=(20, 5)), "block/heads": random.normal(size=(20, 6))}
-    return {path: jnp.asarray(x.T @ x / 20, jnp.float32) for path, x in X.items()}
+    G = {path: jnp.asarray(x.T @ x / 20, jnp.float32) for path, x in X.items()}
+    return G | {"block/empty": jnp.zeros((0, 0))}
 
 
 def models(dtype=jnp.float32):
@@ -434,6 +435,23 @@ def test_regmean_commutes_with_a_change_of_base():
     shift = lambda m: jax.tree.map(lambda x: x + 2 if x.dtype != int else x, m)  # noqa: E731
     got = call("regmean", [shift(m) for m in models()], weights=WEIGHTS)
     assert_close(got, shift(call("regmean", models(), weights=WEIGHTS)), 1000 * EPS)
+
+
+def test_gram_mean_does_not_see_the_scale_of_weights():
+    """As a count of its own, with weights that nobody normalised; damping included."""
+    base = tree(0)
+    got = [
+        merge(
+            models(),
+            base,
+            count=gram_mean([gram(11 + k) for k in range(M)], damping=0.1),
+            weights=w,
+        )
+        for w in (WEIGHTS, [8 * w for w in WEIGHTS])
+    ]
+    assert_close(got[0], got[1], 200 * EPS)
+    want = call("regmean", models(), weights=WEIGHTS, damping=0.1)
+    assert_close(got[0], want, 200 * EPS)
 
 
 def test_dead_features_take_the_mean():

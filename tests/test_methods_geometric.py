@@ -64,16 +64,20 @@ each_subject = pytest.mark.parametrize("label", SUBJECTS)
 WHOLE = [s for s in SUBJECTS if "rows" not in s and "columns" not in s]
 
 
-def tree(seed, dtype=jnp.float32, shift=0.7):
-    """A matrix, a vector, a scalar, a leaf with three axes; directions within a right angle."""
-    shapes = {"kernel": (5, 4), "bias": (4,), "gain": (), "conv": (2, 3, 4)}
+def tree(seed, dtype=jnp.float32, shift=0.7, full=False):
+    """A matrix and a vector; if full, also a scalar and a leaf with three axes."""
+    shapes = {"kernel": (5, 4), "bias": (4,)}
+    shapes |= {"gain": (), "conv": (2, 3, 4)} if full else {}
     random = np.random.default_rng(seed)
     leaves = {n: jnp.asarray(random.normal(size=s) + shift, dtype) for n, s in shapes.items()}
+    if full:  # on one axis there is no path between opposed directions: all deltas are positive
+        leaves["gain"] = (abs(leaves["gain"]) + (4 if shift else 0)).astype(dtype)
     return leaves | {"steps": jnp.arange(3)}
 
 
-def problem(count, dtype=jnp.float32):
-    return [tree(1 + k, dtype) for k in range(count)], tree(0, dtype, shift=0.0)
+def problem(count, dtype=jnp.float32, full=False):
+    models = [tree(1 + k, dtype, full=full) for k in range(count)]
+    return models, tree(0, dtype, 0.0, full)
 
 
 def call(label, models=None, base=None, **overrides):
@@ -96,13 +100,13 @@ def assert_close(got, want, ulps, size=1.0):
     chex.assert_trees_all_close(got, want, rtol=0, atol=ulps * EPS * size)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @each_subject
 def test_agrees_with_the_reference(label, dtype):
     """A cosine is off by a few eps, a coefficient by that over sin^2 of an angle above 0.1 (the
     directions were drawn so), entries are below 5: 1000 eps, then one rounding to the dtype."""
     _, _, count, with_base, (function, vectors, knobs) = SUBJECTS[label]
-    models, base = problem(count, dtype)
+    models, base = problem(count, dtype, full=True)
     want = reference.merged(
         getattr(reference, function), [flat(m) for m in models], flat(base) if with_base else None,
         vectors, **knobs,
@@ -175,10 +179,8 @@ def test_order_of_models_does_not_matter(label):
 @pytest.mark.parametrize("label", WHOLE)
 def test_rotations_and_scales_commute(label):
     """All inputs rotated rotate the outcome, scaled scale it; condition numbers as above."""
-    if label == "stock mergekit":  # its threshold is absolute: not below deltas of 1e-3
-        scales = [4.0]
-    else:
-        scales = [4.0, 2.0**-20]
+    # mergekit's threshold is absolute: not below deltas of 1e-3
+    scales = [4.0] if label == "stock mergekit" else [4.0, 2.0**-20]
     count = SUBJECTS[label][2]
     random = np.random.default_rng(5)
     Q = jnp.asarray(np.linalg.qr(random.normal(size=(12, 12)))[0], jnp.float32)
@@ -220,7 +222,7 @@ def test_gradient(label):
             ms = [models[0] | {"kernel": first}, *models[1:]]
             extra = {"t": w[0]} if name == "slerp" else {"weights": w}
             merged = methods.get(name)(ms, base if with_base else None, **{**knobs, **extra})
-            return sum(jnp.vdot(jnp.sin(merged[k]), probe[k]) for k in flat(merged))
+            return sum(jnp.vdot(jnp.sin(merged[k]), probe[k]) for k in ("kernel", "bias"))
 
         at = jnp.array(WEIGHTS[:count]), models[0]["kernel"]
         got = jax.grad(loss, (0, 1))(*at)
@@ -228,7 +230,7 @@ def test_gradient(label):
         f = jax.jit(loss)
         for i in range(2):
             size = at[i].size
-            for j in range(min(size, 3)):
+            for j in range(min(size, 2)):
                 step = (h * np.eye(size)[j]).reshape(at[i].shape)
                 moved = [[*at], [*at]]
                 moved[0][i], moved[1][i] = at[i] + step, at[i] - step
@@ -240,13 +242,12 @@ def test_gradient(label):
 @pytest.mark.parametrize("label", ["slerp", "nuslerp", "multislerp", "karcher", "stock"])
 def test_gradients_at_copies_and_zeros_are_finite(label):
     count = SUBJECTS[label][2]
+
+    def f(x, value):
+        return call(label, [{"a": x}, *[{"a": value}] * (count - 1)], {"a": 0 * x})["a"].sum()
+
     for value in (jnp.ones(3), jnp.zeros(3)):
-        grad = jax.grad(
-            lambda x: call(label, [{"a": x}, *[{"a": value}] * (count - 1)], {"a": 0 * x})[
-                "a"
-            ].sum()
-        )(value)
-        chex.assert_tree_all_finite(grad)
+        chex.assert_tree_all_finite(jax.grad(f)(value, value))
 
 
 @each_subject
@@ -391,15 +392,14 @@ def test_deltas_of_zero(label):
 
 
 @each_subject
-@pytest.mark.parametrize("shape", [(), (1,), (3, 1), (1, 3), (0, 3), (2, 0)])
-def test_tiny_shapes(label, shape):
-    count = SUBJECTS[label][2]
-    models = [{"a": jnp.full(shape, 1.0 + k)} for k in range(count)]
-    got = call(label, models, {"a": jnp.zeros(shape)})["a"]
-    assert got.shape == shape
-    chex.assert_tree_all_finite(got)
-    if got.size:  # one direction only: between the shortest and the longest, or slerp's beyond
-        assert 0.5 < float(got.reshape(-1)[0]) < 3.1
+def test_tiny_shapes(label):
+    """One direction only: between the shortest and the longest, or slerp's beyond."""
+    count, shapes = SUBJECTS[label][2], [(), (1,), (3, 1), (1, 3), (0, 3), (2, 0)]
+    models = [[jnp.full(shape, 1.0 + k) for shape in shapes] for k in range(count)]
+    for shape, got in zip(shapes, call(label, models, [0 * x for x in models[0]]), strict=True):
+        assert got.shape == shape
+        chex.assert_tree_all_finite(got)
+        assert np.all((np.asarray(got) > 0.5) & (np.asarray(got) < 3.1))
 
 
 @each_subject
@@ -576,11 +576,12 @@ def test_defect_model_stock_goes_backwards():
 
 
 def test_defect_karcher_ignores_weights_and_stops_early():
-    """mergekit knows equal weights only, and starts from the first model where directions cancel."""
+    """mergekit knows equal weights only, and where directions cancel takes the first model."""
     models, _ = problem(3)
     equal = methods.karcher(models, compat="mergekit")
     chex.assert_trees_all_equal(methods.karcher(models, weights=WEIGHTS, compat="mergekit"), equal)
-    assert_close(equal, methods.karcher(models), 2e5 * EPS / EPS, size=1e-5 * 4)
+    # ten steps, each of which shortens the rest to less than 0.35 of it; lengths below 10
+    chex.assert_trees_all_close(equal, methods.karcher(models), rtol=0, atol=10 * 0.35**10)
     a = jnp.array([1.0, 2.0])
     opposed = [{"a": a}, {"a": -a}]
     np.testing.assert_allclose(methods.karcher(opposed, compat="mergekit")["a"], a, rtol=8 * EPS)

@@ -72,6 +72,11 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
     "unknown key": (two(more="paramters: {}"), "r:3:1: paramters", "nearest: 'parameters'"),
     "unknown method": (two("tise"), "r:1:15: merge_method", "nearest: 'ties'"),
     "no method": ("models: [{model: a}]", "r:1:1", "needs 'merge_method'"),
+    "empty modules": (
+        "merge_method: linear\nmodules: {}",
+        "r:2:10: modules",
+        "modules by name; got none",
+    ),
     "no models": ("merge_method: linear", "r:1:1", "exactly one of models, slices, modules"),
     "two forms": (two(more="slices: []"), "r:3:1: slices", "got models and slices"),
     "unknown parameter": (
@@ -145,14 +150,16 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
         "aliases expand to more than",
     ),
     "itself": ("models: &a [*a]", "", "nested deeper"),
-    "deep": ("[" * 5000, "r", "nested too deeply"),
+    "deep": ("[" * 1500, "r", "nested too deeply"),
     "long": ("#" * (LIMIT + 1), "r", "longer than"),
     "not yaml": ("a: [1", "r:1:", "not YAML"),
     "two documents": ("a: 1\n---\nb: 2", "r:2:1", "another document"),
     "empty": ("", "r", "empty"),
     "slice lengths": (
-        "merge_method: passthrough\nslices:\n- sources: [{model: a, layer_range: [0, 2]},"
-        " {model: b, layer_range: [0, 3]}]",
+        (
+            "merge_method: passthrough\nslices:\n- sources: [{model: a, layer_range: [0, 2]},"
+            " {model: b, layer_range: [0, 3]}]"
+        ),
         "slices[0].sources",
         "equally many layers; got [2, 3]",
     ),
@@ -162,8 +169,10 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
         "0 <= first < last + 1",
     ),
     "residual weight": (
-        "merge_method: passthrough\n"
-        "slices: [{sources: [{model: a, layer_range: [0, 2]}], residual_weight: 1}]",
+        (
+            "merge_method: passthrough\n"
+            "slices: [{sources: [{model: a, layer_range: [0, 2]}], residual_weight: 1}]"
+        ),
         "residual_weight",
         "no effect",
     ),
@@ -192,6 +201,13 @@ def test_bad_recipes_say_where_and_what(case):
         parse(text, "r")
     assert where in str(caught.value)
     assert what in str(caught.value)
+
+
+def test_what_says_nothing_is_harmless():
+    text = two(models=LINEAR, more="parameters: {}\ndtype: ~\nslices: ~\nrename: {}\n")
+    assert parse(text.replace("slices: ~\n", "")).parameters == {}
+    with pytest.raises(RecipeError, match="got models and slices"):
+        parse(text)
 
 
 def test_merge_keys_and_aliases():

@@ -21,13 +21,15 @@ DTYPES = {"bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16)), "float32": ("F32",
 
 @dataclass(frozen=True)
 class Llama:
-    """Sizes of the network; `heads` divides `hidden`."""
+    """Sizes of the network; `heads` divides `hidden`; the tokenizer's last `added` tokens were
+    added to its vocabulary afterwards."""
 
     hidden: int
     intermediate: int
     layers: int
     vocabulary: int = 32_000
     heads: int = 8
+    added: int = 0
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Tensor names, as the architecture has them, and shapes [out, in]."""
@@ -165,22 +167,28 @@ def _fill(name, seed, start, stop, llamas, handles, starts, dtype, delta) -> Non
 
 
 def _accompany(folder: Path, llama: Llama, dtype: str) -> None:
-    words = {"<s>": 0, "</s>": 1, "<unk>": 2}
-    words |= {f"w{i}": i for i in range(len(words), llama.vocabulary)}
-    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    core = llama.vocabulary - llama.added
+    words = ["<s>", "</s>", "<unk>", *(f"w{i}" for i in range(3, core))]
+    tokens = {i: (words[i], True) for i in range(3)}
+    tokens |= {i: (f"<extra {i}>", False) for i in range(core, llama.vocabulary)}
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     tokenizer = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": i, "content": word, "special": True, **special}
-            for word, i in list(words.items())[:3]
+            {"id": i, "content": word, "special": special, **plain}
+            for i, (word, special) in tokens.items()
         ],
         "normalizer": None,
         "pre_tokenizer": {"type": "Whitespace"},
         "post_processor": None,
         "decoder": None,
-        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {word: i for i, word in enumerate(words)},
+            "unk_token": "<unk>",
+        },
     }
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -18,7 +18,7 @@ from experiments.progress import say
 
 Tensors = Mapping[str, np.ndarray]
 SMALL = Llama(64, 160, 3, 120, heads=4)
-LONGER = Llama(64, 160, 3, 136, heads=4)
+LONGER = Llama(64, 160, 3, 136, heads=4, added=16)
 EPS = float(np.finfo(np.float32).eps)
 Z = 4.0  # |z| above this has probability 6e-5 if both draw from one distribution
 DTYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype("<f2")}
@@ -58,21 +58,25 @@ def located(recipe: Any, paths: Mapping[str, Path]) -> Any:
     return [located(item, paths) for item in recipe] if isinstance(recipe, list) else recipe
 
 
-def run(folder: Path, ours: Sequence[str], peer: Peer) -> tuple[bool, dict[str, Any]]:
-    """Runs every case through both; prints the table; whether all agree as far as they should."""
+def run(
+    folder: Path, ours: Sequence[str], peer: Peer, wanted: str = ""
+) -> tuple[bool, dict[str, Any]]:
+    """Runs every case whose name contains `wanted` through both; prints the table; whether all
+    agree as far as they should."""
+    cases = {name: case for name, case in CASES.items() if wanted in name}
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     paths = checkpoints(folder / "models")
     recipes = [
         write_recipe(folder / "recipes" / f"{i}.yaml", located(case.recipe, paths))
-        for i, case in enumerate(CASES.values())
+        for i, case in enumerate(cases.values())
     ]
-    outs = {side: [folder / side / str(i) for i in range(len(CASES))] for side in ("peer", "ours")}
-    say(f"mergekit: {len(CASES)} recipes ...")
+    outs = {side: [folder / side / str(i) for i in range(len(cases))] for side in ("peer", "ours")}
+    say(f"mergekit: {len(cases)} recipes ...")
     failures = peer.merge_all(list(zip(recipes, outs["peer"], strict=True)))
     models = {name: read(path) for name, path in paths.items()}
     rows = []
-    for i, (name, case) in enumerate(CASES.items()):
+    for i, (name, case) in enumerate(cases.items()):
         say(f"  {name}")
         outs["ours"][i].parent.mkdir(exist_ok=True)
         command = [*ours, str(recipes[i]), str(outs["ours"][i])]

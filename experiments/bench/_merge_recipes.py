@@ -19,7 +19,7 @@ class Job(NamedTuple):
     each: Mapping[str, Any] = {}
     files: int = 4
     base: str = "base"  # the base is a "base", one of the "models", "both", or not used ("")
-    ours: Mapping[str, Any] = {}  # parameters that only we have
+    ours: Mapping[str, Any] = {}  # keys of the recipe that only we have
     beside: str = ""  # the job whose time the peer's is, where the peer has not this one
     limit: float = np.inf
     peer: float = 0.0
@@ -30,14 +30,14 @@ class Job(NamedTuple):
         files = [str(model) for model in models[: self.files]]
         listed = files if self.base in ("both", "models") else files[1:]
         entries = [{"model": m, **({"parameters": self.each} if self.each else {})} for m in listed]
-        parameters = {**self.parameters, **(self.ours if ours else {})}
         base = {"base_model": files[0]} if self.base in ("base", "both") else {}
         return {
             "merge_method": self.method,
             **base,
             "models": entries,
-            **({"parameters": parameters} if parameters else {}),
+            **({"parameters": self.parameters} if self.parameters else {}),
             "dtype": "bfloat16",
+            **(self.ours if ours else {}),
         }
 
 

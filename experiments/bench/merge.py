@@ -44,8 +44,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--peer-version", choices=["0.1.5", "0.1.4"], default="0.1.5", help="default: %(default)s")
     add("--peer-repeat", type=int, default=3, help="timed runs of the peer")
     add("--parity", action="store_true", help="compare numbers with mergekit's, method by method")
+    add(
+        "--cases",
+        default="",
+        metavar="TEXT",
+        help="only those cases whose name has it, for --parity",
+    )
     add("--memory-curve", type=Path, metavar="PNG", help="draw peak memory over model size there")
-    add("--max-memory", default="256MB,1GB", help="caps for --memory-curve to try")
+    add("--max-memory", default="512MB,1GB", help="caps for --memory-curve to try")
     add("--device", action="store_true", help="merge arrays in device memory, no files")
     add("--json", type=Path, metavar="FILE", help="also write a record there")
     add("--command", help="run this instead of ours, with RECIPE and OUT appended")
@@ -103,7 +109,7 @@ def _measure(args: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
     if args.parity and peer is not None:
         from experiments.bench import _merge_parity
 
-        good, found = _merge_parity.run(args.dir / "parity", ours, peer)
+        good, found = _merge_parity.run(args.dir / "parity", ours, peer, args.cases)
         return good, {**record, **found}
     results = []
     for size in sizes:

@@ -78,7 +78,7 @@ def render(plan: Plan, full: bool = False, passes: Passes = _once) -> str:
     passes_ = f"{data['passes']} pass{'es' * (data['passes'] > 1)}"
     written = f"writes {_size(data['write'])} in {len(plan.treatments)} tensors"
     lines += [f"reads {_size(data['read'])} in {passes_}, {written}"]
-    working = f"{_size(largest['working'])} with its inputs, as they are computed with"
+    working = f"{_size(largest['working'])} with its inputs in the dtype of the arithmetic"
     lines += [f"largest tensor: {largest['name']} {largest['shape']}, {working}", ""]
     groups: dict[tuple, list[dict[str, Any]]] = {}
     for tensor in data["tensors"]:

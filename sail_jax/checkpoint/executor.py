@@ -150,6 +150,14 @@ class _Run:
             raise _NonFiniteError(tensor)
 
     def merge(self, leaf: Leaf) -> None:
+        try:
+            self._merge(leaf)
+        except ValueError as error:
+            if type(error) is not ValueError:
+                raise
+            raise MergeError(f"{leaf.work.name}: {error}") from error
+
+    def _merge(self, leaf: Leaf) -> None:
         """One tensor from its inputs to the sink; its rules are settled, or of leaf scope."""
         if leaf.work.expression is None:
             self._copy(leaf.work)

@@ -8,6 +8,7 @@ import os
 import stat
 import struct
 import threading
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +68,7 @@ def explained(doing: str, path: Path) -> Iterator[None]:
 _PARSING = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AssertionError, SyntaxError),
     *(RecursionError, NotImplementedError, EOFError, AttributeError, MemoryError, RuntimeError),
-    *(struct.error, zipfile.BadZipFile, zlib.error),
+    *(struct.error, zipfile.BadZipFile, zlib.error, tokenize.TokenError),
 )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sail_jax.checkpoint.layers import role
+from sail_jax.checkpoint.lora import adapted
 from sail_jax.checkpoint.recipes import Recipe, RecipeError, Ref
 from sail_jax.checkpoint.tensors import Tensor
 
@@ -30,13 +31,19 @@ def is_derived(name: str) -> bool:
 
 
 class Input:
-    """A checkpoint of a recipe; RecipeError if renaming makes two tensors one."""
+    """A checkpoint of a recipe, with its adapter in it; RecipeError if renaming makes two tensors
+    one, ValueError if the adapter does not fit."""
 
-    def __init__(self, ref: Ref, opened: Opened, recipe: Recipe):
+    def __init__(self, ref: Ref, opened: Opened, adapter: Opened | None = None, *, recipe: Recipe):
         self.ref, self.opened = ref, opened
+        stored = opened.tensors
+        if adapter is not None:
+            stored = adapted(
+                stored, adapter.tensors, _config(adapter.extras, "adapter_config.json")
+            )
         self.tensors: dict[str, Tensor] = {}
         self.renamed = set()
-        for name, tensor in opened.tensors.items():
+        for name, tensor in stored.items():
             new = name
             for pattern, replacement in recipe.rename.items():
                 done = re.sub(pattern, replacement, new)
@@ -78,10 +85,10 @@ class Input:
         return self.tensors.get(name), ""
 
 
-def _config(extras: Mapping[str, Path]) -> dict[str, Any]:
-    if "config.json" not in extras:
+def _config(extras: Mapping[str, Path], name: str = "config.json") -> dict[str, Any]:
+    if name not in extras:
         return {}
-    path = extras["config.json"]
+    path = extras[name]
     try:
         config = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ import numpy as np
 from sail_jax import disk
 from sail_jax.checkpoint.files import CheckpointError, explained, reading, strict_json
 
-__all__ = ["Journal", "Piece", "digest"]
+__all__ = ["Journal", "Piece", "digest", "gap"]
 
 _PAGE = 512  # words of eight bytes
 
@@ -115,3 +115,13 @@ def _is_piece(piece: Any) -> bool:
         and len(piece) == 3
         and all(type(n) is int and 0 <= n < 2**64 for n in piece)
     )
+
+
+def gap(pieces: list[Piece], numel: int) -> str:
+    """Where the pieces, in order, fail to cover the entries exactly once; "" if nowhere."""
+    end = 0
+    for piece in pieces:
+        if piece.start != end:
+            return f"entries {min(end, piece.start)} to {max(end, piece.start)} of {numel}"
+        end += piece.count
+    return "" if end == numel else f"entries {min(end, numel)} to {max(end, numel)} of {numel}"

@@ -259,8 +259,8 @@ def entry(name: str) -> Entry:
 
     ValueError with the nearest names for an unknown one.
 
-    >>> entry("ties").parameters["lambda"].knob, entry("ties").parameters["elect_by"].default
-    ('scale', 'mass')
+    >>> entry("ties").parameters["lambda"].knob, entry("ties").parameters["density"].default
+    ('scale', 1.0)
     """
     known, signature = MERGEKIT.get(name), _signature(name)
     if known is None and signature is None:

@@ -43,6 +43,8 @@ def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     path = path.resolve()
     with _failing(path), ocp.PyTreeCheckpointer() as checkpointer:
         about: Any = checkpointer.metadata(path).item_metadata
+        if about is None:
+            raise CheckpointError(f"orbax cannot read {path}: its description is damaged")
         tree = about.tree if hasattr(about, "tree") else about
     tensors: dict[str, Tensor] = {}
     for keys, leaf in _leaves(tree):
@@ -104,21 +106,18 @@ def admit(names: Iterable[str]) -> None:
             raise CheckpointError(f"'{name}' and '{other}' are the same path to orbax")
 
 
-def write_folder(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes the leaves as nested dictionaries by `StandardCheckpointer`, which wants all of them
-    in memory at once."""
+def write_folder(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes the leaves as nested dictionaries by `StandardCheckpointer`, which copies them all
+    into memory, about twice."""
     import orbax.checkpoint as ocp
 
     def filled(node: Any) -> Any:
         if isinstance(node, dict):
             return {key: filled(child) for key, child in node.items()}
-        tensor = tensors[node]
-        array = np.empty(tensor.shape, tensor.dtype)
-        tensor.read(array.reshape(-1))
-        return array
+        return arrays[node]
 
     with _failing(path), ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path.absolute(), filled(nested(tensors)))
+        checkpointer.save(path.absolute(), filled(nested(arrays)))
         checkpointer.wait_until_finished()
 
 

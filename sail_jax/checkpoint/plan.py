@@ -25,11 +25,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import ml_dtypes
 import numpy as np
 
-from sail_jax import methods
 from sail_jax.checkpoint import mergekit
 from sail_jax.checkpoint.inputs import (
     Input,
@@ -39,12 +37,13 @@ from sail_jax.checkpoint.inputs import (
     unmatched_renames,
 )
 from sail_jax.checkpoint.jobs import Job, is_main, jobs
+from sail_jax.checkpoint.knobs import Knobs
 from sail_jax.checkpoint.layers import role
 from sail_jax.checkpoint.recipes import Recipe, RecipeError, Ref
 from sail_jax.checkpoint.rows import Rows, count, head_rows
-from sail_jax.checkpoint.settings import Ledger
+from sail_jax.checkpoint.templates import chat_template
 from sail_jax.checkpoint.tensors import Shape, Tensor
-from sail_jax.checkpoint.tokenizers import Alignment, align, chat_template, read_vocabulary
+from sail_jax.checkpoint.tokenizers import Alignment, align, read_vocabulary
 from sail_jax.checks import nearest
 
 __all__ = ["InputSummary", "Plan", "Treatment", "fingerprint", "plan"]
@@ -129,19 +128,18 @@ def fingerprint(plan: Plan) -> str:
 class _Planner:
     def __init__(self, recipe: Recipe, open: Callable[[str], Opened]):
         self.recipe, self.entry = recipe, mergekit.entry(recipe.method)
-        self.ledger, self.notes = Ledger(), list[str]()
-        self.expressed, self.key = set[str](), jax.random.key(recipe.seed)
+        self.knobs, self.notes = Knobs(recipe), list[str]()
         self.groups: dict[str, int] = {}
         self.aliases: dict[str, str] = {}
         self.rowings: dict[tuple, Any] = {}
         opened: dict[str, Opened] = {}
         self.inputs: dict[Ref, Input] = {}
         for ref in recipe.models():
-            if ref.lora is not None:
-                raise RecipeError(recipe.where, f"{ref}: merge the adapter into its model first")
-            if ref.checkpoint not in opened:
-                opened[ref.checkpoint] = open(ref.checkpoint)
-            self.inputs[ref] = Input(ref, opened[ref.checkpoint], recipe)
+            paths = [ref.checkpoint, *([] if ref.adapter is None else [ref.adapter])]
+            for path in paths:
+                if path not in opened:
+                    opened[path] = open(path)
+            self.inputs[ref] = Input(ref, *(opened[path] for path in paths), recipe=recipe)
         unmatched_renames(recipe, self.inputs.values())
         first = recipe.base_model or recipe.modules[0].slices[0].sources[0].model
         self.first = self.inputs[first]
@@ -155,7 +153,7 @@ class _Planner:
                 treatments.append(found)
         if not treatments:
             raise RecipeError(self.recipe.where, "nothing to merge: the inputs have no tensors")
-        self.notes += self.ledger.check(self.recipe.settings())
+        self.notes += self.knobs.notes()
         written = {treatment.name for treatment in treatments}
         self.aliases = {a: b for a, b in self.aliases.items() if b in written and a not in written}
         notes = list(dict.fromkeys(self.notes))
@@ -174,7 +172,7 @@ class _Planner:
 
     def _treat(self, job: Job) -> Treatment | None:
         notes: list[str] = []
-        weights, knobs = self._parameters(job)
+        weights, knobs = self.knobs.of(job)
         found = self._gather(job, notes)
         if found is None:
             return None
@@ -192,8 +190,9 @@ class _Planner:
         tensors, base = self._shaped(job, [job.votes[k][1] for k in kept], tensors, base, notes)
         dtype = _dtype(self.recipe.out_dtype or self.recipe.dtype) or first.dtype
         method = self.recipe.method
-        if len(tensors) < self.entry.least:
-            notes.append(f"too few models have it for {method}: as it is in the one that does")
+        if len(kept) < self.entry.least:
+            who = "the first model" if base is None else "the base"
+            notes.append(f"too few models have it for {method}: as it is in {who}")
             method, weights, knobs = "passthrough", None, {"scale": 1.0}
             tensors, base = [base or tensors[0]], None
         normalised = method == "linear" and knobs.get("normalize", True)
@@ -203,7 +202,7 @@ class _Planner:
             )
         if method == "passthrough" and knobs.get("scale", 1.0) == 1.0 and dtype == tensors[0].dtype:
             method, weights, knobs = "copy", None, {}
-        self._express(job, method, knobs, len(tensors), base)
+        self.knobs.check(job, method, knobs, len(tensors), base)
         key = repr((method, sorted(knobs.items()), [str(job.votes[k][1].ref) for k in kept]))
         group = self.groups.setdefault(key, len(self.groups))
         shape = tensors[0].shape if base is None else base.shape
@@ -281,81 +280,6 @@ class _Planner:
         if not tensors:
             tensors = [base] if base is not None else []
         return kept, tensors, base
-
-    def _parameters(self, job: Job) -> tuple[tuple[float, ...] | None, dict[str, Any]]:
-        """The weights and knobs for a tensor, as set, or mergekit's defaults."""
-        recipe, name = self.recipe, self.recipe.method
-        outer = [job.part.parameters, job.module.parameters, recipe.parameters]
-        weights, knobs = None, {}
-        for parameter in self.entry.parameters.values():
-            default = parameter.default
-            if parameter.per_model:
-                values = [
-                    self.ledger.resolve(
-                        [scope.get(parameter.name) for scope in (source.parameters, *outer)],
-                        tensor,
-                        job.t,
-                    )
-                    for source, _, tensor in job.votes
-                ]
-            else:
-                scopes = [scope.get(parameter.name) for scope in outer]
-                values = [self.ledger.resolve(scopes, job.name, job.t)]
-            given = [value is not None for value in values]
-            known = mergekit.MERGEKIT.get(name)
-            if recipe.compat == "mergekit" and known and parameter.name in known.parameters:
-                fill = default
-            elif any(given) or (default is mergekit.REQUIRED and parameter.name != "weight"):
-                fill = default if parameter.name != "weight" else mergekit.REQUIRED
-            else:
-                continue
-            for k, value in enumerate(values):
-                if value is not None:
-                    continue
-                if fill is mergekit.REQUIRED:
-                    who = f" for {job.votes[k][0].model}" if parameter.per_model else ""
-                    where = job.votes[k][0].where if parameter.per_model else job.part.where
-                    raise RecipeError(
-                        where,
-                        f"{name} needs {parameter.name!r}{who}, which no condition sets for"
-                        f" the tensor {job.name!r}",
-                    )
-                values[k] = fill
-            if parameter.knob == "weights":
-                weights = tuple(values) if values[0] is not None else None
-            elif parameter.knob is not None and self._takes(parameter, values):
-                knobs[parameter.knob] = tuple(values) if parameter.per_model else values[0]
-        knobs = {key: value for key, value in knobs.items() if value is not None}
-        if mergekit.accepts(name, "compat"):
-            knobs["compat"] = recipe.compat
-        if recipe.scope is not None:
-            knobs["scope"] = recipe.scope
-        return weights, knobs
-
-    def _express(
-        self, job: Job, method: str, knobs: dict[str, Any], models: int, base: Tensor | None
-    ) -> None:
-        """RecipeError for knobs that the method refuses, or as many models."""
-        key = repr((method, sorted(knobs.items()), models, base is None))
-        if method not in methods.METHODS or key in self.expressed:
-            return
-        self.expressed.add(key)
-        try:
-            expression = methods.expression(method, key=self.key, **knobs)
-            expression.check_models(models, base is not None)
-        except (TypeError, ValueError) as error:
-            where = self.recipe.at("merge_method")
-            raise RecipeError(where, f"{method}, for {job.name}: {error}") from error
-
-    def _takes(self, parameter: mergekit.Parameter, values: Sequence[Any]) -> bool:
-        if mergekit.accepts(self.recipe.method, str(parameter.knob)) is not False:
-            return True
-        if any(value != parameter.default for value in values):
-            raise RecipeError(
-                self.recipe.at("merge_method"),
-                f"{parameter.name} of {self.recipe.method} can only be {parameter.default} here",
-            )
-        return False
 
     def _shaped(
         self,

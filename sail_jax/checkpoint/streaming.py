@@ -102,7 +102,8 @@ def work(
     if expression.base == "votes":
         models = (base, *models)  # type: ignore[arg-type]
     start = base if expression.base in ("required", "optional") else None
-    w = task_weights(weights, len(models), expression.normalize)
+    with jax.enable_x64(True):
+        w = task_weights(weights, len(models), expression.normalize)
     return Work(name, shape, np.dtype(dtype), tuple(models), start, np.asarray(w), expression)
 
 
@@ -224,7 +225,7 @@ class Leaf:
         parts = {}
         for piece in pieces(self.work.shape, self.grain(fold.grain)):
             start, stack = visit(piece)
-            part = jax.block_until_ready(
+            part = jax.device_get(
                 _summarise(
                     self.kernels(piece), fold.summary, self.place(piece), *on_device(start, stack),
                     self.weights(visit.dtype),
@@ -331,11 +332,11 @@ def is_tree_scope(rule: Any) -> bool:
 
 
 def passes(rule: Any) -> int:
-    """How often the entries are visited at least: once, and once for every fold."""
+    """How often the entries are visited at least: for every fold, and once to merge them."""
 
     def folds(rule: Any) -> int:
         inner = [part.rule for part in _parts(rule) if isinstance(part, Each | Masked)]
-        return sum(isinstance(p, Fold) for p in _parts(rule)) + sum(map(folds, inner))
+        return sum(p.visits for p in _parts(rule) if isinstance(p, Fold)) + sum(map(folds, inner))
 
     return 1 + folds(rule)
 

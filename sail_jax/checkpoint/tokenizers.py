@@ -25,11 +25,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sail_jax.checkpoint.recipes import Recipe, RecipeError, Ref, Token, Tokenizer
+from sail_jax.checkpoint.recipes import RecipeError, Ref, Token, Tokenizer
 from sail_jax.checkpoint.rows import FILL, ZERO
-from sail_jax.checkpoint.yaml_tree import Where
 
-__all__ = ["Alignment", "Rowing", "Vocabulary", "align", "chat_template", "read_vocabulary"]
+__all__ = ["Alignment", "Rowing", "Vocabulary", "align", "dump", "load", "read_vocabulary"]
 
 _PLAIN = {
     "single_word": False,
@@ -158,7 +157,7 @@ def read_vocabulary(extras: Mapping[str, Path]) -> Vocabulary | None:
     """The vocabulary in the files of a checkpoint, None without one; ValueError naming the file."""
     if "tokenizer.json" in extras:
         path = extras["tokenizer.json"]
-        document = _load(path)
+        document = load(path)
         model = document.get("model")
         core = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(core, list):
@@ -175,14 +174,15 @@ def read_vocabulary(extras: Mapping[str, Path]) -> Vocabulary | None:
         ids |= {text: entry.get("id") for text, entry in entries.items()}
         return _checked(Vocabulary(ids, entries, document, str(path)))
     if "vocab.json" in extras:
-        added = _load(extras["added_tokens.json"]) if "added_tokens.json" in extras else {}
-        ids = _load(extras["vocab.json"]) | added
+        added = load(extras["added_tokens.json"]) if "added_tokens.json" in extras else {}
+        ids = load(extras["vocab.json"]) | added
         entries = {text: {"id": i, "content": text, **_PLAIN} for text, i in added.items()}
         return _checked(Vocabulary(ids, entries, None, str(extras["vocab.json"])))
     return None
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; ValueError naming it."""
     try:
         document = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -317,94 +317,19 @@ def _files(ids, added, start, extras, where) -> dict[str, bytes]:
             where, f"tokens are to be added, which needs tokenizer.json beside {start.source}"
         )
     entries = sorted(added.values(), key=lambda entry: entry["id"])
-    files = {"tokenizer.json": _dump({**start.document, "added_tokens": entries})}
+    files = {"tokenizer.json": dump({**start.document, "added_tokens": entries})}
     if "tokenizer_config.json" in extras:
-        config = _load(extras["tokenizer_config.json"])
+        config = load(extras["tokenizer_config.json"])
         if "added_tokens_decoder" in config:
             config["added_tokens_decoder"] = {
                 str(entry["id"]): {k: v for k, v in entry.items() if k != "id"} for entry in entries
             }
-            files["tokenizer_config.json"] = _dump(config)
+            files["tokenizer_config.json"] = dump(config)
     if "added_tokens.json" in extras:
-        files["added_tokens.json"] = _dump({text: entry["id"] for text, entry in added.items()})
+        files["added_tokens.json"] = dump({text: entry["id"] for text, entry in added.items()})
     return files
 
 
-def _dump(document: Mapping[str, Any]) -> bytes:
+def dump(document: Mapping[str, Any]) -> bytes:
+    """A JSON object as the bytes of a file."""
     return json.dumps(document, ensure_ascii=False, indent=2).encode() + b"\n"
-
-
-_TURN = "{% for message in messages %}"
-_END = "{% endfor %}"
-_REPLY = "{% if add_generation_prompt %}"
-_TEMPLATES = {
-    "chatml": _TURN
-    + "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    + _END
-    + _REPLY
-    + "{{ '<|im_start|>assistant\\n' }}{% endif %}",
-    "llama3": "{{ bos_token }}"
-    + _TURN
-    + "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
-    + "{{ message['content'] | trim + '<|eot_id|>' }}"
-    + _END
-    + _REPLY
-    + "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}",
-    "mistral": "{{ bos_token }}"
-    + _TURN
-    + "{% if message['role'] == 'assistant' %}{{ message['content'] + eos_token }}"
-    + "{% else %}{{ '[INST] ' + message['content'] + ' [/INST]' }}{% endif %}"
-    + _END,
-    "alpaca": _TURN
-    + "{% if message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}"
-    + "{% elif message['role'] == 'user' %}"
-    + "{{ '### Instruction:\\n' + message['content'] + '\\n\\n' }}"
-    + "{% else %}{{ '### Response:\\n' + message['content'] + eos_token + '\\n\\n' }}{% endif %}"
-    + _END
-    + _REPLY
-    + "{{ '### Response:\\n' }}{% endif %}",
-    "exaone": _TURN
-    + "{{ '[|' + message['role'] + '|]' + message['content'] }}"
-    + "{{ '\\n' if message['role'] == 'user' else '[|endofturn|]\\n' }}"
-    + _END
-    + _REPLY
-    + "{{ '[|assistant|]' }}{% endif %}",
-}
-"""The plain form of each conversation format: turns of text, without tools."""
-
-
-def chat_template(
-    recipe: Recipe, extras: Mapping[Ref, Mapping[str, Path]], donor: Mapping[str, bytes | Path]
-) -> dict[str, bytes]:
-    """The tokenizer files that carry the template a recipe asks for: the name of a conversation
-    format, Jinja itself, or "auto" for the one most models have (the earliest listed of equals)."""
-    template = recipe.chat_template
-    if template is None:
-        return {}
-    if template == "auto":
-        found = [t for t in map(_template_of, extras.values()) if t is not None]
-        if not found:
-            return {}
-        template = max(found, key=lambda t: (found.count(t), -found.index(t)))
-    template = _TEMPLATES.get(template, template)
-    if "chat_template.jinja" in donor:
-        return {"chat_template.jinja": template.encode()}
-    if "tokenizer_config.json" not in donor:
-        where: Where = recipe.at("chat_template")
-        raise RecipeError(where, "the output has no tokenizer_config.json to put it in")
-    file = donor["tokenizer_config.json"]
-    config = json.loads(file) if isinstance(file, bytes) else _load(file)
-    return {"tokenizer_config.json": _dump({**config, "chat_template": template})}
-
-
-def _template_of(extras: Mapping[str, Path]) -> str | None:
-    if "chat_template.jinja" in extras:
-        return Path(extras["chat_template.jinja"]).read_text("utf-8").strip()
-    if "tokenizer_config.json" not in extras:
-        return None
-    found = _load(extras["tokenizer_config.json"]).get("chat_template")
-    if isinstance(found, list):  # several by name
-        found = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
-    if isinstance(found, dict):
-        found = found.get("default")
-    return found.strip() if isinstance(found, str) and found.strip() else None

@@ -25,15 +25,11 @@ import numpy as np
 
 from sail_jax import disk
 from sail_jax.checkpoint import msgpack, npz, orbax, safetensors
-from sail_jax.checkpoint.files import DTYPES, CheckpointError, File, checked_shape, explained
-from sail_jax.checkpoint.journal import Journal, Piece, digest
+from sail_jax.checkpoint.files import DTYPES, CheckpointError, checked_shape, explained
+from sail_jax.checkpoint.folders import hold, is_empty_folder, pwrite, reserve
+from sail_jax.checkpoint.journal import Journal, Piece, digest, gap
 from sail_jax.checkpoint.layout import Layout, Wanted
 from sail_jax.checkpoint.tensors import Shape
-
-try:
-    import fcntl
-except ImportError:  # not on Windows: there two runs to one output are not noticed
-    fcntl = None
 
 __all__ = ["Format", "Writer", "create", "save_checkpoint"]
 
@@ -147,7 +143,7 @@ class Writer:
         }
         with explained("write", out):
             out.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _hold(self.partial, out)
+            self._lock = hold(self.partial, out)
         try:
             self._claim(head, resume)
         except BaseException:
@@ -176,7 +172,7 @@ class Writer:
         path = self.partial / "journal"
         with explained("read", self.partial):
             found = {p.name for p in self.partial.iterdir() if not p.name.endswith(".part")}
-            taken = os.path.lexists(self.out) and not _is_empty_folder(self.out)
+            taken = os.path.lexists(self.out) and not is_empty_folder(self.out)
         pieces: dict[str, list[Piece]] = {}
         old = False
         if "journal" in found:
@@ -244,9 +240,9 @@ class Writer:
             for file, size in self._layout.sizes.items():
                 os.ftruncate(self._fds[file], size)
                 if size:
-                    _reserve(self._fds[file], size)
+                    reserve(self._fds[file], size)
             for file, offset, data in self._layout.fixed:
-                _pwrite(self._fds[file], memoryview(data), offset)
+                pwrite(self._fds[file], memoryview(data), offset)
 
     def _runs(
         self, name: str, start: int, view: memoryview
@@ -263,7 +259,7 @@ class Writer:
     def _verified(self, name: str, pieces: list[Piece]) -> bool:
         """Whether the bytes still are those that were written."""
         dtype, shape = self._wanted[name]
-        if _gap(pieces, math.prod(shape)) or any(p.count * dtype.itemsize > _PIECE for p in pieces):
+        if gap(pieces, math.prod(shape)) or any(p.count * dtype.itemsize > _PIECE for p in pieces):
             return False
         for piece in pieces:
             data = np.empty(piece.count * dtype.itemsize, np.uint8)
@@ -295,7 +291,7 @@ class Writer:
             first = start + at // dtype.itemsize
             with explained(f"write '{name}' to", self._root):
                 for fd, offset, view in self._runs(name, first * dtype.itemsize, part.data):
-                    _pwrite(fd, view, offset)
+                    pwrite(fd, view, offset)
             piece = Piece(first, part.size // dtype.itemsize, digest(part))
             with self._mutex:
                 self._pieces[name][first] = piece
@@ -305,8 +301,8 @@ class Writer:
         if name in self._done:
             return
         pieces = sorted(self._pieces.get(name, {}).values())
-        if name not in self._wanted or (gap := _gap(pieces, math.prod(self._wanted[name][1]))):
-            where = gap if name in self._wanted else "it is no tensor of this output"
+        if name not in self._wanted or (missing := gap(pieces, math.prod(self._wanted[name][1]))):
+            where = missing if name in self._wanted else "it is no tensor of this output"
             raise CheckpointError(f"'{name}' is not whole: {where}")
         with self._mutex:
             if self._journal is None:
@@ -352,11 +348,7 @@ class Writer:
         if self._staged:
             for leftover in self.partial.glob("data*"):  # of a conversion that was killed
                 shutil.rmtree(leftover)
-            file = File(self._root / "stage.safetensors")
-            try:
-                orbax.write_folder(data, safetensors.read_file(file)[0])
-            finally:
-                file.close()
+            orbax.write_folder(data, self._mapped())
         for extra in sorted((self.partial / "extras").iterdir()):
             if (data / extra.name).is_dir():
                 raise CheckpointError(f"'{extra.name}' is the name of a folder of the output")
@@ -365,7 +357,7 @@ class Writer:
             for above, _, files in os.walk(data):
                 for name in (*files, ""):
                     disk.sync(Path(above) / name)
-        if os.path.lexists(self.out) and not _is_empty_folder(self.out):
+        if os.path.lexists(self.out) and not is_empty_folder(self.out):
             raise CheckpointError(f"{self.out} has appeared meanwhile; move it away and --resume")
         journal.commit(self._payload.stat().st_ino)
         if not self.folder and self.out.is_dir():
@@ -374,6 +366,17 @@ class Writer:
         self._committed = True
         if self._sync:
             disk.sync(self.out.parent)
+
+    def _mapped(self) -> dict[str, np.ndarray]:
+        """The staged tensors, as they lie in their file."""
+        [file] = self._layout.sizes
+        raw = np.memmap(self._root / file, np.uint8, "r").view(np.ndarray)
+        arrays = {}
+        for name, (dtype, shape) in self._wanted.items():
+            [run] = self._layout.regions[name]
+            array = raw[run.offset : run.offset + run.length].view(dtype).reshape(shape)
+            arrays[name] = np.require(array, requirements="A")
+        return arrays
 
     def abandon(self) -> None:
         """Removes the unfinished work."""
@@ -390,58 +393,6 @@ class Writer:
         self._clear()
         with explained("remove", self.partial):
             self.partial.rmdir()
-
-
-def _gap(pieces: list[Piece], numel: int) -> str:
-    """Where the pieces, in order, fail to cover the entries exactly once; "" if nowhere."""
-    end = 0
-    for piece in pieces:
-        if piece.start != end:
-            return f"entries {min(end, piece.start)} to {max(end, piece.start)} of {numel}"
-        end += piece.count
-    return "" if end == numel else f"entries {min(end, numel)} to {max(end, numel)} of {numel}"
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
-
-
-def _hold(partial: Path, out: Path) -> int | None:
-    """The folder of unfinished work, made if need be and held by this process alone."""
-    for _ in range(10):
-        partial.mkdir(exist_ok=True)
-        if fcntl is None:
-            return None
-        fd = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise CheckpointError(f"{out} is being written by another process") from None
-        except OSError:  # a file system without locks
-            os.close(fd)
-            return None
-        # Whoever held it before may have removed or renamed the folder since we opened it.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(partial), os.fstat(fd)):
-                return fd
-        os.close(fd)
-    raise CheckpointError(f"{out} is being written by another process")
-
-
-def _reserve(fd: int, size: int) -> None:
-    try:
-        os.posix_fallocate(fd, 0, size)
-    except (AttributeError, OSError) as exc:
-        unsupported = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-        if isinstance(exc, OSError) and exc.errno not in unsupported:
-            raise
-
-
-def _pwrite(fd: int, view: memoryview, offset: int) -> None:
-    while len(view):
-        wrote = os.pwrite(fd, view, offset)
-        view, offset = view[wrote:], offset + wrote
 
 
 def save_checkpoint(

@@ -77,7 +77,7 @@ def emr(models: Sequence[PyTree], base: PyTree) -> Localized:
         return sign * functools.reduce(jnp.maximum, [sign * d for d in delta])
 
     shared = jax.tree.map(elected, delta)
-    masks = jax.tree.map(lambda d, v: d * v > 0, delta, shared)
+    masks = jax.tree.map(lambda d, v: d * jnp.sign(v) > 0, delta, shared)
     used = jax.tree.map(lambda m, v: jnp.where(m, v, 0), masks, shared)
     before, after = _norms(delta, len(models)), _norms(used, len(models))
     exists = after > 0
@@ -85,8 +85,8 @@ def emr(models: Sequence[PyTree], base: PyTree) -> Localized:
 
 
 def _norms(votes: PyTree, tasks: int) -> Float[Array, "task"]:
-    """L1 norms per task, up to a common factor that keeps sums from overflowing."""
-    flat = [jnp.abs(v.reshape(tasks, -1)) * 2.0**-48 for v in jax.tree.leaves(votes)]
+    """L1 norms per task, up to a common factor that keeps sums of 2**32 terms finite."""
+    flat = [jnp.abs(v.reshape(tasks, -1)) * 2.0**-32 for v in jax.tree.leaves(votes)]
     return sum((v.sum(1) for v in flat), jnp.zeros(tasks))
 
 

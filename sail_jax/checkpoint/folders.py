@@ -1,0 +1,60 @@
+"""What an output needs of the file system: a folder of its own, room, and whole writes."""
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+from sail_jax.checkpoint.files import CheckpointError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there two runs to one output are not noticed
+    fcntl = None
+
+__all__ = ["hold", "is_empty_folder", "pwrite", "reserve"]
+
+
+def is_empty_folder(path: Path) -> bool:
+    """Whether a rename may replace it."""
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
+def hold(partial: Path, out: Path) -> int | None:
+    """The folder of unfinished work, made if need be and held by this process alone."""
+    for _ in range(10):
+        partial.mkdir(exist_ok=True)
+        if fcntl is None:
+            return None
+        fd = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise CheckpointError(f"{out} is being written by another process") from None
+        except OSError:  # a file system without locks
+            os.close(fd)
+            return None
+        # Whoever held it before may have removed or renamed the folder since we opened it.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(partial), os.fstat(fd)):
+                return fd
+        os.close(fd)
+    raise CheckpointError(f"{out} is being written by another process")
+
+
+def reserve(fd: int, size: int) -> None:
+    """Room on the disk for `size` bytes, where the file system can promise it."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except (AttributeError, OSError) as exc:
+        unsupported = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+        if isinstance(exc, OSError) and exc.errno not in unsupported:
+            raise
+
+
+def pwrite(fd: int, view: memoryview, offset: int) -> None:
+    """All of `view`, however often the system has to be asked."""
+    while len(view):
+        wrote = os.pwrite(fd, view, offset)
+        view, offset = view[wrote:], offset + wrote

@@ -1,0 +1,80 @@
+"""Checkpoints in memory for tests of planning: Llama-shaped, with small files beside them."""
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+WIDTH, INNER = 4, 6
+
+
+class Array:
+    """A Tensor over a NumPy array that counts what is read of it."""
+
+    def __init__(self, name, array, source):
+        self.name, self.array, self.source = name, np.asarray(array), source
+        self.dtype, self.shape, self.read_entries = self.array.dtype, self.array.shape, 0
+
+    def read(self, out, start=0):
+        flat = self.array.reshape(-1)
+        if start + out.size > flat.size:
+            raise ValueError("beyond the end")
+        self.read_entries += out.size
+        out[...] = flat[start : start + out.size]
+
+
+class Fake:
+    def __init__(self, path, arrays, extras=()):
+        self.path = Path(path)
+        self.tensors = {name: Array(name, x, f"{path}/{name}") for name, x in arrays.items()}
+        self.metadata, self.extras = {}, dict(extras)
+
+
+def entries(tensor):
+    """All entries of a Tensor, read in three pieces."""
+    out = np.empty(int(np.prod(tensor.shape)), tensor.dtype)
+    a, b = out.size // 3, out.size // 2 + 1
+    for start, stop in ((0, a), (a, b), (b, out.size)):
+        if start < stop:
+            tensor.read(out[start:stop], start)
+    return out.reshape(tensor.shape)
+
+
+def llama(
+    path, seed=0, layers=2, vocab=10, tied=False, dtype=ml_dtypes.bfloat16, prefix="", **more
+):
+    """A checkpoint with the names and shapes of a Llama, of entries that differ with the seed."""
+    rng = np.random.default_rng(seed)
+    shapes = {"model.embed_tokens.weight": (vocab, WIDTH)}
+    for i in range(layers):
+        at = f"model.layers.{i}."
+        shapes |= {at + f"self_attn.{x}_proj.weight": (WIDTH, WIDTH) for x in "qkvo"}
+        shapes |= {at + f"mlp.{x}_proj.weight": (INNER, WIDTH) for x in ("gate", "up")}
+        shapes[at + "mlp.down_proj.weight"] = (WIDTH, INNER)
+        shapes[at + "input_layernorm.weight"] = (WIDTH,)
+    shapes["model.norm.weight"] = (WIDTH,)
+    if not tied:
+        shapes["lm_head.weight"] = (vocab, WIDTH)
+    arrays = {prefix + k: rng.normal(size=shape).astype(dtype) for k, shape in shapes.items()}
+    return Fake(path, arrays | more)
+
+
+def beside(fake, folder, **documents):
+    """Writes JSON documents beside a fake: config={...}, tokenizer={...}, ..."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, document in documents.items():
+        file = folder / f"{name}.json"
+        file.write_text(json.dumps(document))
+        fake.extras[file.name] = file
+    return fake
+
+
+def config(**more):
+    return {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "vocab_size": 10,
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": False,
+    } | more

@@ -1,0 +1,361 @@
+"""Damaged, lying and hostile checkpoints: one error, in one line, that names the file."""
+
+import io
+import json
+import os
+import resource
+import shutil
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+
+from sail_jax.checkpoint.files import CheckpointError
+from sail_jax.checkpoint.open import load_checkpoint, open_checkpoint
+from sail_jax.checkpoint.writer import save_checkpoint
+
+ARRAYS = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "b": np.arange(5, dtype=np.int16),
+    "c/d": np.ones((), np.float64),
+}
+
+
+def _entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets), **more}
+
+
+def _raw(header, data=b"\0" * 8, length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+TWICE = b'{"a":%s,"a":%s}' % ((json.dumps(_entry()).encode(),) * 2)
+HEADERS = {
+    "empty file": (b"", "truncated"),
+    "no header": (b"\0" * 7, "truncated"),
+    "giant length": (_raw({}, length=2**64 - 1), "claims 18446744073709551615 bytes"),
+    "length beyond the file": (_raw({}, length=99), "claims 99 bytes"),
+    "not an object": (_raw(b"[]"), "not a JSON object"),
+    "not JSON": (_raw(b"{]"), "damaged"),
+    "not Unicode": (_raw(b'{"\xff":1}'), "damaged"),
+    "a surrogate": (_raw(b'{"\\ud800":1}'), "damaged"),
+    "deep": (_raw(b'{"a":' + b"[" * 100_000), "damaged"),
+    "NaN": (_raw(b'{"a":NaN}'), "NaN is not a number"),
+    "giant number": (_raw(b'{"a":' + b"9" * 10_000 + b"}"), "damaged"),
+    "twice": (_raw(TWICE), "the key 'a' is repeated"),
+    "beyond the file": (_raw({"a": _entry(shape=(4,), offsets=(0, 16))}), "truncated"),
+    "short of the file": (_raw({"a": _entry()}, b"\0" * 9), "truncated or damaged"),
+    "negative": (_raw({"a": _entry(offsets=(-8, 0))}), "bytes -8 to 0"),
+    "backwards": (_raw({"a": _entry(offsets=(8, 0))}), "bytes 8 to 0"),
+    "giant offsets": (_raw({"a": _entry(offsets=(0, 2**70))}), "bytes 0 to"),
+    "overlap": (
+        _raw({"a": _entry(), "b": _entry(shape=(1,), offsets=(4, 8))}),
+        "'b' overlaps the tensor before it",
+    ),
+    "same place": (_raw({"a": _entry(), "b": _entry()}), "'b' overlaps"),
+    "gap": (_raw({"a": _entry(offsets=(4, 12))}, b"\0" * 12), "'a' leaves a gap"),
+    "wrong size": (_raw({"a": _entry(shape=(3,))}), "'a' has 8 bytes, .* need 12"),
+    "negative shape": (_raw({"a": _entry(shape=(-1, -2))}), "non-negative"),
+    "giant shape": (_raw({"a": _entry(shape=(2**40, 2**40))}), "no array can have"),
+    "giant empty": (_raw({"a": _entry(shape=(0, 2**70), offsets=(0, 0))}, b""), "no array"),
+    "many axes": (_raw({"a": _entry(shape=(1,) * 99)}), "no array can have"),
+    "boolean shape": (_raw({"a": _entry(shape=(True, 2))}), "non-negative"),
+    "real shape": (_raw({"a": _entry(shape=(2.0,))}), "non-negative"),
+    "real offsets": (_raw({"a": _entry(offsets=(0, 8.0))}), "damaged"),
+    "unknown type": (_raw({"a": _entry("F4")}), "has the type 'F4'"),
+    "unknown key": (_raw({"a": _entry(x=1)}), "is described by"),
+    "no offsets": (_raw({"a": {"dtype": "F32", "shape": [2]}}), "no dtype, shape and offsets"),
+    "no description": (_raw({"a": 7}), "no dtype, shape and offsets"),
+    "metadata of numbers": (_raw({"__metadata__": {"a": 1}, "a": _entry()}), "text by name"),
+    "metadata a list": (_raw({"__metadata__": [1], "a": _entry()}), "text by name"),
+}
+
+
+@pytest.mark.parametrize("fault", HEADERS)
+def test_safetensors_headers(tmp_path, fault):
+    data, message = HEADERS[fault]
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        open_checkpoint(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_what_is_right_stays_right(tmp_path):
+    """The table's own template is readable: its faults are what is refused."""
+    (tmp_path / "m.safetensors").write_bytes(_raw({"a": _entry(), "__metadata__": {"x": "y"}}))
+    np.testing.assert_array_equal(load_checkpoint(tmp_path / "m.safetensors")["a"], [0, 0])
+
+
+@pytest.fixture
+def shards(tmp_path):
+    save_checkpoint(tmp_path / "m", ARRAYS, shard_bytes=20, extras={"config.json": b"{}"})
+    return tmp_path / "m"
+
+
+def _index(folder, change):
+    file = folder / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    file.write_text(json.dumps(change(index)))
+
+
+def _weights(change):
+    return lambda index: {**index, "weight_map": change(index["weight_map"])}
+
+
+INDEXES = {
+    "no map": (lambda index: {}, "no valid 'weight_map'"),
+    "a list": (lambda index: [], "expected a JSON object"),
+    "numbers": (_weights(lambda w: {**w, "a": 7}), "no valid 'weight_map'"),
+    "parent": (_weights(lambda w: {**w, "a": "../x.safetensors"}), "not a plain file name"),
+    "absolute": (_weights(lambda w: {**w, "a": "/etc/passwd"}), "not a plain file name"),
+    "below": (_weights(lambda w: {**w, "a": "x/y.safetensors"}), "not a plain file name"),
+    "dots": (_weights(lambda w: {**w, "a": ".."}), "not a plain file name"),
+    "empty": (_weights(lambda w: {**w, "a": ""}), "not a plain file name"),
+    "nul": (_weights(lambda w: {**w, "a": "x\0.safetensors"}), "not a plain file name"),
+    "missing": (_weights(lambda w: {**w, "a": "x.safetensors"}), "x.safetensors: No such file"),
+    "another format": (_weights(lambda w: {**w, "a": "config.json"}), "format is not read"),
+    "a pickle": (_weights(lambda w: {**w, "a": "x.bin"}), "x.bin|No such file"),
+    "too many": (
+        _weights(lambda w: {**w, "z": w["a"]}),
+        "-00001-of-00002.safetensors: the index places 'z' here",
+    ),
+    "too few": (
+        _weights(lambda w: {n: f for n, f in w.items() if n != "a"} | {"z": w["a"]}),
+        "index places 'z' here",
+    ),
+    "swapped": (_weights(lambda w: {**w, "a": w["b"], "b": w["a"]}), "index places 'a' here"),
+}
+
+
+@pytest.mark.parametrize("fault", INDEXES)
+def test_indexes(shards, fault):
+    change, message = INDEXES[fault]
+    _index(shards, change)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(shards)
+
+
+def test_shards_that_disagree_with_their_index(shards):
+    first = shards / "model-00001-of-00002.safetensors"
+    save_checkpoint(shards / "x.safetensors", {**ARRAYS})
+    os.replace(shards / "x.safetensors", first)
+    with pytest.raises(
+        CheckpointError, match=r"00001-of-00002.* holds 'b', which the index does not"
+    ):
+        open_checkpoint(shards)
+    (shards / "model.safetensors.index.json").unlink()
+    with pytest.raises(CheckpointError, match=r"'b' is also in .*00001"):
+        open_checkpoint(shards)
+
+
+def test_truncated_while_open(shards):
+    file = shards / "model-00001-of-00002.safetensors"
+    with open_checkpoint(shards) as checkpoint:
+        os.truncate(file, file.stat().st_size - 4)
+        with pytest.raises(CheckpointError, match=r"00001-of-00002.* is truncated"):
+            checkpoint.tensors["a"].read(np.zeros(6, np.float32))
+
+
+def test_links(shards, tmp_path):
+    file = shards / "model-00001-of-00002.safetensors"
+    (tmp_path / "elsewhere").mkdir()
+    moved = shutil.move(file, tmp_path / "elsewhere" / "x")
+    file.symlink_to(moved)
+    with pytest.raises(CheckpointError, match="a link that leads out of the checkpoint's folder"):
+        open_checkpoint(shards)
+    file.unlink()
+    shutil.move(moved, shards / "within")
+    file.symlink_to("within")
+    assert set(load_checkpoint(shards)) == set(ARRAYS)
+    (shards / "tokenizer.json").symlink_to("/etc/passwd")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is a link that leads out"):
+        open_checkpoint(shards)
+    file.unlink()
+    file.symlink_to(file.name)
+    with pytest.raises(CheckpointError):
+        open_checkpoint(shards)
+
+
+def test_a_hub_cache(tmp_path):
+    hub = tmp_path / "models--a--b"
+    save_checkpoint(tmp_path / "m", ARRAYS, extras={"config.json": b"{}"})
+    (hub / "snapshots/0123").mkdir(parents=True)
+    (hub / "blobs").mkdir()
+    for i, path in enumerate((tmp_path / "m").iterdir()):
+        path.rename(hub / "blobs" / str(i))
+        (hub / "snapshots/0123" / path.name).symlink_to(f"../../blobs/{i}")
+    with open_checkpoint(hub / "snapshots/0123") as checkpoint:
+        assert set(checkpoint.tensors) == set(ARRAYS)
+        assert set(checkpoint.extras) == {"config.json"}
+
+
+def test_what_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "m.safetensors")
+    with pytest.raises(CheckpointError, match="not a plain file"):
+        open_checkpoint(tmp_path / "m.safetensors")  # and does not wait for a writer
+    with pytest.raises(CheckpointError, match="does not exist"):
+        open_checkpoint(tmp_path / "x")
+    (tmp_path / "e").mkdir()
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint .*: found nothing"):
+        open_checkpoint(tmp_path / "e")
+    (tmp_path / "e/readme.txt").write_text("x")
+    with pytest.raises(CheckpointError, match=r"found readme\.txt"):
+        open_checkpoint(tmp_path / "e")
+    with pytest.raises(CheckpointError, match="expected a folder or a file of type"):
+        open_checkpoint(tmp_path / "e/readme.txt")
+
+
+def test_which_file_of_a_folder(tmp_path):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    for i, name in enumerate(("x.npz", "flax_model.msgpack", "one.safetensors")):
+        save_checkpoint(folder / name, {"w": np.full(2, float(i))})
+        assert load_checkpoint(folder)["w"][0] == i
+    (folder / "pytorch_model.bin").write_bytes(b"not looked at")
+    assert load_checkpoint(folder, allow_pickle=True)["w"][0] == 2
+    save_checkpoint(folder / "two.safetensors", {"v": np.zeros(2)})
+    assert set(load_checkpoint(folder)) == {"w", "v"}
+    save_checkpoint(folder / "model.safetensors", {"z": np.zeros(2)})
+    assert set(load_checkpoint(folder)) == {"z"}
+    only = tmp_path / "only"
+    only.mkdir()
+    (only / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="allow_pickle=True, --allow-pickle"):
+        open_checkpoint(only)
+    for name in ("a.npz", "b.npz"):
+        save_checkpoint(tmp_path / "two" / name, {"w": np.zeros(1)})
+    with pytest.raises(CheckpointError, match=r"several checkpoints: name one of a\.npz, b\.npz"):
+        open_checkpoint(tmp_path / "two")
+
+
+def _npz(path, **members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in members.items():
+            file.writestr(f"{name}.npy", data)
+
+
+def _npy(array):
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (_npy(np.array([1, "x"], object)), "Python objects, which are never unpickled"),
+        (_npy(np.array(["x"])), "entries of type .* are not read"),
+        (_npy(np.zeros(2, [("x", "f4")])), "are not read"),
+        (_npy(np.zeros(2, "V1")), "are not read"),
+        (_npy(np.zeros(2))[:-1], "does not fill its"),
+        (_npy(np.zeros(2)).replace(b"(2,)", b"(9,)"), "does not fill its"),
+        (_npy(np.zeros(2)).replace(b"(2,)", b"(-2,)"), "damaged|non-negative"),
+        (_npy(np.zeros(2)).replace(b"{", b"["), "damaged"),
+        (b"\x93NUMPY\x03\x00", "version"),
+        (b"", "damaged"),
+    ],
+)
+def test_npz_members(tmp_path, data, message):
+    _npz(tmp_path / "m.npz", a=data)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(tmp_path / "m.npz")
+
+
+def test_a_zip_bomb_is_not_unpacked(tmp_path):
+    """A member that unpacks to more, or less, than it says; or says more than deflate can hold."""
+    array = np.zeros(1 << 20, np.uint8)
+    _npz(tmp_path / "m.npz", a=_npy(array))
+    raw = (tmp_path / "m.npz").read_bytes()
+    size = struct.pack("<I", len(_npy(array)))
+    assert raw.count(size) == 2
+    bomb = raw.replace(size, struct.pack("<I", 2**32 - 9))
+    (tmp_path / "m.npz").write_bytes(bomb)
+    with pytest.raises(CheckpointError, match="cannot unpack to 4294967287 bytes"):
+        open_checkpoint(tmp_path / "m.npz")
+    for told in (len(_npy(array)) // 2, len(_npy(array)) + 1):
+        shape = told - 128
+        lying = _npy(array).replace(b"(1048576,)", f"({shape},)".encode().ljust(10))
+        _npz(tmp_path / "m.npz", a=lying)
+        raw = (tmp_path / "m.npz").read_bytes()
+        raw = raw.replace(struct.pack("<I", len(lying)), struct.pack("<I", told))
+        (tmp_path / "m.npz").write_bytes(raw)
+        with pytest.raises(CheckpointError, match="unpacks to"):
+            load_checkpoint(tmp_path / "m.npz")
+
+
+def test_damaged_orbax(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    save_checkpoint(tmp_path / "o", ARRAYS, format="orbax")
+    with open_checkpoint(tmp_path / "o") as checkpoint:
+        shutil.rmtree(tmp_path / "o/d")
+        shutil.rmtree(tmp_path / "o/ocdbt.process_0")
+        with pytest.raises(CheckpointError, match="orbax cannot read"):
+            checkpoint.tensors["a"].read(np.zeros(6, np.float32))
+    (tmp_path / "o/_METADATA").write_text("{")
+    with pytest.raises(CheckpointError, match="orbax cannot read"):
+        open_checkpoint(tmp_path / "o")
+    for item in ("params", "opt"):
+        save_checkpoint(tmp_path / "many" / item, ARRAYS, format="orbax")
+    with pytest.raises(CheckpointError, match="several orbax items: name one of opt, params"):
+        open_checkpoint(tmp_path / "many")
+
+
+@pytest.fixture
+def little_memory():
+    """At most 400 MB more of address space than now: a giant allocation fails, loudly."""
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + (400 << 20), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+NUMBERS = [0, 1, 0x7F, 0x80, 0xDD, 0xDF, 0xC6, 0xC9, 0xFF, ord("9"), ord("-"), ord("[")]
+
+
+@pytest.mark.parametrize("file", ["m.safetensors", "m.npz", "packed.npz", "m.msgpack", "index"])
+def test_mutated_files_only_ever_raise_one_error(tmp_path, little_memory, file):
+    """800 mutations of the description: read whole, or refused in one line; never a big claim
+    on memory (`MemoryError` would be a refusal too, so it is told apart by its text)."""
+    rng = np.random.default_rng(0)
+    if file == "packed.npz":
+        np.savez_compressed(tmp_path / file, **{n: a for n, a in ARRAYS.items() if "/" not in n})
+        path = target = tmp_path / file
+    elif file == "index":
+        save_checkpoint(tmp_path / "m", ARRAYS, shard_bytes=20)
+        path, target = tmp_path / "m", tmp_path / "m/model.safetensors.index.json"
+    else:
+        save_checkpoint(tmp_path / file, ARRAYS)
+        path = target = tmp_path / file
+    data, refused = target.read_bytes(), 0
+    for _ in range(800):
+        mutated = bytearray(data)
+        for _ in range(rng.integers(1, 4)):
+            at = int(rng.integers(len(mutated) or 1))
+            new = rng.choice(NUMBERS) if rng.integers(2) else rng.integers(256)
+            match rng.integers(5):
+                case 0:
+                    mutated[at : at + 1] = bytes([new])
+                case 1:
+                    mutated.insert(at, new)
+                case 2:
+                    del mutated[at : at + int(rng.integers(1, 9))]
+                case 3:
+                    mutated[at : at + 4] = rng.choice([b"\xff" * 4, b"\0" * 4, b"\x7f\xff\xff\xff"])
+                case _:
+                    other = int(rng.integers(len(mutated) or 1))
+                    mutated[at:at] = mutated[other : other + 12]
+        target.write_bytes(mutated)
+        try:
+            load_checkpoint(path)
+        except CheckpointError as exc:
+            refused += 1
+            assert "\n" not in str(exc), exc  # noqa: PT017
+            assert "llocate" not in str(exc), exc  # noqa: PT017
+    assert 100 < refused < 800

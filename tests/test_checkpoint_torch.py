@@ -1,0 +1,311 @@
+"""PyTorch's files, made by hand in its layout, are read without it; whatever else is refused."""
+
+import collections
+import io
+import json
+import pickle
+import pickletools
+import struct
+import sys
+import types
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sail_jax.checkpoint.files import CheckpointError
+from sail_jax.checkpoint.open import load_checkpoint, open_checkpoint
+
+KINDS = {
+    **{"Float": np.float32, "Double": np.float64, "Half": np.float16, "Long": np.int64},
+    **{"BFloat16": ml_dtypes.bfloat16, "Int": np.int32, "Short": np.int16, "Char": np.int8},
+    **{"Byte": np.uint8, "Bool": np.bool_, "ComplexFloat": np.complex64},
+}
+
+
+class Storage:
+    """Entries under a key, as PyTorch's persistent ids name them."""
+
+    def __init__(self, key, kind, array):
+        self.key, self.kind, self.array = key, kind, array
+
+
+class Call:
+    """Pickles as `function(*args)`."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+class FakeTorch:
+    """Modules of PyTorch's names while a pickle is written; nothing of it is read back."""
+
+    def __init__(self, monkeypatch):
+        torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+        storage = types.ModuleType("torch.storage")
+        for kind in KINDS:
+            name = f"{kind}Storage"
+            setattr(torch, name, type(name, (), {"__module__": "torch"}))
+        storage.UntypedStorage = type("UntypedStorage", (), {"__module__": "torch.storage"})
+        for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter"):
+            function = types.FunctionType((lambda *args: None).__code__, {}, name)
+            function.__module__, function.__qualname__ = "torch._utils", name
+            setattr(utils, name, function)
+        torch.Size = type("Size", (tuple,), {"__module__": "torch"})
+        for module in (torch, utils, storage):
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        self.torch, self.utils, self.storage = torch, utils, storage
+
+    def tensor(self, storage, shape, strides=None, offset=0):
+        if strides is None:
+            strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+        hooks = collections.OrderedDict()
+        rebuild = self.utils._rebuild_tensor_v2
+        return Call(rebuild, storage, offset, tuple(shape), tuple(strides), False, hooks)
+
+    def pickled(self, tree, protocol=2):
+        out, torch = io.BytesIO(), self.torch
+
+        class Pickler(pickle.Pickler):
+            def persistent_id(self, obj):
+                if isinstance(obj, Storage):
+                    kind = getattr(torch, f"{obj.kind}Storage", obj.kind)
+                    return "storage", kind, obj.key, "cpu", obj.array.size
+                return None
+
+        Pickler(out, protocol).dump(tree)
+        return out.getvalue()
+
+    def save(self, path, tree, storages, compression=zipfile.ZIP_STORED, protocol=2, **members):
+        archive(path, self.pickled(tree, protocol), storages, compression, **members)
+
+
+def archive(path, data, storages=(), compression=zipfile.ZIP_STORED, **members):
+    with zipfile.ZipFile(path, "w", compression) as file:
+        file.writestr("archive/data.pkl", data)
+        for storage in storages:
+            file.writestr(f"archive/data/{storage.key}", storage.array.tobytes())
+        for name, text in {"version": "3\n", "byteorder": "little", **members}.items():
+            file.writestr(f"archive/{name}", text)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    return FakeTorch(monkeypatch)
+
+
+def _load(path):
+    return load_checkpoint(path, allow_pickle=True)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_every_type_of_entry(tmp_path, fake, compression, protocol):
+    rng = np.random.default_rng(0)
+    arrays = {kind: rng.integers(0, 2, (3, 5)).astype(dtype) for kind, dtype in KINDS.items()}
+    storages = [Storage(str(i), kind, array) for i, (kind, array) in enumerate(arrays.items())]
+    tree = collections.OrderedDict((s.kind, fake.tensor(s, s.array.shape)) for s in storages)
+    tree._metadata = collections.OrderedDict(version=1)
+    fake.save(tmp_path / "m.bin", tree, storages, compression, protocol)
+    found = _load(tmp_path / "m.bin")
+    assert list(found) == list(arrays)
+    for kind, array in arrays.items():
+        assert found[kind].dtype == array.dtype
+        np.testing.assert_array_equal(found[kind], array)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_views_of_one_storage(tmp_path, fake, compression):
+    data = np.arange(24, dtype=np.float32)
+    storage = Storage("0", "Float", data)
+    tree = {
+        "tied": fake.tensor(storage, (4, 6)),
+        "also": fake.tensor(storage, (4, 6)),
+        "transposed": fake.tensor(storage, (6, 4), (1, 6)),
+        "column": fake.tensor(storage, (4,), (6,), 2),
+        "row": fake.tensor(storage, (1, 6), (99, 1), 6),
+        "expanded": fake.tensor(storage, (2, 3), (0, 1), 3),
+        "scalar": fake.tensor(storage, (), (), 23),
+        "empty": fake.tensor(storage, (0, 5), (5, 1), 0),
+        "parameter": Call(
+            *(fake.utils._rebuild_parameter, fake.tensor(storage, (3,)), True),
+            collections.OrderedDict(),
+        ),
+    }
+    fake.save(tmp_path / "m.bin", tree, [storage], compression)
+    grid = data.reshape(4, 6)
+    expected = {
+        **{"tied": grid, "also": grid, "transposed": grid.T, "column": grid[:, 2]},
+        **{"row": grid[1:2], "expanded": np.stack([data[3:6]] * 2), "scalar": data[23]},
+        **{"empty": np.zeros((0, 5), np.float32), "parameter": data[:3]},
+    }
+    found = _load(tmp_path / "m.bin")
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, strict=True)
+    with open_checkpoint(tmp_path / "m.bin", allow_pickle=True) as checkpoint:
+        out = np.zeros(5, np.float32)
+        checkpoint.tensors["transposed"].read(out, 3)
+        np.testing.assert_array_equal(out, grid.T.reshape(-1)[3:8])
+
+
+def test_newer_types_by_untyped_storage(tmp_path, fake):
+    raw = np.arange(8, dtype=np.uint8)
+    storage = Storage("0", fake.storage.UntypedStorage, raw)
+    fake.torch.float8_e4m3fn = type("float8_e4m3fn", (), {"__module__": "torch"})
+    hooks = collections.OrderedDict()
+    dtype = fake.torch.float8_e4m3fn
+    rebuild = fake.utils._rebuild_tensor_v3
+    tree = {"w": Call(rebuild, storage, 2, (2, 3), (3, 1), False, hooks, dtype, None)}
+    fake.save(tmp_path / "m.pt", tree, [storage])
+    expected = raw[2:].view(ml_dtypes.float8_e4m3fn).reshape(2, 3)
+    np.testing.assert_array_equal(_load(tmp_path / "m.pt")["w"], expected, strict=True)
+
+
+def test_big_endian(tmp_path, fake):
+    storage = Storage("0", "Float", np.arange(4, dtype=">f4"))
+    tree = {"w": fake.tensor(storage, (4,)), "t": fake.tensor(storage, (2,), (2,))}
+    fake.save(tmp_path / "m.bin", tree, [storage], byteorder="big")
+    np.testing.assert_array_equal(_load(tmp_path / "m.bin")["w"], np.arange(4, dtype=np.float32))
+    np.testing.assert_array_equal(_load(tmp_path / "m.bin")["t"], np.float32([0, 2]))
+
+
+def test_nested_checkpoints_and_shards(tmp_path, fake):
+    a, b = (Storage("0", "Float", np.full(2, x, np.float32)) for x in (1.0, 2.0))
+    tree = {"model": {"w": fake.tensor(a, (2,))}, "step": 7, "name": "x", "rates": [0.1, None]}
+    fake.save(tmp_path / "nested.pt", tree, [a])
+    assert list(_load(tmp_path / "nested.pt")) == ["model.w"]
+    fake.save(tmp_path / "trainer.pt", {"state_dict": tree["model"], "x": (True, -5)}, [a])
+    assert list(_load(tmp_path / "trainer.pt")) == ["w"]
+    folder = tmp_path / "m"
+    folder.mkdir()
+    fake.save(folder / "pytorch_model-1.bin", {"a": fake.tensor(a, (2,))}, [a])
+    fake.save(folder / "pytorch_model-2.bin", {"b": fake.tensor(b, (2,))}, [b])
+    index = {"weight_map": {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    found = _load(folder)
+    np.testing.assert_array_equal(found["b"], b.array)
+    with pytest.raises(CheckpointError, match="PyTorch pickle, read only on request"):
+        open_checkpoint(folder)
+
+
+class Evil:
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+def _evil():
+    import os
+
+    glob = "c{}\n{}\n".format
+    return {
+        "os.system": pickle.dumps({"w": Evil(os.system, "touch pwned")}, 2),
+        "eval": pickle.dumps({"w": Evil(eval, "1")}, 2),
+        "dotted": b"\x80\x04\x8c\x05torch\x8c\x09os.system\x93.",
+        "inst": b"\x80\x02(S'touch pwned'\nios\nsystem\n.",
+        "obj": b"\x80\x02(" + glob("os", "system").encode() + b"S'x'\no.",
+        "newobj": b"\x80\x02ccollections\nOrderedDict\n)\x81.",
+        "extension": b"\x80\x02\x82\x01.",
+        "called twice": b"\x80\x02ccollections\nOrderedDict\n)R)R.",
+        "global as data": b"\x80\x02ccollections\nOrderedDict\n.",
+        "state of a global": b"\x80\x02ccollections\nOrderedDict\n}b.",
+        "wrong arguments": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(K\x01K\x02tR.",
+        "giant memo": b"\x80\x02}r\xff\xff\xff\x7f]r\xfe\xff\xff\x7f.",
+        "giant bytes": b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b".",
+        "giant bytearray": b"\x80\x05\x96" + struct.pack("<Q", 2**62) + b".",
+        "holds itself": b"\x80\x02}q\x00X\x01\x00\x00\x00ah\x00s.",
+        "tuple key": b"\x80\x02})K\x01s.",
+        "empty": b"",
+        "no end": b"\x80\x02}",
+        "underflow": b"\x80\x02s.",
+        "no mark": b"\x80\x02}u.",
+        "a list": b"\x80\x02].",
+    }
+
+
+@pytest.mark.parametrize("name", _evil())
+def test_hostile_pickles_are_refused(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    archive(tmp_path / "m.bin", _evil()[name])
+    with pytest.raises(CheckpointError, match=r"m\.bin (is refused: the pickle wants|is damaged)"):
+        _load(tmp_path / "m.bin")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_the_forbidden_name_is_told(tmp_path):
+    archive(tmp_path / "m.bin", _evil()["os.system"])
+    with pytest.raises(CheckpointError, match=r"the pickle wants '(posix|os)\.system'"):
+        _load(tmp_path / "m.bin")
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "offset"),
+    [
+        ((5,), (1,), 0),
+        ((2, 2), (3, 1), 0),
+        ((1,), (1,), 4),
+        ((2,), (2**61,), 0),
+        ((2**40,), (1,), 0),
+    ],
+)
+def test_views_beyond_the_storage(tmp_path, fake, shape, strides, offset):
+    storage = Storage("0", "Float", np.zeros(4, np.float32))
+    fake.save(tmp_path / "m.bin", {"w": fake.tensor(storage, shape, strides, offset)}, [storage])
+    with pytest.raises(CheckpointError, match="'w' reaches beyond the 16 bytes of its storage"):
+        _load(tmp_path / "m.bin")
+
+
+@pytest.mark.parametrize(("shape", "strides"), [((-1,), (1,)), ((2,), (-1,)), ((2,), (1, 1))])
+def test_impossible_views(tmp_path, fake, shape, strides):
+    storage = Storage("0", "Float", np.zeros(4, np.float32))
+    fake.save(tmp_path / "m.bin", {"w": fake.tensor(storage, shape, strides)}, [storage])
+    with pytest.raises(CheckpointError, match="impossible offset, shape or stride"):
+        _load(tmp_path / "m.bin")
+
+
+def test_what_is_no_checkpoint_of_today(tmp_path, fake):
+    storage = Storage("7", "Float", np.zeros(4, np.float32))
+    fake.save(tmp_path / "m.bin", {"w": fake.tensor(storage, (4,))}, [])
+    with pytest.raises(CheckpointError, match="the bytes of 'w' are missing"):
+        _load(tmp_path / "m.bin")
+    (tmp_path / "old.bin").write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2))
+    with pytest.raises(CheckpointError, match=r"before 1\.6 is not read"):
+        _load(tmp_path / "old.bin")
+    with zipfile.ZipFile(tmp_path / "zip.bin", "w") as file:
+        file.writestr("x", "y")
+    with pytest.raises(CheckpointError, match=r"holds no data\.pkl"):
+        _load(tmp_path / "zip.bin")
+
+
+def test_mutated_pickles_only_ever_raise_one_error(tmp_path, fake):
+    """1,000 mutations of opcodes and bytes: read, or refused in one line; nothing is run."""
+    storage = Storage("0", "Float", np.arange(24, dtype=np.float32))
+    tree = collections.OrderedDict(a=fake.tensor(storage, (4, 6)), b=fake.tensor(storage, (3,)))
+    data = fake.pickled(tree)
+    codes = [ord(op.code) for op in pickletools.opcodes]
+    rng, refused = np.random.default_rng(0), 0
+    for _ in range(1000):
+        mutated = bytearray(data)
+        for _ in range(rng.integers(1, 4)):
+            at = int(rng.integers(2, len(mutated)))
+            new = rng.choice(codes) if rng.integers(2) else rng.integers(256)
+            match rng.integers(3):
+                case 0:
+                    mutated[at] = new
+                case 1:
+                    mutated.insert(at, new)
+                case _:
+                    del mutated[at : at + int(rng.integers(1, 5))]
+        archive(tmp_path / "m.bin", bytes(mutated), [storage])
+        try:
+            _load(tmp_path / "m.bin")
+        except CheckpointError:
+            refused += 1
+    assert 200 < refused < 1000

@@ -1,0 +1,334 @@
+"""Low-rank adapters: extraction is optimal, concatenation exact, and files mean what PEFT means."""
+
+import json
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sail_jax import lora, methods
+from sail_jax.checkpoint import lora as files
+from sail_jax.checkpoint.tensors import Tensor
+from sail_jax.lora import LowRank
+
+EPS = float(jnp.finfo(jnp.float32).eps)
+
+
+def matrix(seed, shape, rank=None):
+    random = np.random.default_rng(seed)
+    if rank is None:
+        return random.normal(size=shape).astype(np.float32)
+    return (random.normal(size=(shape[0], rank)) @ random.normal(size=(rank, shape[1]))).astype("f")
+
+
+def pair(seed, shape, rank):
+    random = np.random.default_rng(seed)
+    return LowRank(
+        jnp.asarray(random.normal(size=(shape[0], rank)), jnp.float32),
+        jnp.asarray(random.normal(size=(rank, shape[1])), jnp.float32),
+    )
+
+
+def product(p):
+    return np.asarray(p.B, float) @ np.asarray(p.A, float)
+
+
+# --- truncation
+
+
+@pytest.mark.parametrize("rank", [1, 3, 5, 9])
+@pytest.mark.parametrize("shape", [(7, 5), (5, 7)])
+def test_truncation_is_optimal(shape, rank):
+    """Eckart-Young: the error is the root of the sum of the discarded squares, and nothing of that
+    rank found by alternating least squares from random starts is nearer. SVD in float32: 20 eps
+    |delta|."""
+    delta = matrix(0, shape)
+    got, error = lora.truncate(delta, rank)
+    s = np.linalg.svd(delta.astype(float), compute_uv=False)
+    want = math.sqrt(np.sum(s[rank:] ** 2))
+    tolerance = 20 * EPS * np.linalg.norm(delta)
+    assert got.rank == min(rank, 5)
+    assert abs(float(error) - want) < tolerance
+    assert abs(np.linalg.norm(delta - product(got)) - want) < tolerance
+    for seed in range(3):
+        A = matrix(seed, (min(rank, 5), shape[1])).astype(float)
+        for _ in range(30):
+            B = np.linalg.lstsq(A.T, delta.T.astype(float), rcond=None)[0].T
+            A = np.linalg.lstsq(B, delta.astype(float), rcond=None)[0]
+        assert np.linalg.norm(delta - B @ A) > want - tolerance
+
+
+def test_truncation_is_exact_at_the_rank_and_shares_singular_values():
+    delta = matrix(1, (7, 5), rank=2)
+    got, error = lora.truncate(delta, 2)
+    assert float(error) < 20 * EPS * np.linalg.norm(delta)
+    np.testing.assert_allclose(product(got), delta, rtol=0, atol=20 * EPS * np.linalg.norm(delta))
+    np.testing.assert_allclose(
+        np.linalg.norm(got.B, axis=0), np.linalg.norm(got.A, axis=1), rtol=1e-5
+    )
+
+
+def test_energy_is_the_least_rank_that_has_it():
+    delta = np.diag([3.0, 2.0, 1.0]).astype("f")  # squares 9, 4, 1 of 14
+    ranks = [lora.truncate(delta, energy=e)[0].rank for e in (0.1, 9 / 14, 0.65, 13 / 14, 1.0)]
+    assert ranks == [1, 1, 2, 2, 3]
+    assert lora.truncate(delta, rank=1, energy=1.0)[0].rank == 1
+    assert lora.truncate(np.zeros((3, 2), "f"), energy=0.9)[0].rank == 1
+    with pytest.raises(TypeError, match="energy: the rank depends on values"):
+        jax.jit(lambda x: lora.truncate(x, energy=0.5)[1])(delta)
+
+
+def test_truncation_under_jit_and_gradient():
+    """The squared error's gradient is the residual (Eckart-Young again), twice."""
+    delta = jnp.asarray(matrix(2, (6, 4)))
+    f = jax.jit(jax.grad(lambda x: lora.truncate(x, 2)[1] ** 2))
+    residual = np.asarray(delta, float) - product(lora.truncate(delta, 2)[0])
+    np.testing.assert_allclose(f(delta), 2 * residual, rtol=0, atol=1e-4)
+
+
+# --- trees
+
+
+def test_extract_and_add_are_inverse():
+    base = {"q": jnp.asarray(matrix(0, (6, 5))), "b": jnp.zeros(5), "same": jnp.ones((3, 3))}
+    delta = jnp.asarray(matrix(1, (6, 5), rank=2))
+    model = base | {"q": base["q"] + delta, "b": jnp.ones(5)}
+    for axis in (-1, 0):
+        adapter, rest = lora.extract(model, base, rank=2, input_axis=axis)
+        assert list(adapter) == ["q"]
+        assert list(rest) == ["b"]
+        assert adapter["q"].B.shape == ((6, 2) if axis == -1 else (5, 2))
+        got = lora.add(base, adapter, input_axis=axis)
+        np.testing.assert_allclose(got["q"], model["q"], rtol=0, atol=100 * EPS)
+        chex.assert_trees_all_equal(got["b"], base["b"])
+    none, rest = lora.extract(model, base, rank=2, matrices=lambda path: path != "q")
+    assert (list(none), sorted(rest)) == ([], ["b", "q"])
+
+
+def test_concatenation_is_exact_and_refactoring_finds_its_rank():
+    adapters = [{"w": pair(k, (6, 5), 1 + k)} for k in range(3)]
+    weights = [0.5, -1.0, 2.0]
+    want = sum(w * product(a["w"]) for w, a in zip(weights, adapters, strict=True))
+    got = lora.concatenate(adapters, weights)
+    assert got["w"].rank == 6
+    np.testing.assert_allclose(product(got["w"]), want, rtol=0, atol=8 * EPS * 10)
+    twice = lora.concatenate([adapters[1], adapters[1]])
+    small = lora.refactor(twice, energy=1 - 1e-9)
+    assert small["w"].rank == 2
+    np.testing.assert_allclose(
+        product(small["w"]), 2 * product(adapters[1]["w"]), atol=50 * EPS * 10
+    )
+    one, _ = lora.truncate(want, 2)
+    cut = lora.refactor(got, rank=2)["w"]
+    np.testing.assert_allclose(product(cut), product(one), rtol=0, atol=200 * EPS * 10)
+    other = {"v": pair(7, (3, 2), 1)}
+    assert set(lora.concatenate([adapters[0], other])) == {"w", "v"}
+
+
+@pytest.mark.parametrize("name", ["linear", "ties", "tsv_m", "slerp"])
+def test_any_method_merges_adapters(name):
+    """On the products: the method on B A as deltas from 0, at full rank."""
+    adapters = [{"w": pair(k, (6, 5), 2)} for k in range(2)]
+    knobs = {"t": 0.3} if name == "slerp" else {}
+    got = lora.merge_adapters(methods.get(name), adapters, rank=5, **knobs)
+    deltas = [{"w": jnp.asarray(product(a["w"]), jnp.float32)} for a in adapters]
+    want = methods.get(name)(deltas, {"w": jnp.zeros((6, 5))}, **knobs)["w"]
+    np.testing.assert_allclose(product(got["w"]), want, rtol=0, atol=200 * EPS * 10)
+    assert lora.merge_adapters(methods.get(name), adapters, **knobs)["w"].rank == 2
+
+
+def test_merging_factors_is_not_merging_products():
+    """Why products: the mean of B times the mean of A is off by a quarter of (B1-B2)(A1-A2)."""
+    a, b = (pair(k, (6, 5), 2) for k in range(2))
+    got = product(lora.merge_adapters(methods.linear, [{"w": a}, {"w": b}], rank=4)["w"])
+    naive = np.asarray((a.B + b.B) / 2, float) @ np.asarray((a.A + b.A) / 2, float)
+    cross = np.asarray(a.B - b.B, float) @ np.asarray(a.A - b.A, float) / 4
+    np.testing.assert_allclose(got - naive, cross, rtol=0, atol=100 * EPS * 10)
+
+
+def test_refusals():
+    p = {"w": pair(0, (3, 2), 1)}
+    with pytest.raises(ValueError, match=r"'w' is no leaf of the base \(known: v\)"):
+        lora.add({"v": jnp.zeros((3, 2))}, p)
+    with pytest.raises(ValueError, match=r"'w': expected B A of shape \(2, 3\), got \(3, 2\)"):
+        lora.add({"w": jnp.zeros((2, 3))}, p)
+    with pytest.raises(ValueError, match=r"'w': expected B \[out, rank\] and A"):
+        lora.dense({"w": LowRank(jnp.ones((3, 2)), jnp.ones((3, 2)))})
+    with pytest.raises(ValueError, match="'w': expected one shape of B A"):
+        lora.concatenate([p, {"w": pair(0, (2, 2), 1)}])
+    with pytest.raises(ValueError, match="adapters: expected at least one"):
+        lora.concatenate([])
+    for bad in (0, 1.5, True):
+        with pytest.raises(ValueError, match="rank: expected an integer >= 1"):
+            lora.truncate(np.ones((2, 2)), bad)
+    for bad in (0.0, 1.5, "all"):
+        with pytest.raises(ValueError, match=r"energy: expected a number in \(0, 1\]"):
+            lora.truncate(np.ones((2, 2)), energy=bad)
+    with pytest.raises(ValueError, match="delta: expected a matrix"):
+        lora.truncate(np.ones(3))
+
+
+# --- files
+
+
+class Held:
+    """A tensor in memory that notes what was read."""
+
+    def __init__(self, name, array):
+        self.name, self.array = name, np.asarray(array)
+        self.dtype, self.shape, self.source = self.array.dtype, self.array.shape, "memory"
+        self.reads = []
+
+    def read(self, out, start=0):
+        self.reads.append((start, out.size))
+        out[...] = self.array.reshape(-1)[start : start + out.size]
+
+
+def held(arrays):
+    return {name: Held(name, x) for name, x in arrays.items()}
+
+
+CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 8}
+BASE = {
+    "model.layers.0.q.weight": matrix(10, (6, 5)),
+    "model.layers.1.q.weight": matrix(11, (6, 5)),
+    "model.embed_tokens.weight": matrix(12, (9, 4)),
+    "score.weight": matrix(13, (3, 4)),
+    "score.bias": matrix(14, (3,)),
+}
+A, B = matrix(20, (2, 5)), matrix(21, (6, 2))
+Q = "base_model.model.model.layers.0.q"
+
+
+def factors(a=A, b=B, module=Q, infix=""):
+    return {f"{module}.lora_A{infix}.weight": a, f"{module}.lora_B{infix}.weight": b}
+
+
+def everything(tensor):
+    out = np.empty(math.prod(tensor.shape), tensor.dtype)
+    tensor.read(out)
+    return out.reshape(tensor.shape)
+
+
+def change(tensors, name="model.layers.0.q.weight", base=BASE, **config):
+    got = files.adapted(held(base), held(tensors), CONFIG | config)
+    return everything(got[name]).astype(float) - base[name].astype(float)
+
+
+def test_adapted_adds_the_scaled_product():
+    """8 float32 ulp of sums below 40."""
+    tolerance = {"rtol": 0, "atol": 8 * EPS * 40}
+    BA = B.astype(float) @ A.astype(float)
+    np.testing.assert_allclose(change(factors()), 4 * BA, **tolerance)
+    np.testing.assert_allclose(change(factors(infix=".default")), 4 * BA, **tolerance)
+    rs = change(factors(), use_rslora=True)
+    np.testing.assert_allclose(rs, 8 / math.sqrt(2) * BA, **tolerance)
+    pattern = change(factors(), alpha_pattern={"0.q": 2, "q": 100})
+    np.testing.assert_allclose(pattern, BA, **tolerance)
+    ranked = change(factors(), r=7, rank_pattern={"layers.0.q": 2})
+    np.testing.assert_allclose(ranked, 4 * BA, **tolerance)
+    a, b = matrix(1, (2, 6)), matrix(2, (5, 2))
+    flipped = change(factors(a, b), fan_in_fan_out=True)
+    np.testing.assert_allclose(flipped, 4 * (b.astype(float) @ a).T, **tolerance)
+    untouched = files.adapted(held(BASE), held(factors()), CONFIG)
+    np.testing.assert_array_equal(
+        everything(untouched["model.layers.1.q.weight"]), BASE["model.layers.1.q.weight"]
+    )
+
+
+def test_adapted_embeddings_and_whole_modules():
+    a, b = matrix(1, (2, 9)), matrix(2, (4, 2))  # [rank, vocabulary], [width, rank]
+    module = "base_model.model.model.embed_tokens"
+    tensors = {f"{module}.lora_embedding_A": a, f"{module}.lora_embedding_B": b}
+    got = change(tensors, "model.embed_tokens.weight")
+    np.testing.assert_allclose(got, 4 * (b.astype(float) @ a).T, rtol=0, atol=8 * EPS * 40)
+    new = {"score.weight": matrix(5, (3, 4)), "score.bias": matrix(6, (3,))}
+    for infix in ("", ".modules_to_save", ".modules_to_save.default"):
+        saved = {f"base_model.model.score{infix}.{k.split('.')[1]}": x for k, x in new.items()}
+        got = files.adapted(held(BASE), held(saved), CONFIG | {"modules_to_save": ["score"]})
+        for name, x in new.items():
+            np.testing.assert_array_equal(everything(got[name]), x)
+            assert got[name].name == name
+    bias = {"base_model.model.score.bias": new["score.bias"]}
+    got = files.adapted(held(BASE), held(bias), CONFIG | {"bias": "all"})
+    np.testing.assert_array_equal(everything(got["score.bias"]), new["score.bias"])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_pieces_have_the_bits_of_the_whole(dtype):
+    """Cut anywhere, in any order, from several blocks of rows; and the protocol."""
+    shape = (700, 1500)  # 4 blocks of 174 rows
+    base = {"w.weight": matrix(0, shape).astype(dtype)}
+    tensors = factors(matrix(1, (2, 1500)), matrix(2, (700, 2)), "base_model.model.w")
+    tensor = files.adapted(held(base), held(tensors), CONFIG)["w.weight"]
+    assert isinstance(tensor, Tensor)
+    assert (tensor.shape, tensor.dtype) == (shape, np.dtype(dtype))
+    want = everything(tensor).reshape(-1)
+    cuts = [0, 1, 1499, 174 * 1500 - 3, 174 * 1500 + 5, 600_000, 700 * 1500]
+    got = np.empty_like(want)
+    for i in (3, 0, 5, 2, 4, 1):
+        tensor.read(got[cuts[i] : cuts[i + 1]], cuts[i])
+    np.testing.assert_array_equal(got, want)
+    wide = files.adapted(held(base), held(tensors), CONFIG, np.dtype(np.float32))["w.weight"]
+    assert wide.dtype == np.float32
+    np.testing.assert_array_equal(everything(wide).reshape(-1).astype(dtype), want)
+    with pytest.raises(ValueError, match=r"w.weight of memory \+ memory: entries"):
+        tensor.read(got[:10], shape[0] * shape[1] - 5)
+
+
+def test_written_adapters_are_read_back():
+    """Ranks differ: patterns; and the change is the same."""
+    adapter = {
+        "model.layers.0.q.weight": pair(0, (6, 5), 2),
+        "model.layers.1.q.weight": pair(1, (6, 5), 3),
+    }
+    whole = {"score.bias": matrix(3, (3,))}
+    tensors, config = files.adapter_files(adapter, whole, base_model="base")
+    config = json.loads(json.dumps(config))
+    assert config["r"] == 3
+    got = files.adapted(held(BASE), held(tensors), config)
+    for name, p in adapter.items():
+        want = BASE[name] + product(p)
+        np.testing.assert_allclose(everything(got[name]), want, rtol=0, atol=8 * EPS * 10)
+    np.testing.assert_array_equal(everything(got["score.bias"]), whole["score.bias"])
+    factors_only, config = files.adapter_files(adapter)
+    back = files.load_adapter(held(factors_only), config)
+    chex.assert_trees_all_equal(back, adapter)
+    with pytest.raises(ValueError, match=r"names that end in '.weight', got 'kernel'"):
+        files.adapter_files({"kernel": adapter["model.layers.0.q.weight"]})
+
+
+BAD = {
+    "type": ({}, {"peft_type": "IA3"}, "peft_type: expected 'LORA', got 'IA3'"),
+    "dora": ({}, {"use_dora": True}, "use_dora=True is not supported"),
+    "pissa": ({}, {"init_lora_weights": "pissa_niter_4"}, "belongs to a changed base"),
+    "rank": ({}, {"r": 3}, "has rank 2, but its config says 3"),
+    "zero rank": ({}, {"r": 0}, "r: expected an integer >= 1"),
+    "alpha": ({}, {"lora_alpha": None}, "lora_alpha: expected a number"),
+    "key": ({"model.w": A}, {}, "expected keys 'base_model.model"),
+    "unknown": ({"base_model.model.score.weight": A}, {}, "unknown key .*modules_to_save"),
+    "magnitude": ({f"{Q}.lora_magnitude_vector": A}, {}, "is no factor A or B"),
+    "lora bias": ({f"{Q}.lora_B.bias": A}, {}, "is no factor A or B"),
+    "half": ({f"{Q}x.lora_A.weight": A}, {}, "'model.layers.0.qx' has no lora_B"),
+    "stranger": (factors(module=f"{Q}x"), {}, "'model.layers.0.qx.weight' is not in the base.*q"),
+    "two": (factors(infix=".other"), {}, "several adapters"),
+    "convolution": (
+        factors(A[..., None], B, "base_model.model.score"), {}, r"expected A \[rank, in\]"
+    ),
+    "shape": (
+        factors(A, matrix(0, (4, 2)), "base_model.model.model.layers.1.q"), {},
+        r"expected a change of shape \(6, 5\), got \(4, 5\)",
+    ),
+    "transposed": ({}, {"fan_in_fan_out": True}, r"got \(5, 6\) \(fan_in_fan_out\?\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_refuses_adapters_that_mean_something_else(case):
+    tensors, config, message = BAD[case]
+    with pytest.raises(files.CheckpointError, match=message):
+        files.adapted(held(BASE), held(factors() | tensors), CONFIG | config)

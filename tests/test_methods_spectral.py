@@ -1,0 +1,386 @@
+"""TSV-M, Iso-C, Iso-CTS, WUDI, OPCM against NumPy on each matrix, and laws."""
+
+import importlib.util
+import pathlib
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sail_jax import methods
+
+_spec = importlib.util.spec_from_file_location(
+    "spectral_reference", pathlib.Path(__file__).with_name("spectral_reference.py")
+)
+assert _spec is not None
+assert _spec.loader is not None
+reference = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(reference)
+
+EPS = float(jnp.finfo(jnp.float32).eps)
+
+# label -> method and knobs
+SUBJECTS = {
+    "tsv_m": ("tsv_m", {}),
+    "tsv_m ratio": ("tsv_m", {"ratio": 0.6}),
+    "iso_c": ("iso_c", {}),
+    "iso_cts": ("iso_cts", {"common_fraction": 0.5}),
+    "wudi": ("wudi", {"rate": 1e-3, "steps": 50}),
+    "wudi exact": ("wudi", {"solution": "exact"}),
+    "opcm": ("opcm", {}),
+}
+each_subject = pytest.mark.parametrize("label", SUBJECTS)
+TRANSPOSED = ["iso_cts", "wudi", "wudi exact"]
+
+
+def tree(seed, dtype=jnp.float32):
+    random = np.random.default_rng(seed)
+    shapes = {"tall": (7, 5), "wide": (5, 6), "bias": (4,), "conv": (2, 3, 2), "column": (4, 1)}
+    return {n: jnp.asarray(random.normal(size=s), dtype) for n, s in shapes.items()}
+
+
+def problem(dtype=jnp.float32, tasks=3):
+    return [tree(1 + k, dtype) for k in range(tasks)], tree(0, dtype)
+
+
+def call(label, models, base, **overrides):
+    name, knobs = SUBJECTS[label]
+    return methods.get(name)(models, base, **{**knobs, **overrides})
+
+
+def minimum(deltas, damping=1e-6):
+    """WUDI's minimum by least squares over all rows at once, stacked, in float64."""
+    blocks = [(d.T / np.linalg.norm(d)).T for d in deltas if d.any()]
+    targets = [d @ b.T for d, b in zip([d for d in deltas if d.any()], blocks, strict=True)]
+    pull = np.sqrt(damping * len(deltas))
+    A = np.concatenate([*blocks, pull * np.eye(deltas[0].shape[1])], 0)  # A x^T = targets^T
+    y = np.concatenate([*[t.T for t in targets], pull * sum(deltas).T], 0)
+    return np.linalg.lstsq(A, y, rcond=None)[0].T
+
+
+def expected(label, models, base):
+    name, knobs = SUBJECTS[label]
+    deltas = {
+        p: [np.asarray(m[p], float) - np.asarray(base[p], float) for m in models] for p in base
+    }
+    if name == "opcm":
+        changes = reference.opcm(deltas, **knobs)
+    else:
+        matrix = {"wudi exact": minimum}.get(label)
+        changes = {}
+        for path, d in deltas.items():
+            if path in ("tall", "wide"):
+                changes[path] = matrix(d) if matrix else getattr(reference, name)(d, **knobs)
+            else:
+                changes[path] = np.mean(d, 0)
+    return {p: np.asarray(base[p], float) + changes[p] for p in base}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@each_subject
+def test_agrees_with_the_reference(label, dtype):
+    """Singular vectors are off by eps |delta| / gap, gaps here are above |delta| / 100, and Adam
+    divides by gradients: 2000 eps times entries below 8, then one rounding to the dtype."""
+    models, base = problem(dtype)
+    got, want = call(label, models, base), expected(label, models, base)
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, base)
+    for path, x in want.items():
+        bound = float(jnp.finfo(dtype).eps) * np.abs(x) + 2000 * EPS * 8
+        assert np.all(np.abs(np.asarray(got[path], float) - x) <= bound), path
+
+
+def test_methods_differ_by_more_than_the_bound():
+    outs = [np.asarray(call(label, *problem())["tall"]) for label in SUBJECTS]
+    for i, x in enumerate(outs):
+        assert all(np.abs(x - y).max() > 0.02 for y in outs[:i])
+
+
+# --- laws
+
+
+@each_subject
+def test_order_of_models_does_not_matter_but_in_opcm(label):
+    models, base = problem()
+    a, b = (call(label, [models[k] for k in order], base) for order in ([0, 1, 2], [2, 0, 1]))
+    if label == "opcm":
+        assert not np.allclose(a["tall"], b["tall"], atol=0.01)
+    else:
+        chex.assert_trees_all_close(a, b, rtol=0, atol=2000 * EPS * 8)
+
+
+@pytest.mark.parametrize("label", [s for s in SUBJECTS if s != "wudi"])
+def test_rotations_and_scales_commute(label):
+    """P delta Q^T for all deltas gives P change Q^T; Adam's steps know the axes and no scale."""
+    random = np.random.default_rng(5)
+    P, Q = (jnp.asarray(np.linalg.qr(random.normal(size=(n, n)))[0], jnp.float32) for n in (7, 5))
+    zero = {"a": jnp.zeros((7, 5))}
+    deltas = [m["tall"] for m in problem()[0]]
+    want = call(label, [{"a": d} for d in deltas], zero)["a"]
+    got = call(label, [{"a": P @ d @ Q.T} for d in deltas], zero)["a"]
+    np.testing.assert_allclose(got, P @ want @ Q.T, rtol=0, atol=2000 * EPS * 8)
+    for scale in (2.0**-17, -4.0):
+        got = call(label, [{"a": scale * d} for d in deltas], zero)["a"]
+        np.testing.assert_allclose(got, scale * want, rtol=0, atol=2000 * EPS * 8 * abs(scale))
+
+
+@pytest.mark.parametrize("label", TRANSPOSED)
+def test_input_axis_transposes(label):
+    """For iso_cts and wudi it matters which side is the input; the others commute by themselves."""
+    models, base = problem()
+    flip = lambda tree: {"a": tree["tall"].T}  # noqa: E731
+    got = call(label, [flip(m) for m in models], flip(base), input_axis=0)["a"]
+    want = call(label, models, base)["tall"]
+    np.testing.assert_allclose(got.T, want, rtol=0, atol=2000 * EPS * 8)
+    other = call(label, [flip(m) for m in models], flip(base))["a"].T
+    assert np.abs(np.asarray(other - want)).max() > 0.01
+
+
+@each_subject
+def test_one_model_and_copies(label):
+    """WUDI and OPCM (of matrices) give the model; the others what they say of its spectrum."""
+    models, base = problem(tasks=1)
+    models, base = [{"tall": models[0]["tall"]}], {"tall": base["tall"]}
+    delta = np.asarray(models[0]["tall"] - base["tall"], float)
+    s = np.linalg.svd(delta, compute_uv=False)
+    for count in (1, 3):
+        got = np.asarray(call(label, models * count, base)["tall"] - base["tall"], float)
+        t = np.linalg.svd(got, compute_uv=False)
+        k = {"tsv_m": max(1, 5 // count), "tsv_m ratio": 3}.get(label)
+        if k is not None:
+            want = np.where(np.arange(5) < k, s, 0)
+        elif label.startswith("iso_c") and count == 1:
+            want = np.full(5, s.mean())
+        elif label == "iso_c":
+            want = np.full(5, count * s.mean())
+        elif label in ("opcm", "wudi exact") or (label == "wudi" and count == 1):
+            want = s
+            np.testing.assert_allclose(got, delta, rtol=0, atol=1e-3 if count > 1 else 1e-5)
+        else:
+            continue
+        np.testing.assert_allclose(t, want, rtol=0, atol=1e-3 if label == "wudi exact" else 1e-4)
+
+
+def test_wudi_exact_is_where_adam_goes():
+    """The exact minimum has the smallest loss and no gradient; Adam at a rate that lets it arrive
+    ends within a step of it, for deltas of few columns, whose objective is well conditioned."""
+    models, base = problem()
+    zero = {"a": jnp.zeros((7, 3))}
+    deltas = [np.asarray(m["tall"] - base["tall"], float)[:, :3] for m in models]
+    ms = [{"a": jnp.asarray(d, jnp.float32)} for d in deltas]
+    x = np.asarray(methods.wudi(ms, zero, solution="exact", damping=1e-7)["a"], float)
+    assert np.abs(reference.wudi_gradient(x, deltas)).max() < 1e-4
+    y = np.asarray(methods.wudi(ms, zero, steps=4000, rate=3e-3)["a"], float)
+    assert np.abs(x - y).max() < 3e-3
+    assert reference.wudi_loss(x, deltas) <= reference.wudi_loss(y, deltas) + 1e-6
+    few = np.asarray(methods.wudi(ms, zero)["a"], float)
+    assert np.abs(few - sum(deltas)).max() < 3.1e-3  # as published, it hardly moves
+
+
+@each_subject
+def test_jit_equals_eager(label):
+    """Several factorisations in one program, and no deadlock."""
+    models, base = problem()
+    got = jax.jit(lambda ms, b: call(label, ms, b))(models, base)
+    chex.assert_trees_all_close(got, call(label, models, base), rtol=0, atol=2000 * EPS * 8)
+
+
+@each_subject
+def test_gradient(label):
+    """In a weight and in a model, central differences in float64: truncation 1e-10 times third
+    derivatives (below 1e3), rounding 1e-16 / h."""
+    with jax.enable_x64(True):
+        models, base = problem(jnp.float64)
+        models = [{"tall": m["tall"]} for m in models]
+        base, probe = {"tall": base["tall"]}, np.random.default_rng(9).normal(size=(7, 5))
+
+        def loss(w, x):
+            merged = call(label, [{"tall": x}, *models[1:]], base, weights=w)
+            return jnp.vdot(merged["tall"], probe)
+
+        at = [jnp.array([1.0, 0.8, 1.3]), models[0]["tall"]]
+        got, f, h = jax.grad(loss, (0, 1))(*at), jax.jit(loss), 1e-5
+        for i, index in ((0, (0,)), (0, (2,)), (1, (2, 3)), (1, (6, 0))):
+            moved = []
+            for sign in (1, -1):
+                x = list(at)
+                x[i] = x[i].at[index].add(sign * h)
+                moved.append(f(*x))
+            want = (moved[0] - moved[1]) / (2 * h)
+            np.testing.assert_allclose(got[i][index], want, rtol=1e-5, atol=1e-6)
+            assert abs(want) > 1e-3
+
+
+def test_scale_and_matrices():
+    models, base = problem()
+    for label in SUBJECTS:
+        chex.assert_trees_all_equal(call(label, models, base, scale=0.0), base)
+        got = call(label, models, base, matrices="t*", scale=0.5)
+        whole = call(label, models, base, scale=0.5)
+        if label != "opcm":
+            chex.assert_trees_all_close(got["tall"], whole["tall"], rtol=0, atol=1e-5)
+            mean = methods.task_arithmetic(models, base, scale=0.5, normalize=True)
+            chex.assert_trees_all_close(got["wide"], mean["wide"], rtol=0, atol=8 * EPS * 4)
+    only = call("iso_c", models, base, matrices=lambda path: path == "wide")
+    chex.assert_trees_all_equal(only["wide"], call("iso_c", models, base)["wide"])
+
+
+def test_iso_cts_without_room_is_iso_c():
+    """Of 5 directions 4 are common, and the last cannot be shared by 3 models."""
+    models, base = problem()
+    got, want = (m(models, base)["tall"] for m in (methods.iso_cts, methods.iso_c))
+    np.testing.assert_allclose(got, want, rtol=0, atol=100 * EPS)
+
+
+def test_opcm_scopes():
+    """One leaf alone is the tree; each leaf has the mean norm of its deltas."""
+    models, base = problem()
+    got = methods.opcm(models, base, scope="tensor")
+    for path in base:
+        ms, b = [{path: m[path]} for m in models], {path: base[path]}
+        alone = methods.opcm(ms, b)
+        chex.assert_trees_all_close(alone[path], got[path], rtol=0, atol=16 * EPS * 4)
+        norms = [float(jnp.linalg.norm(m[path] - b[path])) for m in ms]
+        size = float(jnp.linalg.norm(got[path] - b[path]))
+        assert abs(size - np.mean(norms)) < 1e-5 * np.mean(norms)
+
+
+# --- degenerate inputs
+
+
+@each_subject
+def test_deltas_of_zero(label):
+    """All frozen: the base, to the bit. One frozen: nothing is undefined, and the frozen model
+    neither adds nor disturbs (TSV-M, Iso-C, WUDI's objective)."""
+    models, base = problem()
+    chex.assert_trees_all_equal(call(label, [base] * 3, base), base)
+    got = call(label, [models[0], base, models[1]], base)
+    chex.assert_tree_all_finite(got)
+    want = expected(label, [models[0], base, models[1]], base)
+    for path, x in want.items():
+        assert np.abs(np.asarray(got[path], float) - x).max() <= 2000 * EPS * 8, path
+
+
+@each_subject
+def test_tiny_shapes(label):
+    """What is no matrix has the mean; more models than rows are no fault."""
+    shapes = [(), (1,), (1, 1), (3, 1), (1, 3), (0, 3), (2, 2)]
+    models = [[jnp.full(shape, 1.0 + k) for shape in shapes] for k in range(3)]
+    for shape, got in zip(shapes, call(label, models, [0 * x for x in models[0]]), strict=True):
+        assert got.shape == shape
+        chex.assert_tree_all_finite(got)
+        if shape != (2, 2) and label != "opcm":
+            np.testing.assert_allclose(got, jnp.full(shape, 2.0), rtol=4 * EPS)
+
+
+@each_subject
+def test_low_rank_antipodal_and_tiny_deltas(label):
+    """Rank 1, opposed, 1e-5: finite, and within the span of what moved."""
+    u, v = np.arange(1.0, 8), np.array([1.0, -1, 0, 2, 0])
+    delta = jnp.asarray(1e-5 * np.outer(u, v), jnp.float32)
+    zero = {"a": jnp.zeros((7, 5))}
+    opposed = call(label, [{"a": delta}, {"a": -delta}], zero)["a"]
+    chex.assert_tree_all_finite(opposed)
+    P, Q = np.outer(u, u) / (u @ u), np.outer(v, v) / (v @ v)
+    for got in (opposed, call(label, [{"a": delta}, {"a": 2 * delta}], zero)["a"]):
+        if label != "wudi":
+            np.testing.assert_allclose(P @ got @ Q, got, rtol=0, atol=100 * EPS * 1e-4)
+
+
+@each_subject
+def test_weights_that_sum_to_zero_and_one_of_zero(label):
+    """Weights multiply; nothing is divided by their sum but the mean of other leaves, 0 there."""
+    models, base = problem()
+    got = call(label, models[:2], base, weights=[1.0, -1.0])
+    chex.assert_tree_all_finite(got)
+    without = call(label, [*models[:2], models[2]], base, weights=[1.0, 1.0, 0.0])
+    frozen = call(label, [*models[:2], base], base)
+    assert np.abs(np.asarray(without["tall"] - frozen["tall"])).max() < 2000 * EPS * 8
+
+
+@each_subject
+def test_refuses_by_name(label):
+    good = {"w": jnp.ones((4, 3)), "n": jnp.arange(2)}
+    for change, message in (
+        ({"w": jnp.full((4, 3), jnp.inf)}, "leaf 'w': expected finite"),
+        ({"w": jnp.ones((3, 4))}, r"leaf 'w': expected shape \(4, 3\), got \(3, 4\)"),
+        ({"n": jnp.ones(2, int)}, "leaf 'n': int32 values differ"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(label, [good, good | change], good)
+    with pytest.raises(ValueError, match="scale: expected a finite number"):
+        call(label, [good], good, scale=np.nan)
+    with pytest.raises(TypeError, match="base: expected the pytree"):
+        call(label, [good], None)
+    with pytest.raises(ValueError, match="chooses none of the leaves"):
+        call(label, [good], good, matrices="x*")
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "message"),
+    [
+        ("tsv_m", {"ratio": 0.0}, r"ratio: expected a number in \(0, 1\]"),
+        ("iso_cts", {"common_fraction": 1.5}, r"common_fraction: expected a number in \[0, 1\]"),
+        ("iso_cts", {"input_axis": 2}, "input_axis: expected -1 or 0"),
+        ("wudi", {"steps": 1.5}, "steps: expected an integer"),
+        ("wudi", {"rate": -1.0}, "rate: expected a finite number >= 0"),
+        ("wudi", {"damping": 0.0}, "damping: expected a finite number > 0"),
+        ("wudi", {"solution": "newton"}, "solution: expected one of"),
+        ("opcm", {"alpha": 2.0}, r"alpha: expected a number in \[0, 1\]"),
+        ("opcm", {"scope": "leaf"}, "scope: expected one of"),
+    ],
+)
+def test_refuses_bad_knobs(name, knobs, message):
+    with pytest.raises(ValueError, match=message):
+        methods.get(name)([{"w": jnp.ones((2, 2))}], {"w": jnp.zeros((2, 2))}, **knobs)
+
+
+# --- what popular code gets wrong
+
+
+def test_defect_tsv_rank_of_zero():
+    """fusion_bench: int(49 * (1 / 49)) is 0, and so is k for more models than rows: no change."""
+    assert int(49 * (1 / 49)) == 0
+    zero = {"a": jnp.zeros((4, 4))}
+    models = [{"a": jnp.diag(jnp.arange(4.0)).at[0, 0].set(10.0 + k)} for k in range(6)]
+    got = methods.tsv_m(models, zero)["a"]
+    np.testing.assert_allclose(got[0, 0], 12.5, rtol=1e-4)  # rank 1 of each, one direction: mean
+    many = [{"a": jnp.ones((49, 49)) * (1 + k)} for k in range(49)]
+    got = methods.tsv_m(many, {"a": jnp.zeros((49, 49))})["a"]
+    np.testing.assert_allclose(got, 25.0, rtol=1e-3)
+
+
+def test_defect_tsv_copies_and_frozen_models():
+    """Duplicate or missing singular vectors leave the polar factor's null space to chance, in which
+    fusion_bench then multiplies by singular values that are not 0."""
+    models, base = problem(tasks=1)
+    delta = np.asarray(models[0]["tall"] - base["tall"], float)
+    got = np.asarray(methods.tsv_m(models * 2, base)["tall"] - base["tall"], float)
+    U, S, Vt = np.linalg.svd(delta)
+    np.testing.assert_allclose(got, U[:, :2] * S[:2] @ Vt[:2], rtol=0, atol=1e-4)
+
+
+def test_defect_iso_cts_negative_common_rank():
+    """fusion_bench: (r - c) / M rounded up, times M, exceeds r: for c = 0, M = 3, r = 5
+    it is round(5 / 3) * 3 = 6."""
+    models, base = problem()
+    got = methods.iso_cts(models, base, common_fraction=0.0)["tall"] - base["tall"]
+    s = np.linalg.svd(np.asarray(got), compute_uv=False)
+    np.testing.assert_allclose(s, s.mean(), rtol=1e-4)  # all five directions, equal
+
+
+@pytest.mark.parametrize("solution", ["adam", "exact"])
+def test_defect_wudi_of_a_frozen_tensor(solution):
+    """0 / 0 in the published code."""
+    _, base = problem()
+    chex.assert_trees_all_equal(methods.wudi([base] * 2, base, solution=solution), base)
+
+
+def test_defect_opcm_after_a_frozen_first_model():
+    """The published code zeroes the diagonal in an arbitrary basis of what has not moved yet."""
+    models, base = problem(tasks=1)
+    got = methods.opcm([base, models[0]], base)
+    half = jax.tree.map(lambda x, y: (x - y) / 2, models[0], base)  # the mean norm
+    want = jax.tree.map(lambda x, y: x + y, base, half)
+    chex.assert_trees_all_close(got, want, rtol=0, atol=16 * EPS * 4)

@@ -1,0 +1,66 @@
+"""Every method on arrays spread over a mesh of eight (emulated) devices, against one device."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from sail_jax import methods
+
+PROGRAM = """
+    import sys
+    import jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+    from sail_jax import methods
+
+    KNOBS = {"slerp": {"t": 0.3}, "nearswap": {"t": 0.5}, "wudi": {"steps": 5}}
+    names = sys.argv[1:]
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    specs = {"kernel": P("x", "y"), "bias": P("x"), "gain": P(), "steps": P()}
+    rng = np.random.default_rng(0)
+    key = jax.random.key(0)
+
+    def model(like=None):
+        draw = lambda *shape: np.float32(rng.normal(size=shape))
+        tree = {"kernel": draw(16, 12), "bias": draw(8), "gain": draw()}
+        if like is not None:
+            tree = {name: like[name] + 0.1 * (common[name] + tree[name]) for name in tree}
+        return {name: jnp.asarray(x) for name, x in tree.items()} | {"steps": jnp.arange(3)}
+
+    base, common = model(), model()
+    models = [model(base) for _ in range(3)]
+    spread = lambda name, x: jax.device_put(x, NamedSharding(mesh, specs[name]))
+    place = lambda tree: {name: spread(name, x) for name, x in tree.items()}
+    for name in names:
+        knobs = KNOBS.get(name, {})
+        least, most = methods.expression(name, key=key, **knobs).models
+        some = models[: min(3, most or 3)]
+        merge = jax.jit(lambda ms, b: methods.get(name)(ms, b, key=key, **knobs))
+        want = merge(some, base)
+        got = merge([place(m) for m in some], place(base))
+        assert len(place(base)["kernel"].sharding.device_set) == 8
+        for leaf in base:
+            apart = np.abs(np.asarray(got[leaf], float) - np.asarray(want[leaf], float)).max()
+            # sums over devices are added in another order: 16 ulp of values below 4
+            assert apart <= 16 * 2.0**-23 * 4, (name, leaf, apart)
+        moved = np.abs(np.asarray(want["kernel"] - base["kernel"])).max()
+        assert moved > 0.003, (name, moved)
+        print(name)
+"""
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_methods_on_a_mesh(part):
+    names = list(methods.METHODS)[part::4]
+    flags = "--xla_force_host_platform_device_count=8"
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), *names],
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.stdout.split() == names
