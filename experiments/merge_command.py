@@ -107,7 +107,7 @@ def run(args: Namespace) -> int:
         recipe, args.out, resume=args.resume, max_memory=args.max_memory, threads=args.threads,
         allow_nonfinite=args.allow_nonfinite, allow_pickle=args.allow_pickle,
         measure=args.report is not None, format=args.format, shard_bytes=args.shard_size,
-        progress=meter, before=lambda ready: admit(args.report),
+        progress=meter, before=lambda ready: _admit(args.report),
     )  # fmt: skip
     if meter is not None:
         meter.close()
@@ -120,13 +120,11 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def admit(report: Path | None) -> None:
-    """The report's folder can be written, found out before the merge."""
+def _admit(report: Path | None) -> None:
     if report is not None:
-        from experiments import store
+        from experiments import merge_report
 
-        report.mkdir(parents=True, exist_ok=True)
-        store.probe(report)
+        merge_report.admit(report)
 
 
 def _report(args: Namespace, recipe: Any, merged: Any) -> None:

@@ -122,11 +122,13 @@ def histogram(
         key, head = pair
         rest = key >> shift
         counts = rest >> 16 == head if inside is None else (rest >> 16 == head) & inside
-        digit = jnp.where(counts, rest & (BINS - 1), BINS)  # BINS is dropped
+        digit = jnp.where(counts, rest & (BINS - 1), BINS).astype(jnp.int32)  # BINS is dropped
         return jnp.zeros(BINS, jnp.uint32).at[digit].add(jnp.uint32(1), mode="drop")
 
     def each(*pairs: Array) -> Array:  # not vmap: a batched scatter is several times slower on CPUs
-        return lax.map(one, pairs)
+        if len(pairs[0]) > 8:
+            return lax.map(one, pairs)
+        return jnp.stack([one(pair) for pair in zip(*pairs, strict=True)])
 
     whole = NamedSharding(jax.typeof(keys).sharding.mesh, PartitionSpec())
     counts = _automatic(each, whole)(keys, jnp.broadcast_to(prefix, keys.shape[:1]))
@@ -140,23 +142,35 @@ def locate(counts: Wide, prefix: UInt[Array, "#task"], rank: Wide) -> tuple[Arra
     is computed there.
     """
     if isinstance(counts.lo, np.ndarray):
-        prefix, rank = jax.tree.map(np.asarray, (prefix, rank))
-        return _locate(counts, prefix, rank)
-    return _locate_compiled(counts, prefix, rank)
+        return _locate_on_host(counts, *jax.tree.map(np.asarray, (prefix, rank)))
+    return _locate(counts, prefix, rank)
 
 
+@jax.jit
 def _locate(counts: Wide, prefix: UInt[Array, "#task"], rank: Wide) -> tuple[Array, Wide]:
-    xp = _space(counts.lo)
-    rank = Wide(*(xp.broadcast_to(part, counts.lo.shape[:1])[:, None] for part in rank))
-    sums = (xp.cumsum(part[:, ::-1], 1, dtype=part.dtype)[:, ::-1] for part in counts)
-    reach = _carry(*sums)
+    rank = Wide(*(jnp.broadcast_to(part, counts.lo.shape[:1])[:, None] for part in rank))
+    reach = _carry(*(jnp.cumsum(part[:, ::-1], 1)[:, ::-1] for part in counts))
     digit = (~less(reach, rank)).sum(1, keepdims=True) - 1
-    at, inside = (Wide(*(xp.take_along_axis(c, digit, 1) for c in n)) for n in (reach, counts))
+    at, inside = (Wide(*(jnp.take_along_axis(c, digit, 1) for c in n)) for n in (reach, counts))
     rank = subtract(rank, subtract(at, inside))
     return prefix << 16 | digit[:, 0].astype(prefix.dtype), Wide(rank.hi[:, 0], rank.lo[:, 0])
 
 
-_locate_compiled = jax.jit(_locate)
+def _locate_on_host(counts: Wide, prefix: np.ndarray, rank: Wide) -> tuple[Any, Wide]:
+    """The same, where 64 bits are to be had: by blocks of bins, then by bins."""
+    many = (counts.hi.astype(np.int64) << 16) + counts.lo
+    tasks = np.arange(len(many))
+    wanted = np.broadcast_to((rank.hi.astype(np.int64) << 16) + rank.lo, tasks.shape)
+    digit = np.zeros_like(tasks)
+    for bins in (many.reshape(len(many), -1, 256).sum(2), None):
+        if bins is None:
+            bins = many.reshape(len(many), -1, 256)[tasks, digit]
+        reach = bins[:, ::-1].cumsum(1)[:, ::-1]
+        at = (reach >= wanted[:, None]).sum(1) - 1
+        wanted = wanted - (reach - bins)[tasks, at]
+        digit = digit * 256 + at
+    found = Wide((wanted >> 16).astype(np.uint32), (wanted & (BINS - 1)).astype(np.uint32))
+    return prefix << 16 | digit.astype(prefix.dtype), found
 
 
 @jax.jit

@@ -279,8 +279,8 @@ def pcb(models, base, weights, key, ratio=0.1, scale=1.0):
         size.append(clamped)
         score = np.exp(tasks * minmax(clamped) ** 2) * np.tanh(vote * votes.sum(0))
         threshold = np.sort(score)[min(int(n * (1 - ratio)), n - 1)]
-        above = minmax(np.maximum(score, threshold))
-        balance.append(above)
+        among = score >= threshold
+        balance.append(minmax(np.maximum(score, threshold)) if score.max() > threshold else among)
     size, balance = np.stack(size), np.stack(balance)
     mass = balance.sum(0)
     merged = (ones(weights, models)[:, None] * balance * np.sign(votes) * size).sum(0)

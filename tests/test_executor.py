@@ -238,6 +238,7 @@ def test_progress_reaches_the_end_and_records_what_is_measured():
     unit = delta / np.linalg.norm(delta, axis=1, keepdims=True)
     np.testing.assert_allclose(record.cosines, unit @ unit.T, rtol=0, atol=1e-5)
     assert record.conflicts == np.mean((delta > 0).any(0) & (delta < 0).any(0))
+    assert record.moved == (delta != 0).sum(1).tolist()
     assert all(0 < kept <= 0.3 for kept in record.kept)
 
 

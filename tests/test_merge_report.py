@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from experiments import merge_report
+from experiments.merge_report import measures
 from sail_jax import disk
 from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.plan import InputSummary, Plan, Treatment
@@ -57,7 +58,7 @@ def merged(
         if name in copied:
             note = "not floating: copied; all inputs have to agree"
             treatments.append(
-                Treatment(name, shape, dtype, "copy", tensors, None, None, {}, 1, note)
+                Treatment(name, shape, dtype, "copy", tensors, models, None, None, {}, 1, note)
             )
             continue
         size, common = int(np.prod(shape)), rng.normal(size=shape)
@@ -76,7 +77,7 @@ def merged(
         knobs = {"density": density, "normalize": True, "compat": "paper"}
         note = "rows 64 to 71 of models/code-7b left out" if shape[:1] == (64,) else ""
         treatments.append(
-            Treatment(name, shape, dtype, method, tensors, base, weights, knobs, 0, note)
+            Treatment(name, shape, dtype, method, tensors, models, base, weights, knobs, 0, note)
         )
         assert size == records[name].size
     inputs = [InputSummary(m, "model", len(shapes), 10**9) for m in models]
@@ -115,6 +116,7 @@ def _record(name, deltas, votes, update):
         [_cosine(x, update) for x in deltas],
         float(((deltas > 0).any(0) & (deltas < 0).any(0)).mean()),
         float((update != 0).mean()),
+        moved.astype(float).tolist(),
         (kept / np.maximum(1, moved)).tolist(),
     )
 
@@ -175,7 +177,7 @@ def large_page(large):
 def test_whole_model_numbers_are_those_of_all_entries_at_once(shapes, based):
     case = merged(shapes, based=based)
     total = report(case)["summary"]["total"]
-    deltas, _, update = (
+    deltas, votes, update = (
         np.concatenate([parts[k].reshape(*lead, -1) for parts in case.arrays.values()], axis=-1)
         for k, lead in enumerate(((3,), (3,), ()))
     )
@@ -188,15 +190,15 @@ def test_whole_model_numbers_are_those_of_all_entries_at_once(shapes, based):
     close(total["alignment"], [_cosine(x, update) for x in deltas])
     close(total["conflicts"], ((deltas > 0).any(0) & (deltas < 0).any(0)).mean())
     close(total["changed"], (update != 0).mean())
-    sizes = [len(parts[2].ravel()) for parts in case.arrays.values()]
-    close(total["kept"], np.average([r.kept for r in case.records.values()], 0, sizes))
+    assert total["moved"] == (deltas != 0).sum(1).tolist()
+    close(total["kept"], (votes != 0).sum(1) / (deltas != 0).sum(1))
     assert total["models"] == list(MODELS)
     assert total["from"] == ("base" if based else "zero")
 
 
 def test_layers_and_kinds_partition_the_tensors(large):
-    data = merge_report._measured(large.plan, large.records)
-    bins = merge_report._bins(data.names)
+    data = measures.measured(large.plan, large.records)
+    bins = measures.by_depth(data.names)
     assert [one.label for one in bins] == ["in", *map(str, range(24)), "out"]
     assert sorted(i for one in bins for i in one.members) == list(range(len(data.names)))
     whole = sum(data.total(one.members).norms ** 2 for one in bins)
@@ -232,19 +234,23 @@ def test_kinds_are_read_off_names(name, kind):
 
 def test_modules_are_gathered_where_there_are_no_layers():
     names = [f"part{i}.{x}" for i in range(1000) for x in ("w", "b")]
-    bins = merge_report._bins(names)
+    bins = measures.by_depth(names)
     assert len(bins) <= 48
     assert [i for one in bins for i in one.members] == list(range(2000))
-    assert [one.label for one in merge_report._bins(names[:4])] == ["part0", "part1"]
+    assert [one.label for one in measures.by_depth(names[:4])] == ["part0", "part1"]
 
 
-def test_models_are_told_apart_by_where_their_tensors_lie():
-    """One that abstains leaves its column empty, whatever the order of votes."""
+def test_models_are_told_apart_whatever_the_order_of_votes():
+    """One that abstains leaves its column empty."""
     case = merged(SMALL)
     first, *rest = case.plan.treatments
     deltas, votes, update = case.arrays[first.name]
     some = [2, 0]
-    first = first._replace(models=tuple(first.models[k] for k in some), weights=(0.5, 0.5))
+    first = first._replace(
+        models=tuple(first.models[k] for k in some),
+        voters=tuple(first.voters[k] for k in some),
+        weights=(0.5, 0.5),
+    )
     case.records[first.name] = _record(first.name, deltas[some], votes[some], update)
     case.plan = case.plan._replace(treatments=(first, *rest))
     found = report(case)
@@ -256,6 +262,14 @@ def test_models_are_told_apart_by_where_their_tensors_lie():
         for k in range(3)
     ]
     np.testing.assert_allclose(found["summary"]["total"]["norms"], norms, rtol=1e-12)
+
+
+def test_a_model_that_votes_twice_has_two_columns():
+    case = merged(SMALL, models=("m/self", "m/other", "m/self"))
+    total = report(case)["summary"]["total"]
+    assert total["models"] == ["m/self", "m/other", "m/self (2)"]
+    want = report(merged(SMALL))["summary"]["total"]
+    assert {**want, "models": total["models"]} == total
 
 
 def test_a_base_that_votes_has_the_first_column():
@@ -281,7 +295,7 @@ def test_importing_reports_imports_no_plots():
 # --- JSON
 
 
-FIELDS = ("norms", "cosines", "update", "alignment", "conflicts", "changed", "kept")
+FIELDS = ("norms", "cosines", "update", "alignment", "conflicts", "changed", "moved", "kept")
 
 
 def test_json_has_a_row_for_every_tensor_and_the_recipe(large):
@@ -469,7 +483,9 @@ def test_odd_models_have_a_page(shapes):
             empty = case.plan.treatments[0]._replace(name=name, shape=shape)
             case.plan = case.plan._replace(treatments=(*case.plan.treatments, empty))
             zeros = [0.0] * 3
-            case.records[name] = Record(name, 0, zeros, [zeros] * 3, 0.0, zeros, 0.0, 0.0, zeros)
+            case.records[name] = Record(
+                name, 0, zeros, [zeros] * 3, 0.0, zeros, 0.0, 0.0, zeros, zeros
+            )
     assert set(shapes) <= {row[0] for row in _Page(page(case)).rows if row}
 
 

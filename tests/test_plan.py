@@ -101,6 +101,7 @@ def test_a_recipe_of_every_method_plans(name):
         assert t.method in (name, "copy", "passthrough")
         assert t.dtype == BF16
         assert t.weights is None or len(t.weights) == len(t.models)
+        assert [x.source.split("/")[0] for x in t.models] == list(t.voters)
         for value in t.knobs.values():
             assert not isinstance(value, tuple) or len(value) == len(t.models)
         for tensor in (*t.models, *([t.base] if t.base is not None else [])):
@@ -338,13 +339,16 @@ def test_missing_tensors():
     with pytest.raises(RecipeError, match=re.escape(f"two lacks '{name}'")):
         treated()
     skipped = treated(missing="skip", density=[0.1, 0.2])
-    assert (len(skipped.models), skipped.weights, skipped.knobs["density"]) == (1, (1.0,), 0.1)
+    assert (skipped.voters, skipped.weights, skipped.knobs["density"]) == (("one",), (1.0,), 0.1)
+    assert len(skipped.models) == 1
     del checkpoints["one"].tensors[name]
     nobody = treated(missing="skip", density=[0.1, 0.2])
     assert (nobody.method, nobody.weights) == ("copy", None)
-    assert nobody.models[0] is checkpoints["base"].tensors[name]
+    assert nobody.models == (checkpoints["base"].tensors[name],)
+    assert nobody.voters == ("base",)
     based = treated(missing="base")
     assert based.models[1] is based.base
+    assert based.voters == ("one", "two")
     assert based.weights == (1.0, 3.0)
 
 
@@ -380,6 +384,9 @@ def test_integers_are_copied_and_dtypes_may_differ():
     b = llama("b", 1, dtype=np.float16, **more)
     found = {t.name: t for t in plan(linear("a", "b"), store(a=a, b=b)).treatments}
     assert (found["steps"].method, len(found["steps"].models)) == ("copy", 2)
+    assert found["steps"].voters == ("a", "b")
+    with_base = plan(simple(["a"], "b", "task_arithmetic"), store(a=a, b=b)).treatments
+    assert {t.voters for t in with_base if t.method == "copy"} == {("b", "a")}
     assert found["model.norm.weight"].dtype == np.float32
     b.tensors["steps"] = Array("steps", np.arange(4), "b/steps")
     with pytest.raises(RecipeError, match="integers and bools are copied and have to agree"):
@@ -517,6 +524,7 @@ def test_adapters_are_in_their_model(tmp_path):
     np.testing.assert_array_equal(entries(tensors["lm_head.weight"].models[0]), head)
     plain = tensors["model.layers.0.mlp.up_proj.weight"].models[0]
     assert plain is checkpoints["one"].tensors[plain.name]
+    assert {t.voters for t in found.treatments} == {("one+lora",)}
 
 
 @pytest.mark.parametrize(

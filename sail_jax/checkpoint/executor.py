@@ -63,8 +63,9 @@ class Record(NamedTuple):
     """What was measured of one tensor, from sums in float32 over pieces, added in float64.
 
     norms `[model]` of the task vectors, cosines `[model, model]`, norm of the update and its
-    cosines `[model]` with them; fractions of entries: conflicts (task vectors of both signs),
-    changed, and kept `[model]` of those that a model moved.
+    cosines `[model]` with them; fractions of entries: conflicts (task vectors of both signs) and
+    changed; moved `[model]`: how many entries a model moved, and kept `[model]`: the fraction of
+    them that is kept, 0 if there are none.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Record(NamedTuple):
     alignment: list[float]
     conflicts: float
     changed: float
+    moved: list[float]
     kept: list[float]
 
 
@@ -348,5 +350,6 @@ def _record(work: Work, sums: Mapping[str, np.ndarray]) -> Record:
         cosines[-1, :-1].tolist(),
         float(sums["conflicts"]) / size,
         float(sums["changed"]) / size,
+        moved.tolist(),
         kept.tolist(),
     )

@@ -53,9 +53,10 @@ class Treatment(NamedTuple):
     """What happens to one tensor of the output.
 
     method: the name of a merging method, or "copy": of models[0], bytes as they are, where the
-    others, if there are any, have to agree. models: those that vote; weights and the tuples among
-    `knobs` have one number for each. group: tensors of one group share tree-scope statistics.
-    note: why it is copied, cropped, ...; "" if there is nothing to say.
+    others, if there are any, have to agree. models: those that vote, and voters: whose they are, as
+    `InputSummary` names them; weights and the tuples among `knobs` have one number for each. group:
+    tensors of one group share tree-scope statistics. note: why it is copied, cropped, ...; "" if
+    there is nothing to say.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Treatment(NamedTuple):
     dtype: np.dtype
     method: str
     models: tuple[Tensor, ...]
+    voters: tuple[str, ...]
     base: Tensor | None
     weights: tuple[float, ...] | None
     knobs: dict[str, Any]
@@ -184,9 +186,11 @@ class _Planner:
             for key, value in knobs.items()
         }
         first = base or tensors[0]
-        everyone = [*([] if base is None else [base]), *tensors]
+        owner = [] if job.base is None else [str(job.base[0].ref)]
+        voters = [str(job.votes[k][1].ref) for k in kept] or owner
+        everyone = [*([base] if kept and base is not None else []), *tensors]
         if not all(_is_float(x.dtype) for x in everyone):
-            return self._copied(job, everyone, notes)
+            return self._copied(job, everyone, owner + voters if kept else owner, notes)
         tensors, base = self._shaped(job, [job.votes[k][1] for k in kept], tensors, base, notes)
         dtype = _dtype(self.recipe.out_dtype or self.recipe.dtype) or first.dtype
         method = self.recipe.method
@@ -194,7 +198,7 @@ class _Planner:
             who = "the first model" if base is None else "the base"
             notes.append(f"too few models have it for {method}: as it is in {who}")
             method, weights, knobs = "passthrough", None, {"scale": 1.0}
-            tensors, base = [base or tensors[0]], None
+            tensors, voters, base = [base or tensors[0]], owner or voters[:1], None
         normalised = method == "linear" and knobs.get("normalize", True)
         if normalised and weights is not None and abs(sum(weights)) < 1e-12:
             raise RecipeError(
@@ -208,10 +212,13 @@ class _Planner:
         shape = tensors[0].shape if base is None else base.shape
         note = "; ".join(dict.fromkeys(notes))
         return Treatment(
-            job.name, shape, dtype, method, tuple(tensors), base, weights, knobs, group, note
-        )
+            job.name, shape, dtype, method, tuple(tensors), tuple(voters), base, weights, knobs,
+            group, note,
+        )  # fmt: skip
 
-    def _copied(self, job: Job, tensors: list[Tensor], notes: list[str]) -> Treatment:
+    def _copied(
+        self, job: Job, tensors: list[Tensor], voters: list[str], notes: list[str]
+    ) -> Treatment:
         first = tensors[0]
         for other in tensors[1:]:
             if other.dtype != first.dtype or other.shape != first.shape:
@@ -224,15 +231,16 @@ class _Planner:
                     " copied and have to agree",
                 )
         if is_derived(job.name):
-            tensors = [first]
+            tensors, voters = [first], voters[:1]
             notes.append("computed or counted, not learned: the first is copied")
         else:
             notes.append("not floating: copied; all inputs have to agree")
         group = self.groups.setdefault("copy", len(self.groups))
         note = "; ".join(notes)
         return Treatment(
-            job.name, first.shape, first.dtype, "copy", tuple(tensors), None, None, {}, group, note
-        )
+            job.name, first.shape, first.dtype, "copy", tuple(tensors), tuple(voters), None, None,
+            {}, group, note,
+        )  # fmt: skip
 
     def _gather(
         self, job: Job, notes: list[str]

@@ -1,0 +1,208 @@
+"""The pictures of a report: by depth, by kind of tensor, by pair of models."""
+
+from collections.abc import Sequence
+from itertools import combinations, groupby
+from typing import Any
+
+import numpy as np
+
+from experiments.merge_report.measures import KINDS, Bin, Measured, Total, by_depth, kind
+from experiments.merge_report.words import lettered, short
+
+__all__ = ["draw"]
+
+_MARKERS = "os^Dv*PX"
+
+
+def draw(data: Measured, total: Total) -> dict[str, tuple[str, bytes]]:
+    """(alternative text, PNG) by section."""
+    from experiments import style
+
+    bins = by_depth(data.names)
+    totals = [data.total(one.members) for one in bins]
+    figures = {"moved": _moved(data, bins, totals)}
+    if len(data.models) > 1:
+        figures["agree"] = _agree(data, total, bins, totals)
+    figures["merged"] = _merged(data, bins, totals)
+    return {key: (style.describe(fig), style.png(fig)) for key, fig in figures.items()}
+
+
+def _drawn(label: str) -> str:
+    """Text that is safe to draw: no mathematics, no glyphs that the font lacks."""
+    plain = "".join(c if c.isprintable() and (ord(c) < 0x590 or c in "…–") else "?" for c in label)
+    return plain.replace("$", r"\$")
+
+
+def _look(k: int) -> dict[str, Any]:
+    from experiments import style
+
+    colours = (*style.PALETTE, style.FAINT)
+    return {"color": colours[k % len(colours)], "marker": _MARKERS[k % len(_MARKERS)]}
+
+
+def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
+    """The axis of layers: a tick at every few, the name of a stack below its first."""
+    stacks = list(dict.fromkeys(one.run for one in bins if one.run))
+    layered = stacks != ["modules"]
+    step, named = -(-len(bins) // room), layered or len(bins) <= 10
+    ticks, texts, count, run = [], [], 0, ""
+    for i, one in enumerate(bins):
+        count = 0 if one.run != run else count
+        if one.run and run and one.run != run:
+            ax.axvline(i - 0.5, color="#8C8C8C", linewidth=0.8)
+        close = bool(ticks) and i - ticks[-1] < len(bins) / (2 * room)
+        if close and not one.run and ticks[-1]:
+            ticks, texts = ticks[:-1], texts[:-1]
+        if not one.run or (count % step == 0 and not close):
+            first = len(stacks) > 1 and one.run and count == 0
+            below = "\n" + _drawn(short(one.run, 14)) if first else ""
+            ticks.append(i)
+            texts.append((_drawn(short(one.label, 20)) if named else str(i + 1)) + below)
+        count, run = count + 1, one.run
+    aslant = not layered and max(map(len, texts)) > 4
+    ax.set_xticks(ticks, texts, **({"rotation": 45, "ha": "right"} if aslant else {}))
+    ax.set_xlim(-0.6, len(bins) - 0.4)
+    ax.set_xlabel("layer" if layered else "module" if named else "modules, in their order")
+
+
+def _line(ax: Any, bins: Sequence[Bin], values: np.ndarray, label: str, **look: Any) -> None:
+    """`values [bin]` as a line within every stack of layers, and as marks beside them."""
+    at = 0
+    for run, group in groupby(bins, lambda one: one.run):
+        span = range(at, at := at + len(list(group)))
+        look = {**look, "linewidth": 1.4 if run and run != "modules" else 0}
+        ax.plot(span, values[span], markersize=4, label=_drawn(label), **look)
+
+
+def _lines(ax: Any, bins: Sequence[Bin], values: np.ndarray, labels: Sequence[str]) -> None:
+    for k, label in enumerate(labels):
+        _line(ax, bins, values[:, k], label, **_look(k))
+
+
+def _scaled(ax: Any, values: np.ndarray) -> None:
+    """A logarithmic axis where values span much."""
+    positive = values[np.isfinite(values) & (values > 0)]
+    if positive.size and positive.max() > 30 * positive.min():
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(0, 1.1 * positive.max() if positive.size else 1)
+
+
+def _legend(fig: Any, ax: Any) -> None:
+    marks, names = ax.get_legend_handles_labels()
+    lines = sorted(zip(names, marks, strict=True), key=lambda one: one[1].get_linewidth())
+    order = {name: k for k, name in enumerate(names)}
+    handles = dict(sorted(dict(lines).items(), key=lambda one: order[one[0]]))
+    wide = 0.6 + 0.085 * max(map(len, handles), default=0)  # inches of a label, with its mark
+    columns = max(1, min(len(handles), int(fig.get_figwidth() / wide)))
+    fig.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside upper center",
+        frameon=False,
+        fontsize=9,
+        ncols=columns,
+    )
+
+
+def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+    from experiments import style
+
+    fig, axes = style.figure(1, 2, width=4.8, width_ratios=[1.6, 1])
+    left, right = axes[0]
+    labels = lettered(data.models)
+    norms = np.array([one.norms for one in totals])
+    _lines(left, bins, norms, labels)
+    _scaled(left, norms)
+    _depth(left, bins)
+    left.set_title("By depth")
+    left.set_ylabel("norm of the task vector" if data.deltas else "norm of the weights")
+    kinds = [kind(name) for name in data.names]
+    shown = [one for one in KINDS if one in kinds]
+    rms = np.array(
+        [data.total([i for i, found in enumerate(kinds) if found == one]).rms for one in shown]
+    )
+    offsets = (np.arange(len(labels)) - (len(labels) - 1) / 2) * 0.6 / max(3, len(labels))
+    for k, label in enumerate(labels):
+        right.plot(
+            np.arange(len(shown)) + offsets[k], rms[:, k], ls="", label=_drawn(label), **_look(k)
+        )
+    _scaled(right, rms)
+    right.set_xticks(range(len(shown)), shown, rotation=25, ha="right")
+    right.set_xlim(-0.6, len(shown) - 0.4)
+    right.set_title("By kind of tensor")
+    right.set_ylabel("root mean square per entry")
+    _legend(fig, left)
+    return fig
+
+
+def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+    from experiments import style
+
+    m = len(data.models)
+    letters = [label.split(" ")[0] for label in lettered(data.models)]
+    pairs = list(combinations(range(m), 2))
+    tall = max(3.4, 1.6 + 0.16 * len(pairs))
+    fig, axes = style.figure(1, 2, width=5.2, height=tall, width_ratios=[1, 1.7])
+    left, right = axes[0]
+    apart = np.where(np.eye(m, dtype=bool), np.nan, total.cosines)
+    by_bin = np.array([[one.cosines[i, j] for one in totals] for i, j in pairs])
+    seen = np.abs(np.concatenate([apart.ravel(), by_bin.ravel()]))
+    limit = min(1, max(0.05, np.nanmax(seen))) if np.isfinite(seen).any() else 1
+    options = {"cmap": style.DIVERGING, "vmin": -limit, "vmax": limit}
+    # the diagonal is 1 by definition: left out, so that the colours tell the rest apart
+    left.imshow(apart, **options)
+    left.grid(visible=False)
+    for i in range(m):
+        for j in range(m):
+            text = "–" if np.isnan(total.cosines[i, j]) else f"{total.cosines[i, j]:.2f}"
+            dark = i != j and abs(total.cosines[i, j]) > 0.6 * limit
+            left.text(j, i, text, ha="center", va="center", fontsize=9 if m < 6 else 7,
+                      color="white" if dark else style.INK)  # fmt: skip
+    left.set_xticks(range(m), letters)
+    left.set_yticks(range(m), letters)
+    left.set_title("Whole model")
+    left.set_xlabel("model")
+    left.set_ylabel("model")
+    shown = right.imshow(by_bin, aspect="auto", interpolation="nearest", **options)
+    fig.colorbar(shown, ax=right, label="cosine").outline.set_visible(False)  # pyright: ignore
+    right.set_facecolor("#E4E4E4")
+    right.grid(visible=False)
+    right.set_yticks(range(len(pairs)), [f"{letters[i]} {letters[j]}" for i, j in pairs])
+    right.tick_params(axis="y", labelsize=9 if len(pairs) < 12 else 7)
+    _depth(right, bins)
+    right.set_xlim(-0.5, len(bins) - 0.5)
+    right.set_title("By depth")
+    right.set_ylabel("pair of models")
+    return fig
+
+
+def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+    from experiments import style
+
+    labels = lettered(data.models)
+    fig, axes = style.figure(1, 3, width=3.4)
+    for ax, title in zip(
+        axes[0],
+        ("Conflicts of signs", "Kept (of moved), changed (of all)", "Alignment"),
+        strict=True,
+    ):
+        ax.set_title(title)
+        _depth(ax, bins, 8)
+    left, middle, right = axes[0]
+    shares = 100 * np.array([[one.conflicts, one.changed] for one in totals])
+    ink = {"color": style.INK, "marker": ".", "linestyle": "--"}
+    _line(left, bins, shares[:, 0], "", **{**ink, "linestyle": "-"})
+    left.set_ylabel("% of entries")
+    left.set_ylim(-3, 103)
+    _lines(middle, bins, 100 * np.array([one.kept for one in totals]), labels)
+    _line(middle, bins, shares[:, 1], "changed by the merge", **ink)
+    middle.set_ylabel("% of entries")
+    middle.set_ylim(-3, 103)
+    _lines(right, bins, np.array([one.alignment for one in totals]), labels)
+    right.set_ylabel("cosine with the update")
+    right.axhline(0, color=style.FAINT, linewidth=0.8)
+    low = np.nanmin([np.append(one.alignment, 0.0) for one in totals])
+    right.set_ylim(min(-0.05, 1.1 * low), 1.05)
+    _legend(fig, middle)
+    return fig

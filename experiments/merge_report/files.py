@@ -1,0 +1,55 @@
+"""The files of a report, which replace those of a report and nothing else."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.merge_report.pages import page
+from experiments.merge_report.record import SCHEMA, as_json
+from sail_jax import disk
+
+if TYPE_CHECKING:
+    from sail_jax.checkpoint.executor import Record
+    from sail_jax.checkpoint.plan import Plan
+
+__all__ = ["FILES", "admit", "write"]
+
+FILES = {
+    "report.json": f'"schema": "{SCHEMA}"',
+    "report.html": f'<meta name="generator" content="{SCHEMA}',
+}
+
+
+def admit(folder: str | Path) -> None:
+    """Makes the folder of a report, or raises `RefusedError`: a report may replace a report,
+    nothing else. To be found out before the merge starts."""
+    from experiments import store
+
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise disk.RefusedError(f"{folder} is not a directory; choose another --report")
+    for name, mark in FILES.items():
+        path = folder / name
+        if path.exists() and mark.encode() not in disk.read_bytes(path, 1 << 30)[:200]:
+            raise disk.RefusedError(
+                f"{path} exists and is no report of a merge; choose another --report"
+            )
+    with disk.explained("write to", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    store.probe(folder)
+
+
+def write(
+    folder: str | Path, plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]
+) -> list[Path]:
+    """Writes report.json and report.html, each whole or not at all; gives their paths.
+
+    RefusedError as `admit`; StoreError if they cannot be written.
+    """
+    folder = Path(folder)
+    admit(folder)
+    html = page(plan, records, about).encode("utf-8", "replace")
+    texts = dict(zip(FILES, (as_json(plan, records, about), html), strict=True))
+    for name, data in texts.items():
+        disk.write_atomic(folder / name, data)
+    return [folder / name for name in FILES]

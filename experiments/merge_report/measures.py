@@ -1,0 +1,207 @@
+"""What was measured of tensors, as arrays: their sums, their kinds, their order by depth.
+
+Task vectors are what the models' deltas from the base are, or the models themselves where a method
+takes no base. Whole-model and per-layer numbers follow exactly from those of the tensors: squares
+of norms, inner products and counts of entries add.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from sail_jax.checkpoint.layers import is_early, position, role
+
+if TYPE_CHECKING:
+    from sail_jax.checkpoint.executor import Record
+    from sail_jax.checkpoint.plan import Plan, Treatment
+
+__all__ = [
+    "KINDS", "Bin", "Measured", "Total", "by_depth", "finite", "from_base", "kind", "measured",
+    "voters_of",
+]  # fmt: skip
+
+_NORM = re.compile(r"norm|(?:^|[._/])(?:ln|bn)(?:_|\d|[._/]|$)", re.IGNORECASE)
+_ATTENTION = re.compile(
+    r"att|(?:^|[._/])(?:[qkvo]_proj|qkv|query|key|value|wq|wk|wv|wo)(?:[._/]|$)", re.IGNORECASE
+)
+_MLP = re.compile(
+    r"mlp|ffn|feed_?forward|experts?|intermediate|dense|(?:gate|up|down)_proj"
+    r"|(?:^|[._/])(?:fc|w|linear)_?\d*(?:[._/]|$)|output[._/]",
+    re.IGNORECASE,
+)
+KINDS = ("embedding", "attention", "MLP", "norm", "head", "other")
+
+
+def kind(name: str) -> str:
+    """What a tensor is in a transformer, by its name: one of `KINDS`.
+
+    >>> [kind(f"model.layers.3.{x}.weight") for x in ("self_attn.q_proj", "input_layernorm")]
+    ['attention', 'norm']
+    >>> kind("model.embed_tokens.weight"), kind("h.0.mlp.c_fc.bias"), kind("conv.kernel")
+    ('embedding', 'MLP', 'other')
+    """
+    place = position(name)
+    if role(name) == "head":
+        return "head"
+    if _NORM.search(name if place is None else place.rest):
+        return "norm"
+    if role(name) or (place is None and is_early(name)):
+        return "embedding"
+    rest = name if place is None else place.rest
+    return "attention" if _ATTENTION.search(rest) else "MLP" if _MLP.search(rest) else "other"
+
+
+class Total(NamedTuple):
+    """Sums over some tensors, as `Record` has them for one; NaN where undefined.
+
+    rms `[model]`: root mean square of a task vector's entries.
+    """
+
+    norms: np.ndarray
+    rms: np.ndarray
+    cosines: np.ndarray
+    update: float
+    alignment: np.ndarray
+    conflicts: float
+    changed: float
+    moved: np.ndarray
+    kept: np.ndarray
+
+
+class Measured(NamedTuple):
+    """All finite records of one sort, with a column for every model; absent models have moved by 0.
+
+    deltas: whether task vectors start at a base. names, size `[tensor]`; gram `[tensor, model,
+    model]`; sizes (0 where absent), cross (inner products with the update), and the counts moved
+    and kept `[tensor, model]`; square of the update, and the counts conflicts and changed
+    `[tensor]`.
+    """
+
+    models: tuple[str, ...]
+    deltas: bool
+    names: tuple[str, ...]
+    size: np.ndarray
+    sizes: np.ndarray
+    gram: np.ndarray
+    cross: np.ndarray
+    moved: np.ndarray
+    kept: np.ndarray
+    square: np.ndarray
+    conflicts: np.ndarray
+    changed: np.ndarray
+
+    def total(self, members: Sequence[int] | None = None) -> Total:
+        """The sum over the tensors `members`, or all."""
+        at = slice(None) if members is None else np.asarray(members, int)
+        size, sizes, gram = self.size[at].sum(), self.sizes[at].sum(0), self.gram[at].sum(0)
+        norms, update = np.sqrt(np.diag(gram)), float(np.sqrt(self.square[at].sum()))
+        moved = self.moved[at].sum(0)
+        return Total(
+            np.where(sizes > 0, norms, np.nan),
+            _ratio(norms, np.sqrt(sizes)),
+            np.clip(_ratio(gram, np.outer(norms, norms)), -1, 1),
+            update,
+            np.clip(_ratio(self.cross[at].sum(0), norms * update), -1, 1),
+            float(_ratio(self.conflicts[at].sum(), size)),
+            float(_ratio(self.changed[at].sum(), size)),
+            moved,
+            _ratio(self.kept[at].sum(0), moved),
+        )
+
+
+def _ratio(a: Any, b: Any) -> np.ndarray:
+    a, b = np.broadcast_arrays(np.asarray(a, float), np.asarray(b, float))
+    return np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0)
+
+
+def from_base(t: "Treatment", record: "Record") -> bool:
+    """Whether the votes were deltas from a base."""
+    return t.base is not None and len(record.norms) == len(t.models)
+
+
+def voters_of(plan: "Plan", t: "Treatment", votes: int) -> tuple[str, ...]:
+    """The models behind a tensor's votes, of which the base may be the first; a model that votes
+    twice (as with other layers of itself) is two."""
+    base = next((one.name for one in plan.inputs if one.role == "base"), "the base")
+    seen: Counter[str] = Counter()
+    names = []
+    for name in (base, *t.voters) if votes == len(t.voters) + 1 else t.voters:
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return tuple(names)
+
+
+def finite(record: "Record") -> bool:
+    """Whether all that was measured is a number."""
+    numbers = [record.norms, record.cosines, record.alignment, record.kept, record.update]
+    return all(np.isfinite(np.asarray(x, float)).all() for x in numbers)
+
+
+def measured(plan: "Plan", records: Mapping[str, "Record"]) -> Measured:
+    """The finite records; if any start at a base, those that do."""
+    pairs = [(t, records[t.name]) for t in plan.treatments if t.name in records]
+    pairs = [(t, record) for t, record in pairs if finite(record)]
+    deltas = any(from_base(t, record) for t, record in pairs)
+    pairs = [(t, record) for t, record in pairs if from_base(t, record) == deltas]
+    voters = [voters_of(plan, t, len(record.norms)) for t, record in pairs]
+    order = [one.name for one in plan.inputs]
+    found = dict.fromkeys(name for names in voters for name in names)
+    models = tuple(sorted(found, key=lambda n: order.index(n) if n in order else len(order)))
+    n, m = len(pairs), len(models)
+    sizes, cross, moved, kept = np.zeros((4, n, m))
+    gram = np.zeros((n, m, m))
+    for k, ((_, record), names) in enumerate(zip(pairs, voters, strict=True)):
+        at, norms = [models.index(name) for name in names], np.asarray(record.norms)
+        sizes[k, at] = record.size
+        cosines = np.array(record.cosines, float).reshape(len(at), len(at))
+        np.fill_diagonal(cosines, 1)
+        gram[k][np.ix_(at, at)] = cosines * np.outer(norms, norms)
+        cross[k, at] = np.asarray(record.alignment) * norms * record.update
+        moved[k, at] = record.moved
+        kept[k, at] = np.multiply(record.kept, record.moved)
+    size = np.array([record.size for _, record in pairs], float)
+    square, conflicts, changed = (
+        np.array([getattr(record, field) for _, record in pairs], float)
+        for field in ("update", "conflicts", "changed")
+    )
+    names = tuple(t.name for t, _ in pairs)
+    return Measured(
+        models, deltas, names, size, sizes, gram, cross, moved, kept, square**2,
+        conflicts * size, changed * size,
+    )  # fmt: skip
+
+
+class Bin(NamedTuple):
+    """Tensors that a plot by depth shows as one: a layer of `run` (its stack), or what is beside
+    the layers (run "")."""
+
+    label: str
+    run: str
+    members: list[int]
+
+
+def by_depth(names: Sequence[str], most: int = 48) -> list[Bin]:
+    """Layers in order, with what comes before and after them; else modules, at most `most`."""
+    places = [position(name) for name in names]
+    layers: dict[tuple[str, int], list[int]] = {}
+    early, late = [], []
+    for i, (name, place) in enumerate(zip(names, places, strict=True)):
+        if place is None:
+            (early if is_early(name) else late).append(i)
+        else:
+            layers.setdefault((place.stack, place.index), []).append(i)
+    if layers:
+        stacks = list(dict.fromkeys(stack for stack, _ in layers))
+        order = sorted(layers, key=lambda key: (stacks.index(key[0]), key[1]))
+        inner = [Bin(str(key[1]), key[0] or "layers", layers[key]) for key in order]
+        ends = [Bin("in", "", early)] * bool(early), [Bin("out", "", late)] * bool(late)
+        return [*ends[0], *inner, *ends[1]]
+    parents = [re.sub(r"[./][^./]*$", "", name) for name in names]
+    runs = [list(g) for _, g in groupby(range(len(names)), lambda i: parents[i])]
+    step = -(-len(runs) // most) or 1
+    merged = [list(chain(*runs[i : i + step])) for i in range(0, len(runs), step)]
+    return [Bin(parents[run[0]] + " and on" * (step > 1), "modules", run) for run in merged]

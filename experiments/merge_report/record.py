@@ -1,0 +1,101 @@
+"""The report for other programs."""
+
+import functools
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.merge_report.measures import Total, from_base, kind, measured, voters_of
+from experiments.merge_report.words import warnings
+
+if TYPE_CHECKING:
+    from sail_jax.checkpoint.executor import Record
+    from sail_jax.checkpoint.plan import Plan, Treatment
+
+__all__ = ["SCHEMA", "as_json", "plain", "row_of"]
+
+SCHEMA = "sail-jax merge report 1"
+
+
+def as_json(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]) -> bytes:
+    """The report for other programs, headed by `about` (JSON data: recipe, versions, wall time).
+
+    One row per tensor in the output's order. null: not measured (copied tensors), or undefined, as
+    is the cosine of a zero vector, or not finite.
+    """
+    data = measured(plan, records)
+    methods = [t.method for t in plan.treatments]
+    summary = {
+        "method": plan.method,
+        "compat": plan.compat,
+        "seed": plan.seed,
+        "inputs": [one._asdict() for one in plan.inputs],
+        "tensors": len(methods),
+        "copied": methods.count("copy"),
+        "measured": sum(t.name in records for t in plan.treatments),
+        "aliases": dict(plan.aliases),
+        "files": sorted(plan.extras),
+        "notes": list(plan.notes),
+        "warnings": warnings(plan, records, data),
+        "total": {
+            "models": list(data.models),
+            "from": "base" if data.deltas else "zero",
+            "tensors": len(data.names),
+            "size": int(data.size.sum()),
+            **(data.total()._asdict() if data.names else dict.fromkeys(Total._fields)),
+        },
+    }
+    dumps = functools.partial(json.dumps, allow_nan=False, ensure_ascii=False)
+    head = dumps(plain({"schema": SCHEMA, "about": about, "summary": summary}), indent=1)
+    rows = (dumps(plain(row_of(plan, t, records.get(t.name)))) for t in plan.treatments)
+    tensors = ",\n  ".join(rows)
+    text = f'{head[:-2]},\n "tensors": [\n  {tensors}\n ]\n}}\n'
+    return text.encode("utf-8", "backslashreplace")
+
+
+def row_of(plan: "Plan", t: "Treatment", record: "Record | None") -> dict[str, Any]:
+    votes = len(t.models) if record is None else len(record.norms)
+    row = {
+        "name": t.name,
+        "shape": list(t.shape),
+        "dtype": str(t.dtype),
+        "size": math.prod(t.shape),
+        "kind": kind(t.name),
+        "method": t.method,
+        "knobs": dict(t.knobs),
+        "weights": t.weights,
+        "group": t.group,
+        "note": t.note,
+        "base": None if t.base is None else t.base.source,
+        "sources": [tensor.source for tensor in t.models],
+        "models": voters_of(plan, t, votes),
+    }
+    fields = ("norms", "cosines", "update", "alignment", "conflicts", "changed", "moved", "kept")
+    if record is None:
+        return {**row, "from": None, **dict.fromkeys(fields)}
+    norms, update = np.asarray(record.norms, float), record.update
+    long = norms > 0
+    cosines = np.where(np.outer(long, long), record.cosines, np.nan)
+    alignment = np.where(long & (update > 0), record.alignment, np.nan)
+    kept = np.where(np.asarray(record.moved) > 0, record.kept, np.nan)
+    values = (
+        norms, cosines, update, alignment, record.conflicts, record.changed, record.moved, kept
+    )  # fmt: skip
+    start = "base" if from_base(t, record) else "zero"
+    return {**row, "from": start, **dict(zip(fields, values, strict=True))}
+
+
+def plain(value: Any) -> Any:
+    """JSON data of nested arrays, tuples and scalars; numbers that are not finite are None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | None) else str(value)
