@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -24,6 +25,7 @@ __all__ = [
     "drop",
     "elect",
     "largest",
+    "once",
     "one_of",
     "per_model",
     "rescaled",
@@ -116,7 +118,8 @@ def _take(
     threshold: Array, quota: selection.Wide, place: Place, delta: Array, weight: Array
 ) -> Votes:
     keys = selection.magnitude(delta, weight)
-    return delta, jnp.where(selection.take(keys, threshold, quota), weight, 0)
+    kept = once(lambda: selection.take(keys, threshold, quota), weight)
+    return delta, jnp.where(kept, weight, 0)
 
 
 def elect(by: ElectBy = "mass", tie: Tie = "abstain") -> Rule:
@@ -194,7 +197,19 @@ def drop(rate: PerModel, key: Array | None) -> Leafwise:
 
 def _drop(keep: Array, key: Array, place: Place, delta: Array, weight: Array) -> Votes:
     keep = per_model(keep, delta)
-    return delta / keep, jnp.where(draws(key, place, delta) < keep, weight, 0)
+    kept = once(lambda: draws(key, place, delta) < keep, weight)
+    return delta / keep, jnp.where(kept, weight, 0)
+
+
+def once(compute: Callable[[], Array], like: Array) -> Array:
+    """compute(), kept as an array under `jit`: XLA would repeat the computation for every reader of
+    every entry, and there are many (twenty times slower on CPUs). It does not look into branches,
+    of which this one is always taken; `like` is any array without infinities."""
+    first = like.reshape(-1)[0]
+    if like.size == 0 or concrete(first) is not None:
+        return compute()
+    shape = jax.eval_shape(compute)
+    return lax.cond(first != jnp.inf, compute, lambda: jnp.zeros(shape.shape, shape.dtype))
 
 
 def draws(key: Array, place: Place, delta: Float[Array, "task ..."]) -> Float[Array, "task ..."]:

@@ -169,8 +169,8 @@ def _locate_on_host(counts: Wide, prefix: np.ndarray, rank: Wide) -> tuple[Any, 
         at = (reach >= wanted[:, None]).sum(1) - 1
         wanted = wanted - (reach - bins)[tasks, at]
         digit = digit * 256 + at
-    found = Wide((wanted >> 16).astype(np.uint32), (wanted & (BINS - 1)).astype(np.uint32))
-    return prefix << 16 | digit.astype(prefix.dtype), found
+    found = [part.astype(np.uint32) for part in (wanted >> 16, wanted & (BINS - 1))]
+    return prefix << 16 | digit.astype(prefix.dtype), Wide(*cast(list[Array], found))
 
 
 @jax.jit

@@ -15,7 +15,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Bool, Float, UInt
 
 from sail_jax import random_bits, selection
-from sail_jax.rules import PerModel, Scope, check_per_model, draws, per_model, scoped
+from sail_jax.rules import PerModel, Scope, check_per_model, draws, once, per_model, scoped
 from sail_jax.task_vectors import Each, Fold, Grain, Kernel, Leafwise, Piece, Place, Rule
 
 __all__ = [
@@ -229,7 +229,7 @@ def _magprune(rank_by: RankBy) -> Kernel:
         density: Array, epsilon: Array, key: Array, place: Place, delta: Array, weight: Array
     ) -> Votes:
         p = _probability(place_in_row, density, epsilon, delta, weight)
-        kept = draws(key, place, delta) < p
+        kept = once(lambda: draws(key, place, delta) < p, weight)
         return delta / jnp.where(p > 0, p, 1), jnp.where(kept, weight, 0)
 
     return kernel
@@ -295,7 +295,7 @@ def _restore(parts: Mapping[Piece, tuple[Array, Array, Array]], size: int) -> Le
 
 
 def _masked(factor: Array, mask: Array, place: Place, delta: Array, weight: Array) -> Votes:
-    kept = _unpack(mask, delta.shape)
+    kept = once(lambda: _unpack(mask, delta.shape), weight)
     return per_model(factor, delta) * delta, jnp.where(kept, weight, 0)
 
 

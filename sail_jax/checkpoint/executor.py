@@ -35,7 +35,7 @@ from sail_jax.task_vectors import Fold
 __all__ = ["Limits", "MergeError", "Progress", "Record", "Sink", "execute", "limits", "memory"]
 
 CONSTANT = 330 << 20  # bytes of an interpreter with JAX and compiled kernels, measured
-KEPT = 128 << 20  # bytes a worker keeps of a tensor between visits, unless told otherwise
+KEPT = 64 << 20  # bytes a worker keeps of a tensor between visits, unless told otherwise
 
 
 class MergeError(ValueError):
