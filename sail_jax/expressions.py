@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
+import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.checks import nearest
@@ -23,6 +24,7 @@ __all__ = [
     "get",
     "knobs",
     "method",
+    "with_base",
 ]
 
 Base = Literal["required", "optional", "unused", "votes"]
@@ -68,11 +70,18 @@ class Expression:
         self.check_models(len(models), base is not None)
         like = models[0] if base is None else base
         if self.base == "votes":
-            models = [base, *models]
+            models, weights = [base, *models], with_base(weights)
         start = like if self.base == "required" or (self.base == "optional" and base) else None
         start = origin(like) if start is None else start
         votes = task_vectors(models, start, weights, self.normalize)
         return apply(start, self.count(self.rule(votes)), self.scale)
+
+
+def with_base(weights: Weights) -> Weights:
+    """The weights of the models, after that of a base which votes as they do: 1."""
+    if weights is None:
+        return None
+    return jnp.concatenate([jnp.ones(1), jnp.asarray(weights, jnp.result_type(float)).reshape(-1)])
 
 
 def default(compat: Compat) -> Callable[[T | None, T, T], T]:

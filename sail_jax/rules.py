@@ -118,8 +118,7 @@ def _take(
     threshold: Array, quota: selection.Wide, place: Place, delta: Array, weight: Array
 ) -> Votes:
     keys = selection.magnitude(delta, weight)
-    kept = once(lambda: selection.take(keys, threshold, quota), weight)
-    return delta, jnp.where(kept, weight, 0)
+    return delta, jnp.where(selection.take(keys, threshold, quota), weight, 0)
 
 
 def elect(by: ElectBy = "mass", tie: Tie = "abstain") -> Rule:
@@ -179,8 +178,9 @@ def _signs(by: ElectBy) -> Any:
     return summary
 
 
-def drop(rate: PerModel, key: Array | None) -> Leafwise:
-    """DARE (Yu et al. 2024): every entry abstains with probability `rate`, else delta / (1 - rate).
+def drop(rate: PerModel, key: Array | None, *, rescale: bool = True) -> Leafwise:
+    """DARE (Yu et al. 2024): every entry abstains with probability `rate`, else delta / (1 - rate)
+    (or delta, without `rescale`).
 
     The expected vote is unchanged and gains the variance rate / (1 - rate) * delta^2. Whether an
     entry is kept depends on the key, its path, the place k of its model and its row-major index
@@ -192,13 +192,15 @@ def drop(rate: PerModel, key: Array | None) -> Leafwise:
     """
     check_per_model("rate", rate, lambda p: (p >= 0) & (p < 1), "in [0, 1)")
     random_bits.check_key(key, "the masks of DARE")
-    return Leafwise(Partial(_drop, 1 - jnp.asarray(rate, jnp.float32), key))
+    keep = 1 - jnp.asarray(rate, jnp.float32)
+    return Leafwise(Partial(_drop, keep, keep if rescale else jnp.ones_like(keep), key))
 
 
-def _drop(keep: Array, key: Array, place: Place, delta: Array, weight: Array) -> Votes:
-    keep = per_model(keep, delta)
-    kept = once(lambda: draws(key, place, delta) < keep, weight)
-    return delta / keep, jnp.where(kept, weight, 0)
+def _drop(
+    keep: Array, divisor: Array, key: Array, place: Place, delta: Array, weight: Array
+) -> Votes:
+    kept = once(lambda: draws(key, place, delta) < per_model(keep, delta), weight)
+    return delta / per_model(divisor, delta), jnp.where(kept, weight, 0)
 
 
 def once(compute: Callable[[], Array], like: Array) -> Array:

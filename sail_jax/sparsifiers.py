@@ -187,7 +187,7 @@ def magprune(
     key: Array | None,
     rank_by: RankBy = "rank",
     *,
-    rescale: Literal["probability", "l1"] = "probability",
+    rescale: Literal["probability", "l1"] | None = "probability",
 ) -> Rule:
     """DELLA's MAGPRUNE (Deep et al. 2024): an entry votes with a probability that grows with its
     magnitude, p = density - epsilon + 2 epsilon x, and then with delta / p.
@@ -203,7 +203,7 @@ def magprune(
     depend on, and rows are ranked alone.
 
     rescale "l1" takes the place of delta / p: every vote of a model times the ratio of its L1 norms
-    over the tensor before and after (mergekit).
+    over the tensor before and after (mergekit). None leaves delta as it is.
 
     density, epsilon: one number or one per model. ValueError unless 0 <= epsilon < density <= 1,
     TypeError without a key.
@@ -216,13 +216,13 @@ def magprune(
         raise ValueError(f"rank_by: expected 'rank' or 'magnitude', got {rank_by!r}")
     random_bits.check_key(key, "the masks of DELLA")
     args = jnp.asarray(density, jnp.float32), jnp.asarray(epsilon, jnp.float32), key
-    if rescale == "probability":
-        return Leafwise(Partial(_magprune(rank_by), *args), grain="row")
+    if rescale != "l1":
+        return Leafwise(Partial(_magprune(rank_by, rescale is not None), *args), grain="row")
     return Each(Fold(Partial(_sample(rank_by), *args), _restore, None, "row"))
 
 
 @functools.cache
-def _magprune(rank_by: RankBy) -> Kernel:
+def _magprune(rank_by: RankBy, rescale: bool) -> Kernel:
     place_in_row = _by_rank if rank_by == "rank" else _by_magnitude
 
     def kernel(
@@ -230,7 +230,8 @@ def _magprune(rank_by: RankBy) -> Kernel:
     ) -> Votes:
         p = _probability(place_in_row, density, epsilon, delta, weight)
         kept = once(lambda: draws(key, place, delta) < p, weight)
-        return delta / jnp.where(p > 0, p, 1), jnp.where(kept, weight, 0)
+        divisor = jnp.where(p > 0, p, 1) if rescale else 1
+        return delta / divisor, jnp.where(kept, weight, 0)
 
     return kernel
 

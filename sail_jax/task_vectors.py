@@ -342,8 +342,10 @@ def task_weights(weights: Weights, tasks: int, normalize: bool = False) -> Float
     ValueError for another number of weights, values that are not finite, and under `normalize`
     for a sum within rounding of 0.
     """
-    known = concrete(np.ones(tasks) if weights is None else weights)
     try:
+        known = concrete(np.ones(tasks) if weights is None else weights)
+        if known is not None and known.dtype.kind not in "fiub":
+            raise TypeError(known.dtype)
         # what is known is computed with here, in float64
         w = jnp.asarray(weights, jnp.result_type(float)) if known is None else known.astype(float)
     except (TypeError, ValueError) as error:

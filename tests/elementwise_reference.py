@@ -47,8 +47,8 @@ def crumbs(delta, density, gamma, scope, floor):
 
 def _crumbs(models, base, density, gamma, scope, compat):
     mergekit = compat == "mergekit"
-    density = (1.0 if mergekit else 0.143) if density is None else density
-    gamma = (0.01 if mergekit else 0.007) if gamma is None else gamma
+    density = (1.0 if mergekit else 0.15) if density is None else density
+    gamma = (0.01 if mergekit else 0.006) if gamma is None else gamma
     return [
         crumbs(d, per_model(density, k), per_model(gamma, k), scope, mergekit)
         for k, d in enumerate(merge.deltas(models, base))

@@ -82,7 +82,6 @@ def test_command_and_function_and_pytrees_agree(models, tmp_path, capsys):
     assert f"out: {len(SHAPES)} tensors in" in capsys.readouterr().out
     merge_checkpoints(
         [models / m for m in "abc"], tmp_path / "py", base=models / "base", method="ties",
-        weights=[1, 1, 1],
         density=0.4, scope="tree", compat="mergekit", out_dtype="bfloat16",
     )  # fmt: skip
     got, py = load_checkpoint(tmp_path / "out"), load_checkpoint(tmp_path / "py")

@@ -583,7 +583,7 @@ def test_get_knows_every_method_and_suggests():
     assert methods.get("dare_ties") is methods.dare_ties
     with pytest.raises(ValueError, match="nearest: 'task_arithmetic'"):
         methods.get("task-arithmetics")
-    with pytest.raises(ValueError, match=r"no merging method 'zzz' \(known: linear"):
+    with pytest.raises(ValueError, match=r"no merging method 'zzz' \(known: "):
         methods.get("zzz")
 
 

@@ -158,6 +158,9 @@ def simple(
         if key in top
     }
     fields = {key: value for key, value in fields.items() if value is not None}
+    weight = entry.parameters.get("weight")
+    if weights is None and compat == "mergekit" and weight and weight.default is mergekit.REQUIRED:
+        weights = [1.0] * len(refs)  # what mergekit asks for in every recipe is the default here
     if weights is not None:
         knobs["weight"] = list(weights)
     by_knob = {p.knob: p.name for p in entry.parameters.values() if p.knob is not None}

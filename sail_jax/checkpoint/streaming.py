@@ -23,7 +23,7 @@ from jaxtyping import Array
 
 from sail_jax.checkpoint.tensors import Shape, Tensor
 from sail_jax.counts import gram
-from sail_jax.expressions import Expression
+from sail_jax.expressions import Expression, with_base
 from sail_jax.task_vectors import (
     Chain,
     Each,
@@ -100,7 +100,7 @@ def work(
     """An expression for one tensor; raises as the expression does in memory."""
     expression.check_models(len(models), base is not None)
     if expression.base == "votes":
-        models = (base, *models)  # type: ignore[arg-type]
+        models, weights = (base, *models), with_base(weights)  # type: ignore[arg-type]
     start = base if expression.base in ("required", "optional") else None
     with jax.enable_x64(True):
         w = task_weights(weights, len(models), expression.normalize)
@@ -225,7 +225,7 @@ class Leaf:
         parts = {}
         for piece in pieces(self.work.shape, self.grain(fold.grain)):
             start, stack = visit(piece)
-            part = jax.device_get(
+            part = _on_host(
                 _summarise(
                     self.kernels(piece), fold.summary, self.place(piece), *on_device(start, stack),
                     self.weights(visit.dtype),
@@ -251,8 +251,13 @@ class Leaf:
                 self.kernels(piece), self.place(piece), *on_device(start, stack),
                 self.weights(visit.dtype), scale, jnp.dtype(self.work.dtype), measure,
             )  # fmt: skip
-            flat = np.asarray(out).reshape(-1)[: piece.count]
+            flat = np.asarray(jax.block_until_ready(out)).reshape(-1)[: piece.count]
             yield piece.start, flat, {k: np.asarray(v, float) for k, v in seen.items()}
+
+
+def _on_host(tree: Any) -> Any:
+    """Arrays of NumPy, after a wait in which other threads run."""
+    return jax.device_get(jax.block_until_ready(tree))
 
 
 def on_device(start: np.ndarray | None, stack: np.ndarray) -> tuple[Array | None, Array]:
@@ -390,7 +395,9 @@ def finite(x: np.ndarray) -> bool:
     name, size = x.dtype.name, x.dtype.itemsize
     if size == 1 or size not in _EXPONENT:
         return bool(np.isfinite(x.astype(np.float32)).all())
-    unsigned = np.dtype(f"u{size}")
     largest = _BFLOAT16 if name == "bfloat16" else _EXPONENT[size]
-    bits = x.reshape(-1).view(unsigned) & unsigned.type(~(1 << (8 * size - 1)) % (1 << (8 * size)))
-    return bits.size == 0 or int(bits.max()) < largest
+    sign = 1 << (8 * size - 1)
+    flat = x.reshape(-1)
+    # positive ones by the largest signed integer, negative ones by the largest unsigned
+    positive, every = (flat.view(f"{kind}{size}") for kind in "iu")
+    return flat.size == 0 or (int(positive.max()) < largest and int(every.max()) < sign + largest)

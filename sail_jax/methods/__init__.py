@@ -13,6 +13,24 @@ as `task_vectors`, `apply` and their rules do. Under a transformation, values th
 be checked and are taken on trust. Called eagerly, a method compiles once per shape of leaf; under
 `jit`, which fuses its passes, once per leaf.
 
+A dictionary of arrays, the variables of a Flax Linen module, the state of an NNX one:
+
+>>> import flax.linen, flax.nnx, jax
+>>> from sail_jax import methods
+>>> base = {"kernel": jax.numpy.zeros(2)}
+>>> tuned = [{"kernel": jax.numpy.array([1.0, 0.5])}, {"kernel": jax.numpy.array([-3.0, 0.5])}]
+>>> methods.ties(tuned, base, density=1.0)["kernel"].tolist()
+[-3.0, 0.5]
+>>> dense, x = flax.linen.Dense(3), jax.numpy.ones((1, 2))
+>>> variables = [dense.init(jax.random.key(seed), x) for seed in range(2)]
+>>> dense.apply(methods.slerp(variables, t=0.5), x).shape
+(1, 3)
+>>> nets = [flax.nnx.Linear(2, 3, rngs=flax.nnx.Rngs(seed)) for seed in range(2)]
+>>> soup = methods.linear([flax.nnx.state(net) for net in nets])
+>>> flax.nnx.update(nets[0], soup)
+>>> nets[0](x).shape
+(1, 3)
+
 compat: programs that share a name differ. "paper", the default, is what the method's authors wrote;
 "mergekit" is what that program computes, its defaults included (where it does not crash); a knob
 that is None takes the default of either.

@@ -1,6 +1,7 @@
 """Sums and means of votes, thinned out: soups, task arithmetic, TIES, DARE, DELLA, breadcrumbs."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PyTree
@@ -136,6 +137,7 @@ def dare_linear(
     *,
     key: Array | None = None,
     density: PerModel | None = None,
+    rescale: bool = True,
     normalize: bool = False,
     scale: Scalar = 1.0,
     compat: Compat = "paper",
@@ -144,13 +146,14 @@ def dare_linear(
 
     The masks m_k ~ Bernoulli(density), 0.5, are independent over entries and models and come from
     `key`, which is required; drop rate p = 1 - density. The mean over masks is that of task
-    arithmetic without them. `normalize` divides by sum_k w_k (of all models, which keeps the mean).
+    arithmetic without them. `normalize` divides by sum_k w_k (of all models, which keeps the mean);
+    without `rescale` nothing is divided by the density.
 
     Elsewhere: mergekit divides by the achieved ratio of L1 norms per tensor instead of by density,
     which is biased where few entries dominate, and drops nothing by default (`compat="mergekit"`);
     fusion_bench's scale is 0.5 and its drop rate 1 gives NaN.
     """
-    rule = _dare(density, key, compat)
+    rule = _dare(density, key, compat, rescale)
     return Expression(total, rule, normalize=normalize, scale=scale)
 
 
@@ -159,6 +162,7 @@ def dare_ties(
     *,
     key: Array | None = None,
     density: PerModel | None = None,
+    rescale: bool = True,
     elect_by: ElectBy | None = None,
     tie: Tie | None = None,
     normalize: bool | None = None,
@@ -178,15 +182,15 @@ def dare_ties(
     `merge(models, base, rule=chain(drop(rate, key), trim(0.2), elect()), count=average)`.
     """
     normalize = default(compat)(normalize, True, False)
-    rule = chain(_dare(density, key, compat), _elect(elect_by, tie, compat))
+    rule = chain(_dare(density, key, compat, rescale), _elect(elect_by, tie, compat))
     return Expression(average if normalize else total, rule, normalize=normalize, scale=scale)
 
 
-def _dare(density: PerModel | None, key: Array | None, compat: Compat) -> Rule:
+def _dare(density: PerModel | None, key: Array | None, compat: Compat, rescale: bool) -> Rule:
     density = default(compat)(density, 0.5, 1.0)
     check_per_model("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
-    rule = drop(1 - jnp.asarray(density, jnp.float32), key)
-    return rescaled(rule) if compat == "mergekit" else rule
+    rule = drop(1 - jnp.asarray(density, jnp.float32), key, rescale=rescale)
+    return rescaled(rule) if rescale and compat == "mergekit" else rule
 
 
 @method
@@ -196,6 +200,7 @@ def della_linear(
     density: PerModel | None = None,
     epsilon: PerModel | None = None,
     rank_by: RankBy = "rank",
+    rescale: bool = True,
     normalize: bool = False,
     scale: Scalar = 1.0,
     compat: Compat = "paper",
@@ -218,7 +223,7 @@ def della_linear(
     >>> della_linear([one], base, density=1.0, key=jnp.array([0, 1], "uint32"))["a"].tolist()
     [[1.0, -2.0]]
     """
-    rule = _della(density, epsilon, key, rank_by, compat)
+    rule = _della(density, epsilon, key, rank_by, compat, rescale)
     return Expression(total, rule, normalize=normalize, scale=scale)
 
 
@@ -229,6 +234,7 @@ def della(
     density: PerModel | None = None,
     epsilon: PerModel | None = None,
     rank_by: RankBy = "rank",
+    rescale: bool = True,
     elect_by: ElectBy | None = None,
     tie: Tie | None = None,
     normalize: bool = True,
@@ -243,9 +249,10 @@ def della(
 
     `compat="mergekit"` has the sparsifier of mergekit, elects by weighted mass, and counts 0 as +.
     """
+    rule = _della(density, epsilon, key, rank_by, compat, rescale)
     return Expression(
         average if normalize else total,
-        chain(_della(density, epsilon, key, rank_by, compat), _elect(elect_by, tie, compat)),
+        chain(rule, _elect(elect_by, tie, compat)),
         normalize=normalize,
         scale=scale,
     )
@@ -257,11 +264,12 @@ def _della(
     key: Array | None,
     rank_by: RankBy,
     compat: Compat,
+    rescale: bool,
 ) -> Rule:
     paper = default(compat)
     density, epsilon = paper(density, 0.7, 1.0), paper(epsilon, 0.07, 0.15)
-    rescale = "l1" if compat == "mergekit" else "probability"
-    return magprune(density, epsilon, key, rank_by, rescale=rescale)
+    how: Any = paper(None, "probability", "l1") if rescale else None
+    return magprune(density, epsilon, key, rank_by, rescale=how)
 
 
 @method
@@ -282,8 +290,8 @@ def breadcrumbs(
     largest |delta_k|, then keeps the fraction `density` next in magnitude. Exactly, whatever is
     equal; at least one entry; and where density + gamma > 1 fewer of the largest are left out.
 
-    Defaults: gamma 0.007 and density 0.143, which are the authors' masks for the smaller vision
-    transformers (beta 85 %, gamma 99.3 %; their scale is 0.3). mergekit (`compat="mergekit"`):
+    Defaults: gamma 0.006 and density 0.15, where the authors' search for them begins. Their code
+    takes the fractions of every row instead of the tensor. mergekit (`compat="mergekit"`):
     gamma 0.01, density 1, rounded down; it drops nothing by default. Where gamma rounds down to no
     entry (tensors below 100 of them), mergekit 0.1.4 reverts the whole tensor to the base, where
     here none of the largest is left out.
@@ -326,5 +334,5 @@ def _outliers(
     compat: Compat,
 ) -> Rule:
     paper = default(compat)
-    density, gamma = paper(density, 0.143, 1.0), paper(gamma, 0.007, 0.01)
+    density, gamma = paper(density, 0.15, 1.0), paper(gamma, 0.006, 0.01)
     return outliers(density, gamma, scope, floor=compat == "mergekit")
