@@ -9,6 +9,8 @@ An *axes string* names the space of each array axis, in order, separated by spac
                          multiplies the space unit by unit, the diagonal of "resid resid*"
     "resid* (head v)"    one array axis that is the row-major product of two spaces; each factor
                          may have its star, or the group has one: "(head v)* resid"
+    "resid* (head qk + head qk* + head v)"
+                         fused matrices: one array axis that is several, laid end to end
     "_ hidden"           an axis in no space
     "vocab* resid | vocab resid*"
                          a tied leaf, used in both ways
@@ -27,23 +29,37 @@ axes string.
 
 import re
 from collections.abc import Iterable
+from itertools import groupby
 from typing import Literal, NamedTuple
 
-__all__ = ["Axis", "Factor", "Role", "format_axes", "parse_axes", "path_pattern"]
+__all__ = ["Axis", "Factor", "Role", "blocks", "format_axes", "parse_axes", "path_pattern"]
 
 Role = Literal["write", "read", "gain"]
 
 
 class Factor(NamedTuple):
-    """A space and what an axis does with it; `tied` if the leaf also does the opposite."""
+    """A space and what an axis does with it; `tied` if the leaf also does the opposite.
+
+    `block` counts the blocks of a fused axis: factors of one block multiply, blocks add up.
+    """
 
     space: str
     role: Role
     tied: bool = False
+    block: int = 0
 
 
 Axis = tuple[Factor, ...]
-"""The spaces of one array axis, row-major; none for an axis in no space."""
+"""The spaces of one array axis, block by block, row-major; none for an axis in no space."""
+
+
+def blocks(axis: Axis) -> tuple[Axis, ...]:
+    """The axis of each block: of one that is not fused, itself.
+
+    >>> [[f.space for f in block] for block in blocks(parse_axes("(head qk + v)")[0])]
+    [['head', 'qk'], ['v']]
+    """
+    return tuple(tuple(group) for _, group in groupby(axis, key=lambda f: f.block)) or ((),)
 
 
 _TOKEN = re.compile(
@@ -56,11 +72,11 @@ def parse_axes(text: str) -> tuple[Axis, ...]:
     """An axes string as factors per axis; ValueError, quoting the part at fault.
 
     >>> parse_axes("resid* (head v) _")[0]
-    (Factor(space='resid', role='read', tied=False),)
+    (Factor(space='resid', role='read', tied=False, block=0),)
     """
     first, *others = [_parse_use(use, text) for use in text.split("|")]
     for other in others:
-        names = [[[f.space for f in axis] for axis in use] for use in (first, other)]
+        names = [[[(f.space, f.block) for f in axis] for axis in use] for use in (first, other)]
         if names[0] != names[1]:
             raise ValueError(f"the uses of a tied leaf must name the same spaces: {text!r}")
         merged = [
@@ -81,9 +97,10 @@ def _parse_use(text: str, whole: str) -> tuple[Axis, ...]:
         if token["name"] is not None:
             axes.append(() if token["name"] == "_" else (_factor(token["name"], whole),))
             continue
-        factors = tuple(_factor(name, whole) for name in token["group"].split())
-        if not factors:
+        parts = [part.split() for part in token["group"].split("+")]
+        if not all(parts):
             raise ValueError(f"empty group in the axes {whole!r}")
+        factors = tuple(_factor(name, whole, k) for k, part in enumerate(parts) for name in part)
         if token["diag"] or token["stars"]:
             if any(f.role != "write" for f in factors) or (token["diag"] and token["stars"]):
                 raise ValueError(f"two roles for one factor in the axes {whole!r}")
@@ -92,18 +109,19 @@ def _parse_use(text: str, whole: str) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def _factor(name: str, whole: str) -> Factor:
+def _factor(name: str, whole: str, block: int = 0) -> Factor:
     space, star = (name[:-1], True) if name.endswith("*") else (name, False)
     if space == "_" or not _NAME.fullmatch(space):
         raise ValueError(f"{name!r} is not the name of a space, in the axes {whole!r}")
-    return Factor(space, "read" if star else "write")
+    return Factor(space, "read" if star else "write", block=block)
 
 
 def format_axes(axes: Iterable[Axis]) -> str:
     """The axes string, up to ties: the inverse of `parse_axes`."""
     words = []
     for axis in axes:
-        names = " ".join(f.space + "*" * (f.role == "read") for f in axis)
+        parts = ([f.space + "*" * (f.role == "read") for f in part] for part in blocks(axis))
+        names = " + ".join(map(" ".join, parts))
         gain = any(f.role == "gain" for f in axis)
         words.append(f"diag({names})" if gain else f"({names})" if len(axis) > 1 else names or "_")
     return " ".join(words)

@@ -1,21 +1,21 @@
 """The primitive: re-express the spaces of a network, one contraction per axis that names one."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from sail_jax.axes import Axis, Role, format_axes
+from sail_jax.axes import Axis, Role, blocks, format_axes
 from sail_jax.certificate import exactness
 from sail_jax.families import Family
 from sail_jax.maps import Operator, SpaceMap, along
-from sail_jax.spaces import Spec
+from sail_jax.spaces import Leaf, Spec
 from sail_jax.trees import path_str
 
-__all__ = ["change_basis"]
+__all__ = ["change_basis", "unfuse"]
 
 Kind = Literal["params", "gradients", "second_moments"]
 
@@ -79,9 +79,73 @@ def change_basis(
     )
 
 
+def unfuse(params: PyTree, spec: Spec) -> tuple[dict[str, Array], Spec]:
+    """The leaves by path, fused ones as one leaf per block, and the spec of those.
+
+    For what looks at parameters space by space. Block k of leaf `path` is the leaf `path[k]`
+    (`path[k,l]` where two axes are fused), so no axis is fused; spaces keep their names, so
+    maps found for the unfused spec hold for the fused one.
+    """
+    arrays: dict[str, Array] = {}
+    leaves = []
+    for key, x in jax.tree.leaves_with_path(params):
+        path = path_str(key)
+        axes = spec.axes(path)
+        _check(path, x, spec, axes)
+        parts = list(_blocks(x, axes, spec))
+        for number, part, of in parts:
+            name = f"{path}[{','.join(map(str, number))}]" if number else path
+            arrays[name] = part
+            leaves.append(Leaf(name, of))
+    return arrays, replace(spec, leaves=tuple(leaves))
+
+
 def _move(path: str, x: Array, spec: Spec, maps: Mapping[str, SpaceMap], kind: Kind) -> Array:
     axes = spec.axes(path)
     _check(path, x, spec, axes)
+    if not any(f.space in maps for axis in axes for f in axis):
+        return x
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise TypeError(f"leaf {path!r} is {x.dtype}: only floating leaves can change basis")
+    return _fused(jnp.asarray(x), axes, spec, lambda y, of: _contract(y, of, spec, maps, kind))
+
+
+def _fused(
+    x: Array, axes: tuple[Axis, ...], spec: Spec, f: Callable[[Array, tuple[Axis, ...]], Array]
+) -> Array:
+    """f of each block, laid end to end again."""
+    for k, axis in enumerate(axes):
+        if len(blocks(axis)) > 1:
+            parts = _split(x, axes, spec, k)
+            return jnp.concatenate([_fused(part, of, spec, f) for part, of in parts], axis=k)
+    return f(x, axes)
+
+
+def _blocks(
+    x: Array, axes: tuple[Axis, ...], spec: Spec
+) -> Iterator[tuple[tuple[int, ...], Array, tuple[Axis, ...]]]:
+    """The number, the array and the axes of each block."""
+    for k, axis in enumerate(axes):
+        if len(blocks(axis)) > 1:
+            for number, (part, of) in enumerate(_split(x, axes, spec, k)):
+                yield from (((number, *more), y, o) for more, y, o in _blocks(part, of, spec))
+            return
+    yield (), x, axes
+
+
+def _split(
+    x: Array, axes: tuple[Axis, ...], spec: Spec, k: int
+) -> Iterator[tuple[Array, tuple[Axis, ...]]]:
+    start = 0
+    for block in blocks(axes[k]):
+        stop = start + spec.extent(block)
+        yield x[(slice(None),) * k + (slice(start, stop),)], (*axes[:k], block, *axes[k + 1 :])
+        start = stop
+
+
+def _contract(
+    x: Array, axes: tuple[Axis, ...], spec: Spec, maps: Mapping[str, SpaceMap], kind: Kind
+) -> Array:
     # one axis per factor: a group is split, and merged again at the end
     factors = [(k, f) for k, axis in enumerate(axes) for f in axis or (None,)]
     operators = {
@@ -89,11 +153,7 @@ def _move(path: str, x: Array, spec: Spec, maps: Mapping[str, SpaceMap], kind: K
         for k, (_, f) in enumerate(factors)
         if f is not None and f.space in maps
     }
-    if not operators:
-        return x
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        raise TypeError(f"leaf {path!r} is {x.dtype}: only floating leaves can change basis")
-    y = jnp.asarray(x)
+    y = x
     if scales := [leaf for leaf in jax.tree.leaves(operators) if _is_floating(leaf)]:
         y = y.astype(jnp.result_type(y, jnp.float32, *scales))
     y = y.reshape([x.shape[k] if f is None else spec.space(f.space).size for k, f in factors])
@@ -126,7 +186,7 @@ def _gain(m: SpaceMap) -> Array | None:
 
 
 def _check(path: str, x: Array, spec: Spec, axes: tuple[Axis, ...]) -> None:
-    sizes = [math.prod(spec.space(f.space).size for f in axis) if axis else None for axis in axes]
+    sizes = spec.shape(path)
     shape = jnp.shape(x)
     fits = len(shape) == len(sizes) and all(
         m in (n, None) for n, m in zip(shape, sizes, strict=True)

@@ -58,6 +58,7 @@ NONLINEARITIES: dict[str, Family] = {
     "odd": Family.SIGNED_SELECTION,
     "elementwise": Family.SELECTION,
     "layernorm": Family.EVEN_DUPLICATION,
+    "dot": Family.INVERTIBLE,
     "softmax": Family.PERMUTATION,
     "outer": Family.IDENTITY,
     "stack": Family.IDENTITY,
@@ -67,6 +68,7 @@ NONLINEARITIES: dict[str, Family] = {
 Each is sufficient. "relu" is any positively homogeneous function unit by unit, "odd" any odd one
 (tanh; an attention head, whose logits are even and whose values are linear in it), "elementwise"
 any at all, of several writers too (gated units). "layernorm" and "rmsnorm" are the bare
-normalisations: a learned scale is a gain, see `sail_jax.axes`. "softmax" stands for any function
-that treats units alike; units told apart by position (RoPE pairs, pixels) are "outer".
+normalisations: a learned scale is a gain, see `sail_jax.axes`. "dot" is linear but for its size:
+queries and keys, whose product is divided by the root of their number. "softmax" stands for any
+function that treats units alike; units told apart by position (RoPE pairs, pixels) are "outer".
 """

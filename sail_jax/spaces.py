@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sail_jax.axes import Axis, Role, format_axes, parse_axes, path_pattern
+from sail_jax.axes import Axis, Role, blocks, format_axes, parse_axes, path_pattern
 from sail_jax.checks import nearest
 from sail_jax.families import NONLINEARITIES
 from sail_jax.maps import SpaceMap
@@ -102,6 +102,14 @@ class Spec:
             raise ValueError(f"the spec has no space {name!r}{nearest(name, self._spaces)}")
         return self._spaces[name]
 
+    def shape(self, path: str) -> tuple[int | None, ...]:
+        """The shape of a leaf; None for an axis in no space, which the spec does not size."""
+        return tuple(self.extent(axis) if axis else None for axis in self.axes(path))
+
+    def extent(self, axis: Axis) -> int:
+        """How many entries an axis has: the sum over its blocks of the product of their spaces."""
+        return sum(math.prod(self.space(f.space).size for f in block) for block in blocks(axis))
+
     def uses(self, name: str) -> tuple[Use, ...]:
         """Every place where the space occurs, in the order of the leaves."""
         return self._uses[self.space(name).name]
@@ -155,7 +163,7 @@ def spec(
 
     `rules` give an axes string to each path pattern (see `sail_jax.axes`). `spaces`
     says what is applied to a space: one or more, separated by blanks, of "linear", "rmsnorm",
-    "relu", "odd", "elementwise", "layernorm", "softmax"; or "outer" (the network's input or
+    "relu", "odd", "elementwise", "layernorm", "dot", "softmax"; or "outer" (the network's input or
     output, which need not be both written and read) or "stack" (a stacked layer axis, which
     nothing reads). A space not stated is taken to commute with permutations only. `sizes` gives
     those of grouped spaces that no other leaf settles. The keys of both are space names as
@@ -305,17 +313,18 @@ def _sizes(
     while pending and progress:
         progress, later = False, []
         for path, n, axis in pending:
-            names = [f.space for f in axis]
+            names = list(dict.fromkeys(f.space for f in axis))
             unknown = [name for name in names if name not in size]
-            if len(unknown) > 1:
+            solved = _solve(n, axis, size) if len(unknown) < 2 else None
+            if solved is None:
                 later.append((path, n, axis))
                 continue
             progress = True
-            known = math.prod(size[name] for name in names if name in size)
-            if unknown and known and n % known == 0:
-                size[unknown[0]] = n // known
+            rest, per = solved
+            if unknown and per and rest >= 0 and rest % per == 0:
+                size[unknown[0]] = rest // per
                 source[unknown[0]] = f"leaf {_show(path, arrays[path])}"
-            elif unknown or known != n:
+            elif unknown or rest:
                 settled = (f"{s!r} has {size[s]} in {source[s]}" for s in names if s in size)
                 problems.append(
                     f"leaf {_show(path, arrays[path])} has {n} units of {format_axes([axis])!r}, "
@@ -332,6 +341,19 @@ def _sizes(
         )
     _raise(problems)
     return size
+
+
+def _solve(n: int, axis: Axis, size: Mapping[str, int]) -> tuple[int, int] | None:
+    """n less the blocks whose spaces are known, and what the unknown space is multiplied by in
+    the others; None if it multiplies itself."""
+    per = 0
+    for block in blocks(axis):
+        known = math.prod(size[f.space] for f in block if f.space in size)
+        unknown = sum(f.space not in size for f in block)
+        if unknown > 1:
+            return None
+        n, per = (n, per + known) if unknown else (n - known, per)
+    return n, per
 
 
 def _check_sides(out: Spec) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from sail_jax import growth
 from sail_jax.certificate import certificate, exactness
-from sail_jax.change_basis import change_basis
+from sail_jax.change_basis import change_basis, unfuse
 from sail_jax.families import Family
 from sail_jax.maps import SpaceMap, compose, defect, identity, invert
 from sail_jax.spaces import Spec, spec
@@ -417,6 +417,34 @@ def test_one_axis_is_one_contraction():
     expected = jnp.einsum("rhc,rR,Hh,cC->RHC", k, r.read, h.write, c.read)
     close(new["k"], expected.reshape(N, -1))
     assert new["head"].shape == (N, 2)
+
+
+@pytest.mark.parametrize("kind", ["params", "gradients"])
+def test_fused_axes_move_block_by_block(kind):
+    params = dict(zip(("in", "out", "both"), normal((3, 20), (8, 5), (11, 5)), strict=True))
+    rules = {"in": "x* (h q + h q* + h v)", "out": "(h v)* y", "both": "(x + h v)* (h + x)"}
+    spaces = {"{x,y}": "outer", "h": "odd", "{q,v}": "linear"}
+    s = spec(params, rules, spaces=spaces, sizes={"h": 2})
+    maps = {
+        "h": growth.widen(2, 3),
+        "q": growth.rotate(jnp.linalg.qr(normal((3, 3))[0])[0]),
+        "v": growth.pad(4, 5),
+        "x": growth.permute([1, 2, 0]),
+    }
+    apart, parts = unfuse(params, s)
+    assert sorted(apart) == [
+        *("both[0,0]", "both[0,1]", "both[1,0]", "both[1,1]", "in[0]", "in[1]", "in[2]", "out"),
+    ]
+    assert apart["both[1,0]"].shape == parts.shape("both[1,0]") == (8, 2)
+    new = change_basis(params, s, maps, kind=kind)
+    moved = change_basis(apart, parts, maps, kind=kind)
+    close(new["in"], jnp.concatenate([moved[f"in[{k}]"] for k in range(3)], axis=1))
+    both = [[moved[f"both[{k},{l}]"] for l in range(2)] for k in range(2)]
+    close(new["both"], jnp.block(both))
+    assert new["in"].shape == s.resized(maps).shape("in") == (3, 9 + 9 + 15)
+    with pytest.raises(ValueError, match=r"'in' has shape \[3, 12\], .* \[3, 20\] \(x\* \(h q \+"):
+        change_basis({"in": params["in"][:, :12]}, s, maps)
+    assert change_basis(params, s, {"y": identity(5)})["in"] is params["in"]
 
 
 def test_partial_trees_and_untouched_leaves():

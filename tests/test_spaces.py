@@ -142,6 +142,27 @@ def test_group_sizes_given_or_inferred():
     assert spec(params, rules | {"c": "_ _"}, spaces=outer, sizes={"{head,h}": 2}).space("v").size
 
 
+def test_fused_axes():
+    assert parse_axes("(a + b)* x") == parse_axes("(a* + b*) x")
+    assert [f.block for f in parse_axes("(h q + h q* + v)")[0]] == [0, 0, 1, 1, 2]
+    rules = {"in": "x* (h q + h q* + h v)", "out": "(h v)* y"}
+    params = {"in": shape(3, 2 * 3 + 2 * 3 + 2 * 4), "out": shape(8, 5)}
+    outer = {"{x,y}": "outer"}
+    s = spec(params, rules, spaces=outer, sizes={"h": 2})
+    assert (s.space("v").size, s.space("q").size) == (4, 3)
+    assert s.shape("in") == (3, 20)
+    assert [u.factor for u in s.uses("q")] == [1, 3]
+    # one unknown in several blocks
+    gated = {"in": shape(3, 16), "out": shape(8, 5)}
+    s = spec(gated, {"in": "x* (h + h)", "out": "h* y"}, spaces=outer)
+    assert s.space("h").size == 8
+    s = spec(gated, {"in": "x* (h + h)", "out": "_ y"}, spaces=outer | {"h": "outer"})
+    assert s.space("h").size == 8
+    for n, m in ((15, r"15 units of '\(h \+ h\)'"), (6, r"8 units of 'h\*', .* 3 in leaf 'in'")):
+        with pytest.raises(ValueError, match=m):
+            spec(gated | {"in": shape(3, n)}, {"in": "x* (h + h)", "out": "h* y"}, spaces=outer)
+
+
 @pytest.mark.parametrize(
     ("pattern", "path", "matches"),
     [
@@ -164,7 +185,11 @@ def test_path_patterns(pattern, path, matches):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a* b", "_ a", "a (b* c) _", "diag(a)", "diag(a b)", "(head* v*) resid"]
+    "text",
+    [
+        *("", "a* b", "_ a", "a (b* c) _", "diag(a)", "diag(a b)", "(head* v*) resid"),
+        *("x* (h q + h q* + h v)", "(a + a)", "diag(a + b c)"),
+    ],
 )
 def test_axes_strings_round_trip(text):
     assert format_axes(parse_axes(text)) == text
@@ -189,6 +214,9 @@ def test_axes_strings():
         ("diag(a*)", "two roles"),
         ("diag(a)*", "two roles"),
         ("a* b | a* c", "same spaces"),
+        ("(a b) | (a + b)", "same spaces"),
+        ("(a + )", "empty group"),
+        ("(a + b* c)*", "two roles"),
         ("a b | a", "same spaces"),
     ],
 )

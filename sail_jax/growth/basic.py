@@ -1,9 +1,7 @@
-"""Makers: the maps that permute, widen, pad, prune, rotate, rescale, flip and deepen a space.
+"""Makers of one space: permute, widen, pad, prune, rotate, rescale, flip its units.
 
 A maker never sees a parameter; `change_basis` applies what it returns. Each states its family.
 """
-
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,7 @@ from sail_jax.checks import concrete
 from sail_jax.families import Family
 from sail_jax.maps import SpaceMap, identity, measure, select
 
-__all__ = ["deepen", "flip", "pad", "permute", "prune", "rescale", "rotate", "widen"]
+__all__ = ["flip", "lemon_gain", "pad", "permute", "prune", "rescale", "rotate", "widen"]
 
 
 def permute(index: ArrayLike) -> SpaceMap:
@@ -42,7 +40,7 @@ def widen(old: int, new: int, *, key: PRNGKeyArray | None = None, even: bool = F
     >>> widen(2, 3).read.scale.tolist()
     [0.5, 1.0, 0.5]
     """
-    _check_growth(old, new)
+    check_growth(old, new)
     if even and new % old:
         raise ValueError(f"even copies need new to be a multiple of old, got old={old}, new={new}")
     index = jnp.arange(new) % old
@@ -54,7 +52,7 @@ def widen(old: int, new: int, *, key: PRNGKeyArray | None = None, even: bool = F
     elif key is not None:
         index = index.at[old:].set(jax.random.randint(key, (new - old,), 0, old))
     exact = new % old == 0 and (even or key is None)
-    return _duplicate(index, old, Family.EVEN_DUPLICATION if exact else Family.SELECTION)
+    return duplicate(index, old, Family.EVEN_DUPLICATION if exact else Family.SELECTION)
 
 
 def pad(old: int, new: int) -> SpaceMap:
@@ -62,7 +60,7 @@ def pad(old: int, new: int) -> SpaceMap:
 
     Raises ValueError if `new < old`.
     """
-    _check_growth(old, new)
+    check_growth(old, new)
     kept = jnp.arange(new) < old
     index = jnp.where(kept, jnp.arange(new), 0)
     ones = kept.astype(float)
@@ -124,51 +122,27 @@ def flip(signs: ArrayLike) -> SpaceMap:
     return select(jnp.arange(n), n, write=signs, read=signs, family=Family.SIGNED_PERMUTATION)
 
 
-def deepen(
-    old: int,
-    new: int,
-    how: Literal["stack", "interpolate"] = "stack",
-    *,
-    matrix: Float[ArrayLike, "new old"] | None = None,
-) -> SpaceMap:
-    """Make `new` layers of `old`, for a "stack" space; this preserves no function in general.
+def lemon_gain(old: int, new: int) -> float:
+    """eta = sqrt(floor(new/old) old/new): by how much V_avg shrinks the standard deviation.
 
-    "stack" repeats the whole stack, layer k being old layer `k % old` (StackBERT, G_stack);
-    "interpolate" repeats each layer in place, `k * old // new`. SELECTION. Or `matrix` D gives
-    layer k as `sum_i D[k, i] * layer i` (SAIL's depth transformation, LiGO), rows summing to
-    one, `read` being its pseudo-inverse. LINEAR.
+    LEMON's rules for a normalisation: gain times eta, epsilon times eta**2.
 
-    Raises ValueError if `new < old`, `how` is neither, or the matrix has another shape or rows
-    that do not sum to one.
+    >>> round(lemon_gain(4, 6), 4), lemon_gain(4, 8)
+    (0.8165, 1.0)
     """
-    if matrix is not None:
-        D = jnp.asarray(matrix)
-        if D.shape != (new, old):
-            raise ValueError(f"matrix must have shape {(new, old)}, got {D.shape}")
-        values = concrete(D)
-        # sums of `old` rounded terms
-        tolerance = 4 * old**0.5 * float(jnp.finfo(jnp.result_type(D, float)).eps)
-        if values is not None:
-            sums = values.astype(float).sum(axis=1)
-            if not np.all(np.abs(sums - 1) <= tolerance * (1 + np.abs(values).sum(axis=1))):
-                raise ValueError(f"the rows of matrix must sum to one, got {sums}")
-        return SpaceMap(D, jnp.linalg.pinv(D))
-    _check_growth(old, new)
-    layer = jnp.arange(new)
-    if how == "stack":
-        return _duplicate(layer % old, old, Family.SELECTION)
-    if how == "interpolate":
-        return _duplicate(layer * old // new, old, Family.SELECTION)
-    raise ValueError(f"how must be 'stack' or 'interpolate', got {how!r}")
+    check_growth(old, new)
+    return (new // old * old / new) ** 0.5
 
 
-def _duplicate(index: Array, old: int, family: Family) -> SpaceMap:
+def duplicate(index: Array, old: int, family: Family) -> SpaceMap:
+    """New unit j copies old unit `index[j]`, copies sharing their readers evenly."""
     if index.size == old:
         return identity(old)
     count = jnp.zeros(old).at[index].add(1)
     return select(index, old, read=1 / count[index], family=family)
 
 
-def _check_growth(old: int, new: int) -> None:
+def check_growth(old: int, new: int) -> None:
+    """ValueError unless 0 < old <= new."""
     if not 0 < old <= new:
         raise ValueError(f"growth needs 0 < old <= new, got old={old}, new={new}")

@@ -1,0 +1,36 @@
+"""A small vision transformer."""
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from experiments.models.gpt import Block
+
+
+class ViT(nn.Module):
+    """Patches convolved, blocks, and the mean over patches of the last norm classified.
+
+    >>> import jax, jax.numpy as jnp
+    >>> model = ViT(outputs=10, patch=4, width=8, layers=1, heads=2, head_dim=4, hidden=16)
+    >>> params = model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 1)))
+    >>> model.apply(params, jnp.zeros((3, 8, 8, 1))).shape
+    (3, 10)
+    """
+
+    outputs: int
+    patch: int
+    width: int
+    layers: int
+    heads: int
+    head_dim: int
+    hidden: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch height width c"]) -> Float[Array, "batch outputs"]:
+        size = (self.patch, self.patch)
+        x = nn.Conv(self.width, size, size, padding="VALID", name="patch_embed")(x)
+        x = x.reshape(x.shape[0], -1, self.width)
+        shape = x.shape[1:]
+        x = x + self.param("position_embed", nn.initializers.normal(0.02), shape)
+        for i in range(self.layers):
+            x = Block(self.heads, self.head_dim, self.hidden, name=f"block_{i}")(x)
+        return nn.Dense(self.outputs, name="head")(nn.LayerNorm(name="ln")(x).mean(axis=1))

@@ -1,0 +1,139 @@
+"""Spaces inside blocks: one map per head, or per layer of a stack.
+
+A `SpaceMap` of the space `qk` moves the units of every head alike. The network allows more: each
+head may have its own. `within = {"qk": "head", "v": "head"}` says so; with grouped queries
+`{"qk": "kv", "v": "kv", "group": "kv"}`, with layers on one axis `{"hidden": "layer"}`. The map of
+such a space has a leading axis with one map for each unit of the block, numbered as they are
+after the block's own map.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from sail_jax.axes import Factor, Role
+from sail_jax.change_basis import change_basis
+from sail_jax.maps import SpaceMap, along, invert
+from sail_jax.spaces import Spec
+from sail_jax.trees import path_str
+
+__all__ = ["change_blocks", "factors", "invert_blocks"]
+
+
+def change_blocks(
+    params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]
+) -> PyTree:
+    """`change_basis` where the maps of the spaces in `within` have a leading axis: one per block.
+
+    The others are applied first. Index forms move gains without their scale, as `change_basis`
+    does; dense maps of a space with gains are refused. Pure, for use under jit and grad. Raises
+    ValueError as `check_within`, and for a map whose leading axis is not the size of its block.
+    """
+    check_within(spec, within)
+    shared = {name: m for name, m in maps.items() if name not in within}
+    new = change_basis(params, spec, shared)
+    inner = {name: m for name, m in maps.items() if name in within}
+    resized = spec.resized(shared)
+    inner = {name: m for name, m in maps.items() if name in within}
+    check_blocks(resized, inner, within)
+
+    def move(path: tuple[Any, ...], x: Array) -> Array:
+        named = path_str(path)
+        axes = spec.axes(named)
+        here = [f for axis in axes for f in axis if f.space in inner]
+        if not here:
+            return x
+        y = factors(resized, named, x).astype(jnp.promote_types(x.dtype, jnp.float32))
+        flat = [f for axis in axes for f in axis or (None,)]
+        for f in here:
+            k, block = _position(flat, f.space), _position(flat, within[f.space])
+            y = along_block(inner[f.space], y, k, block, f.role)
+        shape, k = [], 0
+        for axis in axes:
+            width = max(len(axis), 1)
+            shape.append(math.prod(y.shape[k : k + width]))
+            k += width
+        return y.reshape(shape).astype(x.dtype)
+
+    return jax.tree.map_with_path(move, new)
+
+
+def invert_blocks(maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> dict[str, SpaceMap]:
+    """The maps that undo `change_blocks`, all of them invertible, for use with it again."""
+    out = {name: invert(m) for name, m in maps.items() if name not in within}
+    for name in within.keys() & maps.keys():
+        inverse = jax.vmap(invert)(maps[name])
+        if (block := out.get(within[name])) is not None:
+            # numbered as the blocks are after their own map, which is undone first
+            if block.index is None:
+                raise ValueError(f"the map of the block {within[name]!r} must be a permutation")
+            inverse = jax.tree.map(lambda x, index=block.index: x[index], inverse)
+        out[name] = inverse
+    return out
+
+
+def along_block(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role) -> Array:
+    """One factor axis of x re-expressed by m, or by one map for each index of the block axis."""
+    if block is None:
+        return along(operator(m, role), x, axis)
+    x = jnp.moveaxis(x, block, 0)
+    axis += axis < block
+    y = jax.vmap(lambda m, x: along(operator(m, role), x, axis - 1))(m, x)
+    return jnp.moveaxis(y, 0, block)
+
+
+def operator(m: SpaceMap, role: Role) -> Any:
+    """What an axis of that role is contracted with, [new, old]."""
+    write, read = m.entries
+    if role != "gain":
+        return m.operator(write if role == "write" else read)
+    if m.index is None:
+        raise ValueError("a dense map mixes units under a gain: fold the gain first")
+    return m.operator(None)
+
+
+def check_within(spec: Spec, within: Mapping[str, str]) -> None:
+    """ValueError, naming the leaf, unless each leaf with the space has its block, used once."""
+    for name, block in within.items():
+        spec.space(block)
+        if block in within:
+            raise ValueError(
+                f"within[{name!r}] is {block!r}, which is itself within {within[block]!r}: write "
+                f"within[{name!r}] = {within[block]!r}"
+            )
+        for use in spec.uses(name):
+            flat = [f.space for axis in spec.axes(use.path) for f in axis]
+            if flat.count(name) + flat.count(block) > 2:
+                raise ValueError(f"leaf {use.path!r} has {name!r} or {block!r} twice")
+            if block not in flat:
+                raise ValueError(
+                    f"leaf {use.path!r} has {name!r} but not {block!r}, so that all units of "
+                    f"{block!r} share its map: leave {name!r} out of within"
+                )
+
+
+def check_blocks(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> None:
+    """ValueError unless each map has one map of its space for each unit of its block."""
+    for name, m in maps.items():
+        n, blocks = spec.space(name).size, spec.space(within[name]).size
+        if m.write.shape != (blocks, m.new, n):
+            raise ValueError(
+                f"the map of {name!r} must have one [new, {n}] map per unit of {within[name]!r}, "
+                f"[{blocks}, new, {n}] in all, got {list(m.write.shape)}"
+            )
+
+
+def factors(spec: Spec, path: str, x: Array) -> Array:
+    """A leaf with one axis per factor of its axes, groups being split."""
+    shape = []
+    for n, axis in zip(jnp.shape(x), spec.axes(path), strict=True):
+        shape += [spec.space(f.space).size for f in axis] or [n]
+    return jnp.reshape(x, shape)
+
+
+def _position(flat: list[Factor | None], name: str) -> int:
+    return next(k for k, f in enumerate(flat) if f is not None and f.space == name)

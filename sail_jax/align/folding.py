@@ -1,0 +1,154 @@
+"""Scales of RMSNorm folded into the matrices that read the norm, which sets its rotations free."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from sail_jax.align.blocks import factors
+from sail_jax.axes import Axis, Factor, path_pattern
+from sail_jax.checks import nearest
+from sail_jax.spaces import Leaf, Spec
+from sail_jax.trees import path_str
+
+__all__ = ["fold_scales"]
+
+_NONE = (Factor("", "write"),)
+
+
+def fold_scales(
+    params: PyTree,
+    spec: Spec,
+    readers: Mapping[str, str] | None = None,
+    *,
+    unscaled: Sequence[str] = (),
+) -> tuple[PyTree, Spec]:
+    """The same function with every scale of an "rmsnorm" space at one, and its spec.
+
+    (norm(x) * g) W = norm(x) (diag(g) W): SliceGPT (Ashkboos et al. 2024) and QuaRot fold so. The
+    new spec no longer names the scales' axes, so that orthogonal maps of the space are exact.
+    `readers` says which leaves read after which scale, by path patterns, `{i}` captured in the
+    first standing for the same text in the second:
+
+        fold_scales(params, spec, {"blocks/{i}/norm1": "blocks/{i}/{q,k,v}", "norm": "head"})
+
+    Readers that no scale precedes are named by `unscaled`. `readers` may be left out where a
+    space has one scale only, which all its readers follow. Scales must be in front of readers, as
+    in RMSNorm: not LayerScale, and no bias may follow them.
+
+    Raises ValueError, naming the leaf, where a scale has no readers or unknown ones, a reader is
+    tied, has two scales, or has none while others of its space do.
+    """
+    gains = _gains(spec)
+    readers_of = (
+        _all_readers(spec, gains) if readers is None else _named(spec, gains, readers, unscaled)
+    )
+    follows: dict[str, str] = {}
+    for gain, paths in readers_of.items():
+        for path in paths:
+            if path in follows:
+                raise ValueError(f"leaf {path!r} reads after {follows[path]!r} and {gain!r}")
+            follows[path] = gain
+    scales = {path_str(p): x for p, x in jax.tree.leaves_with_path(params) if path_str(p) in gains}
+    if missing := gains.keys() - scales.keys():
+        raise ValueError(f"params have no leaf {min(missing)!r}")
+
+    def fold(path: tuple[Any, ...], x: Array) -> Array:
+        named = path_str(path)
+        if named in gains:
+            return jnp.ones_like(x)
+        if named not in follows:
+            return x
+        gain = follows[named]
+        wide = factors(spec, named, x).astype(jnp.promote_types(x.dtype, jnp.float32))
+        return (wide * _beside(spec, gain, named, scales[gain])).reshape(x.shape).astype(x.dtype)
+
+    leaves = tuple(
+        Leaf(path, tuple(() if path in gains and _is_gain(axis) else axis for axis in axes))
+        for path, axes in spec.leaves
+    )
+    return jax.tree.map_with_path(fold, params), replace(spec, leaves=leaves)
+
+
+def _gains(spec: Spec) -> dict[str, str]:
+    """The space of each scale to fold."""
+    out = {}
+    for name, _, words in spec.spaces:
+        if "rmsnorm" not in words.split():
+            continue
+        for use in spec.uses(name):
+            if use.role == "gain":
+                out[use.path] = name
+    return out
+
+
+def _beside(spec: Spec, gain: str, reader: str, scale: Array) -> Array:
+    """A scale laid along the axes of a reader, an axis per factor (a stack's among them)."""
+    own, its = ([f.space for axis in spec.axes(p) for f in axis or _NONE] for p in (gain, reader))
+    if odd := [name for name in own if name not in its]:
+        raise ValueError(f"the scale {gain!r} has {odd[0] or '_'!r}, its reader {reader!r} has not")
+    scale = factors(spec, gain, scale)
+    scale = jnp.transpose(scale, sorted(range(len(own)), key=lambda k: its.index(own[k])))
+    return scale.reshape([spec.space(name).size if name in own else 1 for name in its])
+
+
+def _is_gain(axis: Axis) -> bool:
+    return any(f.role == "gain" for f in axis)
+
+
+def _readers(spec: Spec, space: str) -> list[str]:
+    for use in spec.uses(space):
+        if use.tied:
+            raise ValueError(
+                f"the tied leaf {use.path!r} reads and writes {space!r}: no scale can be folded "
+                "into one of its uses only; untie the leaf"
+            )
+    return [use.path for use in spec.uses(space) if use.role == "read"]
+
+
+def _all_readers(spec: Spec, gains: Mapping[str, str]) -> dict[str, list[str]]:
+    spaces = list(gains.values())
+    for gain, space in gains.items():
+        if spaces.count(space) > 1:
+            raise ValueError(
+                f"{spaces.count(space)} scales multiply {space!r}, {gain!r} among them: say which "
+                f"leaves follow each, readers={{{gain!r}: ...}}"
+            )
+    return {gain: _readers(spec, space) for gain, space in gains.items()}
+
+
+def _named(
+    spec: Spec, gains: Mapping[str, str], readers: Mapping[str, str], unscaled: Sequence[str]
+) -> dict[str, list[str]]:
+    out: dict[str, list[str]] = {}
+    for pattern, text in readers.items():
+        matches = {gain: m for gain in gains if (m := path_pattern(pattern).fullmatch(gain))}
+        if not matches:
+            raise ValueError(f"readers[{pattern!r}] names no scale{nearest(pattern, gains)}")
+        for gain, match in matches.items():
+            names = match.groupdict()
+            filled = re.sub(r"\{(\w+)\}", lambda m, n=names: n.get(m[1], m[0]), text)
+            known = _readers(spec, gains[gain])
+            hits = [path for path in known if path_pattern(filled).fullmatch(path)]
+            if not hits:
+                raise ValueError(
+                    f"readers[{pattern!r}]: no leaf that reads {gains[gain]!r} matches {filled!r}"
+                    f"{nearest(filled, known)}"
+                )
+            out[gain] = hits
+    if missing := [gain for gain in gains if gain not in out]:
+        raise ValueError(f"readers do not name the scale {missing[0]!r}")
+    for space in set(gains.values()):
+        named = {path for gain, paths in out.items() if gains[gain] == space for path in paths}
+        bare = [path_pattern(pattern) for pattern in unscaled]
+        left = [path for path in _readers(spec, space) if path not in named]
+        if left := [path for path in left if not any(p.fullmatch(path) for p in bare)]:
+            raise ValueError(
+                f"leaf {left[0]!r} reads {space!r} after none of its scales; name it in readers, "
+                "or in unscaled if that is so"
+            )
+    return out

@@ -1,0 +1,34 @@
+"""Architectures as data: which spaces the tensors of known models live in.
+
+`<family>(config)` gives `Rules`, whose `spec(params)` is the spec; `of(config)` finds the family;
+`draft(params)` starts the rules of a model that is not known.
+"""
+
+from sail_jax.architectures import forward
+from sail_jax.architectures.detect import Architecture, of
+from sail_jax.architectures.draft import Draft, Question, draft
+from sail_jax.architectures.flax import flax_gpt, flax_mlp, flax_resnet, flax_vit
+from sail_jax.architectures.table import Rules
+from sail_jax.architectures.text import bert, gpt2, llama, roberta, t5
+from sail_jax.architectures.vision import clip, vit
+
+__all__ = [
+    "Architecture",
+    "Draft",
+    "Question",
+    "Rules",
+    "bert",
+    "clip",
+    "draft",
+    "flax_gpt",
+    "flax_mlp",
+    "flax_resnet",
+    "flax_vit",
+    "forward",
+    "gpt2",
+    "llama",
+    "of",
+    "roberta",
+    "t5",
+    "vit",
+]

@@ -1,0 +1,504 @@
+"""A first spec of a model that no table knows, from the names and shapes of its tensors.
+
+Where shapes leave a choice, it is asked, not made: the axes in doubt are in no space, and every
+space that they might belong to is "outer", so that nothing reports exact before the answer.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from sail_jax.architectures.table import Rules, divided, fill
+from sail_jax.axes import parse_axes, path_pattern
+from sail_jax.checks import nearest
+from sail_jax.trees import leaf_paths
+
+__all__ = ["Draft", "Question", "draft"]
+
+
+class Question(NamedTuple):
+    """What shapes do not settle about a leaf; `options` are axes strings to answer with."""
+
+    path: str
+    text: str
+    options: tuple[str, ...]
+
+
+class Draft(NamedTuple):
+    """Rules that hold for now, and what they leave open; `print` shows both."""
+
+    rules: Rules
+    questions: tuple[Question, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{pattern!r}: {axes!r}" for pattern, axes in self.rules.axes]
+        lines += [f"spaces: {dict(self.rules.spaces)}"] if self.rules.spaces else []
+        for path, text, options in self.questions:
+            lines.append(f"? {path}: {text}" + " | ".join(f"\n    {o!r}" for o in options))
+        return "\n".join(lines)
+
+
+class _Leaf(NamedTuple):
+    path: str
+    module: str
+    name: str
+    layer: str  # the path of the layer that it is in, "" outside of layers
+    tag: str  # what tells the spaces of that layer from those of others
+    shape: tuple[int, ...]
+    floating: bool
+
+
+class _Matrix(NamedTuple):
+    """A leaf that reads `fan_in` units along one axis and writes `fan_out` along another."""
+
+    leaf: _Leaf
+    reads: int
+    writes: int
+
+    @property
+    def fan_in(self) -> int:
+        return self.leaf.shape[self.reads]
+
+    @property
+    def fan_out(self) -> int:
+        return self.leaf.shape[self.writes]
+
+    def axes(self, read: str, write: str) -> str:
+        words = ["_"] * len(self.leaf.shape)
+        words[self.reads], words[self.writes] = read, write
+        return " ".join(words)
+
+
+_PROJECTIONS = {
+    "q": {"q", "query", "q_proj", "wq", "to_q"},
+    "k": {"k", "key", "k_proj", "wk", "to_k"},
+    "v": {"v", "value", "v_proj", "wv", "to_v"},
+    "o": {"o", "out", "o_proj", "out_proj", "wo", "to_out", "proj", "c_proj", "output", "dense"},
+}
+_FUSED = {"qkv", "c_attn", "in_proj", "qkv_proj", "query_key_value", "wqkv", "to_qkv"}
+_BIASES = {"bias", "b", "beta", "mean", "running_mean"}
+_GAINS = {"scale", "gamma", "g", "weight", "var", "running_var"}
+
+
+def draft(
+    params: PyTree,
+    *,
+    heads: int | None = None,
+    stream: int | None = None,
+    answers: Mapping[str, str] | None = None,
+) -> Draft:
+    """Draft the rules of an unknown model, and ask about what names and shapes leave open.
+
+    Sizes name the spaces: one that layers read and write is their stream `resid`, one inside a
+    layer is its own, one only read or written is an end of the network. Spaces of equal size are
+    one where structure does not tell them apart, which permutations allow in any case.
+    Nonlinearities are not seen in shapes, so none is stated: only permutations are exact.
+
+    `heads`, of queries, splits attention projections; `stream` is the width of the stream, where
+    it is asked. `answers` map path patterns to axes strings, as rules do, and settle these
+    leaves. Raises ValueError for an answer that matches no leaf, or
+    heads that do not divide a projection.
+
+    >>> net = {"fc1": {"kernel": np.zeros((3, 8)), "bias": np.zeros(8)}}
+    >>> net["fc2"] = {"kernel": np.zeros((8, 2)), "bias": np.zeros(2)}
+    >>> print(draft(net))
+    'fc1/bias': 'units8'
+    'fc1/kernel': 'units3* units8'
+    'fc2/bias': 'units2'
+    'fc2/kernel': 'units8* units2'
+    spaces: {'units2': 'outer', 'units3': 'outer'}
+    """
+    return _Drafter(params, heads, stream, answers or {}).run()
+
+
+class _Drafter:
+    def __init__(
+        self, params: PyTree, heads: int | None, stream: int | None, answers: Mapping[str, str]
+    ):
+        paths = leaf_paths(params)
+        self.leaves = _leaves(paths, jax.tree.leaves(params))
+        self.heads, self.stream = heads, stream
+        self.rules: dict[str, str] = {}
+        self.questions: list[Question] = []
+        self.frozen: set[str] = set()
+        self.sizes: dict[str, int] = {}
+        self.within: dict[str, set[str]] = {}  # the sizes of axes that a space is a factor of
+        self.tables: dict[str, int] = {}  # embeddings, and how many rows they have
+        for pattern, axes in answers.items():
+            hits = {p: m.groupdict() for p in paths if (m := path_pattern(pattern).fullmatch(p))}
+            if not hits:
+                raise ValueError(f"the answer {pattern!r} matches no leaf{nearest(pattern, paths)}")
+            self.rules |= {p: fill(axes, captures) for p, captures in hits.items()}
+        self.answered = set(self.rules)
+        self.modules: dict[str, list[_Leaf]] = defaultdict(list)
+        for leaf in self.leaves:
+            self.modules[leaf.module].append(leaf)
+
+    def run(self) -> Draft:
+        open_leaves = [leaf for leaf in self.leaves if leaf.path not in self.answered]
+        matrices = []
+        for leaf in open_leaves:
+            if not leaf.floating or not leaf.shape:
+                self.rules[leaf.path] = " ".join("_" * len(leaf.shape))
+            elif len(leaf.shape) > 1 and (matrix := self._orient(leaf)):
+                matrices.append(matrix)
+        self.stream = self.stream or self._find_stream(matrices)
+        self._assign(self._attention(matrices))
+        for leaf in open_leaves:
+            if leaf.path not in self.rules:
+                self._vector(leaf)
+        return self._finish()
+
+    def _ask(self, leaf: _Leaf, text: str, options: Iterable[str] = ()) -> None:
+        """Ask, and leave the leaf alone for now, and every space of a size that it has."""
+        self.questions.append(Question(leaf.path, text, tuple(options)))
+        self._leave(leaf)
+
+    def _leave(self, leaf: _Leaf) -> None:
+        self.rules[leaf.path] = " ".join("_" * len(leaf.shape))
+        self._freeze(leaf.shape)
+        for other in self.modules[leaf.module] if len(leaf.shape) > 1 else ():
+            if len(other.shape) == 1 and other.shape[0] in leaf.shape:
+                self.rules.setdefault(other.path, "_")
+
+    def _freeze(self, sizes: Iterable[int]) -> None:
+        self.frozen |= {str(n) for n in sizes}
+
+    def _orient(self, leaf: _Leaf) -> _Matrix | None:
+        """Which axis is read and which written; None, having asked or answered, otherwise."""
+        shape, n = leaf.shape, len(leaf.shape)
+        table = self._table(leaf)
+        if table == "positions":
+            self.rules[leaf.path] = " ".join(["_"] * (n - 1) + [f"@{shape[-1]}"])
+            return None
+        if table == "tokens":
+            self.rules[leaf.path] = f"@{shape[0]}* @{shape[1]}"
+            self.tables[leaf.path] = shape[0]
+            return None
+        spatial = n - 2 if n in (4, 5) else 0
+        last, first = _Matrix(leaf, n - 2, n - 1), _Matrix(leaf, 1, 0)
+        bias = [x.shape[0] for x in self.modules[leaf.module] if x.name in {"bias", "b"}]
+        if n == 2 and bias and shape[0] != shape[1] and bias[0] in shape:
+            return last if bias[0] == shape[1] else first
+        if leaf.name == "kernel" and (n == 2 or spatial):
+            return last
+        if leaf.name == "weight" and (n == 2 or (spatial and shape[1] > 1)):
+            return first
+        if n == 2:
+            options = [f"units{shape[0]}* units{shape[1]}", f"units{shape[0]} units{shape[1]}*"]
+            self._ask(leaf, "which axis is read, which written?", options)
+        else:
+            self._ask(leaf, f"what are the {n} axes of shape {list(shape)}?")
+        return None
+
+    def _table(self, leaf: _Leaf) -> str:
+        """Which kind of embedding the name speaks of: "positions", "tokens", or "" for none."""
+        words = _words(re.split("[/.]", leaf.module)[-1]) | _words(leaf.name)
+        biased = leaf.name == "weight" and len(self.modules[leaf.module]) > 1
+        if leaf.name == "kernel" or biased or len(leaf.shape) < 2:
+            return ""
+        if words & {"position", "positions", "positional", "pos", "wpe", "type", "segment"}:
+            return "positions"
+        tokens = words & {"wte", "token", "tokens"} or any("emb" in word for word in words)
+        return "tokens" if tokens and len(leaf.shape) == 2 else ""
+
+    def _find_stream(self, matrices: list[_Matrix]) -> int | None:
+        """The size that every layer reads and writes; None if there are no layers."""
+        layers = sorted({m.leaf.layer for m in matrices if m.leaf.layer})
+        if not layers:
+            return None
+        shared = set.intersection(
+            *(
+                {m.fan_in for m in matrices if m.leaf.layer == layer}
+                & {m.fan_out for m in matrices if m.leaf.layer == layer}
+                for layer in layers
+            )
+        )
+        outside = {m.fan_out for m in matrices if not m.leaf.layer}
+        outside |= {int(n) for axes in self.rules.values() for n in re.findall(r"@(\d+)", axes)}
+        # the layers' own hidden sizes are written and read too, but by nothing outside
+        found = shared & outside
+        if len(found) == 1:
+            return found.pop()
+        inside = [m for m in matrices if m.leaf.layer]
+        text = f"the layers share the sizes {sorted(shared)}: which is their stream? write stream="
+        self._ask(inside[0].leaf, text)
+        for m in inside[1:]:
+            self._leave(m.leaf)
+        return None
+
+    def _attention(self, matrices: list[_Matrix]) -> list[_Matrix]:
+        """Rules for queries, keys, values and outputs; the other matrices."""
+        rest = []
+        groups: dict[str, dict[str, _Matrix]] = defaultdict(dict)
+        for m in matrices:
+            if m.leaf.path in self.rules:
+                continue
+            parent, word = _parent(m.leaf)
+            role = next((r for r, words in _PROJECTIONS.items() if word in words), None)
+            if word in _FUSED:
+                self._fused(m)
+            elif role and role not in groups[parent]:
+                groups[parent][role] = m
+            else:
+                rest.append(m)
+        for group in groups.values():
+            if set(group) != set("qkvo"):
+                rest += group.values()
+                continue
+            self._heads(group)
+        return rest
+
+    def _fused(self, m: _Matrix) -> None:
+        i = m.leaf.tag
+        apart = f"(head{i} qk{i} + head{i} qk{i}* + head{i} v{i})"
+        text = "queries, keys and values are fused: laid end to end, or head by head?"
+        options = [m.axes(f"@{m.fan_in}*", apart)]
+        self._ask(m.leaf, text, options)
+
+    def _heads(self, group: Mapping[str, _Matrix]) -> None:
+        q, k, v, o = (group[name] for name in "qkvo")
+        i = q.leaf.tag
+        if self.heads is None:
+            options = [
+                q.axes(f"@{q.fan_in}*", f"(head{i} qk{i})"),
+                q.axes(f"@{q.fan_in}*", f"(head{i} group{i} qk{i})"),
+            ]
+            text = "how many heads? write heads=..., or answer for query, key, value and output"
+            for m in group.values():
+                reads = m is not o
+                axes = m.axes(f"@{m.fan_in}*", "_") if reads else m.axes("_", f"@{m.fan_out}")
+                self.rules[m.leaf.path] = axes
+                self._bias(m, "_" if reads else f"@{m.fan_out}")
+            self.questions.append(Question(q.leaf.path, text, tuple(options)))
+            return
+        size = divided(q.fan_out, self.heads, f"heads in {q.leaf.path!r}")
+        shared = divided(k.fan_out, size, f"head size in {k.leaf.path!r}")
+        group_size = divided(self.heads, shared, f"heads of {k.leaf.path!r} among queries")
+        many = f"head{i} group{i}" if group_size > 1 else f"head{i}"
+        written = {"q": f"({many} qk{i})", "k": f"(head{i} qk{i}*)", "v": f"(head{i} v{i})"}
+        for name, axes in written.items():
+            m = group[name]
+            self.rules[m.leaf.path] = m.axes(f"@{m.fan_in}*", axes)
+            self._bias(m, axes)
+        self.rules[o.leaf.path] = o.axes(f"({many} v{i})*", f"@{o.fan_out}")
+        self._bias(o, f"@{o.fan_out}")
+        value = divided(v.fan_out, shared, f"heads in {v.leaf.path!r}")
+        factors = {"head": shared, "qk": size, "v": value, "group": group_size}
+        self.sizes |= {f"{name}{i}": n for name, n in factors.items()}
+        products = {str(m.fan_out) for m in (q, k, v)}
+        self.within |= {f"{name}{i}": {str(n)} | products for name, n in factors.items()}
+        # positions may turn pairs of units, which shapes do not show
+        self.frozen.add(f"qk{i}")
+
+    def _bias(self, m: _Matrix, axes: str) -> None:
+        for leaf in self.modules[m.leaf.module]:
+            if leaf.path not in self.rules and leaf.shape == (m.fan_out,):
+                self.rules[leaf.path] = axes
+
+    def _assign(self, matrices: list[_Matrix]) -> None:
+        """Spaces by size: of the stream, of a layer, of the whole."""
+        stream = self.stream
+        matrices = [m for m in matrices if m.leaf.path not in self.rules]
+        for m in matrices:
+            own = [x for x in matrices if x.leaf.layer == m.leaf.layer] if m.leaf.layer else []
+            if m.fan_in == m.fan_out and stream is not None:
+                i = m.leaf.tag
+                options = [("resid*", "resid"), ("resid*", f"hidden{i}"), (f"hidden{i}*", "resid")]
+                text = f"it reads and writes {m.fan_in} units: the stream's, or others?"
+                self._ask(m.leaf, text, [m.axes(*o) for o in options])
+                continue
+            read, write = f"@{m.fan_in}", f"@{m.fan_out}"
+            if stream is not None and m.leaf.layer:
+                closed = {x.fan_in for x in own} & {x.fan_out for x in own}
+                inside = [n for n in (m.fan_in, m.fan_out) if n != stream]
+                if any(n not in closed for n in inside) or len(inside) != 1:
+                    text = f"nothing in its layer matches its sizes {sorted(set(inside))}"
+                    self._ask(
+                        m.leaf, text, [m.axes("resid*", "hidden"), m.axes("hidden*", "resid")]
+                    )
+                    continue
+                hidden = f"units{inside[0]}{m.leaf.tag}"
+                read = hidden if m.fan_in != stream else read
+                write = hidden if m.fan_out != stream else write
+            self.rules[m.leaf.path] = m.axes(f"{read}*", write)
+            self._bias(m, write)
+        if stream is None:
+            self._merged(matrices)
+        self._ends(matrices)
+
+    def _merged(self, matrices: list[_Matrix]) -> None:
+        """Without layers: ask where units of one size are written more than once."""
+        writers: dict[int, list[_Matrix]] = defaultdict(list)
+        for m in matrices:
+            writers[m.fan_out].append(m)
+        for n, many in writers.items():
+            if len(many) > 1 and any(m.fan_in == n for m in matrices):
+                names = ", ".join(repr(m.leaf.path) for m in many)
+                last = many[-1]
+                options = [f"units{last.fan_in}*", f"units{last.fan_in}.before*"]
+                text = f"{names} write {n} units each: one space (sums), taken so here, or several?"
+                self.questions.append(
+                    Question(
+                        last.leaf.path, text, tuple(last.axes(o, f"units{n}") for o in options)
+                    )
+                )
+
+    def _ends(self, matrices: list[_Matrix]) -> None:
+        """Something must come in and go out: if no size is only read or written, ask."""
+        embeds = any(self._table(leaf) == "tokens" for leaf in self.leaves)
+        roles = list(_roles(map(self._plain, self.rules.values())).values())
+        inner = sorted({m.fan_in for m in matrices} & {m.fan_out for m in matrices})
+        for role, what in (("read", "input"), ("write", "output")):
+            if inner and not embeds and {role} not in roles:
+                text = f"which of the sizes {inner} is the network's {what}?"
+                self.questions.append(Question(matrices[0].leaf.path, text, ()))
+                self._freeze(inner)
+
+    def _vector(self, leaf: _Leaf) -> None:
+        if len(leaf.shape) > 1:
+            self._ask(leaf, f"what are its axes of sizes {list(leaf.shape)}?")
+            return
+        n = math.prod(leaf.shape)
+        matrix = [x for x in self.modules[leaf.module] if len(x.shape) > 1]
+        kind = leaf.name in _GAINS or leaf.name in _BIASES
+        inner = f"units{n}{leaf.tag}"
+        known = {w for axes in self.rules.values() for w in re.findall(r"[\w.@]+", axes)}
+        options = [name for name in (f"@{n}", inner) if name in known]
+        doubtful = matrix or _words(leaf.module) & {"q", "k", "query", "key"}
+        if not kind or doubtful or len(options) != 1:
+            self._ask(leaf, f"which space has its {n} units?", ["diag(resid)", "resid", "_"])
+            return
+        self.rules[leaf.path] = options[0] if leaf.name in _BIASES else f"diag({options[0]})"
+
+    def _finish(self) -> Draft:
+        rules = {path: self._plain(axes) for path, axes in self.rules.items()}
+        # an embedding that nothing else reads back may be the head as well
+        matrices = {leaf.path for leaf in self.leaves if len(leaf.shape) > 1} - set(self.tables)
+        written = {
+            name for name, how in _roles(rules[p] for p in matrices).items() if "write" in how
+        }
+        for path, rows in self.tables.items():
+            if f"units{rows}" not in written:
+                read, write = rules[path].split()
+                rules[path] = f"{read} {write} | {read[:-1]} {write}*"
+                text = "is it the output's table too (tied), as taken here?"
+                self.questions.append(Question(path, text, (rules[path], f"{read} {write}")))
+        roles = _roles(rules.values())
+        self._freeze(self.tables.values())
+        # a size both inside a layer and outside: several streams, which are not told apart
+        sized = [m for name in roles if (m := re.fullmatch(r"units(\d+)(\..*)?", name))]
+        self._freeze(
+            int(n) for n in {m[1] for m in sized if m[2]} & {m[1] for m in sized if not m[2]}
+        )
+        ends = {name for name, how in roles.items() if not how >= {"read", "write"}}
+        outer = {name for name in roles if self._is_frozen(name)} | ends
+        sizes = {k: v for k, v in self.sizes.items() if k in roles}
+        asked = [q._replace(options=tuple(map(self._plain, q.options))) for q in self.questions]
+        return _templates(self.leaves, rules, outer, sizes, asked)
+
+    def _plain(self, axes: str) -> str:
+        """With the names of the spaces that are known by size so far, written @size."""
+        stream = str(self.stream)
+        return re.sub(r"@(\d+)", lambda m: "resid" if m[1] == stream else f"units{m[1]}", axes)
+
+    def _is_frozen(self, name: str) -> bool:
+        units = re.match(r"units(\d+)", name)
+        size = str(self.stream) if name == "resid" else units[1] if units else name
+        return bool({name, size, *self.within.get(name, ())} & self.frozen)
+
+
+def _leaves(paths: list[str], arrays: list[Any]) -> list[_Leaf]:
+    shapes = [tuple(np.shape(x)) for x in arrays]
+    matrices = [path for path, shape in zip(paths, shapes, strict=True) if len(shape) > 1]
+    out, layers = [], []
+    for path in paths:
+        inside = (path[: m.end() + 1] for m in re.finditer(r"\d+(?=[/.])", path))
+        found = (x for x in inside if sum(other.startswith(x) for other in matrices) > 1)
+        layers.append(next(found, "")[:-1])
+    alike = len({_general(layer) for layer in layers if layer}) == 1
+    for path, layer, shape, x in zip(paths, layers, shapes, arrays, strict=True):
+        cut = max(path.rfind("/"), path.rfind("."))
+        module, name = path[: max(cut, 0)], path[cut + 1 :]
+        number = re.findall(r"\d+", layer)[-1:] if alike else [re.sub(r"[/.]+", "-", layer)]
+        tag = f".{number[0]}" if layer else ""
+        dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
+        floating = bool(jnp.issubdtype(dtype, jnp.inexact))
+        out.append(_Leaf(path, module, name, layer, tag, shape, floating))
+    return out
+
+
+def _parent(leaf: _Leaf) -> tuple[str, str]:
+    """The module around, and the name within it, of a matrix or its module."""
+    path = leaf.module if leaf.name in {"kernel", "weight", "w"} else leaf.path
+    cut = max(path.rfind("/"), path.rfind("."))
+    return path[: max(cut, 0)], path[cut + 1 :]
+
+
+def _words(text: str) -> set[str]:
+    return set(re.split(r"[/._\d]+", text.lower()))
+
+
+def _roles(axes: Iterable[str]) -> dict[str, set[str]]:
+    """What is done with each space."""
+    roles: dict[str, set[str]] = defaultdict(set)
+    for text in axes:
+        for axis in parse_axes(text):
+            for f in axis:
+                roles[f.space] |= {f.role, *(("read", "write") if f.tied else ())}
+    return roles
+
+
+def _general(layer: str) -> str:
+    """The path of a layer with its number open."""
+    return re.sub(r"\d+(?=\D*$)", "{i}", layer)
+
+
+def _open(leaf: _Leaf, text: str) -> str:
+    """Axes with the number of the layer open, as in a rule for all layers."""
+    return re.sub(re.escape(leaf.tag) + r"(?![\w.])", ".{i}", text) if leaf.layer else text
+
+
+def _templates(
+    leaves: list[_Leaf],
+    rules: Mapping[str, str],
+    outer: set[str],
+    sizes: Mapping[str, int],
+    questions: list[Question],
+) -> Draft:
+    """One rule, and one question, for layers that have it alike; each its own where they differ."""
+    literal = Rules(tuple(sorted(rules.items())), dict.fromkeys(sorted(outer), "outer"), sizes)
+    tags = {leaf.tag: leaf for leaf in leaves if leaf.layer}
+    if len({_general(leaf.layer) for leaf in tags.values()}) > 1:
+        return Draft(literal, tuple(questions))
+    axes: dict[str, str] = {}
+    where: dict[str, str] = {}
+    for leaf in leaves:
+        path = leaf.path.replace(leaf.layer, _general(leaf.layer), 1) if leaf.layer else leaf.path
+        where[leaf.path] = path
+        text = _open(leaf, rules[leaf.path])
+        if axes.setdefault(path, text) != text:
+            return Draft(literal, tuple(questions))
+
+    def template(name: str) -> str:
+        leaf = next((leaf for tag, leaf in tags.items() if name.endswith(tag)), None)
+        return _open(leaf, name) if leaf else name
+
+    closed = {template(name) for name in outer}
+    if any(template(name) in closed and name not in outer for name in _roles(rules.values())):
+        return Draft(literal, tuple(questions))
+    spaces = dict.fromkeys(sorted(closed), "outer")
+    short = Rules(tuple(sorted(axes.items())), spaces, {template(k): n for k, n in sizes.items()})
+    by_path = {leaf.path: leaf for leaf in leaves}
+    asked = {}
+    for path, text, options in questions:
+        leaf = by_path[path]
+        asked[where[path], text] = tuple(_open(leaf, option) for option in options)
+    return Draft(short, tuple(Question(path, text, o) for (path, text), o in asked.items()))

@@ -1,0 +1,115 @@
+"""Tables for the parameter trees of Flax modules, as `experiments.models` has them.
+
+Kernels are [..., in, out]; a tree may start at its collections ("params/...") or inside one.
+"""
+
+from sail_jax.architectures.table import Config, Rules, pairs, setting
+
+__all__ = ["flax_gpt", "flax_mlp", "flax_resnet", "flax_vit"]
+
+
+def flax_mlp(config: Config) -> Rules:
+    """Layers `hidden_0, hidden_1, ..., out` of ReLU units; `config` has their `widths`."""
+    n = len(setting(config, "widths"))
+    reads = ["inputs", *(f"hidden.{k}" for k in range(n))]
+    table = {f"**hidden_{k}/kernel": f"{reads[k]}* hidden.{k}" for k in range(n)}
+    if n:
+        table["**hidden_{k}/bias"] = "hidden.{k}"
+    table |= {"**out/kernel": f"{reads[n]}* outputs", "**out/bias": "outputs"}
+    return Rules(*_with(table, {"inputs": "outer", "outputs": "outer", "hidden.{k}": "relu"}))
+
+
+def flax_resnet(config: Config) -> Rules:
+    """A ResNet with BatchNorm, its running statistics in `batch_stats`; `config` has `widths`,
+    one per stage, and `blocks` per stage. A stage is one space; its first block projects.
+
+    A running variance is a gain: it stays beside its unit, with neither sign nor scale.
+    """
+    stages, blocks = len(setting(config, "widths")), setting(config, "blocks")
+    table = {"**stem/kernel": "_ _ image* stage.0", **_batchnorm("**stem_bn", "stage.0")}
+    for s in range(stages):
+        for b in range(blocks):
+            x, source = f"**stage{s}_block{b}/", f"stage.{s - (s > 0 and b == 0)}"
+            hidden, out = f"hidden.{s}.{b}", f"stage.{s}"
+            table[f"{x}conv1/kernel"] = f"_ _ {source}* {hidden}"
+            table[f"{x}conv2/kernel"] = f"_ _ {hidden}* {out}"
+            table |= _batchnorm(f"{x}bn1", hidden) | _batchnorm(f"{x}bn2", out)
+            if s and not b:
+                table[f"{x}proj/kernel"] = f"_ _ {source}* {out}"
+                table |= _batchnorm(f"{x}proj_bn", out)
+    table |= {"**head/kernel": f"stage.{stages - 1}* labels", "**head/bias": "labels"}
+    spaces = {"image": "outer", "labels": "outer"}
+    words = {w for text in table.values() for w in text.replace("*", "").split()}
+    spaces |= {w: "elementwise" for w in sorted(words) if w.startswith(("stage", "hidden"))}
+    return Rules(*_with(table, spaces))
+
+
+def flax_gpt(config: Config) -> Rules:
+    """A decoder of pre-norm blocks; `config` has `tied`, false where not stated."""
+    tied = bool(config.get("tied", False))
+    table = {
+        "**token_embed/embedding": "vocab* resid | vocab resid*" if tied else "vocab* resid",
+        "**position_embed": "_ resid",
+        **_blocks(),
+    }
+    if not tied:
+        table["**unembed/kernel"] = "resid* vocab"
+    return Rules(*_with(table, _SPACES | {"vocab": "outer"}))
+
+
+def flax_vit(config: Config) -> Rules:
+    """A vision transformer: convolved patches, the mean of the last norm classified."""
+    table = {
+        "**patch_embed/kernel": "_ _ _ resid",
+        "**patch_embed/bias": "resid",
+        "**position_embed": "_ resid",
+        **_blocks(),
+        "**head/kernel": "resid* labels",
+        "**head/bias": "labels",
+    }
+    return Rules(*_with(table, _SPACES | {"labels": "outer"}))
+
+
+_SPACES = {
+    "resid": "layernorm",
+    "head.{i}": "odd",
+    "qk.{i}": "dot",
+    "v.{i}": "linear",
+    "hidden.{i}": "elementwise",
+}
+
+
+def _blocks() -> dict[str, str]:
+    x = "**block_{i}/"
+    return {
+        f"{x}ln_{{1,2}}/scale": "diag(resid)",
+        f"{x}ln_{{1,2}}/bias": "resid",
+        f"{x}q/kernel": "resid* head.{i} qk.{i}",
+        f"{x}q/bias": "head.{i} qk.{i}",
+        f"{x}k/kernel": "resid* head.{i} qk.{i}*",
+        f"{x}k/bias": "head.{i} qk.{i}*",
+        f"{x}v/kernel": "resid* head.{i} v.{i}",
+        f"{x}v/bias": "head.{i} v.{i}",
+        f"{x}o/kernel": "head.{i}* v.{i}* resid",
+        f"{x}o/bias": "resid",
+        f"{x}in/kernel": "resid* hidden.{i}",
+        f"{x}in/bias": "hidden.{i}",
+        f"{x}out/kernel": "hidden.{i}* resid",
+        f"{x}out/bias": "resid",
+        "**ln/scale": "diag(resid)",
+        "**ln/bias": "resid",
+    }
+
+
+def _batchnorm(path: str, space: str) -> dict[str, str]:
+    return {
+        f"{path}/scale": f"diag({space})",
+        f"{path}/bias": space,
+        f"?{path}/mean": space,
+        f"?{path}/var": f"diag({space})",
+    }
+
+
+def _with(table: dict[str, str], spaces: dict[str, str]):
+    axes, optional = pairs(table)
+    return axes, spaces, {}, optional

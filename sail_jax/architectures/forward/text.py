@@ -1,0 +1,234 @@
+"""GPT-2, the Llama family, BERT, RoBERTa and T5, straight from the tensors of a checkpoint."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from sail_jax.architectures.forward.layers import (
+    Tensors,
+    activation,
+    attend,
+    attention,
+    layer_norm,
+    linear,
+    rms_norm,
+    rotary,
+)
+from sail_jax.architectures.table import Config, setting
+
+__all__ = ["bert", "gpt2", "llama", "roberta", "t5"]
+
+Params = Mapping[str, Any]
+Tokens = Int[Array, "batch time"]
+Logits = Float[Array, "batch time vocab"]
+
+
+def gpt2(params: Params, config: Config, tokens: Tokens) -> Logits:
+    """GPT-2; without a head tensor, the embeddings read out."""
+    t = Tensors(params)
+    body = t.maybe("transformer.")
+    heads, eps = config["n_head"], config.get("layer_norm_epsilon", 1e-5)
+    act = activation(config.get("activation_function", "gelu_new"))
+
+    def conv1d(t, name, x):
+        return x @ t[f"{name}.weight"] + t[f"{name}.bias"]
+
+    wte, mask = body["wte.weight"], jnp.tri(tokens.shape[-1], dtype=bool)
+    x = wte[tokens] + body["wpe.weight"][: tokens.shape[-1]]
+    for i in range(config["n_layer"]):
+        h = body / f"h.{i}."
+        qkv = conv1d(h, "attn.c_attn", layer_norm(h, "ln_1", x, eps))
+        # queries and keys have one size, values what is left of the projection
+        inner = h["attn.c_proj.weight"].shape[0]
+        size = (qkv.shape[-1] - inner) // 2
+        q, k, v = (
+            y.reshape(*y.shape[:2], heads, -1) for y in jnp.split(qkv, (size, 2 * size), axis=-1)
+        )
+        scale = q.shape[-1] ** -0.5 if config.get("scale_attn_weights", True) else 1.0
+        scale /= i + 1 if config.get("scale_attn_by_inverse_layer_idx") else 1
+        x = x + conv1d(h, "attn.c_proj", attend(q, k, v, scale=scale, mask=mask))
+        y = act(conv1d(h, "mlp.c_fc", layer_norm(h, "ln_2", x, eps)))
+        x = x + conv1d(h, "mlp.c_proj", y)
+    return layer_norm(body, "ln_f", x, eps) @ _head(t, wte).T
+
+
+def llama(params: Params, config: Config, tokens: Tokens) -> Logits:
+    """Llama, Mistral (sliding window), Qwen2, Qwen3; without a head tensor, tied."""
+    t = Tensors(params)
+    body = t.maybe("model.")
+    heads = config["num_attention_heads"]
+    shared = setting(config, "num_key_value_heads", default=heads)
+    eps, act = config.get("rms_norm_eps", 1e-6), activation(config.get("hidden_act", "silu"))
+    table = body["embed_tokens.weight"]
+    time = np.arange(tokens.shape[-1])
+    back = time[:, None] - time
+    x = table[tokens]
+    for i in range(config["num_hidden_layers"]):
+        h = body / f"layers.{i}."
+        y = rms_norm(h, "input_layernorm", x, eps)
+        q, k, v = (
+            linear(h, f"self_attn.{name}_proj", y).reshape(*y.shape[:2], n, -1)
+            for name, n in (("q", heads), ("k", shared), ("v", shared))
+        )
+        if "self_attn.q_norm.weight" in h:
+            q, k = (rms_norm(h, f"self_attn.{n}_norm", z, eps) for n, z in (("q", q), ("k", k)))
+        size = q.shape[-1]
+        frequencies = _frequencies(config, size)
+        window = _window(config, i)
+        mask = (back >= 0) & ((back < window) if window else True)
+        q, k = rotary(q, frequencies), rotary(k, frequencies)
+        y = attend(q, k, v, scale=size**-0.5, mask=jnp.asarray(mask))
+        x = x + linear(h, "self_attn.o_proj", y)
+        y = rms_norm(h, "post_attention_layernorm", x, eps)
+        y = act(linear(h, "mlp.gate_proj", y)) * linear(h, "mlp.up_proj", y)
+        x = x + linear(h, "mlp.down_proj", y)
+    return rms_norm(body, "norm", x, eps) @ _head(t, table).T
+
+
+def _head(t: Tensors, table: Array) -> Array:
+    return t["lm_head.weight"] if "lm_head.weight" in t else table  # noqa: SIM401 no mapping
+
+
+def _frequencies(config: Config, size: int) -> Float[Array, "size/2"]:
+    """Of the rotary positions, plain, "linear"ly stretched, or as Llama 3.1 stretches them."""
+    rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    f = 1 / base ** (np.arange(0, size, 2) / size)
+    if kind == "linear":
+        f = f / rope["factor"]
+    elif kind == "llama3":
+        old = rope["original_max_position_embeddings"]
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        smooth = np.clip((old * f / (2 * math.pi) - low) / (high - low), 0, 1)
+        f = f * (smooth + (1 - smooth) / rope["factor"])
+    elif kind != "default":
+        raise ValueError(f"rotary positions of type {kind!r} are not known here")
+    return jnp.asarray(f, jnp.float32)
+
+
+def _window(config: Config, layer: int) -> int | None:
+    """How far back a layer looks, itself included; None for all the way."""
+    window = config.get("sliding_window")
+    kinds = config.get("layer_types")
+    if kinds:
+        return window if kinds[layer] == "sliding_attention" else None
+    if config.get("model_type", "").startswith("qwen"):
+        used = config.get("use_sliding_window") and layer >= config.get("max_window_layers", 0)
+        return window if used else None
+    return window
+
+
+def bert(params: Params, config: Config, tokens: Tokens) -> Logits:
+    """BERT of one segment: logits of masked words, or the last states where there is no head."""
+    t = Tensors(params)
+    positions = jnp.arange(tokens.shape[-1])
+    x = _bert(t.maybe("bert."), config, tokens, positions)
+    if "cls.predictions.transform.dense.weight" not in t:
+        return x
+    head = t / "cls.predictions."
+    y = activation(config.get("hidden_act", "gelu"))(linear(head, "transform.dense", x))
+    y = layer_norm(head, "transform.LayerNorm", y, config.get("layer_norm_eps", 1e-12))
+    return y @ _decoder(head, t.maybe("bert.")).T + head["bias"]
+
+
+def roberta(params: Params, config: Config, tokens: Tokens) -> Logits:
+    """RoBERTa, whose positions start after that of padding and do not count padding."""
+    t = Tensors(params)
+    pad = setting(config, "pad_token_id", default=1)
+    real = tokens != pad
+    positions = jnp.cumsum(real, axis=-1) * real + pad
+    x = _bert(t.maybe("roberta."), config, tokens, positions, real)
+    if "lm_head.dense.weight" not in t:
+        return x
+    head = t / "lm_head."
+    y = activation("gelu")(linear(head, "dense", x))
+    y = layer_norm(head, "layer_norm", y, config.get("layer_norm_eps", 1e-12))
+    return y @ _decoder(head, t.maybe("roberta.")).T + head["bias"]
+
+
+def _decoder(head: Tensors, body: Tensors) -> Array:
+    tied = "decoder.weight" not in head
+    return body["embeddings.word_embeddings.weight"] if tied else head["decoder.weight"]
+
+
+def _bert(t: Tensors, config: Config, tokens: Tokens, positions: Array, real: Array | None = None):
+    eps, act = config.get("layer_norm_eps", 1e-12), activation(config.get("hidden_act", "gelu"))
+    e = t / "embeddings."
+    x = e["word_embeddings.weight"][tokens] + e["position_embeddings.weight"][positions]
+    x = layer_norm(e, "LayerNorm", x + e["token_type_embeddings.weight"][0], eps)
+    qkvo = "attention.self.query attention.self.key attention.self.value attention.output.dense"
+    mask = None if real is None else real[:, None, None, :]
+    for i in range(config["num_hidden_layers"]):
+        h = t / f"encoder.layer.{i}."
+        y = attention(h, qkvo, x, config["num_attention_heads"], mask=mask)
+        x = layer_norm(h, "attention.output.LayerNorm", x + y, eps)
+        y = linear(h, "output.dense", act(linear(h, "intermediate.dense", x)))
+        x = layer_norm(h, "output.LayerNorm", x + y, eps)
+    return x
+
+
+def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens]) -> Logits:
+    """T5 of (tokens, decoder tokens), without padding; logits of the decoder.
+
+    The head of the first release, tied, reads the stream divided by the root of its width.
+    """
+    t, (source, target) = Tensors(params), tokens
+    table = t["shared.weight"]
+    memory = _t5(t, config, "encoder", table[source], None)
+    x = _t5(t, config, "decoder", table[target], memory)
+    # newer configurations say that they are tied, whether they are or not
+    scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
+    x = x * config["d_model"] ** -0.5 if scaled else x
+    return x @ _head(t, table).T
+
+
+def _t5(t: Tensors, config: Config, tower: str, x: Array, memory: Array | None) -> Array:
+    heads, eps = config["num_heads"], config.get("layer_norm_epsilon", 1e-6)
+    kind = config.get("feed_forward_proj", "relu")
+    act = activation("gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-"))
+    decodes = memory is not None
+    buckets = _buckets(x.shape[1], config, bidirectional=not decodes)
+    first = t / f"{tower}.block.0.layer.0.SelfAttention."
+    bias = jnp.moveaxis(first["relative_attention_bias.weight"][buckets], -1, 0)
+    mask = jnp.tri(x.shape[1], dtype=bool) if decodes else None
+    count = config["num_layers"]
+    count = setting(config, "num_decoder_layers", default=count) if decodes else count
+    for i in range(count):
+        h = t / f"{tower}.block.{i}."
+        y = rms_norm(h, "layer.0.layer_norm", x, eps)
+        h0 = h / "layer.0.SelfAttention."
+        x = x + attention(h0, "q k v o", y, heads, scale=1.0, bias=bias, mask=mask)
+        if decodes:
+            y = rms_norm(h, "layer.1.layer_norm", x, eps)
+            h1 = h / "layer.1.EncDecAttention."
+            x = x + attention(h1, "q k v o", y, heads, source=memory, scale=1.0)
+        last = "layer.2." if decodes else "layer.1."
+        y = rms_norm(h, f"{last}layer_norm", x, eps)
+        f = h / f"{last}DenseReluDense."
+        gated = "wi_0.weight" in f
+        y = act(linear(f, "wi_0", y)) * linear(f, "wi_1", y) if gated else act(linear(f, "wi", y))
+        x = x + linear(f, "wo", y)
+    return rms_norm(t, f"{tower}.final_layer_norm", x, eps)
+
+
+def _buckets(n: int, config: Config, *, bidirectional: bool) -> Int[np.ndarray, "query key"]:
+    """The bucket of each relative position: half of them one each, the rest logarithmic."""
+    count = config.get("relative_attention_num_buckets", 32)
+    far = config.get("relative_attention_max_distance", 128)
+    ahead = np.arange(n) - np.arange(n)[:, None]
+    offset = np.zeros_like(ahead)
+    if bidirectional:
+        count //= 2
+        offset = count * (ahead > 0)
+        distance = np.abs(ahead)
+    else:
+        distance = np.maximum(-ahead, 0)
+    exact = count // 2
+    ratio = np.log(np.maximum(distance, 1) / exact) / math.log(far / exact)
+    large = np.minimum(exact + (ratio * (count - exact)).astype(int), count - 1)
+    return offset + np.where(distance < exact, distance, large)

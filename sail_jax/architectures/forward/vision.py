@@ -1,0 +1,84 @@
+"""ViT and CLIP, straight from the tensors of a checkpoint. Images are [batch, channel, y, x]."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from sail_jax.architectures.forward.layers import (
+    Tensors,
+    activation,
+    attention,
+    embed_patches,
+    layer_norm,
+    linear,
+)
+from sail_jax.architectures.table import Config, setting
+
+__all__ = ["clip", "vit"]
+
+Params = Mapping[str, Any]
+Images = Float[Array, "batch c y x"]
+
+
+def vit(params: Params, config: Config, images: Images) -> Float[Array, "batch labels"]:
+    """ViT: logits of its classifier, or the last states where there is none."""
+    t = Tensors(params)
+    body = t.maybe("vit.")
+    eps, act = config.get("layer_norm_eps", 1e-12), activation(config.get("hidden_act", "gelu"))
+    e = body / "embeddings."
+    patch = "patch_embeddings.projection"
+    first, positions = e["cls_token"][0, 0], e["position_embeddings"][0]
+    x = embed_patches(images, e[f"{patch}.weight"], e[f"{patch}.bias"], first, positions)
+    inner = "attention.attention"
+    qkvo = f"{inner}.query {inner}.key {inner}.value attention.output.dense"
+    for i in range(config["num_hidden_layers"]):
+        h = body / f"encoder.layer.{i}."
+        y = layer_norm(h, "layernorm_before", x, eps)
+        x = x + attention(h, qkvo, y, config["num_attention_heads"])
+        y = act(linear(h, "intermediate.dense", layer_norm(h, "layernorm_after", x, eps)))
+        x = x + linear(h, "output.dense", y)
+    x = layer_norm(body, "layernorm", x, eps)
+    return linear(t, "classifier", x[:, 0]) if "classifier.weight" in t else x
+
+
+def clip(
+    params: Params, config: Config, inputs: tuple[Int[Array, "texts time"], Images]
+) -> Float[Array, "images texts"]:
+    """CLIP of (tokens, images), without padding but after the end: scaled cosines."""
+    tokens, images = inputs
+    t = Tensors(params)
+    text, vision = setting(config, "text_config"), setting(config, "vision_config")
+    body = t / "text_model."
+    e = body / "embeddings."
+    x = e["token_embedding.weight"][tokens] + e["position_embedding.weight"][: tokens.shape[1]]
+    x = _clip_layers(body, text, x, jnp.tri(tokens.shape[1], dtype=bool))
+    x = layer_norm(body, "final_layer_norm", x, text.get("layer_norm_eps", 1e-5))
+    # early releases name the wrong end token; theirs is the largest
+    end = text.get("eos_token_id", 2)
+    at = jnp.argmax(tokens if end == 2 else tokens == end, axis=-1)
+    a = linear(t, "text_projection", x[jnp.arange(len(x)), at])
+
+    body, eps = t / "vision_model.", vision.get("layer_norm_eps", 1e-5)
+    e = body / "embeddings."
+    first, positions = e["class_embedding"], e["position_embedding.weight"]
+    x = embed_patches(images, e["patch_embedding.weight"], None, first, positions)
+    x = _clip_layers(body, vision, layer_norm(body, "pre_layrnorm", x, eps), None)
+    b = linear(t, "visual_projection", layer_norm(body, "post_layernorm", x[:, 0], eps))
+
+    a, b = (y / jnp.linalg.norm(y, axis=-1, keepdims=True) for y in (a, b))
+    return jnp.exp(t["logit_scale"]) * b @ a.T
+
+
+def _clip_layers(body: Tensors, config: Config, x: Array, mask: Array | None) -> Array:
+    eps = config.get("layer_norm_eps", 1e-5)
+    act = activation(config.get("hidden_act", "quick_gelu"))
+    qkvo = " ".join(f"self_attn.{p}_proj" for p in ("q", "k", "v", "out"))
+    for i in range(config["num_hidden_layers"]):
+        h = body / f"encoder.layers.{i}."
+        y = layer_norm(h, "layer_norm1", x, eps)
+        x = x + attention(h, qkvo, y, config["num_attention_heads"], mask=mask)
+        y = act(linear(h, "mlp.fc1", layer_norm(h, "layer_norm2", x, eps)))
+        x = x + linear(h, "mlp.fc2", y)
+    return x

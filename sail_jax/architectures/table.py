@@ -1,0 +1,172 @@
+"""What a table of an architecture holds, and what is asked of it."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from sail_jax.axes import path_pattern
+from sail_jax.checks import nearest
+from sail_jax.spaces import Spec, spec
+from sail_jax.trees import leaf_paths, path_str
+
+__all__ = ["Rules", "divided", "fill", "pairs", "setting"]
+
+Config = Mapping[str, Any]
+
+
+class Rules(NamedTuple):
+    """The table of one architecture at one configuration; `rules.spec(params)` applies it.
+
+    - axes: path pattern and axes string per tensor, see `sail_jax.axes`;
+    - spaces, sizes: as `sail_jax.spec` takes them, keys as they stand in the axes strings;
+    - optional: the patterns that need not match (biases, heads, buffers of some releases);
+    - ends: spaces that are the network's output where no tensor reads them;
+    - settings: which entry of the configuration states the product of which spaces;
+    - folds: for each norm scale, the tensors that read the norm it belongs to;
+    - layers: which entry of the configuration counts the tensors of which prefix.
+    """
+
+    axes: tuple[tuple[str, str], ...]
+    spaces: Mapping[str, str]
+    sizes: Mapping[str, int] = {}
+    optional: frozenset[str] = frozenset()
+    ends: frozenset[str] = frozenset()
+    settings: tuple[tuple[str, str], ...] = ()
+    folds: Mapping[str, tuple[str, ...]] = {}
+    layers: Mapping[str, str] = {}
+
+    def spec(self, params: PyTree) -> Spec:
+        """The checked spec of parameters (arrays or ShapeDtypeStructs); raises as `spec` does."""
+        paths = leaf_paths(params)
+        kept = [
+            (pattern, axes)
+            for pattern, axes in self.axes
+            if pattern not in self.optional or any(map(path_pattern(pattern).fullmatch, paths))
+        ]
+        words = {word for _, axes in kept for word in re.findall(r"[\w./:{}-]+\*?", axes)}
+        unread = {name for name in self.ends if f"{name}*" not in words}
+        names = {word.rstrip("*") for word in words}
+        spaces = {k: "outer" if k in unread else v for k, v in self.spaces.items() if k in names}
+        sizes = {k: v for k, v in self.sizes.items() if k in names}
+        return spec(params, kept, spaces=spaces, sizes=sizes)
+
+    def resized(self, config: Config, spec: Spec) -> dict[str, Any]:
+        """The configuration with the sizes of a spec, such as `spec.resized(maps)`.
+
+        Raises ValueError if the configuration cannot state them: one number for layers that
+        differ, or a head size that the architecture derives from the width.
+        """
+        found: dict[str, tuple[int, str]] = {}
+        for key, text in self.settings:
+            for names in _instances(text.split(), spec):
+                n = 1
+                for name in names:
+                    n *= spec.space(name).size
+                said = " x ".join(names)
+                if found.setdefault(key, (n, said))[0] != n:
+                    raise ValueError(
+                        f"the configuration has one {key!r}, but the sizes ask for "
+                        f"{found[key][0]} ({found[key][1]}) and {n} ({said}): map them alike"
+                    )
+        out = dict(config)
+        for key, (n, _) in found.items():
+            *outer, last = key.split(".")
+            inside = out
+            for part in outer:
+                inside[part] = dict(inside[part])
+                inside = inside[part]
+            inside[last] = n
+        return out
+
+    def fold(self, params: PyTree) -> tuple[PyTree, "Rules"]:
+        """Norm scales multiplied into the tensors that read the norm, and left at one.
+
+        The function stays, and the rules returned let the normalised spaces be rotated: a scale
+        at one is in no space. Exact up to one rounding per entry.
+        Raises ValueError where a norm's reader is a tied table, or norms have more than a scale.
+        """
+        if not self.folds:
+            raise ValueError("only the scale of RMSNorm can be folded: this table has none")
+        before = self.spec(params)
+        paths = leaf_paths(params)
+        leaves = dict(zip(paths, jax.tree.leaves(params), strict=True))
+        for pattern, readers in self.folds.items():
+            for path, captures in _matches(pattern, paths):
+                scale = leaves[path].astype(jnp.promote_types(leaves[path].dtype, jnp.float32))
+                targets = [r for p in readers for r, _ in _matches(fill(p, captures), paths)]
+                if not targets:
+                    raise ValueError(
+                        f"the scale {path!r} cannot be folded: nothing but a tied table reads "
+                        f"its norm (wanted {' or '.join(readers)}); untie the table first"
+                    )
+                (space,) = (f.space for f in before.axes(path)[0])
+                for target in targets:
+                    leaves[target] = _scaled(leaves[target], before, target, space, scale)
+                leaves[path] = jnp.ones_like(leaves[path])
+        folded = jax.tree.map_with_path(lambda path, _: leaves[path_str(path)], params)
+        axes = tuple((p, "_" if p in self.folds else text) for p, text in self.axes)
+        return folded, self._replace(axes=axes, folds={})
+
+
+def pairs(
+    table: Mapping[str, str],
+) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
+    """The rules of a table, and which are optional: those whose pattern starts with a "?"."""
+    optional = frozenset(p[1:] for p in table if p[0] == "?")
+    return tuple((p.removeprefix("?"), text) for p, text in table.items()), optional
+
+
+def setting(config: Config, *keys: str, default: Any = None) -> Any:
+    """The first of the keys that the configuration states; ValueError, naming it, if none does."""
+    if not isinstance(config, Mapping):
+        raise TypeError(f"a configuration is a mapping (config.json), got {type(config).__name__}")
+    for key in keys:
+        if config.get(key) is not None:
+            return config[key]
+    if default is None:
+        raise ValueError(f"the configuration does not state {keys[0]!r}{nearest(keys[0], config)}")
+    return default
+
+
+def divided(whole: int, parts: int, what: str) -> int:
+    """whole / parts; ValueError, saying of what, unless it is an integer."""
+    if parts < 1 or whole % parts:
+        raise ValueError(f"{what}: {parts} does not divide {whole}")
+    return whole // parts
+
+
+def _matches(pattern: str, paths: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    compiled = path_pattern(pattern)
+    for path in paths:
+        if match := compiled.fullmatch(path):
+            yield path, match.groupdict()
+
+
+def fill(pattern: str, captures: Mapping[str, str]) -> str:
+    """The pattern (or axes string) with what was captured in place."""
+    for name, value in captures.items():
+        pattern = pattern.replace(f"{{{name}}}", value)
+    return pattern
+
+
+def _instances(templates: list[str], spec: Spec) -> Iterator[tuple[str, ...]]:
+    """The names of spaces that the templates stand for, captures alike."""
+    names = [space.name for space in spec.spaces]
+    for name, captures in _matches(templates[0], names):
+        rest = tuple(fill(template, captures) for template in templates[1:])
+        if all(other in names for other in rest):
+            yield (name, *rest)
+
+
+def _scaled(x: Any, spec: Spec, path: str, space: str, scale: Any) -> Any:
+    """x times the scale along the axis that reads the space."""
+    for k, axis in enumerate(spec.axes(path)):
+        if any(f.space == space and f.role == "read" for f in axis):
+            column = [1] * x.ndim
+            column[k] = -1
+            return (x * scale.reshape(column)).astype(x.dtype)
+    raise ValueError(f"leaf {path!r} does not read {space!r}")

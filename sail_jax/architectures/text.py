@@ -1,0 +1,290 @@
+"""Tables of language models, for the tensor names of Hugging Face: GPT-2, Llama and its kin,
+BERT, RoBERTa, T5. Torch's linear layers are [out, in], GPT-2's [in, out]."""
+
+from sail_jax.architectures.table import Config, Rules, divided, pairs, setting
+
+__all__ = ["attention", "bert", "gpt2", "llama", "roberta", "t5"]
+
+
+def attention(
+    names: str, *, tag: str, tower: str = "", resid: str = "resid", group: bool = False
+) -> dict[str, str]:
+    """Query, key, value and output projections [out, in], `names` being their four patterns.
+
+    A head of keys and values serves a `group` of queries: the axis of queries is (head, group,
+    unit), row-major. Biases are optional.
+    """
+    head, group_, qk, v = (f"{tower}{x}{tag}" for x in ("head", "group", "qk", "v"))
+    many = f"{head} {group_}" if group else head
+    q, k, value, o = names.split()
+    out = {
+        f"{q}.weight": f"({many} {qk}) {resid}*",
+        f"{k}.weight": f"({head} {qk}*) {resid}*",
+        f"{value}.weight": f"({head} {v}) {resid}*",
+        f"{o}.weight": f"{resid} ({many} {v})*",
+    }
+    biases = {q: f"({many} {qk})", k: f"({head} {qk}*)", value: f"({head} {v})", o: resid}
+    return out | {f"?{name}.bias": axes for name, axes in biases.items()}
+
+
+def gpt2(config: Config) -> Rules:
+    """GPT-2 (Radford et al. 2019): fused queries, keys and values; tied unless said otherwise."""
+    h = "{transformer.,}h.{i}."
+    tied = setting(config, "tie_word_embeddings", default=True) and _has_head(config)
+    table = {
+        "{transformer.,}wte.weight": _table(tied),
+        "{transformer.,}wpe.weight": "_ resid",
+        f"{h}ln_{{1,2}}.weight": "diag(resid)",
+        f"{h}ln_{{1,2}}.bias": "resid",
+        f"{h}attn.c_attn.weight": "resid* (head.{i} qk.{i} + head.{i} qk.{i}* + head.{i} v.{i})",
+        f"{h}attn.c_attn.bias": "(head.{i} qk.{i} + head.{i} qk.{i}* + head.{i} v.{i})",
+        f"{h}attn.c_proj.weight": "(head.{i} v.{i})* resid",
+        f"{h}attn.c_proj.bias": "resid",
+        f"?{h}attn.bias": "_ _ _ _",
+        f"?{h}attn.masked_bias": "",
+        f"{h}mlp.c_fc.weight": "resid* hidden.{i}",
+        f"{h}mlp.c_fc.bias": "hidden.{i}",
+        f"{h}mlp.c_proj.weight": "hidden.{i}* resid",
+        f"{h}mlp.c_proj.bias": "resid",
+        "{transformer.,}ln_f.weight": "diag(resid)",
+        "{transformer.,}ln_f.bias": "resid",
+        "?lm_head.weight": "vocab resid*",
+    }
+    axes, optional = pairs(table)
+    width, heads = setting(config, "n_embd"), setting(config, "n_head")
+    size = divided(width, heads, "n_head heads in n_embd units")
+    return Rules(
+        axes,
+        _resid(config, "layernorm") | _inner("{i}", "dot", "elementwise"),
+        {"head.{i}": heads, "qk.{i}": size, "v.{i}": size},
+        optional,
+        settings=(
+            ("vocab_size", "vocab"),
+            ("n_embd", "resid"),
+            ("n_embd", "head.{i} qk.{i}"),
+            ("n_embd", "head.{i} v.{i}"),
+            ("n_head", "head.{i}"),
+            ("n_inner", "hidden.{i}"),
+        ),
+        layers={"n_layer": h},
+    )
+
+
+def llama(config: Config) -> Rules:
+    """Llama, Mistral, Qwen2 (biases) and Qwen3 (normed queries and keys): RMSNorm, SwiGLU, rotary
+    positions (so the units of a query are told apart), heads of keys and values shared."""
+    x = "{model.,}layers.{i}."
+    heads = setting(config, "num_attention_heads")
+    shared = setting(config, "num_key_value_heads", default=heads)
+    group = divided(heads, shared, "num_key_value_heads among num_attention_heads")
+    size = setting(config, "head_dim", default=0) or divided(
+        setting(config, "hidden_size"), heads, "num_attention_heads heads in hidden_size units"
+    )
+    tied = setting(config, "tie_word_embeddings", default=False) and _has_head(config)
+    qkvo = " ".join(f"{x}self_attn.{p}_proj" for p in "qkvo")
+    table = {
+        "{model.,}embed_tokens.weight": _table(tied),
+        **attention(qkvo, tag=".{i}", group=True),
+        f"?{x}self_attn.{{q,k}}_norm.weight": "diag(qk.{i})",
+        f"{x}mlp.{{gate,up}}_proj.weight": "hidden.{i} resid*",
+        f"?{x}mlp.{{gate,up}}_proj.bias": "hidden.{i}",
+        f"{x}mlp.down_proj.weight": "resid hidden.{i}*",
+        f"?{x}mlp.down_proj.bias": "resid",
+        f"{x}input_layernorm.weight": "diag(resid)",
+        f"{x}post_attention_layernorm.weight": "diag(resid)",
+        "{model.,}norm.weight": "diag(resid)",
+        "?lm_head.weight": "vocab resid*",
+        "?**rotary_emb.inv_freq": "_",
+    }
+    axes, optional = pairs(table)
+    inner = {"group.{i}": "elementwise"} | _inner("{i}", "outer", "elementwise")
+    return Rules(
+        axes,
+        _resid(config, "rmsnorm") | inner,
+        {"head.{i}": shared, "group.{i}": group, "qk.{i}": size, "v.{i}": size},
+        optional,
+        settings=(
+            ("vocab_size", "vocab"),
+            ("hidden_size", "resid"),
+            ("intermediate_size", "hidden.{i}"),
+            ("num_key_value_heads", "head.{i}"),
+            ("num_attention_heads", "head.{i} group.{i}"),
+            ("head_dim", "qk.{i}"),
+            ("head_dim", "v.{i}"),
+        ),
+        folds={
+            f"{x}input_layernorm.weight": (f"{x}self_attn.{{q,k,v}}_proj.weight",),
+            f"{x}post_attention_layernorm.weight": (f"{x}mlp.{{gate,up}}_proj.weight",),
+            "{model.,}norm.weight": ("lm_head.weight",),
+        },
+        layers={"num_hidden_layers": x},
+    )
+
+
+def bert(config: Config) -> Rules:
+    """BERT (Devlin et al. 2019): norms after the sums; the head for masked words is tied, and
+    so applies its nonlinearity in the space of the embeddings."""
+    head = {
+        "?cls.predictions.transform.dense.weight": "resid resid*",
+        "?cls.predictions.transform.dense.bias": "resid",
+        "?cls.predictions.transform.LayerNorm.weight": "diag(resid)",
+        "?cls.predictions.transform.LayerNorm.bias": "resid",
+        "?cls.predictions.decoder.weight": "vocab resid*",
+        "?cls.predictions.{bias,decoder.bias}": "vocab",
+        "?cls.seq_relationship.weight": "labels pooled*",
+        "?cls.seq_relationship.bias": "labels",
+        "?classifier.weight": "labels pooled*",
+        "?classifier.bias": "labels",
+    }
+    return _bert(config, "{bert.,}", head)
+
+
+def roberta(config: Config) -> Rules:
+    """RoBERTa (Liu et al. 2019), also XLM-R: BERT with other names at the head."""
+    head = {
+        "?lm_head.dense.weight": "resid resid*",
+        "?lm_head.dense.bias": "resid",
+        "?lm_head.layer_norm.weight": "diag(resid)",
+        "?lm_head.layer_norm.bias": "resid",
+        "?lm_head.decoder.weight": "vocab resid*",
+        "?lm_head.{bias,decoder.bias}": "vocab",
+        "?classifier.dense.weight": "pooled resid*",
+        "?classifier.dense.bias": "pooled",
+        "?classifier.out_proj.weight": "labels pooled*",
+        "?classifier.out_proj.bias": "labels",
+    }
+    return _bert(config, "{roberta.,}", head)
+
+
+def _bert(config: Config, p: str, head: dict[str, str]) -> Rules:
+    x = f"{p}encoder.layer.{{i}}."
+    kind = (config.get("architectures") or ["ForMaskedLM"])[0]
+    masked = kind.endswith(("ForMaskedLM", "ForPreTraining"))
+    tied = setting(config, "tie_word_embeddings", default=True) and masked
+    qkvo = f"{x}attention.self.query {x}attention.self.key {x}attention.self.value "
+    table = {
+        f"{p}embeddings.word_embeddings.weight": _table(tied),
+        f"{p}embeddings.{{position,token_type}}_embeddings.weight": "_ resid",
+        f"?{p}embeddings.{{position,token_type}}_ids": "_ _",
+        f"{p}embeddings.LayerNorm.weight": "diag(resid)",
+        f"{p}embeddings.LayerNorm.bias": "resid",
+        **attention(f"{qkvo}{x}attention.output.dense", tag=".{i}"),
+        f"{x}intermediate.dense.weight": "hidden.{i} resid*",
+        f"{x}intermediate.dense.bias": "hidden.{i}",
+        f"{x}output.dense.weight": "resid hidden.{i}*",
+        f"{x}output.dense.bias": "resid",
+        f"{x}{{attention.output,output}}.LayerNorm.weight": "diag(resid)",
+        f"{x}{{attention.output,output}}.LayerNorm.bias": "resid",
+        f"?{p}pooler.dense.weight": "pooled resid*",
+        f"?{p}pooler.dense.bias": "pooled",
+        **head,
+    }
+    axes, optional = pairs(table)
+    width, heads = setting(config, "hidden_size"), setting(config, "num_attention_heads")
+    size = divided(width, heads, "num_attention_heads heads in hidden_size units")
+    # the base model hands out the stream itself
+    resid = "outer" if kind.endswith("Model") else "layernorm elementwise"
+    spaces = {"resid": resid, "vocab": "outer", "pooled": "odd", "labels": "outer"}
+    return Rules(
+        axes,
+        spaces | _inner("{i}", "dot", "elementwise"),
+        {"head.{i}": heads, "qk.{i}": size, "v.{i}": size},
+        optional,
+        frozenset({"pooled"}),
+        settings=(
+            ("vocab_size", "vocab"),
+            ("hidden_size", "resid"),
+            ("hidden_size", "pooled"),
+            ("hidden_size", "head.{i} qk.{i}"),
+            ("hidden_size", "head.{i} v.{i}"),
+            ("num_attention_heads", "head.{i}"),
+            ("intermediate_size", "hidden.{i}"),
+        ),
+        layers={"num_hidden_layers": x},
+    )
+
+
+def t5(config: Config) -> Rules:
+    """T5 (Raffel et al. 2020), also v1.1: encoder and decoder in the one space of their shared
+    embeddings, RMSNorm, no biases; the biases by relative position, held by the first layer,
+    make the heads of all layers of a tower one space."""
+    tied = setting(config, "tie_word_embeddings", default=True) and _has_head(config)
+    table = {
+        "shared.weight": _table(tied),
+        "?{encoder,decoder}.embed_tokens.weight": _table(tied),
+        "encoder.final_layer_norm.weight": "diag(resid)",
+        "decoder.final_layer_norm.weight": "diag(resid)",
+        "?lm_head.weight": "vocab resid*",
+    }
+    folds = {
+        "encoder.final_layer_norm.weight": (
+            "decoder.block.*.layer.1.EncDecAttention.{k,v}.weight",
+        ),
+        "decoder.final_layer_norm.weight": ("lm_head.weight",),
+    }
+    spaces = _resid(config, "rmsnorm")
+    heads, size = setting(config, "num_heads"), setting(config, "d_kv")
+    sizes = {}
+    settings = [("vocab_size", "vocab"), ("d_model", "resid")]
+    for tower, parts in {"encoder": "sf", "decoder": "scf"}.items():
+        for n, part in enumerate(parts):
+            x = f"{tower}.block.{{i}}.layer.{n}."
+            table[f"{x}layer_norm.weight"] = "diag(resid)"
+            if part == "f":
+                hidden = f"{tower}.hidden.{{i}}"
+                table[f"{x}DenseReluDense.{{wi,wi_0,wi_1}}.weight"] = f"{hidden} resid*"
+                table[f"{x}DenseReluDense.wo.weight"] = f"resid {hidden}*"
+                act = config.get("feed_forward_proj", "relu")
+                spaces[hidden] = "relu" if act == "relu" else "elementwise"
+                settings.append(("d_ff", hidden))
+                folds[f"{x}layer_norm.weight"] = (f"{x}DenseReluDense.{{wi,wi_0,wi_1}}.weight",)
+                continue
+            own = part == "s"
+            space = f"{tower}." if own else "cross."
+            module = f"{x}{'SelfAttention' if own else 'EncDecAttention'}"
+            names = " ".join(f"{module}.{p}" for p in "qkvo")
+            for pattern, text in attention(names, tag=".{i}", tower=space).items():
+                if pattern[0] != "?":
+                    text = text.replace(f"{space}head.{{i}}", f"{space}head") if own else text
+                    table[pattern] = text
+            head = f"{space}head" if own else f"{space}head.{{i}}"
+            if own:
+                bias = f"{tower}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+                table[bias] = f"_ {head}"
+            # a bias on the logits tells the sign of a head, which they alone would not
+            spaces |= {head: "elementwise" if own else "odd"}
+            spaces |= {f"{space}{name}.{{i}}": "linear" for name in ("qk", "v")}
+            sizes |= {head: heads, f"{space}qk.{{i}}": size, f"{space}v.{{i}}": size}
+            settings += [("num_heads", head)]
+            settings += [("d_kv", f"{space}{name}.{{i}}") for name in ("qk", "v")]
+            folds[f"{x}layer_norm.weight"] = (
+                f"{module}.{{q,k,v}}.weight" if own else f"{module}.q.weight",
+            )
+    # the old release of the format gave the decoder's second attention a bias that is not used
+    unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    table[f"?{unused}"] = "_ _"
+    axes, optional = pairs(table)
+    layers = {"num_layers": "encoder.block.{i}.", "num_decoder_layers": "decoder.block.{i}."}
+    return Rules(
+        axes, spaces, sizes, optional, settings=tuple(settings), folds=folds, layers=layers
+    )
+
+
+def _has_head(config: Config) -> bool:
+    """Whether it is a model with a head, as a checkpoint that does not say is taken to be."""
+    name = (config.get("architectures") or [""])[0]
+    return name.endswith(("LMHeadModel", "DoubleHeadsModel")) or not name.endswith("Model")
+
+
+def _table(tied: bool) -> str:
+    return "vocab* resid | vocab resid*" if tied else "vocab* resid"
+
+
+def _resid(config: Config, norm: str) -> dict[str, str]:
+    """The base model, without a head, hands out the stream itself."""
+    return {"resid": norm if _has_head(config) else "outer", "vocab": "outer"}
+
+
+def _inner(i: str, qk: str, hidden: str) -> dict[str, str]:
+    names = {"head": "odd", "qk": qk, "v": "linear", "hidden": hidden}
+    return {f"{name}.{i}": word for name, word in names.items()}

@@ -1,0 +1,106 @@
+"""Tables of vision transformers for the tensor names of Hugging Face: ViT, CLIP's two towers."""
+
+from typing import Any
+
+from sail_jax.architectures.table import Config, Rules, divided, pairs, setting
+from sail_jax.architectures.text import attention
+
+__all__ = ["clip", "vit"]
+
+
+def vit(config: Config) -> Rules:
+    """ViT (Dosovitskiy et al. 2021), also DeiT without distillation: pixels are in no space."""
+    x = "{vit.,}encoder.layer.{i}."
+    inner = f"{x}attention.attention."
+    table = {
+        "{vit.,}embeddings.cls_token": "_ _ resid",
+        "?{vit.,}embeddings.mask_token": "_ _ resid",
+        "{vit.,}embeddings.position_embeddings": "_ _ resid",
+        "{vit.,}embeddings.patch_embeddings.projection.weight": "resid _ _ _",
+        "{vit.,}embeddings.patch_embeddings.projection.bias": "resid",
+        **attention(f"{inner}query {inner}key {inner}value {x}attention.output.dense", tag=".{i}"),
+        f"{x}intermediate.dense.weight": "hidden.{i} resid*",
+        f"{x}intermediate.dense.bias": "hidden.{i}",
+        f"{x}output.dense.weight": "resid hidden.{i}*",
+        f"{x}output.dense.bias": "resid",
+        f"{x}layernorm_{{before,after}}.weight": "diag(resid)",
+        f"{x}layernorm_{{before,after}}.bias": "resid",
+        "{vit.,}layernorm.weight": "diag(resid)",
+        "{vit.,}layernorm.bias": "resid",
+        "?{vit.,}pooler.dense.weight": "pooled resid*",
+        "?{vit.,}pooler.dense.bias": "pooled",
+        "?classifier.weight": "labels resid*",
+        "?classifier.bias": "labels",
+    }
+    axes, optional = pairs(table)
+    base = (config.get("architectures") or [""])[0].endswith("Model")
+    spaces, sizes, settings = _tower(config)
+    spaces |= {"resid": "outer" if base else "layernorm", "pooled": "outer", "labels": "outer"}
+    layers = {"num_hidden_layers": x}
+    return Rules(axes, spaces, sizes, optional, settings=settings, layers=layers)
+
+
+def clip(config: Config) -> Rules:
+    """CLIP (Radford et al. 2021): two towers whose projections meet in one space, normalised."""
+    table = {
+        "logit_scale": "",
+        "text_model.embeddings.token_embedding.weight": "vocab* text.resid",
+        "text_model.embeddings.position_embedding.weight": "_ text.resid",
+        "vision_model.embeddings.class_embedding": "vision.resid",
+        "vision_model.embeddings.patch_embedding.weight": "vision.resid _ _ _",
+        "vision_model.embeddings.position_embedding.weight": "_ vision.resid",
+        "?{text,vision}_model.embeddings.position_ids": "_ _",
+        "text_projection.weight": "shared text.resid*",
+        "visual_projection.weight": "shared* vision.resid*",
+    }
+    spaces, sizes, settings = {"vocab": "outer", "shared": "rmsnorm"}, {}, ()
+    settings += (("projection_dim", "shared"), ("text_config.vocab_size", "vocab"))
+    norms = {"text": "text_model.final_layer_norm"}
+    norms["vision"] = "vision_model.{pre_layrnorm,post_layernorm}"
+    for tower, norm in norms.items():
+        x = f"{tower}_model.encoder.layers.{{i}}."
+        resid, hidden = f"{tower}.resid", f"{tower}.hidden.{{i}}"
+        names = " ".join(f"{x}self_attn.{p}_proj" for p in ("q", "k", "v", "out"))
+        table |= {
+            **attention(names, tag=".{i}", tower=f"{tower}.", resid=resid),
+            f"{x}layer_norm{{1,2}}.weight": f"diag({resid})",
+            f"{x}layer_norm{{1,2}}.bias": resid,
+            f"{x}mlp.fc1.weight": f"{hidden} {resid}*",
+            f"{x}mlp.fc1.bias": hidden,
+            f"{x}mlp.fc2.weight": f"{resid} {hidden}*",
+            f"{x}mlp.fc2.bias": resid,
+            f"{norm}.weight": f"diag({resid})",
+            f"{norm}.bias": resid,
+        }
+        more = _tower(setting(config, f"{tower}_config"), f"{tower}.", f"{tower}_config.")
+        spaces, sizes, settings = spaces | more[0], sizes | more[1], settings + more[2]
+    axes, optional = pairs(table)
+    layers = {f"{t}_config.num_hidden_layers": f"{t}_model.encoder.layers.{{i}}." for t in norms}
+    return Rules(axes, spaces, sizes, optional, settings=settings, layers=layers)
+
+
+def _tower(config: Config, tower: str = "", key: str = "") -> tuple[Any, ...]:
+    """The spaces, their sizes and the settings of one stack of layers."""
+    width, heads = setting(config, "hidden_size"), setting(config, "num_attention_heads")
+    size = divided(width, heads, f"{key}num_attention_heads heads in hidden_size units")
+    words = {"resid": "layernorm"} | {
+        f"{name}.{{i}}": word
+        for name, word in (
+            ("head", "odd"),
+            ("qk", "dot"),
+            ("v", "linear"),
+            ("hidden", "elementwise"),
+        )
+    }
+    settings = (
+        ("hidden_size", "{0}resid"),
+        ("hidden_size", "{0}head.{{i}} {0}qk.{{i}}"),
+        ("hidden_size", "{0}head.{{i}} {0}v.{{i}}"),
+        ("num_attention_heads", "{0}head.{{i}}"),
+        ("intermediate_size", "{0}hidden.{{i}}"),
+    )
+    return (
+        {tower + name: word for name, word in words.items()},
+        {f"{tower}{name}.{{i}}": n for name, n in (("head", heads), ("qk", size), ("v", size))},
+        tuple((key + entry, text.format(tower)) for entry, text in settings),
+    )

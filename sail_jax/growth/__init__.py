@@ -1,0 +1,96 @@
+"""Makers: maps that permute, prune, rotate, widen and deepen, and the published growth methods.
+
+A maker never sees a parameter; `change_basis` applies what it returns, and each states its family,
+from which `exactness` says what is preserved. What growth does to parameters beyond that (fresh
+units, noise, masks, rules for norms and layers) are separate functions of parameters. Learned maps
+(LiGO, SAIL) are in `sail_jax.growth.learned`, which needs optax.
+"""
+
+from sail_jax.growth.basic import (
+    flip,
+    lemon_gain,
+    pad,
+    permute,
+    prune,
+    rescale,
+    rotate,
+    widen,
+)
+from sail_jax.growth.depth import (
+    deepen,
+    depth_up_scale,
+    inserted,
+    interleave,
+    mix_layers,
+    overwrite,
+    stack_layers,
+    unstack_layers,
+)
+from sail_jax.growth.fresh import (
+    aki,
+    break_symmetry,
+    fresh_units,
+    grown,
+    mask_units,
+    masked_layernorm,
+    masked_rmsnorm,
+    noise_pairs,
+    null_noise,
+    ramp,
+    scale_norms,
+)
+from sail_jax.growth.optimizer import change_state, learning_rates
+from sail_jax.growth.width import (
+    compensate,
+    fpi,
+    hypercloning,
+    interpolate,
+    lemon,
+    principal,
+    project,
+    singular,
+    split_readers,
+    tile,
+)
+
+__all__ = [
+    "aki",
+    "break_symmetry",
+    "change_state",
+    "compensate",
+    "deepen",
+    "depth_up_scale",
+    "flip",
+    "fpi",
+    "fresh_units",
+    "grown",
+    "hypercloning",
+    "inserted",
+    "interleave",
+    "interpolate",
+    "learning_rates",
+    "lemon",
+    "lemon_gain",
+    "mask_units",
+    "masked_layernorm",
+    "masked_rmsnorm",
+    "mix_layers",
+    "noise_pairs",
+    "null_noise",
+    "overwrite",
+    "pad",
+    "permute",
+    "principal",
+    "project",
+    "prune",
+    "ramp",
+    "rescale",
+    "rotate",
+    "scale_norms",
+    "singular",
+    "split_readers",
+    "stack_layers",
+    "tile",
+    "unstack_layers",
+    "widen",
+]

@@ -1,0 +1,220 @@
+"""The state of an optimiser, carried through a change of basis.
+
+First moments are averages of gradients and move dually, exactly for every map. Second moments are
+averages of squared gradients: a permutation, duplication or any other index form moves them
+exactly, a map that mixes units does not, as that would need the covariances of gradients. Counts
+and schedules stay. Averages of parameters (EMA) are parameters: `change_basis` itself moves them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from sail_jax.axes import Role, blocks
+from sail_jax.change_basis import change_basis
+from sail_jax.families import Family
+from sail_jax.maps import SpaceMap
+from sail_jax.spaces import Spec, table
+from sail_jax.trees import path_str
+
+__all__ = ["LAWS", "Moved", "StateReport", "change_state", "learning_rates"]
+
+Law = Literal["params", "gradients", "second_moments", "restart"]
+
+LAWS: dict[str, Law] = {
+    "mu": "gradients",
+    "trace": "gradients",
+    "ema": "gradients",
+    "acc_grads": "gradients",
+    "nu": "second_moments",
+    "nu_max": "second_moments",
+    "sum_of_squares": "second_moments",
+    "z": "params",
+}
+"""How the fields of optax states move, by name: those of Adam(W), AMSGrad, Lion, RMSProp, SGD with
+momentum, `optax.ema` (an average of updates), Adagrad, MultiSteps, schedule-free."""
+
+
+class Moved(NamedTuple):
+    """One field of the state: where, what was done, and why, where it was restarted."""
+
+    path: str
+    how: Literal["moved", "kept", "restarted"]
+    reason: str
+
+
+class StateReport(NamedTuple):
+    """What `change_state` did; `print` shows a table."""
+
+    fields: tuple[Moved, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing was restarted."""
+        return all(field.how != "restarted" for field in self.fields)
+
+    def __str__(self) -> str:
+        return table([("field", "how", "why"), *self.fields])
+
+
+def change_state(
+    state: PyTree,
+    fresh: PyTree,
+    spec: Spec,
+    maps: Mapping[str, SpaceMap],
+    *,
+    laws: Mapping[str, Law] | None = None,
+) -> tuple[PyTree, StateReport]:
+    """An optax state re-expressed as the parameters are, and a report of what was done.
+
+    fresh: `optimizer.init(new_params)`, what a restart takes. laws: for fields that `LAWS` lacks,
+    or to overrule it. Where a second moment has no law (a dense map), the whole state that holds
+    it is restarted, its count and first moment too: a count without its moments would make the
+    bias correction wrong and the first steps too long. Counts elsewhere (schedules) are kept.
+
+    Raises ValueError, naming the field, if it holds something for each parameter and no law is
+    known, or if the two states differ in structure.
+    """
+    known: dict[str, Law] = {**LAWS, **(laws or {})}
+    if bad := [law for law in known.values() if law not in get_args(Law)]:
+        raise ValueError(f"a law must be one of {', '.join(get_args(Law))}, got {bad[0]!r}")
+    spec.check(maps)
+    dense = [n for n, m in maps.items() if m.index is None and Family.IDENTITY not in m.family]
+    rows: list[Moved] = []
+    out = _walk(state, fresh, "", spec, maps, known, dense, rows)
+    return out, StateReport(tuple(rows))
+
+
+def _walk(
+    node: Any,
+    fresh: Any,
+    path: str,
+    spec: Spec,
+    maps: Mapping[str, SpaceMap],
+    laws: Mapping[str, Law],
+    dense: list[str],
+    rows: list[Moved],
+) -> Any:
+    if type(node) is not type(fresh) and not (hasattr(node, "shape") and hasattr(fresh, "shape")):
+        raise ValueError(
+            f"the state at {path!r} is {type(node).__name__}, in fresh {type(fresh).__name__}: "
+            "fresh must be optimizer.init(new_params) of the same optimizer"
+        )
+    names: tuple[str, ...] = getattr(node, "_fields", ())
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        held = {name: _holds_params(getattr(node, name), spec) for name in names}
+        for name in names:
+            where = f"{path}/{name}".lstrip("/")
+            if held[name] and name not in laws:
+                raise ValueError(
+                    f"the state {where!r} ({type(node).__name__}) holds something for each "
+                    f"parameter, and how it moves is not known: say laws={{{name!r}: ...}}"
+                )
+            law = laws.get(name)
+            if held[name] and (law == "restart" or (law == "second_moments" and dense)):
+                reason = "asked for" if law == "restart" else f"the map of {dense[0]!r} is dense"
+                rows.append(Moved(where, "restarted", f"{reason}; with all of its state"))
+                return fresh
+        children = []
+        for name in names:
+            value, where = getattr(node, name), f"{path}/{name}".lstrip("/")
+            if held[name]:
+                rows.append(Moved(where, "moved", laws[name]))
+                children.append(change_basis(value, spec, maps, kind=laws[name]))  # pyright: ignore
+            else:
+                new = getattr(fresh, name)
+                children.append(_walk(value, new, where, spec, maps, laws, dense, rows))
+        return type(node)(*children)
+    if isinstance(node, (tuple, list)):
+        if len(node) != len(fresh):
+            raise ValueError(f"the state at {path!r} has {len(node)} parts, in fresh {len(fresh)}")
+        pairs = zip(node, fresh, strict=True)
+        walked = (
+            _walk(a, b, f"{path}/{k}".lstrip("/"), spec, maps, laws, dense, rows)
+            for k, (a, b) in enumerate(pairs)
+        )
+        return type(node)(walked)
+    if isinstance(node, Mapping):
+        if set(node) != set(fresh):
+            raise ValueError(f"the state at {path!r} and fresh differ in their keys")
+        walked = {
+            k: _walk(v, fresh[k], f"{path}/{k}".lstrip("/"), spec, maps, laws, dense, rows)
+            for k, v in node.items()
+        }
+        return type(node)(walked)  # pyright: ignore[reportCallIssue]
+    if jnp.shape(node) != jnp.shape(fresh):
+        raise ValueError(
+            f"the state {path!r} has shape {list(jnp.shape(node))}, in fresh "
+            f"{list(jnp.shape(fresh))}, and is no tree of parameters"
+        )
+    if hasattr(node, "shape"):
+        rows.append(Moved(path, "kept", ""))
+    return node
+
+
+def _holds_params(value: Any, spec: Spec) -> bool:
+    paths = [path_str(path) for path, _ in jax.tree.leaves_with_path(value)]
+    return bool(paths) and {leaf.path for leaf in spec.leaves}.issuperset(paths)
+
+
+def learning_rates(
+    params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], optimizer: Literal["sgd", "adam"]
+) -> PyTree:
+    """Factors on the updates of each entry with which training commutes with the maps: the grown
+    network then follows, image by image, the path that the old one would have taken.
+
+    "sgd", with momentum or not: what the entry is multiplied by over what its gradient is, for
+    copies c on what writes them and 1/c on what reads them. "adam", whose updates do not depend
+    on the scale of gradients (epsilon aside): what the entry is multiplied by, 1/c on readers.
+    All ones for a permutation. `params`: the grown parameters; the factors broadcast against them.
+
+    Raises ValueError for a dense map other than an orthogonal one, under which SGD commutes and
+    nothing has to be scaled; under Adam for any dense map.
+    """
+    if optimizer not in ("sgd", "adam"):
+        raise ValueError(f"optimizer must be 'sgd' or 'adam', got {optimizer!r}")
+    spec.check(maps)
+    vectors: dict[str, dict[Role, Array]] = {}
+    for name, m in maps.items():
+        if m.index is not None:
+            vectors[name] = _factors(m, optimizer)
+        elif optimizer == "adam" or Family.ORTHOGONAL not in m.family:
+            raise ValueError(
+                f"no learning rate per entry makes {optimizer} commute with the dense map of "
+                f"{name!r}, which mixes entries"
+            )
+    sizes = {space.name: space.size for space in spec.resized(maps).spaces}
+
+    def leaf(key_path: Any, x: Array) -> Array:
+        axes = spec.axes(path_str(key_path))
+        out = jnp.ones((1,) * len(axes))
+        for k, axis in enumerate(axes):
+            along = []
+            for block in blocks(axis):
+                along.append(jnp.ones(1))
+                for f in block:
+                    size = sizes[f.space] if len(axis) > 1 else 1
+                    one = vectors.get(f.space, {}).get(f.role, jnp.ones(size))
+                    along[-1] = (along[-1][:, None] * one).reshape(-1)
+            shape = [-1 if i == k else 1 for i in range(len(axes))]
+            out = out * jnp.concatenate(along).reshape(shape)
+        return out
+
+    return jax.tree.map_with_path(leaf, params)
+
+
+def _factors(m: SpaceMap, optimizer: str) -> dict[Role, Array]:
+    write, read = (jnp.ones(m.new) if e is None else e for e in m.entries)
+    gain, dual = (write != 0).astype(write.dtype), write * read
+    if optimizer == "adam":
+        return {"write": jnp.abs(write), "read": jnp.abs(read), "gain": gain}
+    pairs: dict[Role, tuple[Array, Array]] = {
+        "write": (write, read),
+        "read": (read, write),
+        "gain": (gain, dual),
+    }
+    # where no gradient arrives, nothing moves at any rate
+    return {k: jnp.where(b == 0, 1, a / jnp.where(b == 0, 1, b)) for k, (a, b) in pairs.items()}

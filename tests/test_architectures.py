@@ -1,0 +1,547 @@
+"""Tables of architectures: a list of models x the laws that their specs must obey.
+
+`architectures.json` holds, per model, a configuration, the names and shapes of its tensors on disk
+and some logits, all three as transformers 5.23.0 with torch 2.13.0 gave them for the weights of
+`weights`; so names, layouts and forward passes are checked against what made them.
+"""
+
+import json
+import re
+import zlib
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.models.gpt import GPT
+from experiments.models.mlp import MLP
+from experiments.models.resnet import ResNet
+from experiments.models.vit import ViT
+from sail_jax import architectures, growth
+from sail_jax.architectures import Rules, draft
+from sail_jax.certificate import certificate, exactness
+from sail_jax.change_basis import change_basis
+from sail_jax.spaces import spec
+
+GOLDEN = json.loads((Path(__file__).parent / "architectures.json").read_text())
+EPS = float(jnp.finfo(jnp.float32).eps)
+
+
+def weights(name, shape):
+    """Of a tensor, by its name; norm scales around one."""
+    x = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
+    if len(shape) < 2:
+        norm = "norm" in name.lower() or "ln_" in name or "layrnorm" in name
+        return (x * 0.2 + norm).astype(np.float32)
+    return (x * 0.4).astype(np.float32)
+
+
+TOKENS = np.array([[3, 5, 0, 7, 7, 2, 11, 16], [4, 1, 9, 16, 2, 8, 13, 6]])
+IMAGES = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
+PAIRS = {"vit": IMAGES, "clip": (TOKENS, IMAGES), "t5": (TOKENS, TOKENS[:, ::-1][:, :6].copy())}
+
+
+class Model(NamedTuple):
+    params: Any
+    rules: Rules
+    inputs: Any
+    apply: Any  # (sizes, params, inputs): the forward pass of a network with a spec's sizes
+
+    @property
+    def spec(self):
+        return self.rules.spec(self.params)
+
+
+def hugging_face(name):
+    golden = GOLDEN[name]
+    config = golden["config"]
+    family = architectures.of(config)
+    params = {n: jnp.asarray(weights(n, s)) for n, s in golden["shapes"].items()}
+    rules = family.rules(config)
+
+    def apply(sizes):
+        # the number of heads is all that a forward pass needs to be told
+        told = tuple(s for s in rules.settings if "head" in s[0].rpartition(".")[2])
+        new = rules._replace(settings=told).resized(config, sizes)
+        return jax.jit(lambda params, x: family.logits(params, new, x))
+
+    return Model(params, rules, PAIRS.get(family.name, TOKENS), apply)
+
+
+def flax_model(name):
+    key = jax.random.key(1)
+    sizes = {"width": 8, "layers": 2, "heads": 2, "head_dim": 4, "hidden": 12}
+    small = IMAGES.transpose(0, 2, 3, 1)
+    module, inputs, rules = {
+        "flax mlp": (
+            lambda f: MLP(widths=(f("hidden.0", 6), f("hidden.1", 5)), outputs=3),
+            IMAGES.reshape(2, -1)[:, :7],
+            architectures.flax_mlp({"widths": (6, 5)}),
+        ),
+        "flax resnet": (
+            lambda f: ResNet(
+                widths=(f("stage.0", 4), f("stage.1", 6)),
+                inner=(f("hidden.0.0", 4), f("hidden.1.0", 6)),
+                blocks=2,
+                outputs=3,
+            ),
+            small,
+            architectures.flax_resnet({"widths": (4, 6), "blocks": 2}),
+        ),
+        "flax gpt": (partial(_gpt, sizes, False), TOKENS, architectures.flax_gpt({})),
+        "flax gpt, tied": (
+            partial(_gpt, sizes, True),
+            TOKENS,
+            architectures.flax_gpt({"tied": True}),
+        ),
+        "flax vit": (
+            lambda f: ViT(outputs=3, patch=4, **{k: f(_SPACE.get(k), n) for k, n in sizes.items()}),
+            small,
+            architectures.flax_vit({}),
+        ),
+    }[name]
+    variables = module(lambda _, n: n).init(key, inputs)
+    # nothing at its initial zero or one: a mistake would not show
+    paths = jax.tree.map_with_path(lambda path, _: jax.tree_util.keystr(path), variables)
+    params = jax.tree.map(
+        lambda path, x: x + 0.3 * jnp.abs(weights(path, x.shape)), paths, variables
+    )
+
+    def apply(s):
+        grown = module(lambda space, n: s.space(space).size if space else n)
+        return jax.jit(lambda params, x: grown.apply(params, x))
+
+    return Model(params, rules, inputs, apply)
+
+
+_SPACE = {"width": "resid", "heads": "head.0", "head_dim": "qk.0", "hidden": "hidden.0"}
+
+
+def _gpt(sizes, tied, f):
+    sizes = {k: f(_SPACE.get(k), n) for k, n in sizes.items()}
+    return GPT(vocab=17, context=8, tied=tied, **sizes)
+
+
+FLAX = ["flax mlp", "flax resnet", "flax gpt", "flax gpt, tied", "flax vit"]
+NAMES = [*GOLDEN, *FLAX]
+names = pytest.mark.parametrize("name", NAMES)
+RMS = ["llama", "mistral", "qwen3", "t5, gated, untied"]
+TIED = ["gpt2", "llama, tied, stretched", "qwen2", "bert", "roberta", "t5", "flax gpt, tied"]
+
+
+@cache
+def model(name):
+    return hugging_face(name) if name in GOLDEN else flax_model(name)
+
+
+@cache
+def forward(name, sizes):
+    return model(name).apply(sizes)
+
+
+def run(name, sizes, params):
+    m = model(name)
+    return forward(name, sizes)(params, m.inputs)
+
+
+def certify(name, params, sizes, new, new_sizes):
+    """Both networks run with the sizes of their own specs."""
+
+    def f(pair, _):
+        s, p = pair
+        return run(name, s, p)
+
+    return certificate(f, (sizes, params), (new_sizes, new), None)
+
+
+def inner(m):
+    return [x for x in m.spec.spaces if x.nonlinearity != "outer"]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_forward_agrees_with_transformers(name):
+    golden, m = GOLDEN[name], model(name)
+    logits = np.asarray(run(name, m.spec, m.params))
+    assert list(logits.shape) == golden["shape"]
+    # some ten layers of float32 on either side, each a few roundings of the largest value
+    tolerance = 64 * EPS * np.abs(logits).max()
+    np.testing.assert_allclose(logits.ravel()[:: golden["step"]], golden["logits"], 0, tolerance)
+
+
+@names
+def test_every_space_can_be_permuted(name):
+    m = model(name)
+    s = m.spec
+    assert inner(m)
+    for space in inner(m):
+        if space.size == 1:
+            continue
+        order = jnp.roll(jnp.arange(space.size), 1)
+        maps = {space.name: growth.permute(order)}
+        assert exactness(s, maps).exact, str(exactness(s, maps))
+        new = change_basis(m.params, s, maps)
+        seen = certify(name, m.params, s, new, s)
+        assert seen.preserved, (space, seen)
+        changed = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), m.params, new)
+        assert any(jax.tree.leaves(changed))
+
+
+@names
+def test_ends_cannot(name):
+    m = model(name)
+    ends = [x for x in m.spec.spaces if x.nonlinearity == "outer"]
+    assert ends
+    for space in ends:
+        maps = {space.name: growth.permute(jnp.roll(jnp.arange(space.size), 1))}
+        assert not exactness(m.spec, maps).exact
+
+
+@names
+def test_hidden_units_and_heads_can_be_duplicated(name):
+    """Net2Wider, unevenly: hidden units, heads, queries per head, channels."""
+    m = model(name)
+    s, maps = m.spec, {}
+    for x in inner(m):
+        grows = x.name.startswith("stage") or re.search(r"\b(hidden|head|group)\b", x.name)
+        if grows:
+            # one size per kind, as one configuration states it
+            maps[x.name] = growth.widen(
+                x.size, x.size + 1 if x.size > 1 else 2, key=jax.random.key(2)
+            )
+    assert len(maps) >= 2
+    report = exactness(s, maps)
+    assert report.exact, str(report)
+    new, new_sizes = change_basis(m.params, s, maps), s.resized(maps)
+    seen = certify(name, m.params, s, new, new_sizes)
+    assert seen.preserved, seen
+
+
+@pytest.mark.parametrize("name", sorted({*RMS, "vit", "clip", "flax gpt", "flax vit", *TIED[:4]}))
+def test_the_stream_can_be_duplicated_where_nothing_is_tied(name):
+    m = model(name)
+    s = m.spec
+    streams = [x for x in inner(m) if x.name.endswith("resid")]
+    maps = {x.name: growth.widen(x.size, 2 * x.size) for x in streams}
+    report = exactness(s, maps)
+    assert report.exact == (name not in TIED), str(report)
+    new, new_sizes = change_basis(m.params, s, maps), s.resized(maps)
+    seen = certify(name, m.params, s, new, new_sizes)
+    assert seen.preserved == report.exact
+    if not report.exact:
+        assert "both writes and reads it" in report.spaces[0].reason
+
+
+def orthogonal(n):
+    return jnp.linalg.qr(jax.random.normal(jax.random.key(4), (n, n)))[0]
+
+
+@pytest.mark.parametrize("name", RMS)
+def test_rotation_of_the_stream_after_folding(name):
+    m = model(name)
+    s = m.spec
+    maps = {"resid": growth.rotate(orthogonal(s.space("resid").size))}
+    assert "fold the gain" in exactness(s, maps).spaces[0].reason
+    params, rules = m.rules.fold(m.params)
+    folded = rules.spec(params)
+    assert certify(name, m.params, s, params, s).preserved
+    assert any(bool(jnp.any(params[p] != m.params[p])) for p in params)
+    assert exactness(folded, maps).exact
+    new = change_basis(params, folded, maps)
+    seen = certify(name, params, s, new, s)
+    assert seen.preserved, seen
+    assert not certify(name, m.params, s, change_basis(m.params, s, maps), s).preserved
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "clip", "flax gpt", "flax vit"])
+def test_rotation_under_layernorm_is_reported(name):
+    m = model(name)
+    s = m.spec
+    space = next(x for x in s.spaces if x.name.endswith("resid"))
+    maps = {space.name: growth.rotate(orthogonal(space.size))}
+    assert "(layernorm" in exactness(s, maps).spaces[0].reason
+    new = change_basis(m.params, s, maps)
+    assert not certify(name, m.params, s, new, s).preserved
+    with pytest.raises(ValueError, match="only the scale of RMSNorm"):
+        m.rules.fold(m.params)
+
+
+@pytest.mark.parametrize("name", ["llama, tied, stretched", "qwen2", "t5"])
+def test_a_tied_table_cannot_hold_a_scale(name):
+    m = model(name)
+    with pytest.raises(ValueError, match=r"norm.weight' cannot be folded: .* untie the table"):
+        m.rules.fold(m.params)
+
+
+@pytest.mark.parametrize(
+    ("name", "space"),
+    [
+        *(("gpt2", s) for s in ("qk.0", "v.1")),
+        ("llama", "v.0"),
+        ("t5", "cross.qk.1"),
+        ("t5", "encoder.v.0"),
+        ("clip", "shared"),
+        ("flax gpt", "qk.1"),
+    ],
+)
+def test_rotation_of_linear_spaces(name, space):
+    m = model(name)
+    s = m.spec
+    maps = {space: growth.rotate(orthogonal(s.space(space).size))}
+    assert exactness(s, maps).exact
+    assert certify(name, m.params, s, change_basis(m.params, s, maps), s).preserved
+
+
+def test_a_dot_product_keeps_its_size():
+    """What is divided by the root of its number cannot be duplicated, unlike T5's."""
+    m = model("gpt2")
+    maps = {f"qk.{i}": growth.widen(4, 8) for i in range(2)}
+    assert "(dot) commutes with invertible" in exactness(m.spec, maps).spaces[0].reason
+    new = change_basis(m.params, m.spec, maps)
+    assert not certify("gpt2", m.params, m.spec, new, m.spec).preserved
+    t5 = model("t5")
+    maps = {"encoder.qk.0": growth.widen(3, 6)}
+    new = change_basis(t5.params, t5.spec, maps)
+    assert exactness(t5.spec, maps).exact
+    assert certify("t5", t5.params, t5.spec, new, t5.spec).preserved
+
+
+# Configurations.
+
+
+def test_resized_configurations():
+    m, config = model("llama"), GOLDEN["llama"]["config"]
+    assert m.rules.resized(config, m.spec) == config | {"head_dim": 4}
+    maps = {"resid": growth.widen(8, 16)}
+    maps |= {f"hidden.{i}": growth.widen(12, 20) for i in range(2)}
+    maps |= {f"group.{i}": growth.widen(2, 3) for i in range(2)}
+    new = m.rules.resized(config, m.spec.resized(maps))
+    changed = {k: v for k, v in new.items() if v != config.get(k)}
+    assert changed == {"hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 6}
+    # and the new configuration describes the new tensors
+    grown = change_basis(m.params, m.spec, maps)
+    assert architectures.llama(new).spec(grown) == m.spec.resized(maps)
+    del maps["hidden.1"]
+    with pytest.raises(ValueError, match=r"one 'intermediate_size', .* 20 \(hidden.0\) and 12"):
+        m.rules.resized(config, m.spec.resized(maps))
+    gpt2 = model("gpt2")
+    heads = gpt2.spec.resized({f"head.{i}": growth.widen(2, 4) for i in range(2)})
+    with pytest.raises(ValueError, match=r"one 'n_embd', .* 8 \(resid\) and 16 \(head.0 x qk.0\)"):
+        gpt2.rules.resized(GOLDEN["gpt2"]["config"], heads)
+    clip = model("clip")
+    maps = {"text.hidden.0": growth.widen(12, 13), "shared": growth.widen(6, 12)}
+    new = clip.rules.resized(GOLDEN["clip"]["config"], clip.spec.resized(maps))
+    assert (new["text_config"]["intermediate_size"], new["projection_dim"]) == (13, 12)
+    assert GOLDEN["clip"]["config"]["text_config"]["intermediate_size"] == 12
+
+
+def test_detection():
+    of = architectures.of
+    kinds = {name: of(golden["config"]).name for name, golden in GOLDEN.items()}
+    assert kinds["mistral"] == kinds["qwen2"] == kinds["qwen3"] == "llama"
+    assert of({"architectures": ["GPT2LMHeadModel"]}).rules is architectures.gpt2
+    assert of({"architectures": ["CLIPModel"]}).name == "clip"
+    assert of({"model_type": "flax_vit"}).logits is None
+    with pytest.raises(ValueError, match=r"'lama' \(nearest: 'llama'"):
+        of({"model_type": "lama"})
+    with pytest.raises(ValueError, match="neither 'model_type' nor"):
+        of({})
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "match"),
+    [
+        ("gpt2", {"n_embd": 8, "n_head": 3}, "n_head heads in n_embd units: 3 does not divide 8"),
+        ("gpt2", {"n_embed": 8, "n_head": 2}, r"does not state 'n_embd' \(nearest: 'n_embed'"),
+        (
+            "llama",
+            {"num_attention_heads": 4, "num_key_value_heads": 3, "hidden_size": 8},
+            "num_key_value_heads among num_attention_heads: 3 does not divide 4",
+        ),
+        ("clip", {"vision_config": {}}, "does not state 'text_config'"),
+        ("flax_mlp", {}, "does not state 'widths'"),
+    ],
+)
+def test_bad_configurations(family, config, match):
+    with pytest.raises(ValueError, match=match):
+        getattr(architectures, family)(config)
+
+
+def test_bad_checkpoints():
+    m, config = model("llama"), GOLDEN["llama"]["config"]
+    lost = {k: v for k, v in m.params.items() if "down_proj" not in k}
+    with pytest.raises(ValueError, match=r"rule '.*down_proj.weight': .* matches no leaf"):
+        m.rules.spec(lost)
+    with pytest.raises(ValueError, match=r"no tensor 'model.layers.0.mlp.down_proj.weight'"):
+        architectures.forward.llama(lost, config, TOKENS)
+    with pytest.raises(ValueError, match=r"no rule matches leaf 'model.layers.0.extra'"):
+        m.rules.spec(m.params | {"model.layers.0.extra": jnp.zeros(3)})
+    other = config | {"num_key_value_heads": 4}
+    with pytest.raises(ValueError, match=r"units of '\(head.0 qk.0.*sizes\['head.0'\]"):
+        architectures.llama(other).spec(m.params)
+    scaled = config | {"rope_scaling": {"rope_type": "longrope"}}
+    with pytest.raises(ValueError, match="'longrope' are not known"):
+        architectures.forward.llama(m.params, scaled, TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"), [("gpt2", "transformer."), ("bert", "bert."), ("roberta", "roberta.")]
+)
+def test_base_models_hand_out_their_stream(name, prefix):
+    """Saved without the prefix; their output is the stream, so it cannot be re-expressed."""
+    m, config = model(name), GOLDEN[name]["config"]
+    base = {k.removeprefix(prefix): v for k, v in m.params.items() if k.startswith(prefix)}
+    config = config | {"architectures": [f"{name.upper()}Model"]}
+    s = architectures.of(config).rules(config).spec(base)
+    assert s.space("resid").nonlinearity == "outer"
+    assert not any(u.tied for u in s.uses("resid"))
+    if name == "gpt2":  # the same file, as some are saved
+        config = config | {"architectures": ["GPT2LMHeadModel"]}
+        s = architectures.gpt2(config).spec(base)
+        assert s.space("resid").nonlinearity == "layernorm"
+        logits = architectures.forward.gpt2(base, config, TOKENS)
+        whole = run(name, m.spec, m.params)
+        np.testing.assert_allclose(logits, whole, 0, 64 * EPS * float(jnp.abs(whole).max()))
+
+
+def test_pooled_states_are_an_end_unless_read():
+    m = model("bert")
+    pooled = {"bert.pooler.dense.weight": jnp.zeros((8, 8)), "bert.pooler.dense.bias": jnp.zeros(8)}
+    assert m.rules.spec(m.params | pooled).space("pooled").nonlinearity == "outer"
+    head = {"cls.seq_relationship.weight": jnp.zeros((2, 8))}
+    s = m.rules.spec(m.params | pooled | head)
+    assert s.space("pooled").nonlinearity == "odd"
+
+
+# Drafts.
+
+
+def shapes(**kwargs):
+    return {k.replace("__", "/"): jax.ShapeDtypeStruct(v, jnp.float32) for k, v in kwargs.items()}
+
+
+def test_a_draft_of_a_transformer():
+    """Of the tensors of Llama, without being told what they are, but for the heads."""
+    m = model("llama")
+    d = draft(m.params, heads=4)
+    assert not d.questions
+    mine, true = d.rules.spec(m.params), m.spec
+    same = {"units17": "vocab"} | {f"units12.{i}": f"hidden.{i}" for i in range(2)}
+    for path, axes in true.leaves:
+        found = [[(same.get(f.space, f.space), f.role) for f in axis] for axis in mine.axes(path)]
+        assert found == [[(f.space, f.role) for f in axis] for axis in axes], path
+    for space in mine.spaces:
+        if space.nonlinearity != "outer":
+            maps = {space.name: growth.permute(jnp.roll(jnp.arange(space.size), 1))}
+            new = change_basis(m.params, mine, maps, require_exact=True)
+            assert certify("llama", m.params, true, new, true).preserved
+    asked = draft(m.params)
+    assert [q.path for q in asked.questions] == ["model.layers.{i}.self_attn.q_proj.weight"]
+    assert "how many heads?" in str(asked)
+    assert "heads" not in {x.name for x in asked.rules.spec(m.params).spaces}
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "bert", "roberta", "vit", "clip", "t5", "qwen3", "flax gpt"]
+)
+@pytest.mark.parametrize("heads", [None, 2])
+def test_whatever_a_draft_calls_exact_is(name, heads):
+    """Sound before any answer: spaces in doubt are not said to be exact."""
+    m = model(name)
+    if heads and name == "qwen3":
+        heads = 4
+    d = draft(m.params, heads=heads)
+    assert d.questions
+    s = d.rules.spec(m.params)
+    for space in s.spaces:
+        maps = {space.name: growth.permute(jnp.roll(jnp.arange(space.size), 1))}
+        if space.size > 1 and exactness(s, maps).exact:
+            new = change_basis(m.params, s, maps)
+            assert certify(name, m.params, m.spec, new, m.spec).preserved, space
+
+
+def test_answers_settle_questions():
+    m = model("gpt2")
+    qkv = "(head.{i} qk.{i} + head.{i} qk.{i}* + head.{i} v.{i})"
+    d = draft(
+        m.params,
+        answers={
+            "transformer.h.{i}.attn.c_attn.weight": f"resid* {qkv}",
+            "transformer.h.{i}.attn.c_attn.bias": qkv,
+            "transformer.h.{i}.attn.c_proj.weight": "(head.{i} v.{i})* resid",
+            "transformer.h.{i}.attn.c_proj.bias": "resid",
+            "transformer.wte.weight": "vocab* resid | vocab resid*",
+        },
+    )
+    assert not d.questions
+    s = d.rules._replace(sizes={"head.{i}": 2, "qk.{i}": 4}).spec(m.params)
+    assert s.space("resid").nonlinearity == ""
+    assert {x.name for x in s.spaces} >= {"head.0", "v.1", "units32.1", "vocab"}
+    with pytest.raises(ValueError, match=r"answer 'wte' matches no leaf"):
+        draft(m.params, answers={"wte": "_ _"})
+    with pytest.raises(ValueError, match="3 does not divide 16"):
+        draft(model("llama").params, heads=3)
+
+
+def test_a_draft_of_an_mlp():
+    plain = {
+        "fc1": {"weight": jnp.zeros((8, 3)), "bias": jnp.zeros(8)},
+        "fc2": {"weight": jnp.zeros((5, 8)), "bias": jnp.zeros(5)},
+        "fc3": {"weight": jnp.zeros((2, 5)), "bias": jnp.zeros(2)},
+    }
+    d = draft(plain)
+    assert not d.questions
+    assert dict(d.rules.axes)["fc2/weight"] == "units5 units8*"
+    assert d.rules.spaces == {"units2": "outer", "units3": "outer"}
+    # the same, with nothing but biases to tell in from out
+    d = draft(shapes(a__w=(3, 8), a__b=(8,), b__w=(8, 2), b__b=(2,)))
+    assert not d.questions
+    assert dict(d.rules.axes) == {
+        "a/w": "units3* units8",
+        "a/b": "units8",
+        "b/w": "units8* units2",
+        "b/b": "units2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        (shapes(a__w=(3, 8), b__w=(8, 2)), "which axis is read, which written?"),
+        (
+            shapes(a__kernel=(3, 8), b__kernel=(8, 8), c__kernel=(8, 2)),
+            "write 8 units each: one space",
+        ),
+        (shapes(a__kernel=(8, 8), b__kernel=(8, 8)), "the network's input"),
+        (shapes(a__kernel=(4, 8), b__kernel=(8, 4)), "the network's output"),
+        (shapes(a__kernel=(3, 8), b__kernel=(8, 2), c__thing=(8, 8, 8)), "what are the 3 axes"),
+        (shapes(a__kernel=(3, 8), b__kernel=(8, 2), mystery=(7,)), "which space has its 7 units"),
+        (shapes(embed__embedding=(9, 4), a__kernel=(4, 6), b__kernel=(6, 4)), "table too (tied)"),
+    ],
+)
+def test_drafts_ask(params, text):
+    d = draft(params)
+    assert any(text in q.text for q in d.questions), str(d)
+    d.rules.spec(params)  # holds meanwhile
+
+
+def test_a_fused_axis_is_its_blocks():
+    """GPT-2's fused projection moves as the three apart would."""
+    m = model("gpt2")
+    s, maps = m.spec, {}
+    maps["head.0"] = growth.widen(2, 3, key=jax.random.key(0))
+    maps["qk.0"] = growth.rotate(orthogonal(4))
+    maps["v.0"] = growth.pad(4, 6)
+    name = "transformer.h.0.attn.c_attn.weight"
+    apart = jnp.split(m.params[name], 3, axis=1)
+    parts = dict(zip("qkv", apart, strict=True))
+    rules = {"q": "r* (h qk)", "k": "r* (h qk*)", "v": "r* (h v)"}
+    split = spec(parts, rules, spaces={"{r,h,qk,v}": "outer"}, sizes={"h": 2})
+    short = {k.removesuffix(".0").replace("head", "h"): v for k, v in maps.items()}
+    moved = change_basis(parts, split, short)
+    fused = change_basis({name: m.params[name]}, s, maps)[name]
+    np.testing.assert_array_equal(fused, jnp.concatenate([moved[k] for k in "qkv"], axis=1))
+    assert fused.shape == (8, 3 * 4 + 3 * 4 + 3 * 6)
