@@ -1,14 +1,15 @@
 """Merge, grow and transfer neural networks as pure pytree transforms.
 
 Geometry: `spec` names the feature space of every array axis, makers in `sail_jax.growth` return
-`SpaceMap`s, `change_basis` applies them, `exactness` and `certificate` say what was preserved.
+`SpaceMap`s, aligners in `sail_jax.align` find them, `change_basis` applies them, `exactness` and
+`certificate` say what was preserved. `architectures` names the spaces of known networks.
 Merging: `sail_jax.methods.<name>(models, base, ...)`, each an expression of `rules`, `counts`, and
 `merge_checkpoints(...)`, the same on files, tensor by tensor.
 """
 
-from sail_jax import counts, growth, methods, rules
+from sail_jax import align, architectures, counts, growth, methods, rules
 from sail_jax.certificate import Certificate, Report, certificate, exactness
-from sail_jax.change_basis import change_basis
+from sail_jax.change_basis import change_basis, unfuse
 from sail_jax.checkpoint import merge_checkpoints
 from sail_jax.families import NONLINEARITIES, Family
 from sail_jax.maps import Selection, SpaceMap, classify, compose, defect, identity, invert, select
@@ -26,7 +27,9 @@ __all__ = [
     "SpaceMap",
     "Spec",
     "TaskVectors",
+    "align",
     "apply",
+    "architectures",
     "certificate",
     "chain",
     "change_basis",
@@ -44,4 +47,5 @@ __all__ = [
     "rules",
     "select",
     "spec",
+    "unfuse",
 ]
