@@ -1,5 +1,6 @@
 """The `sail-jax` command. Nothing heavy is imported before a command needs it."""
 
+import _thread
 import argparse
 import importlib
 import itertools
@@ -7,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -306,12 +308,23 @@ def _dispatch(argv: Sequence[str]) -> int:
     return COMMANDS[argv[0]][1](argv[1:])
 
 
+def _deliver_again(lost: Any) -> None:
+    """An interrupt that lands in a finaliser or a garbage collector's callback (JAX has one) cannot
+    be raised there, and would be lost: it is delivered again a moment later."""
+    if lost.exc_type is KeyboardInterrupt:
+        threading.Timer(0.05, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(lost)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
     What the user can put right is one line on stderr; anything else keeps its traceback.
     """
     alone = argv is None
+    if alone:
+        sys.unraisablehook = _deliver_again
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(argv)

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -242,6 +243,33 @@ def test_a_real_signal_stops_a_real_run_with_130(call, tmp_path):
         f"sail-jax {line} --resume\n"
     )
     assert call(*line.split(), "--resume")[0] == 0
+
+
+def test_an_interrupt_that_python_cannot_raise_is_delivered_again():
+    """One that lands in a callback of the garbage collector, where exceptions are ignored."""
+    code = """
+        import gc, sys, time
+        from experiments import cli
+
+        def interrupted(phase, info):
+            gc.callbacks.remove(interrupted)
+            raise KeyboardInterrupt
+
+        def command(argv):
+            gc.callbacks.append(interrupted)
+            gc.collect()
+            time.sleep(30)
+            return 0
+
+        cli.COMMANDS["run"] = ("", command)
+        sys.argv = ["sail-jax", "run"]
+        cli.main()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 130, done.stderr
+    assert "sail-jax: interrupted" in done.stderr
 
 
 def test_damage_is_one_line_and_exit_code_1(fake, call, tmp_path):

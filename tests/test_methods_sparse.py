@@ -312,3 +312,19 @@ def test_weights_are_not_rounded_to_the_dtype_of_the_tensors():
     x, base = {"w": jnp.full(3, 1000.0, jnp.bfloat16)}, {"w": jnp.zeros(3, jnp.bfloat16)}
     got = methods.task_arithmetic([x], base, weights=[0.3])["w"]
     assert got.tolist() == [300.0] * 3
+
+
+@pytest.mark.parametrize("name", ["dare_linear", "dare_ties", "della", "della_linear"])
+@pytest.mark.parametrize("compat", ["paper", "mergekit"])
+def test_what_is_kept_can_be_left_as_it_is(name, compat):
+    """Without `rescale` votes are delta or nothing, and the same ones as with it."""
+    base = {"a": jnp.zeros((50, 40))}
+    one = {"a": jnp.asarray(np.random.default_rng(0).normal(size=(50, 40)), jnp.float32)}
+    key = jax.random.key(0)
+    knobs = {"density": 0.5, "key": key, "compat": compat}
+    plain = np.asarray(methods.get(name)([one], base, rescale=False, **knobs)["a"])
+    scaled = np.asarray(methods.get(name)([one], base, **knobs)["a"])
+    np.testing.assert_array_equal(plain != 0, scaled != 0)
+    kept = plain != 0
+    np.testing.assert_array_equal(plain[kept], np.asarray(one["a"])[kept])
+    assert (np.abs(scaled[kept]) > 1.2 * np.abs(plain[kept])).all()
