@@ -71,8 +71,8 @@ class Expression:
         like = models[0] if base is None else base
         if self.base == "votes":
             models, weights = [base, *models], with_base(weights)
-        start = like if self.base == "required" or (self.base == "optional" and base) else None
-        start = origin(like) if start is None else start
+        relative = base is not None and self.base in ("required", "optional")
+        start = base if relative else origin(like)
         votes = task_vectors(models, start, weights, self.normalize)
         return apply(start, self.count(self.rule(votes)), self.scale)
 

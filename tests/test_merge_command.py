@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -144,6 +145,22 @@ def test_bytes_do_not_depend_on_memory_or_threads(models, tmp_path, limit):
     assert cli.main(["merge", path, str(tmp_path / "again"), "--threads", "1"]) == 0
     first, second = contents(tmp_path / "out"), contents(tmp_path / "again")
     assert first["model.safetensors"] == second["model.safetensors"]
+
+
+def test_float64_beside_float32_shares_a_threshold_over_the_tree(tmp_path):
+    """As in memory with 64 bits: one scale of magnitudes for both."""
+    rng = np.random.default_rng(0)
+    draw = lambda: {"b": rng.normal(size=300).astype(np.float32), "d": rng.normal(size=(40, 50))}  # noqa: E731
+    trees = [draw() for _ in range(3)]
+    for name, tree in zip(("base", "a", "b"), trees, strict=True):
+        save_checkpoint(tmp_path / name, tree)
+    pair = [tmp_path / "a", tmp_path / "b"]
+    merge_checkpoints(pair, tmp_path / "out", base=tmp_path / "base", method="ties", density=0.3)
+    got = load_checkpoint(tmp_path / "out")
+    with jax.enable_x64(True):
+        want = methods.ties(trees[1:], trees[0], density=0.3)
+    for name in got:  # 16 ulp of float32 values below 4
+        np.testing.assert_allclose(got[name], want[name], rtol=0, atol=16 * 2.0**-23 * 4)
 
 
 KILLED = """

@@ -598,3 +598,9 @@ def test_signed_weights_in_counts():
     gradient = jax.grad(lambda w: average(votes._replace(weight=w))["a"].sum())(weight)["a"]
     # (delta_k - 3) / (1 - .5) where there is an average, none where there is not
     assert gradient.T.tolist() == [[-4.0, -8.0, 12.0], [0.0] * 3, [0.0] * 3]
+
+
+def test_a_bare_array_may_be_the_base_of_a_method_that_can_do_without():
+    base, models = jnp.zeros(2), [jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])]
+    got = methods.nuslerp(models, base)
+    assert_close(got, jnp.full(2, 0.5**0.5), 8)

@@ -127,11 +127,17 @@ class _Run:
         self.sink, self.limits, self.measure, self.progress = sink, limits, measure, progress
         self.allow_nonfinite = allow_nonfinite
         self.total = sum(work.reads for work in works)
+        # for all or for none: tensors share the statistics of a tree, and so their precision
+        self.wide = any(t.dtype == np.float64 for work in works for t in work.inputs)
         self.done_bytes = 0
         self.lock = threading.Lock()
         self.stopped = threading.Event()
         self.local = threading.local()
         self.records: dict[str, Record] = {}
+
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """64 bits wherever an input has them; a setting of the thread that asks."""
+        return jax.enable_x64(True) if self.wide else contextlib.nullcontext()
 
     def buffers(self) -> Buffers:
         if not hasattr(self.local, "buffers"):
@@ -140,8 +146,7 @@ class _Run:
 
     @contextlib.contextmanager
     def visit(self, leaf: Leaf) -> Iterator[Visit]:
-        wide = any(t.dtype == np.float64 for t in leaf.work.inputs)
-        with jax.enable_x64(True) if wide else contextlib.nullcontext():
+        with self.precision():
             yield Visit(leaf.work, self.buffers(), self.check)
         self.buffers().trim()
 
@@ -269,8 +274,7 @@ def _settled(group: Sequence[Work], run: _Run, each: Callable[..., list[Any]]) -
         parts = each(lambda leaf: run.fold(leaf, f), chosen)
         return added(f, parts), sum(leaf.work.size for leaf in chosen)
 
-    wide = any(t.dtype == np.float64 for work in group for t in work.inputs)
-    with jax.enable_x64(True) if wide else contextlib.nullcontext():
+    with run.precision():
         settle(group[0].program, leaves, fold)
     return [leaf for leaf in leaves if leaf.work.name in todo]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from sail_jax.checkpoint import cards
 from sail_jax.checkpoint import plan as planning
@@ -114,7 +115,11 @@ def _works(plan: Plan) -> tuple[Work, ...]:
         except (TypeError, ValueError) as error:
             raise MergeError(f"{t.name} ({t.method}): {error}") from error
 
-    return tuple(map(one, plan.treatments))
+    inputs = (x for t in plan.treatments for x in (*t.models, *([t.base] if t.base else ())))
+    # thresholds are found in the digits of magnitudes: as many as the executor will give them
+    wide = any(x.dtype == np.float64 for x in inputs)
+    with jax.enable_x64(True) if wide else contextlib.nullcontext():
+        return tuple(map(one, plan.treatments))
 
 
 def visits(method: str, knobs: Mapping[str, Any]) -> int:
