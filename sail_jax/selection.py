@@ -34,7 +34,7 @@ __all__ = [
     "wide",
 ]
 
-BINS = 1 << 16
+BINS, SPARE = 1 << 16, 1 << 10
 
 
 class Wide(NamedTuple):
@@ -78,7 +78,17 @@ def _space(x: Array | np.ndarray) -> Any:
 
 def occurrences(mask: Bool[Array, "..."], axis: Sequence[int] | None = None) -> Wide:
     """How often `mask` is True along `axis`, of fewer than 2**32 entries."""
+    if axis is not None and mask.ndim == 2 and not jax.typeof(mask).sharding.spec[1]:
+        return _carry(jnp.uint32(0), _row_sums(mask))
     return _carry(jnp.uint32(0), mask.sum(axis, dtype=jnp.uint32))
+
+
+def _row_sums(mask: Bool[Array, "... n"]) -> UInt[Array, "..."]:
+    """How many are True on the last axis; eight are added in a byte first, twice as fast on CPUs."""
+    n = mask.shape[-1]
+    if n % 8 == 0:
+        mask = mask.reshape(*mask.shape[:-1], 8, n // 8).sum(-2, dtype=jnp.uint8)
+    return mask.sum(-1, dtype=jnp.uint32)
 
 
 @jax.jit
@@ -122,8 +132,13 @@ def histogram(
         key, head = pair
         rest = key >> shift
         counts = rest >> 16 == head if inside is None else (rest >> 16 == head) & inside
-        digit = jnp.where(counts, rest & (BINS - 1), BINS).astype(jnp.int32)  # BINS is dropped
-        return jnp.zeros(BINS, jnp.uint32).at[digit].add(jnp.uint32(1), mode="drop")
+        # on CPUs dropping what does not count is twice as slow as counting it in spare bins, and
+        # adding to one bin again and again is slow: neighbours have two counters in turn
+        place = lax.iota(jnp.int32, key.size).reshape(key.shape)
+        digit = jnp.where(counts, (rest & (BINS - 1)).astype(jnp.int32), BINS + place % SPARE)
+        bins = jnp.zeros(2 * (BINS + SPARE), jnp.uint32)
+        bins = bins.at[2 * digit + place % 2].add(jnp.uint32(1), mode="promise_in_bounds")
+        return bins.reshape(-1, 2).sum(1)[:BINS]
 
     def each(*pairs: Array) -> Array:  # not vmap: a batched scatter is several times slower on CPUs
         if len(pairs[0]) > 8:
@@ -201,7 +216,7 @@ def _take(keys: Array, threshold: Array, ties: Array) -> Array:
     if not rows and columns % 1024 == 0:  # two short running sums are faster than a long one
         rows, columns = [columns // 1024], 1024
     equal = (keys == _beside(threshold, keys)).reshape(tasks, math.prod(rows), columns)
-    row, left = _reach(equal.sum(2, dtype=jnp.uint32), ties)
+    row, left = _reach(_row_sums(equal), ties)
     column, _ = _reach(jnp.take_along_axis(equal, row[:, None, None], 1)[:, 0], left)
     end = row * columns + column + (ties > 0)
     index = lax.iota(jnp.uint32, equal[0].size).reshape(keys.shape[1:])
