@@ -84,7 +84,7 @@ def occurrences(mask: Bool[Array, "..."], axis: Sequence[int] | None = None) -> 
 
 
 def _row_sums(mask: Bool[Array, "... n"]) -> UInt[Array, "..."]:
-    """How many are True on the last axis; eight are added in a byte first, twice as fast on CPUs."""
+    """How many are True on the last axis; on CPUs it pays to add eight in a byte first."""
     n = mask.shape[-1]
     if n % 8 == 0:
         mask = mask.reshape(*mask.shape[:-1], 8, n // 8).sum(-2, dtype=jnp.uint8)

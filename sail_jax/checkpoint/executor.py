@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from sail_jax.checkpoint.streaming import (
+    BLOCKS,
     ENTRIES,
     Buffers,
     Leaf,
@@ -90,9 +91,10 @@ def memory(work: Work) -> int:
     entries = min(work.size, ENTRIES) if grain == "entry" else work.size
     if grain == "row" and len(work.shape) > 1:
         entries = min(work.size, max(ENTRIES, work.shape[-1]))
+    read = min(work.size, BLOCKS * ENTRIES) if grain == "entry" else entries
     widest = max(tensor.dtype.itemsize for tensor in work.inputs)
-    # inputs as read; float32 votes and weights and what kernels hold beside them; the outcome
-    return entries * (inputs * widest + 3 * 4 * len(work.models) + 12)
+    # inputs as read and the outcome; float32 votes and weights and what kernels hold beside them
+    return read * (inputs * widest + 4) + entries * (3 * 4 * len(work.models) + 8)
 
 
 def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = None) -> Limits:
