@@ -245,23 +245,27 @@ def _bench(argv: Sequence[str]) -> int:
     return int(module.main(list(argv[1:])) or 0)
 
 
-def _merge(argv: Sequence[str]) -> int:
-    from experiments import merge_command
+def _on_checkpoints(command: str) -> Callable[[Sequence[str]], int]:
+    """A command in a module of its own, `add_arguments(parser)` and `run(args)`."""
 
-    parser = _Parser("merge")
-    merge_command.add_arguments(parser)
-    args = parser.read(argv)
-    from sail_jax import disk
-    from sail_jax.checkpoint.executor import MergeError
+    def main(argv: Sequence[str]) -> int:
+        module = importlib.import_module(f"experiments.{command}_command")
+        parser = _Parser(command)
+        module.add_arguments(parser)
+        args = parser.read(argv)
+        from sail_jax import disk
+        from sail_jax.checkpoint.executor import MergeError
 
-    try:
-        return merge_command.run(args)
-    except disk.StoreError:
-        raise
-    except MergeError as exc:
-        raise disk.StoreError(str(exc)) from exc
-    except ValueError as exc:
-        raise UsageError(str(exc)) from exc
+        try:
+            return module.run(args)
+        except disk.StoreError:
+            raise
+        except MergeError as exc:
+            raise disk.StoreError(str(exc)) from exc
+        except ValueError as exc:
+            raise UsageError(str(exc)) from exc
+
+    return main
 
 
 def _examples(argv: Sequence[str]) -> int:
@@ -271,7 +275,10 @@ def _examples(argv: Sequence[str]) -> int:
 
 
 COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
-    "merge": ("Merge checkpoints by a recipe, tensor by tensor.", _merge),
+    "merge": ("Merge checkpoints by a recipe, tensor by tensor.", _on_checkpoints("merge")),
+    "grow": ("Grow a checkpoint in width and depth.", _on_checkpoints("grow")),
+    "align": ("Permute or rotate a checkpoint to match another.", _on_checkpoints("align")),
+    "inspect": ("Spaces, sizes and parameters of a checkpoint.", _on_checkpoints("inspect")),
     "examples": ("Small real checkpoints and recipes, to try merging on.", _examples),
     "quickstart": ("Three real results in a few minutes, and a page that shows them.", _quickstart),
     "verify": ("Check the papers' claims: closed form beside simulation.", _verify),
@@ -341,7 +348,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1 if type(exc) is disk.StoreError else 2
     except KeyboardInterrupt:
         say("sail-jax: interrupted")
-        if argv[:1] in (["run"], ["quickstart"], ["merge"]):
+        if argv[:1] in (["run"], ["quickstart"], ["merge"], ["grow"], ["align"]):
             again = argv if "--resume" in argv else [*argv, "--resume"]
             say(f"what is finished is kept; continue with: {shlex.join(['sail-jax', *again])}")
         if alone:  # XLA may still be computing, and an orderly exit can then crash

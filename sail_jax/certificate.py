@@ -83,7 +83,10 @@ def _reason(spec: Spec, name: str, m: SpaceMap, measured: tuple[float, float] | 
         return ""
     words = spec.space(name).nonlinearity.split()
     if "outer" in words:
-        return "the network's input or output itself is re-expressed"
+        return (
+            "the network's input or output itself is re-expressed, or units that it tells apart "
+            "(rotary pairs)"
+        )
     if "stack" in words:
         return "layers are duplicated, mixed or moved, which preserves no function in general"
     commutes = reduce(or_, (NONLINEARITIES[word] for word in words or ["softmax"]))

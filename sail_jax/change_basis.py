@@ -1,8 +1,10 @@
 """The primitive: re-express the spaces of a network, one contraction per axis that names one."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Literal, get_args
+from functools import lru_cache
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from sail_jax.maps import Operator, SpaceMap, along
 from sail_jax.spaces import Leaf, Spec
 from sail_jax.trees import path_str
 
-__all__ = ["change_basis", "unfuse"]
+__all__ = ["by_block", "change_basis", "unfuse", "unfused"]
 
 Kind = Literal["params", "gradients", "second_moments"]
 
@@ -79,25 +81,58 @@ def change_basis(
     )
 
 
+class Block(NamedTuple):
+    """Where the leaf of an unfused spec lies: `index` of leaf `path`."""
+
+    path: str
+    index: tuple[slice, ...]
+
+
+@lru_cache(maxsize=64)
+def unfused(spec: Spec) -> tuple[Spec, dict[str, Block]]:
+    """The spec with one leaf per block of fused axes, and where each lies.
+
+    Block k of leaf `path` is the leaf `path[k]` (`path[k,l]` where two axes are fused); spaces
+    keep their names, so maps found for the unfused spec hold for the fused one.
+    """
+    places: dict[str, Block] = {}
+    leaves = []
+    for path, axes in spec.leaves:
+        for number, index, of in _blocks(axes, spec):
+            name = f"{path}[{','.join(map(str, number))}]" if number else path
+            places[name] = Block(path, index)
+            leaves.append(Leaf(name, of))
+    return replace(spec, leaves=tuple(leaves)), places
+
+
 def unfuse(params: PyTree, spec: Spec) -> tuple[dict[str, Array], Spec]:
     """The leaves by path, fused ones as one leaf per block, and the spec of those.
 
-    For what looks at parameters space by space. Block k of leaf `path` is the leaf `path[k]`
-    (`path[k,l]` where two axes are fused), so no axis is fused; spaces keep their names, so
-    maps found for the unfused spec hold for the fused one.
+    For what looks at parameters space by space; `unfused` is the same of the spec alone.
     """
-    arrays: dict[str, Array] = {}
-    leaves = []
-    for key, x in jax.tree.leaves_with_path(params):
-        path = path_str(key)
-        axes = spec.axes(path)
-        _check(path, x, spec, axes)
-        parts = list(_blocks(x, axes, spec))
-        for number, part, of in parts:
-            name = f"{path}[{','.join(map(str, number))}]" if number else path
-            arrays[name] = part
-            leaves.append(Leaf(name, of))
-    return arrays, replace(spec, leaves=tuple(leaves))
+    new, places = unfused(spec)
+    found = {path_str(key): x for key, x in jax.tree.leaves_with_path(params)}
+    for path, x in found.items():
+        _check(path, x, spec, spec.axes(path))
+    arrays = {}
+    for name, (path, index) in places.items():
+        if path in found:
+            arrays[name] = found[path] if name == path else found[path][index]
+    return arrays, replace(new, leaves=tuple(leaf for leaf in new.leaves if leaf.path in arrays))
+
+
+def by_block(
+    x: Array, axes: tuple[Axis, ...], spec: Spec, f: Callable[[Array, tuple[Axis, ...]], Array]
+) -> Array:
+    """f of each block and its axes, laid end to end again."""
+    for k, axis in enumerate(axes):
+        if len(blocks(axis)) > 1:
+            parts = (
+                by_block(x[(slice(None),) * k + (at,)], (*axes[:k], block, *axes[k + 1 :]), spec, f)
+                for at, block in _split(axis, spec)
+            )
+            return jnp.concatenate(list(parts), axis=k)
+    return f(x, axes)
 
 
 def _move(path: str, x: Array, spec: Spec, maps: Mapping[str, SpaceMap], kind: Kind) -> Array:
@@ -107,39 +142,28 @@ def _move(path: str, x: Array, spec: Spec, maps: Mapping[str, SpaceMap], kind: K
         return x
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         raise TypeError(f"leaf {path!r} is {x.dtype}: only floating leaves can change basis")
-    return _fused(jnp.asarray(x), axes, spec, lambda y, of: _contract(y, of, spec, maps, kind))
-
-
-def _fused(
-    x: Array, axes: tuple[Axis, ...], spec: Spec, f: Callable[[Array, tuple[Axis, ...]], Array]
-) -> Array:
-    """f of each block, laid end to end again."""
-    for k, axis in enumerate(axes):
-        if len(blocks(axis)) > 1:
-            parts = _split(x, axes, spec, k)
-            return jnp.concatenate([_fused(part, of, spec, f) for part, of in parts], axis=k)
-    return f(x, axes)
+    return by_block(jnp.asarray(x), axes, spec, lambda y, of: _contract(y, of, spec, maps, kind))
 
 
 def _blocks(
-    x: Array, axes: tuple[Axis, ...], spec: Spec
-) -> Iterator[tuple[tuple[int, ...], Array, tuple[Axis, ...]]]:
-    """The number, the array and the axes of each block."""
-    for k, axis in enumerate(axes):
-        if len(blocks(axis)) > 1:
-            for number, (part, of) in enumerate(_split(x, axes, spec, k)):
-                yield from (((number, *more), y, o) for more, y, o in _blocks(part, of, spec))
-            return
-    yield (), x, axes
+    axes: tuple[Axis, ...], spec: Spec
+) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...], tuple[Axis, ...]]]:
+    """The number, the index and the axes of each block."""
+    for parts in itertools.product(*(list(enumerate(_split(axis, spec))) for axis in axes)):
+        fused = (len(blocks(axis)) > 1 for axis in axes)
+        number = tuple(k for (k, _), many in zip(parts, fused, strict=True) if many)
+        yield number, tuple(at for _, (at, _) in parts), tuple(block for _, (_, block) in parts)
 
 
-def _split(
-    x: Array, axes: tuple[Axis, ...], spec: Spec, k: int
-) -> Iterator[tuple[Array, tuple[Axis, ...]]]:
+def _split(axis: Axis, spec: Spec) -> Iterator[tuple[slice, Axis]]:
+    """Where each block of an axis lies; all of one that is not fused."""
+    if len(blocks(axis)) < 2:
+        yield slice(None), axis
+        return
     start = 0
-    for block in blocks(axes[k]):
+    for block in blocks(axis):
         stop = start + spec.extent(block)
-        yield x[(slice(None),) * k + (slice(start, stop),)], (*axes[:k], block, *axes[k + 1 :])
+        yield slice(start, stop), block
         start = stop
 
 
@@ -187,7 +211,7 @@ def _gain(m: SpaceMap) -> Array | None:
 
 def _check(path: str, x: Array, spec: Spec, axes: tuple[Axis, ...]) -> None:
     sizes = spec.shape(path)
-    shape = jnp.shape(x)
+    shape = tuple(x.shape) if hasattr(x, "shape") else jnp.shape(x)
     fits = len(shape) == len(sizes) and all(
         m in (n, None) for n, m in zip(shape, sizes, strict=True)
     )

@@ -191,7 +191,12 @@ def identity(n: int) -> SpaceMap:
 def along(operator: Operator, x: Array, axis: int) -> Array:
     """`operator` [new, old] contracted with one axis of x, in the wider of their dtypes."""
     if isinstance(operator, Selection):
-        x = jnp.take(x, operator.index, axis=axis, mode="clip")
+        # all axes before it are indexed as well: XLA on a CPU would lay the gathered one out first,
+        # and then transpose
+        iota = partial(jax.lax.broadcasted_iota, jnp.int32, dimension=0)
+        before = (iota(shape=(n, *[1] * (axis - k))) for k, n in enumerate(x.shape[:axis]))
+        at = x.at[(*before, operator.index)]
+        x = at.get(mode="clip", wrap_negative_indices=False)
         if operator.scale is None:
             return x
         column = [1] * x.ndim

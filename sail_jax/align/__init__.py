@@ -6,7 +6,7 @@ under which the second computes what it did. Merging then averages units that do
 
 from sail_jax.align.activations import Moments, activation_matching, moments, pool, stream
 from sail_jax.align.assignment import auction, auction_gap, hungarian
-from sail_jax.align.blocks import change_blocks, invert_blocks
+from sail_jax.align.blocks import block_exactness, change_blocks, invert_blocks, nested
 from sail_jax.align.folding import fold_scales
 from sail_jax.align.many import Common, match_many, merge_many
 from sail_jax.align.matching import Matching, match_weights, weight_matching
@@ -21,6 +21,7 @@ __all__ = [
     "activation_matching",
     "auction",
     "auction_gap",
+    "block_exactness",
     "change_blocks",
     "fold_scales",
     "hungarian",
@@ -29,6 +30,7 @@ __all__ = [
     "match_weights",
     "merge_many",
     "moments",
+    "nested",
     "pool",
     "repair",
     "reset_statistics",

@@ -27,7 +27,7 @@ def hungarian(benefit: Float[ArrayLike, "n n"]) -> Int[np.ndarray, "n"]:
     values = concrete(benefit)
     if values is None:
         raise TypeError("benefit is traced: inside jit use sail_jax.align.auction")
-    values = _square(values).astype(np.float64)
+    values = _square(values).astype(np.float64, copy=False)
     if not np.isfinite(values).all():
         raise ValueError("benefit must be finite")
     return linear_sum_assignment(values, maximize=True)[1]

@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from sail_jax.axes import Factor, Role
-from sail_jax.change_basis import change_basis
+from sail_jax.axes import Axis, Factor, Role
+from sail_jax.certificate import Report, exactness
+from sail_jax.change_basis import by_block, change_basis, unfused
 from sail_jax.maps import SpaceMap, along, invert
 from sail_jax.spaces import Spec
 from sail_jax.trees import path_str
 
-__all__ = ["change_blocks", "factors", "invert_blocks"]
+__all__ = ["block_exactness", "change_blocks", "factors", "invert_blocks", "nested"]
 
 
 def change_blocks(
@@ -35,29 +36,35 @@ def change_blocks(
     """
     check_within(spec, within)
     shared = {name: m for name, m in maps.items() if name not in within}
+    inner = {name: m for name, m in maps.items() if name in within}
     new = change_basis(params, spec, shared)
-    inner = {name: m for name, m in maps.items() if name in within}
+    if not inner:
+        return new
     resized = spec.resized(shared)
-    inner = {name: m for name, m in maps.items() if name in within}
     check_blocks(resized, inner, within)
 
-    def move(path: tuple[Any, ...], x: Array) -> Array:
-        named = path_str(path)
-        axes = spec.axes(named)
-        here = [f for axis in axes for f in axis if f.space in inner]
+    def block(x: Array, axes: tuple[Axis, ...]) -> Array:
+        flat = [f for axis in axes for f in axis or (None,)]
+        here = [f for f in flat if f is not None and f.space in inner]
         if not here:
             return x
-        y = factors(resized, named, x).astype(jnp.promote_types(x.dtype, jnp.float32))
-        flat = [f for axis in axes for f in axis or (None,)]
+        y = jnp.reshape(x, factor_shape(resized, axes, x.shape))
+        y = y.astype(jnp.promote_types(x.dtype, jnp.float32))
         for f in here:
-            k, block = _position(flat, f.space), _position(flat, within[f.space])
-            y = along_block(inner[f.space], y, k, block, f.role)
+            k, at = _position(flat, f.space), _position(flat, within[f.space])
+            y = along_block(inner[f.space], y, k, at, f.role)
         shape, k = [], 0
         for axis in axes:
             width = max(len(axis), 1)
             shape.append(math.prod(y.shape[k : k + width]))
             k += width
         return y.reshape(shape).astype(x.dtype)
+
+    def move(path: tuple[Any, ...], x: Array) -> Array:
+        axes = spec.axes(path_str(path))
+        if not any(f.space in inner for axis in axes for f in axis):
+            return x
+        return by_block(jnp.asarray(x), axes, resized, block)
 
     return jax.tree.map_with_path(move, new)
 
@@ -98,7 +105,9 @@ def operator(m: SpaceMap, role: Role) -> Any:
 
 def check_within(spec: Spec, within: Mapping[str, str]) -> None:
     """ValueError, naming the leaf, unless each leaf with the space has its block, used once."""
+    spec, _ = unfused(spec)
     for name, block in within.items():
+        spec.space(name)
         spec.space(block)
         if block in within:
             raise ValueError(
@@ -129,10 +138,83 @@ def check_blocks(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, 
 
 def factors(spec: Spec, path: str, x: Array) -> Array:
     """A leaf with one axis per factor of its axes, groups being split."""
-    shape = []
-    for n, axis in zip(jnp.shape(x), spec.axes(path), strict=True):
-        shape += [spec.space(f.space).size for f in axis] or [n]
-    return jnp.reshape(x, shape)
+    return jnp.reshape(x, factor_shape(spec, spec.axes(path), jnp.shape(x)))
+
+
+def factor_shape(spec: Spec, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> list[int]:
+    """The shape of an array with those axes, one entry per factor."""
+    out: list[int] = []
+    for n, axis in zip(shape, axes, strict=True):
+        out += [spec.space(f.space).size for f in axis] or [n]
+    return out
+
+
+def nested(spec: Spec) -> dict[str, str]:
+    """The widest `within` that the axes allow: which spaces may have a map of their own per block.
+
+    A space lies within another if every leaf that has it has the other as well, once each, and
+    the other only counts copies of it there: on the same array axis, in the same role, or always
+    written (what is stacked, heads of queries and keys, experts). Of two that always come
+    together, the one that stands first is the block; of several blocks, the outermost.
+
+    >>> from sail_jax.spaces import spec
+    >>> net = {"v": jnp.ones((3, 8)), "o": jnp.ones((8, 3))}
+    >>> s = spec(net, {"v": "x* (head v)", "o": "(head v)* y"},
+    ...          spaces={"{x,y}": "outer", "head": "odd", "v": "linear"}, sizes={"v": 4})
+    >>> nested(s)
+    {'v': 'head'}
+    """
+    spec, _ = unfused(spec)
+    flat = {
+        path: [(k, f) for k, axis in enumerate(axes) for f in axis] for path, axes in spec.leaves
+    }
+    candidates: dict[str, list[str]] = {}
+    for name, _, words in spec.spaces:
+        paths = list(dict.fromkeys(use.path for use in spec.uses(name)))
+        if {"outer", "stack"} & set(words.split()):
+            continue
+        here = [f.space for _, f in flat[paths[0]] if f.space != name] if paths else []
+        candidates[name] = [
+            block for block in here if _counts(name, block, [flat[p] for p in paths])
+        ]
+    out: dict[str, str] = {}
+    for name, found in candidates.items():
+        order = [f.space for _, f in flat[spec.uses(name)[0].path]] if found else []
+        found = [
+            block
+            for block in found
+            if name not in candidates.get(block, ()) or order.index(block) < order.index(name)
+        ]
+        outermost = [block for block in found if not set(candidates.get(block, ())) - {name}]
+        if outermost:
+            out[name] = outermost[0]
+    return out
+
+
+def block_exactness(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> Report:
+    """`exactness` of `change_blocks`: a space within blocks has the worst of its maps' entries."""
+    rows = []
+    for name, m in maps.items():
+        each = [m]
+        if name in within:
+            count = spec.space(within[name]).size
+            each = [jax.tree.map(lambda x, k=k: x[k], m) for k in range(count)]
+        found = [exactness(spec, {name: one}).spaces[0] for one in each]
+        rows.append(max(found, key=lambda row: (not row.exact, row.defect or 0.0)))
+    return Report(tuple(rows))
+
+
+def _counts(name: str, block: str, leaves: list[list[tuple[int, Factor]]]) -> bool:
+    """Whether `block` numbers copies of `name` in each of the leaves."""
+    alike, written = True, True
+    for leaf in leaves:
+        own = [(k, f.role) for k, f in leaf if f.space == name]
+        its = [(k, f.role) for k, f in leaf if f.space == block]
+        if len(own) != 1 or len(its) != 1:
+            return False
+        alike &= own[0][0] == its[0][0] or own[0][1] == its[0][1]
+        written &= its[0][1] == "write"
+    return alike or written
 
 
 def _position(flat: list[Factor | None], name: str) -> int:

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from sail_jax.align.blocks import factors
+from sail_jax.align.blocks import factor_shape, factors
 from sail_jax.axes import Axis, Factor, path_pattern
+from sail_jax.change_basis import by_block
 from sail_jax.checks import nearest
 from sail_jax.spaces import Leaf, Spec
 from sail_jax.trees import path_str
@@ -64,8 +65,14 @@ def fold_scales(
         if named not in follows:
             return x
         gain = follows[named]
-        wide = factors(spec, named, x).astype(jnp.promote_types(x.dtype, jnp.float32))
-        return (wide * _beside(spec, gain, named, scales[gain])).reshape(x.shape).astype(x.dtype)
+
+        def block(x: Array, axes: tuple[Axis, ...]) -> Array:
+            wide = jnp.reshape(x, factor_shape(spec, axes, x.shape))
+            wide = wide.astype(jnp.promote_types(x.dtype, jnp.float32))
+            scale = _beside(spec, gain, scales[gain], named, axes)
+            return (wide * scale).reshape(x.shape).astype(x.dtype)
+
+        return by_block(jnp.asarray(x), spec.axes(named), spec, block)
 
     leaves = tuple(
         Leaf(path, tuple(() if path in gains and _is_gain(axis) else axis for axis in axes))
@@ -86,9 +93,9 @@ def _gains(spec: Spec) -> dict[str, str]:
     return out
 
 
-def _beside(spec: Spec, gain: str, reader: str, scale: Array) -> Array:
+def _beside(spec: Spec, gain: str, scale: Array, reader: str, axes: tuple[Axis, ...]) -> Array:
     """A scale laid along the axes of a reader, an axis per factor (a stack's among them)."""
-    own, its = ([f.space for axis in spec.axes(p) for f in axis or _NONE] for p in (gain, reader))
+    own, its = ([f.space for axis in a for f in axis or _NONE] for a in (spec.axes(gain), axes))
     if odd := [name for name in own if name not in its]:
         raise ValueError(f"the scale {gain!r} has {odd[0] or '_'!r}, its reader {reader!r} has not")
     scale = factors(spec, gain, scale)

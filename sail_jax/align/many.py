@@ -9,8 +9,8 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from sail_jax.align.matching import families as chosen_families
 from sail_jax.align.matching import match_weights
-from sail_jax.align.problem import EPS, arrays
-from sail_jax.change_basis import change_basis
+from sail_jax.align.problem import EPS, apart, arrays
+from sail_jax.change_basis import change_basis, unfused
 from sail_jax.families import Family
 from sail_jax.maps import SpaceMap, compose, identity, invert
 from sail_jax.methods import linear
@@ -54,6 +54,8 @@ def match_many(
         raise ValueError(f"a common frame is for two models at least, got {len(models)}")
     if odd := {"init", "weights", "within"} & options.keys():
         raise ValueError(f"match_many takes no {', '.join(sorted(odd))}")
+    models = [apart(f"models[{k}]", model, spec) for k, model in enumerate(models)]
+    spec, _ = unfused(spec)
     chosen = chosen_families(spec, options.get("family"), options.get("spaces"))
     for name, family in chosen.items():
         if Family.ISOMETRIC not in family:

@@ -5,7 +5,7 @@ spaces fixed, the best map of one is a small problem with a known solution, whos
 matrix product for each tensor that touches the space.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,10 +14,11 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from sail_jax.align.assignment import hungarian
 from sail_jax.align.blocks import check_within
-from sail_jax.align.problem import Assign, Problem
+from sail_jax.align.problem import Assign, Problem, apart, recurrent
 from sail_jax.align.solvers import SOLVERS
 from sail_jax.axes import path_pattern
 from sail_jax.certificate import exactness
+from sail_jax.change_basis import unfused
 from sail_jax.checks import nearest
 from sail_jax.families import Family
 from sail_jax.maps import SpaceMap, identity
@@ -71,6 +72,8 @@ def match_weights(
     key: PRNGKeyArray | None = None,
     assignment: Assign = hungarian,
     max_sweeps: int = 100,
+    keep: int | None = None,
+    progress: Callable[[int, str], None] | None = None,
 ) -> Matching:
     """Coordinate descent on sum_t w_t |reference_t - moved_t|^2 over the maps of inner spaces.
 
@@ -86,7 +89,8 @@ def match_weights(
     `within` gives each unit of a block (a head, a layer of a stack) its own map of an inner space,
     see `sail_jax.align.blocks`; the maps then are for `change_blocks`. `normalize` weighs each
     tensor by 1 / (|reference_t| |params_t|), so that none dominates by its norm; without, all
-    weigh one, as published. `weights`, by path, override either.
+    weigh one, as published. `weights`, by path, override either. A fused leaf (`resid* (qk + v)`)
+    counts as one tensor for each of its blocks.
 
     A first visit goes outward from the outer spaces: each space is matched by the tensors whose
     other spaces are settled, and where those are the lesser part, by the others through a bound
@@ -96,12 +100,22 @@ def match_weights(
     taken only if it is nearer beyond rounding, until a sweep takes none, or `max_sweeps`. The
     same arguments give the same maps. On a host; sums in float32, comparisons in float64.
 
+    Leaves may also be objects with a shape, a dtype and `__array__` (tensors on disk): such are
+    read whenever a space needs them, and at most `keep` bytes of them kept (None: all), so that
+    memory is that of one tensor of each network and of the [n, n] costs of one space.
+    `progress(sweep, space)` is called before each space, the first visit being sweep 0.
+
     Raises ValueError, naming leaf or space, for trees that are not the spec's, values that are
     not finite or are traced, a family that the space's nonlinearity does not allow, a space
-    that occurs twice in one leaf (recurrence: its map enters quadratically).
+    that occurs twice in one leaf (recurrence: its map enters quadratically), unless
+    `weights` give that leaf no say.
     """
     within = dict(within or {})
-    chosen = families(spec, family, spaces)
+    weights = _by_block(spec, weights or {})
+    silent = [path for path, weight in weights.items() if weight == 0]
+    chosen = families(spec, family, spaces, silent)
+    reference, params = apart("reference", reference, spec), apart("params", params, spec)
+    spec, _ = unfused(spec)
     check_within(spec, {k: v for k, v in within.items() if k in chosen})
     for name in within:
         if name not in chosen:
@@ -111,22 +125,28 @@ def match_weights(
     if max_sweeps < 0:
         raise ValueError(f"max_sweeps must not be negative, got {max_sweeps}")
     problem = Problem(spec, chosen, within, assignment)
-    problem.load(reference, params, normalize, weights)
-    before = problem.distance()
+    problem.load(reference, params, normalize, weights, keep)
+    tell = progress or (lambda sweep, name: None)
     if init is None:
-        start = dict(problem.moved)
-        problem.visit()
-        if not problem.distance() < before:
-            problem.moved, problem.maps = start, problem.identities()
+        start, before = problem.snapshot(), problem.distance()
+        problem.visit(tell)
+        history = [problem.distance()]
+        if not history[0] < before:
+            problem.restore(start)
+            history = [before]
     else:
         problem.start(init)
-    history, converged = [problem.distance()], False
+        history = [problem.distance()]
+    converged = False
     order = list(chosen)
     for sweep in range(max_sweeps):
         if key is not None:
             shuffled = jax.random.permutation(jax.random.fold_in(key, sweep), len(order))
             order = [list(chosen)[k] for k in np.asarray(shuffled)]
-        taken = [problem.step(name) for name in order]
+        taken = []
+        for name in order:
+            tell(sweep + 1, name)
+            taken.append(problem.step(name))
         if not any(taken):
             converged = True
             break
@@ -134,12 +154,36 @@ def match_weights(
     return Matching(problem.maps, tuple(history), converged)
 
 
-def families(spec: Spec, family: Families, spaces: Iterable[str] | None) -> dict[str, Family]:
-    """The family to match each space by, in the spec's order; ValueError where it is not exact."""
+def _by_block(spec: Spec, weights: Mapping[str, float]) -> dict[str, float]:
+    """Weights of the blocks of fused leaves, which may be named together."""
+    new, places = unfused(spec)
+    out: dict[str, float] = {}
+    for path, weight in weights.items():
+        names = [name for name, place in places.items() if path in (name, place.path)]
+        if not names:
+            new.axes(path)  # which says that there is none
+        out |= dict.fromkeys(names, weight)
+    return out
+
+
+def families(
+    spec: Spec, family: Families, spaces: Iterable[str] | None, silent: Iterable[str] = ()
+) -> dict[str, Family]:
+    """The family to match each space by, in the spec's order; ValueError where it is not exact.
+
+    Leaves in `silent`, of the unfused spec, have no say in the matching.
+    """
     inner = [s.name for s in spec.spaces if not {"outer", "stack"} & set(s.nonlinearity.split())]
     if spaces is not None:
         wanted = [spec.space(name).name for name in spaces]
         inner = [s.name for s in spec.spaces if s.name in wanted]
+    for path, name in recurrent(unfused(spec)[0]).items():
+        if name in inner and path not in silent:
+            raise ValueError(
+                f"space {name!r} occurs twice in leaf {path!r} (recurrence): its map enters "
+                "quadratically, so that no assignment finds it; leave the space out by "
+                f"spaces=[...], or let the leaf have no say by weights={{{path!r}: 0}}"
+            )
     out = dict.fromkeys(inner, Family.PERMUTATION)
     if isinstance(family, Family):
         out = dict.fromkeys(inner, family)
@@ -155,15 +199,8 @@ def families(spec: Spec, family: Families, spaces: Iterable[str] | None) -> dict
             raise ValueError(f"no matching over {one!s} maps of {name!r}; choose from {known}")
         n = spec.space(name).size
         same = identity(n)
-        stand_in = SpaceMap(same.write, same.read, one)
+        stand_in = SpaceMap(same.write, same.read, one | Family.INVERTIBLE)
         (report,) = exactness(spec, {name: stand_in}).spaces
         if not report.exact:
             raise ValueError(f"space {name!r} cannot be matched by {one!s} maps: {report.reason}")
-        paths = [use.path for use in spec.uses(name)]
-        for path in paths:
-            if paths.count(path) > 1:
-                raise ValueError(
-                    f"space {name!r} occurs twice in leaf {path!r} (recurrence): its map enters "
-                    "quadratically, so that no assignment finds it; leave it out by spaces=[...]"
-                )
     return out

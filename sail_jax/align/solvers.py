@@ -1,10 +1,11 @@
 """The best map of one space, all others fixed, for each family of maps.
 
-Each term's `product` holds w_t a_i . b_j for the units
-i of the reference and j of the other network, [n, n], or [blocks, n, n] if blocked.
+A `cost` (`sail_jax.align.problem.Cost`) holds sums of w_t a_i . b_j for the units i of the
+reference and j of the other network, [n, n], or [blocks, n, n] if blocked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import jax
@@ -15,65 +16,45 @@ from jaxtyping import Float
 from sail_jax.families import Family
 from sail_jax.maps import SpaceMap, select
 
-__all__ = ["SOLVERS", "procrustes", "solver"]
+__all__ = ["GENERAL", "SOLVERS", "procrustes", "solver"]
 
 Matrix = Float[np.ndarray, "n n"]
-GENERAL = Family.LINEAR | Family.INVERTIBLE
+INVERTIBLE = Family.LINEAR | Family.INVERTIBLE
+GENERAL = (Family.LINEAR, INVERTIBLE)
 SCALED = Family.POSITIVE_MONOMIAL | Family.INVERTIBLE
 
 
-def solver(family: Family) -> Callable[[Sequence[Any], Any, bool], SpaceMap]:
+def solver(family: Family) -> Callable[[Any, Any, bool], SpaceMap]:
     """The solver of a family, applied to each block if there are some."""
     one = SOLVERS[family]
 
-    def solve(terms: Sequence[Any], assign: Any, blocked: bool) -> SpaceMap:
+    def solve(cost: Any, assign: Any, blocked: bool) -> SpaceMap:
         if not blocked:
-            return one([_Rows(t, None) for t in terms], assign)
-        count = len(terms[0].product)
-        each = [one([_Rows(t, k) for t in terms], assign) for k in range(count)]
+            return one(cost, assign)
+        count = next(iter(cost.products.values())).shape[0]
+        each = [one(jax.tree.map(lambda x, k=k: x[k], cost), assign) for k in range(count)]
         return jax.tree.map(lambda *x: jnp.stack(x), *each)
 
     return solve
 
 
-class _Rows:
-    """A term of one block: its product and, where a solver asks, the units as rows."""
-
-    def __init__(self, term: Any, block: int | None) -> None:
-        self.product = term.product if block is None else term.product[block]
-        self.signed, self.role, self.weight = term.signed, term.touch.role, term.weight
-        self._term, self._block = term, block
-
-    def units(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the reference and of the other network, [n, rest], in float64."""
-        t, out = self._term, []
-        for x in (t.a, t.b):
-            x = np.asarray(x, np.float64)
-            if self._block is None:
-                out.append(np.moveaxis(x, t.touch.axis, 0))
-            else:
-                out.append(np.moveaxis(x, (t.touch.block, t.touch.axis), (0, 1))[self._block])
-        a, b = (x.reshape(len(x), -1) for x in out)
-        return a, b
-
-
-def _permutation(terms: Sequence[_Rows], assign: Any) -> SpaceMap:
-    benefit = np.sum([t.product for t in terms], axis=0)
+def _permutation(cost: Any, assign: Any) -> SpaceMap:
+    benefit = reduce(np.add, cost.products.values())
     index = jnp.asarray(assign(benefit))
     return select(index, len(benefit), family=Family.PERMUTATION)
 
 
-def _signed_permutation(terms: Sequence[_Rows], assign: Any) -> SpaceMap:
-    signed, unsigned = _sides(terms)
+def _signed_permutation(cost: Any, assign: Any) -> SpaceMap:
+    signed, unsigned = _sides(cost)
     index = np.asarray(assign(np.abs(signed) + unsigned))
     n = len(index)
     signs = jnp.asarray(np.where(signed[np.arange(n), index] < 0, -1.0, 1.0), jnp.float32)
     return select(index, n, write=signs, read=signs, family=Family.SIGNED_PERMUTATION)
 
 
-def _orthogonal(terms: Sequence[_Rows], _: Any) -> SpaceMap:
+def _orthogonal(cost: Any, _: Any) -> SpaceMap:
     """Schonemann 1966: the Q nearest to sum_t w_t a b.T, its polar factor."""
-    signed, _unsigned = _sides(terms)
+    signed, _unsigned = _sides(cost)
     Q = procrustes(signed)
     return SpaceMap(jnp.asarray(Q, jnp.float32), jnp.asarray(Q.T, jnp.float32), Family.ORTHOGONAL)
 
@@ -84,21 +65,18 @@ def procrustes(benefit: Matrix) -> Matrix:
     return U @ Vt
 
 
-def _positive_monomial(terms: Sequence[_Rows], assign: Any) -> SpaceMap:
+def _positive_monomial(cost: Any, assign: Any) -> SpaceMap:
     """For each pair of units the scale s > 0 that minimises |a_w - s b_w|^2 + |a_r - b_r / s|^2."""
-    n = len(terms[0].product)
-    sums = {role: np.zeros((n, n)) for role in ("write", "read")}
-    square = {role: np.zeros(n) for role in ("write", "read")}
-    still = np.zeros((n, n))
-    bounds = not any(t.signed for t in terms)
-    for t in terms:
-        if not t.signed:  # a bound scales with the unit, a gain does not
-            still += t.product if bounds or t.role == "gain" else 0
-            continue
-        sums[t.role] += t.product
-        square[t.role] += t.weight * (t.units()[1] ** 2).sum(1)
-    scale, cost = _best_scales(sums["write"], sums["read"], square["write"], square["read"])
-    index = np.asarray(assign(still - cost))
+    parts = cost.products
+    n = len(next(iter(parts.values())))
+    none, zero = np.zeros(n), np.zeros((n, n))
+    # a bound scales with the unit, a gain does not
+    still = parts.get("gain", zero) + (zero if cost.squares else parts.get("bound", zero))
+    scale, loss = _best_scales(
+        *(parts.get(role, zero) for role in ("write", "read")),
+        *(cost.squares.get(role, none) for role in ("write", "read")),
+    )
+    index = np.asarray(assign(still - loss))
     s = jnp.asarray(scale[np.arange(n), index], jnp.float32)
     return select(index, n, write=s, read=1 / s, family=SCALED)
 
@@ -140,44 +118,39 @@ def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Ma
     return np.exp(u), low
 
 
-def _general(terms: Sequence[_Rows], _: Any) -> SpaceMap:
+def _general(cost: Any, _: Any) -> SpaceMap:
     """M that minimises |a_w - M b_w|^2 + |M.T a_r - b_r|^2, the second residue seen from b.
 
     Its normal equations are M (b_w b_w.T) + (a_r a_r.T) M = a_w b_w.T + a_r b_r.T, a Sylvester
     equation with two positive semidefinite sides, solved in their eigenbases.
     """
-    signed, _unsigned = _sides(terms)
-    n = len(signed)
-    left, right = np.zeros((n, n)), np.zeros((n, n))
-    for t in terms:
-        if t.signed:
-            a, b = t.units()
-            if t.role == "write":
-                right += t.weight * b @ b.T
-            else:
-                left += t.weight * a @ a.T
+    signed, _unsigned = _sides(cost)
+    none = np.zeros_like(signed)
+    left, right = (cost.grams.get(role, none) for role in ("read", "write"))
     (mu, U), (nu, V) = np.linalg.eigh(left), np.linalg.eigh(right)
     sums = np.maximum(mu[:, None] + nu, 1e-12 * (mu.max() + nu.max()) + 1e-300)
     M = U @ ((U.T @ signed @ V) / sums) @ V.T
     if not np.linalg.cond(M) < 1e6:  # not a change of basis that float32 could undo
-        M = np.eye(n)
+        M = np.eye(len(M))
     return SpaceMap(
-        jnp.asarray(M, jnp.float32), jnp.asarray(np.linalg.inv(M), jnp.float32), GENERAL
+        jnp.asarray(M, jnp.float32), jnp.asarray(np.linalg.inv(M), jnp.float32), INVERTIBLE
     )
 
 
-def _sides(terms: Sequence[_Rows]) -> tuple[Matrix, Matrix]:
+def _sides(cost: Any) -> tuple[Any, Any]:
     """Sums over terms that change sign with the unit, and over those that do not."""
-    sides = [np.zeros_like(terms[0].product) for _ in range(2)]
-    for t in terms:
-        sides[not t.signed] += t.product
-    return sides[0], sides[1]
+    zero = np.zeros_like(next(iter(cost.products.values())))
+    one, two = ("write", "read"), ("gain", "bound")
+    signed, unsigned = (
+        sum((cost.products.get(p, zero) for p in part), zero) for part in (one, two)
+    )
+    return signed, unsigned
 
 
-SOLVERS: dict[Family, Callable[[Sequence[_Rows], Any], SpaceMap]] = {
+SOLVERS: dict[Family, Callable[[Any, Any], SpaceMap]] = {
     Family.PERMUTATION: _permutation,
     Family.SIGNED_PERMUTATION: _signed_permutation,
     Family.POSITIVE_MONOMIAL: _positive_monomial,
     Family.ORTHOGONAL: _orthogonal,
-    Family.LINEAR: _general,
+    **dict.fromkeys(GENERAL, _general),
 }

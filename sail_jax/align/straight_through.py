@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, Float, PyTree
 
+from sail_jax.align.blocks import change_blocks
 from sail_jax.align.matching import match_weights
-from sail_jax.change_basis import change_basis
 from sail_jax.maps import SpaceMap
 from sail_jax.spaces import Spec
 
@@ -64,7 +64,7 @@ def straight_through(
     history = []
     for batch in batches:
         maps = match_weights(proxy, params, spec, init=init, **options).maps
-        init, moved = maps, change_basis(params, spec, maps)
+        init, moved = maps, change_blocks(params, spec, maps, options.get("within") or {})
         proxy, state, value = step(reference, moved, proxy, state, batch)
         history.append(float(value))
         if best is None or history[-1] < best[0]:

@@ -184,7 +184,9 @@ class _Drafter:
             return None
         spatial = n - 2 if n in (4, 5) else 0
         last, first = _Matrix(leaf, n - 2, n - 1), _Matrix(leaf, 1, 0)
-        bias = [x.shape[0] for x in self.modules[leaf.module] if x.name in {"bias", "b"}]
+        bias = [
+            x.shape[0] for x in self.modules[leaf.module] if x.name in {"bias", "b"} and x.shape
+        ]
         if n == 2 and bias and shape[0] != shape[1] and bias[0] in shape:
             return last if bias[0] == shape[1] else first
         if leaf.name == "kernel" and (n == 2 or spatial):

@@ -16,12 +16,15 @@ def flax_mlp(config: Config) -> Rules:
     if n:
         table["**hidden_{k}/bias"] = "hidden.{k}"
     table |= {"**out/kernel": f"{reads[n]}* outputs", "**out/bias": "outputs"}
-    return Rules(*_with(table, {"inputs": "outer", "outputs": "outer", "hidden.{k}": "relu"}))
+    settings = tuple((f"widths.{k}", f"hidden.{k}") for k in range(n))
+    spaces = {"inputs": "outer", "outputs": "outer", "hidden.{k}": "relu"}
+    return Rules(*_with(table, spaces), settings=settings, layers={"widths": "**hidden_{i}/"})
 
 
 def flax_resnet(config: Config) -> Rules:
     """A ResNet with BatchNorm, its running statistics in `batch_stats`; `config` has `widths`,
-    one per stage, and `blocks` per stage. A stage is one space; its first block projects.
+    one per stage, `blocks` per stage, and may have `inner`, the widths inside the blocks. A
+    stage is one space; its first block projects.
 
     A running variance is a gain: it stays beside its unit, with neither sign nor scale.
     """
@@ -41,7 +44,10 @@ def flax_resnet(config: Config) -> Rules:
     spaces = {"image": "outer", "labels": "outer"}
     words = {w for text in table.values() for w in text.replace("*", "").split()}
     spaces |= {w: "elementwise" for w in sorted(words) if w.startswith(("stage", "hidden"))}
-    return Rules(*_with(table, spaces))
+    settings = tuple((f"widths.{s}", f"stage.{s}") for s in range(stages))
+    settings += tuple((f"inner.{s}", f"hidden.{s}.{{b}}") for s in range(stages))
+    layers = {"blocks": "**stage{s}_block{i}/"}
+    return Rules(*_with(table, spaces), settings=settings, layers=layers)
 
 
 def flax_gpt(config: Config) -> Rules:
@@ -54,7 +60,7 @@ def flax_gpt(config: Config) -> Rules:
     }
     if not tied:
         table["**unembed/kernel"] = "resid* vocab"
-    return Rules(*_with(table, _SPACES | {"vocab": "outer"}))
+    return Rules(*_with(table, _SPACES | {"vocab": "outer"}), settings=_SETTINGS, layers=_LAYERS)
 
 
 def flax_vit(config: Config) -> Rules:
@@ -67,7 +73,7 @@ def flax_vit(config: Config) -> Rules:
         "**head/kernel": "resid* labels",
         "**head/bias": "labels",
     }
-    return Rules(*_with(table, _SPACES | {"labels": "outer"}))
+    return Rules(*_with(table, _SPACES | {"labels": "outer"}), settings=_SETTINGS, layers=_LAYERS)
 
 
 _SPACES = {
@@ -77,6 +83,16 @@ _SPACES = {
     "v.{i}": "linear",
     "hidden.{i}": "elementwise",
 }
+
+
+_SETTINGS = (
+    ("width", "resid"),
+    ("heads", "head.{i}"),
+    ("head_dim", "qk.{i}"),
+    ("head_dim", "v.{i}"),
+    ("hidden", "hidden.{i}"),
+)
+_LAYERS = {"layers": "**block_{i}/"}
 
 
 def _blocks() -> dict[str, str]:

@@ -13,7 +13,7 @@ from sail_jax.checks import nearest
 from sail_jax.spaces import Spec, spec
 from sail_jax.trees import leaf_paths, path_str
 
-__all__ = ["Rules", "divided", "fill", "pairs", "setting"]
+__all__ = ["Rules", "divided", "fill", "look", "pairs", "put", "setting"]
 
 Config = Mapping[str, Any]
 
@@ -27,7 +27,9 @@ class Rules(NamedTuple):
     - ends: spaces that are the network's output where no tensor reads them;
     - settings: which entry of the configuration states the product of which spaces;
     - folds: for each norm scale, the tensors that read the norm it belongs to;
-    - layers: which entry of the configuration counts the tensors of which prefix.
+    - layers: which entry of the configuration counts the tensors of which prefix (or lists
+      something of each);
+    - single: the patterns under such a prefix that one layer alone has.
     """
 
     axes: tuple[tuple[str, str], ...]
@@ -38,6 +40,7 @@ class Rules(NamedTuple):
     settings: tuple[tuple[str, str], ...] = ()
     folds: Mapping[str, tuple[str, ...]] = {}
     layers: Mapping[str, str] = {}
+    single: frozenset[str] = frozenset()
 
     def spec(self, params: PyTree) -> Spec:
         """The checked spec of parameters (arrays or ShapeDtypeStructs); raises as `spec` does."""
@@ -74,12 +77,7 @@ class Rules(NamedTuple):
                     )
         out = dict(config)
         for key, (n, _) in found.items():
-            *outer, last = key.split(".")
-            inside = out
-            for part in outer:
-                inside[part] = dict(inside[part])
-                inside = inside[part]
-            inside[last] = n
+            out = put(out, key, n)
         return out
 
     def fold(self, params: PyTree) -> tuple[PyTree, "Rules"]:
@@ -130,6 +128,44 @@ def setting(config: Config, *keys: str, default: Any = None) -> Any:
     if default is None:
         raise ValueError(f"the configuration does not state {keys[0]!r}{nearest(keys[0], config)}")
     return default
+
+
+def look(config: Config, key: str) -> Any:
+    """The entry of that dotted key, numbers counting into lists; None where it is not stated.
+
+    >>> look({"text_config": {"hidden_size": 8}, "widths": [4, 6]}, "widths.1")
+    6
+    """
+    inside: Any = config
+    for part in key.split("."):
+        if isinstance(inside, Mapping):
+            inside = inside.get(part)
+        else:
+            listed = isinstance(inside, list | tuple) and part.isdigit() and int(part) < len(inside)
+            inside = inside[int(part)] if listed else None
+    return inside
+
+
+def put(config: Config, key: str, value: Any) -> dict[str, Any]:
+    """The configuration with another value at that dotted key.
+
+    >>> put({"widths": (4, 6)}, "widths.1", 12)
+    {'widths': [4, 12]}
+    """
+    out = dict(config)
+    inside: Any = out
+    *outer, last = key.split(".")
+    for part in outer:
+        place: Any = part if isinstance(inside, dict) else int(part)
+        old = look({"at": inside}, f"at.{part}")
+        # a list that is not stated is filled from its front
+        new = dict(old) if isinstance(old, Mapping) else list(old or ())
+        inside[place] = inside = new
+    if isinstance(inside, list):
+        inside[int(last) : int(last) + 1] = [value]
+    else:
+        inside[last] = value
+    return out
 
 
 def divided(whole: int, parts: int, what: str) -> int:

@@ -224,7 +224,7 @@ def t5(config: Config) -> Rules:
     }
     spaces = _resid(config, "rmsnorm")
     heads, size = setting(config, "num_heads"), setting(config, "d_kv")
-    sizes = {}
+    sizes, single = {}, set()
     settings = [("vocab_size", "vocab"), ("d_model", "resid")]
     for tower, parts in {"encoder": "sf", "decoder": "scf"}.items():
         for n, part in enumerate(parts):
@@ -251,6 +251,7 @@ def t5(config: Config) -> Rules:
             if own:
                 bias = f"{tower}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
                 table[bias] = f"_ {head}"
+                single.add(bias)
             # a bias on the logits tells the sign of a head, which they alone would not
             spaces |= {head: "elementwise" if own else "odd"}
             spaces |= {f"{space}{name}.{{i}}": "linear" for name in ("qk", "v")}
@@ -263,10 +264,18 @@ def t5(config: Config) -> Rules:
     # the old release of the format gave the decoder's second attention a bias that is not used
     unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     table[f"?{unused}"] = "_ _"
+    single.add(unused)
     axes, optional = pairs(table)
     layers = {"num_layers": "encoder.block.{i}.", "num_decoder_layers": "decoder.block.{i}."}
     return Rules(
-        axes, spaces, sizes, optional, settings=tuple(settings), folds=folds, layers=layers
+        axes,
+        spaces,
+        sizes,
+        optional,
+        settings=tuple(settings),
+        folds=folds,
+        layers=layers,
+        single=frozenset(single),
     )
 
 

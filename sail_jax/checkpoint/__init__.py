@@ -1,10 +1,12 @@
 """Checkpoints: read, merged tensor by tensor, and written.
 
 `open_checkpoint` and `save_checkpoint` know the formats, `recipes` the YAML, `plan` what happens to
-every tensor, `executor` how, and `merge_checkpoints` puts them together.
+every tensor, `executor` how, and `merge_checkpoints` puts them together. `views` are checkpoints
+whose tensors are computed when read: grown (`grow_checkpoint`), or in another basis.
 """
 
 from sail_jax.checkpoint.files import CheckpointError
+from sail_jax.checkpoint.growing import grow_checkpoint
 from sail_jax.checkpoint.merging import merge_checkpoints, merge_recipe
 from sail_jax.checkpoint.open import Checkpoint, load_checkpoint, open_checkpoint
 from sail_jax.checkpoint.tensors import Tensor
@@ -15,6 +17,7 @@ __all__ = [
     "CheckpointError",
     "Tensor",
     "create",
+    "grow_checkpoint",
     "load_checkpoint",
     "merge_checkpoints",
     "merge_recipe",

@@ -10,7 +10,7 @@ from sail_jax.checkpoint.plan import Plan, Treatment
 from sail_jax.checkpoint.recipes import Recipe
 from sail_jax.checkpoint.rows import count
 
-__all__ = ["Passes", "describe", "model_card", "render"]
+__all__ = ["Passes", "describe", "growth_card", "model_card", "render"]
 
 Passes = Callable[[str, dict[str, Any]], int]
 """How often a method with these knobs reads its inputs."""
@@ -172,6 +172,38 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
         )
         body += ["", "## Recipe", "", f"{ticks}yaml", recipe.text.strip("\n"), ticks]
     return "\n".join(["---", *front, "---", "", *body]) + "\n"
+
+
+def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
+    """README.md for a grown checkpoint: what was done, by which method, and what is preserved.
+
+    about: as `growing.Growing` has it, with "agreement".
+    """
+    front = ["library_name: transformers"] if transformers else []
+    knobs = "".join(f", {key} {value}" for key, value in about["knobs"].items())
+    lost = [row for row in about["spaces"] if row["lost"]]
+    exact = "preserves" if about["exact"] else "does not preserve"
+    body = [
+        f"# {name}",
+        "",
+        "A network grown from a smaller one, made with sail-jax.",
+        "",
+        f"Source: `{about['source']}`. Method: `{about['method']}`, seed {about['seed']}{knobs}.",
+        "",
+        *(f"- {key}: {old} to {new}" for key, (old, new) in about["changes"].items()),
+        "",
+        f"By the algebra of its spaces the growth {exact} the function of the network.",
+        *(f"- `{row['space']}`: {row['lost']}" for row in lost),
+    ]
+    for one in about["agreement"]:
+        body.append(
+            f"- outputs on probe inputs in {one['dtype']}: max difference {one['largest']:.3g},"
+            f" mean {one['mean']:.3g}, of outputs up to {one['scale']:.3g}"
+            f" (rounding allows {one['tolerance']:.3g})"
+        )
+    if about["notes"]:
+        body += ["", "Notes:", "", *(f"- {note}" for note in about["notes"])]
+    return "\n".join(["---", *front, "tags:", "- grown", "- sail-jax", "---", "", *body]) + "\n"
 
 
 def _quoted(text: str) -> str:

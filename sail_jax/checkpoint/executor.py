@@ -33,7 +33,17 @@ from sail_jax.checkpoint.streaming import (
 from sail_jax.checkpoint.tensors import Tensor
 from sail_jax.task_vectors import Fold
 
-__all__ = ["Limits", "MergeError", "Progress", "Record", "Sink", "execute", "limits", "memory"]
+__all__ = [
+    "Limits",
+    "MergeError",
+    "Progress",
+    "Record",
+    "Sink",
+    "execute",
+    "limits",
+    "memory",
+    "peak",
+]
 
 CONSTANT = 330 << 20  # bytes of an interpreter with JAX and compiled kernels, measured
 KEPT = 64 << 20  # bytes a worker keeps of a tensor between visits, unless told otherwise
@@ -93,8 +103,11 @@ def memory(work: Work) -> int:
         entries = min(work.size, max(ENTRIES, work.shape[-1]))
     read = min(work.size, BLOCKS * ENTRIES) if grain == "entry" else entries
     widest = max(tensor.dtype.itemsize for tensor in work.inputs)
-    # inputs as read and the outcome; float32 votes and weights and what kernels hold beside them
-    return read * (inputs * widest + 4) + entries * (3 * 4 * len(work.models) + 8)
+    # what is computed to be read; inputs as read and the outcome; float32 votes and weights and
+    # what kernels hold beside them
+    needs = sum(getattr(tensor, "needs", 0) for tensor in work.inputs)
+    needs += read * (inputs * widest + 4)
+    return needs + entries * (3 * 4 * len(work.models) + 8)
 
 
 def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = None) -> Limits:
@@ -113,6 +126,12 @@ def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = 
         )
     fitting = max(k for k in range(1, wanted + 1) if sum(needs[:k]) <= room)
     return Limits(fitting, max(0, min(KEPT, room // fitting - needs[0])))
+
+
+def peak(works: Sequence[Work], limits: Limits) -> int:
+    """Bytes that the process takes at most, as far as it is planned."""
+    needs = sorted(map(memory, works), reverse=True)
+    return CONSTANT + sum(needs[: limits.threads]) + limits.threads * limits.hold
 
 
 def _mib(size: int) -> str:

@@ -11,7 +11,15 @@ from sail_jax.checkpoint.lora import adapted
 from sail_jax.checkpoint.recipes import Recipe, RecipeError, Ref
 from sail_jax.checkpoint.tensors import Tensor
 
-__all__ = ["Input", "Opened", "is_derived", "patched_config", "unmatched_renames"]
+__all__ = [
+    "Input",
+    "Opened",
+    "carried",
+    "config_of",
+    "is_derived",
+    "patched_config",
+    "unmatched_renames",
+]
 
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _DERIVED = re.compile(r"\.(inv_freq|masked_bias|position_ids|num_batches_tracked)$")
@@ -30,6 +38,15 @@ def is_derived(name: str) -> bool:
     return _DERIVED.search(name) is not None
 
 
+def carried(file: str) -> bool:
+    """Whether a file beside the tensors goes along: indices and records of training speak of the
+    input's files, not of the output's."""
+    return not file.endswith(".index.json") and file not in (
+        "trainer_state.json",
+        "adapter_config.json",
+    )
+
+
 class Input:
     """A checkpoint of a recipe, with its adapter in it; RecipeError if renaming makes two tensors
     one, ValueError if the adapter does not fit."""
@@ -39,7 +56,7 @@ class Input:
         stored = opened.tensors
         if adapter is not None:
             stored = adapted(
-                stored, adapter.tensors, _config(adapter.extras, "adapter_config.json")
+                stored, adapter.tensors, config_of(adapter.extras, "adapter_config.json")
             )
         self.tensors: dict[str, Tensor] = {}
         self.renamed = set()
@@ -55,7 +72,7 @@ class Input:
                     recipe.at("rename"), f"{ref}: two tensors would be called {new!r}"
                 )
             self.tensors[new] = tensor
-        self.config = _config(opened.extras)
+        self.config = config_of(opened.extras)
 
     @property
     def tied(self) -> bool | None:
@@ -85,12 +102,13 @@ class Input:
         return self.tensors.get(name), ""
 
 
-def _config(extras: Mapping[str, Path], name: str = "config.json") -> dict[str, Any]:
+def config_of(extras: Mapping[str, Path | bytes], name: str = "config.json") -> dict[str, Any]:
+    """The JSON object in a file beside the tensors; ValueError, naming it, if it is none."""
     if name not in extras:
         return {}
     path = extras[name]
     try:
-        config = json.loads(Path(path).read_bytes())
+        config = json.loads(path if isinstance(path, bytes) else Path(path).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):

@@ -13,14 +13,13 @@ import numpy as np
 from sail_jax.checkpoint import cards
 from sail_jax.checkpoint import plan as planning
 from sail_jax.checkpoint.executor import (
-    CONSTANT,
     Limits,
     MergeError,
     Progress,
     Record,
     execute,
     limits,
-    memory,
+    peak,
 )
 from sail_jax.checkpoint.open import open_checkpoint
 from sail_jax.checkpoint.plan import Plan, Treatment
@@ -30,7 +29,16 @@ from sail_jax.checkpoint.writer import Format, create
 from sail_jax.expressions import Expression, expression
 from sail_jax.task_vectors import Chain
 
-__all__ = ["Merged", "Prepared", "merge_checkpoints", "merge_recipe", "prepared"]
+__all__ = [
+    "Merged",
+    "Prepared",
+    "carried_out",
+    "files",
+    "merge_checkpoints",
+    "merge_recipe",
+    "prepared",
+    "summary",
+]
 
 Path_ = str | PathLike[str]
 
@@ -46,14 +54,17 @@ class Prepared(NamedTuple):
 
     def memory(self) -> int:
         """Bytes that the process takes at most, as far as it is planned."""
-        needs = sorted((memory(one) for one in self.works), reverse=True)
-        threads, hold = self.limits
-        return CONSTANT + sum(needs[:threads]) + threads * hold
+        return peak(self.works, self.limits)
 
     def summary(self) -> str:
         """One line on memory and threads."""
-        threads = f"{self.limits.threads} thread{'s' * (self.limits.threads > 1)}"
-        return f"peak memory: at most {self.memory() / 1e9:.2f} GB, in {threads}"
+        return summary(self.works, self.limits)
+
+
+def summary(works: Sequence[Work], limits: Limits) -> str:
+    """One line on memory and threads."""
+    threads = f"{limits.threads} thread{'s' * (limits.threads > 1)}"
+    return f"peak memory: at most {peak(works, limits) / 1e9:.2f} GB, in {threads}"
 
 
 class Merged(NamedTuple):
@@ -84,7 +95,7 @@ def prepared(
 
         def open(path: str) -> Any:
             checkpoint = stack.enter_context(open_checkpoint(path, allow_pickle=allow_pickle))
-            stats.extend(_stats(Path(path)))
+            stats.extend(files(Path(path)))
             return checkpoint
 
         plan = planning.plan(recipe, open)
@@ -93,10 +104,10 @@ def prepared(
         yield Prepared(recipe, plan, works, limits(works, max_memory, threads), mark)
 
 
-def _stats(path: Path) -> list[tuple[str, int, int]]:
+def files(path: Path) -> list[tuple[str, int, int]]:
     """What changes when an input does: its files, their sizes and times."""
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    stats = [(file, file.stat()) for file in files]
+    found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    stats = [(file, file.stat()) for file in found]
     return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in stats]
 
 
@@ -163,23 +174,47 @@ def merge_recipe(
     ) as ready:
         if before is not None:
             before(ready)
-        shapes = {t.name: (t.dtype, t.shape) for t in ready.plan.treatments}
-        metadata = {"format": "pt"} if format in (None, "safetensors") else None
-        if Path(out).suffix in (".npz", ".msgpack"):
-            metadata = None
-        with create(
-            Path(out), shapes, fingerprint=ready.fingerprint, format=format,
-            shard_bytes=shard_bytes, metadata=metadata, resume=resume, sync=sync,
-        ) as writer:  # fmt: skip
-            records = execute(
-                ready.works, writer, ready.limits,
-                allow_nonfinite=allow_nonfinite, measure=measure, progress=progress,
-            )  # fmt: skip
-            if writer.folder:
-                for name, data in _extras(ready, Path(out).name).items():
-                    writer.extra(name, data)
-            writer.commit()
+        records = carried_out(
+            ready.works, Path(out), ready.limits, ready.fingerprint,
+            lambda: _extras(ready, Path(out).name), resume=resume, measure=measure, sync=sync,
+            allow_nonfinite=allow_nonfinite, format=format, shard_bytes=shard_bytes,
+            progress=progress,
+        )  # fmt: skip
     return Merged(ready.plan, records, Path(out), time.monotonic() - began)
+
+
+def carried_out(
+    works: Sequence[Work],
+    out: Path,
+    limits: Limits,
+    fingerprint: str,
+    extras: Callable[[], Mapping[str, bytes | Path]],
+    *,
+    resume: bool = False,
+    measure: bool = False,
+    sync: bool = True,
+    allow_nonfinite: bool = False,
+    format: Format | None = None,
+    shard_bytes: int = 5_000_000_000,
+    progress: Progress | None = None,
+) -> dict[str, Record]:
+    """All of the work written to `out`, with the extras beside it if that is a folder."""
+    metadata = {"format": "pt"} if format in (None, "safetensors") else None
+    if out.suffix in (".npz", ".msgpack"):
+        metadata = None
+    with create(
+        out, {one.name: (one.dtype, one.shape) for one in works}, fingerprint=fingerprint,
+        format=format, shard_bytes=shard_bytes, metadata=metadata, resume=resume, sync=sync,
+    ) as writer:  # fmt: skip
+        records = execute(
+            works, writer, limits,
+            allow_nonfinite=allow_nonfinite, measure=measure, progress=progress,
+        )  # fmt: skip
+        if writer.folder:
+            for name, data in extras().items():
+                writer.extra(name, data)
+        writer.commit()
+    return records
 
 
 def _extras(ready: Prepared, name: str) -> dict[str, bytes | Path]:

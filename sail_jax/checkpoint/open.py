@@ -38,7 +38,7 @@ class Checkpoint:
         self.path = path
         self.tensors: dict[str, Tensor] = {}
         self.metadata: dict[str, str] = {}
-        self.extras: dict[str, Path] = {}
+        self.extras: dict[str, Path | bytes] = {}
         self._files: list[File] = []
 
     def __enter__(self) -> Self:

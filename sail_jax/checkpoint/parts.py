@@ -1,5 +1,7 @@
 """What recipes are made of, and how the smaller of these are read."""
 
+import inspect
+import json
 import re
 from collections.abc import Mapping
 from itertools import chain
@@ -12,6 +14,8 @@ from sail_jax.checkpoint.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 
 __all__ = [
+    "Align",
+    "Grow",
     "Module",
     "Recipe",
     "Ref",
@@ -24,6 +28,7 @@ __all__ = [
     "read_path",
     "read_ref",
     "read_renames",
+    "read_steps",
     "read_tokenizer",
     "read_tokenizer_source",
 ]
@@ -31,13 +36,31 @@ __all__ = [
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
+class Grow(NamedTuple):
+    """A model made larger before it is merged; `to` (a path or a mapping) and knobs as JSON."""
+
+    to: str
+    method: str
+    seed: int
+    knobs: str
+
+
+class Align(NamedTuple):
+    """A model put into the basis of another before it is merged; knobs as JSON."""
+
+    to: "Ref"
+    knobs: str
+
+
 class Ref(NamedTuple):
-    """A checkpoint: a path, and in mergekit's notation path[@revision][+lora[@revision]]."""
+    """A checkpoint: a path, and in mergekit's notation path[@revision][+lora[@revision]]; `steps`
+    are what is done to it before it is merged, in this order."""
 
     path: str
     revision: str | None = None
     lora: str | None = None
     lora_revision: str | None = None
+    steps: tuple[Grow | Align, ...] = ()
 
     @property
     def checkpoint(self) -> str:
@@ -50,7 +73,11 @@ class Ref(NamedTuple):
         return f"{self.lora}@{self.lora_revision}"
 
     def __str__(self) -> str:
-        return self.checkpoint if self.adapter is None else f"{self.checkpoint}+{self.adapter}"
+        name = self.checkpoint if self.adapter is None else f"{self.checkpoint}+{self.adapter}"
+        for step in self.steps:
+            done = f"grown by {step.method}" if isinstance(step, Grow) else f"aligned to {step.to}"
+            name = f"{name} ({done})"
+        return name
 
 
 Parameters = Mapping[str, Setting]
@@ -189,13 +216,72 @@ def read_ref(node: Node) -> Ref:
         path, plus, lora = node.value.partition("+")
         if "+" in lora or node.value.count("@") > 1 + bool(plus):
             raise RecipeError(node.where, "expected path[@revision][+lora[@revision]]")
-        return Ref(*_revision(path, node.where), *(_revision(lora, node.where) if plus else ()))
+        found = _revision(lora, node.where) if plus else (None, None)
+        return Ref(*_revision(path, node.where), lora=found[0], lora_revision=found[1])
     what = "a model, as path[@revision][+lora] or"
-    inside = nodes.mapping(node, ["model", "lora", "override_architecture"], what, "model")
+    keys = ["model", "lora", "override_architecture", "grow", "align"]
+    inside = nodes.mapping(node, keys, what, "model")
     if inside.get("override_architecture", node._replace(value=None)).value is not None:
         where = inside["override_architecture"].key
         raise RecipeError(where, "not needed and not read: tensors are matched by name")
-    return Ref(*_path_node(inside["model"]), *(nodes.optional(inside, "lora", _path_node) or ()))
+    lora, revision = nodes.optional(inside, "lora", _path_node) or (None, None)
+    ref = Ref(*_path_node(inside["model"]), lora=lora, lora_revision=revision)
+    return read_steps(ref, inside)
+
+
+def read_steps(ref: Ref, inside: Mapping[str, Node]) -> Ref:
+    """The model with what its keys `grow` and `align` ask for: growing first, then aligning."""
+    found = [
+        nodes.optional(inside, key, read) for key, read in (("grow", _grow), ("align", _align))
+    ]
+    steps = tuple(step for step in found if step is not None)
+    if steps and ref.steps:
+        where = next(inside[key].key for key in ("grow", "align") if key in inside)
+        raise RecipeError(where, f"{ref} already says what is done to it, inside of model")
+    return ref._replace(steps=steps) if steps else ref
+
+
+def _grow(node: Node) -> Grow:
+    from sail_jax.growth.named import METHODS
+
+    inside = nodes.mapping(node, None, "a growth", "to")
+    method = nodes.optional(inside, "method", nodes.one_of(*METHODS)) or "lemon"
+    by = nodes.optional(inside, "depth_method", nodes.one_of(*METHODS))
+    others = (by or METHODS[method].deepens_by,)
+    knobs = {*METHODS[method].knobs, *(k for m in others if m for k in METHODS[m].knobs)}
+    keys = ["to", "method", "depth_method", "seed", "untie", "require_lossless", *sorted(knobs)]
+    nodes.mapping(node, keys, f"a growth by {method}")
+    given = {k: _plain(part) for k, part in inside.items() if k not in ("to", "method", "seed")}
+    to = _plain(inside["to"])
+    if not isinstance(to, (str, dict)) or not to:
+        raise RecipeError(
+            inside["to"].where,
+            f"expected a config.json, factors or entries of one; got {nodes.kind(inside['to'])}",
+        )
+    seed = nodes.optional(inside, "seed", nodes.natural) or 0
+    return Grow(_json(to), method, seed, _json(given))
+
+
+def _align(node: Node) -> Align:
+    from sail_jax.checkpoint.aligning import align_maps
+
+    parameters = inspect.signature(align_maps).parameters.values()
+    ours = {"spec", "max_memory", "progress"}  # not for recipes
+    knobs = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ours]
+    inside = nodes.mapping(node, ["to", *knobs], "an alignment", "to")
+    given = {k: _plain(part) for k, part in inside.items() if k != "to"}
+    return Align(read_ref(inside["to"]), _json(given))
+
+
+def _plain(node: Node) -> Any:
+    """What a part of a recipe says, without where."""
+    if isinstance(node.value, dict):
+        return {key: _plain(part) for key, part in node.value.items()}
+    return [_plain(part) for part in node.value] if isinstance(node.value, list) else node.value
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _path_node(node: Node) -> tuple[str, str | None]:

@@ -32,6 +32,7 @@ from sail_jax.checkpoint import mergekit
 from sail_jax.checkpoint.inputs import (
     Input,
     Opened,
+    carried,
     is_derived,
     patched_config,
     unmatched_renames,
@@ -41,10 +42,13 @@ from sail_jax.checkpoint.knobs import Knobs
 from sail_jax.checkpoint.layers import role
 from sail_jax.checkpoint.recipes import Recipe, RecipeError, Ref
 from sail_jax.checkpoint.rows import Rows, count, head_rows
+from sail_jax.checkpoint.steps import Openings
 from sail_jax.checkpoint.templates import chat_template
 from sail_jax.checkpoint.tensors import Shape, Tensor
 from sail_jax.checkpoint.tokenizers import Alignment, align, read_vocabulary
+from sail_jax.checkpoint.yaml_tree import Where
 from sail_jax.checks import nearest
+from sail_jax.disk import StoreError
 
 __all__ = ["InputSummary", "Plan", "Treatment", "fingerprint", "plan"]
 
@@ -115,7 +119,9 @@ def fingerprint(plan: Plan) -> str:
         if isinstance(x, Rows):
             runs = hashlib.sha256(repr((x.runs, sorted(x.means.items()))).encode()).hexdigest()
             return [runs, *map(tensor, x.parts)]
-        return None if x is None else [x.name, x.source, str(x.dtype), list(x.shape)]
+        if x is None:
+            return None
+        return [x.name, x.source, getattr(x, "mark", ""), str(x.dtype), list(x.shape)]
 
     digest = hashlib.sha256(json.dumps([plan.method, plan.compat, plan.seed]).encode())
     for t in plan.treatments:
@@ -134,14 +140,15 @@ class _Planner:
         self.groups: dict[str, int] = {}
         self.aliases: dict[str, str] = {}
         self.rowings: dict[tuple, Any] = {}
-        opened: dict[str, Opened] = {}
+        found = Openings(open, self.notes)
         self.inputs: dict[Ref, Input] = {}
         for ref in recipe.models():
-            paths = [ref.checkpoint, *([] if ref.adapter is None else [ref.adapter])]
-            for path in paths:
-                if path not in opened:
-                    opened[path] = open(path)
-            self.inputs[ref] = Input(ref, *(opened[path] for path in paths), recipe=recipe)
+            try:
+                self.inputs[ref] = Input(ref, *found(ref), recipe=recipe)
+            except (TypeError, ValueError) as error:
+                if not ref.steps or isinstance(error, (StoreError, RecipeError)):
+                    raise
+                raise RecipeError(_where(recipe, ref), f"{ref}: {error}") from error
         unmatched_renames(recipe, self.inputs.values())
         first = recipe.base_model or recipe.modules[0].slices[0].sources[0].model
         self.first = self.inputs[first]
@@ -378,7 +385,7 @@ class _Planner:
         extras: dict[str, bytes | Path] = {
             name: path
             for name, path in self.first.opened.extras.items()
-            if not _is_tokenizer(name) and _is_carried(name)
+            if not _is_tokenizer(name) and carried(name)
         }
         extras |= {n: p for n, p in donor.opened.extras.items() if _is_tokenizer(n)}
         if self.alignment is not None:
@@ -421,18 +428,17 @@ class _Planner:
         return InputSummary(str(one.ref), part, len(one.tensors), size)
 
 
+def _where(recipe: Recipe, ref: Ref) -> Where:
+    """Where a model is first named among those to merge, or as the base."""
+    parts = [part for module in recipe.modules for part in module.slices]
+    named = [source.where for part in parts for source in part.sources if source.model == ref]
+    return named[0] if named else recipe.at("base_model")
+
+
 def _is_tokenizer(name: str) -> bool:
     return name.startswith(
         ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "chat_template")
     ) or name.endswith((".model", ".tiktoken"))
-
-
-def _is_carried(name: str) -> bool:
-    # indices and records of training speak of the input's files, not of the output's
-    return not name.endswith(".index.json") and name not in (
-        "trainer_state.json",
-        "adapter_config.json",
-    )
 
 
 def _is_float(dtype: np.dtype) -> bool:

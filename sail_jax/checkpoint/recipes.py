@@ -10,6 +10,11 @@ effect is an error with its line and the nearest valid name. Beyond it, at the t
     missing: error | skip | base    where an input lacks a tensor: it abstains, or counts as base
     extra: error | ignore           tensors that the output's model lacks
 
+at a model, whatever names it (`models`, `sources`, or base_model: {model: ...}):
+
+    grow: {to: config.json, factors {width: 2} or entries, method: lemon, seed: 0, ...}
+    align: {to: model, ...}         permuted to match another model, after it has grown
+
 and filters may be "re:..." or "glob:..." patterns. Where mergekit fails or is unsound we differ: a
 single {filter, value} mapping is a setting; lists of bools are steps, not interpolated numbers;
 `dtype` only says what is written (arithmetic is in float32 and better), and `out_dtype` wins.
@@ -34,6 +39,7 @@ from sail_jax.checkpoint.parts import (
     read_path,
     read_ref,
     read_renames,
+    read_steps,
     read_tokenizer,
     read_tokenizer_source,
 )
@@ -132,7 +138,7 @@ def simple(
     is unknown or does not fit.
 
     >>> simple(["a", "b"], "base", "ties", density=[0.2, 0.5]).modules[0].slices[0].sources[1].model
-    Ref(path='b', revision=None, lora=None, lora_revision=None)
+    Ref(path='b', revision=None, lora=None, lora_revision=None, steps=())
     """
     try:
         entry = mergekit.entry(method)
@@ -309,8 +315,9 @@ class _Reader:
     def models(self, node: Node) -> tuple[Slice, ...]:
         sources = []
         for part in nodes.sequence(node, "models"):
-            inside = nodes.mapping(part, ["model", "parameters"], "a model", "model")
-            ref = read_ref(inside["model"])
+            keys = ["model", "parameters", "grow", "align"]
+            inside = nodes.mapping(part, keys, "a model", "model")
+            ref = read_steps(read_ref(inside["model"]), inside)
             sources.append(Source(ref, None, self.parameters(inside, True), part.where))
         return (Slice(tuple(sources), None, {}, node.key),)
 
@@ -325,11 +332,12 @@ class _Reader:
                 )
             sources = []
             for source in nodes.sequence(inside["sources"], "sources"):
-                keys = ["model", "layer_range", "parameters"]
+                keys = ["model", "layer_range", "parameters", "grow", "align"]
                 given = nodes.mapping(source, keys, "a source", "model", "layer_range")
                 layers = read_layers(given["layer_range"])
                 parameters = self.parameters(given, True)
-                sources.append(Source(read_ref(given["model"]), layers, parameters, source.where))
+                ref = read_steps(read_ref(given["model"]), given)
+                sources.append(Source(ref, layers, parameters, source.where))
             lengths = [b - a for a, b in (source.layers for source in sources)]
             if len(set(lengths)) > 1:
                 raise RecipeError(

@@ -50,6 +50,11 @@ class Rows:
         self._fill: Any = None
         self._lock = threading.Lock()
 
+    @property
+    def needs(self) -> int:
+        """Bytes that the parts hold while they are read."""
+        return sum(getattr(part, "needs", 0) for part in self.parts)
+
     def read(self, out: np.ndarray, start: int = 0) -> None:
         if start < 0 or start + out.size > self.shape[0] * self.width:
             raise ValueError(

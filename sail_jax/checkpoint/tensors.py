@@ -15,7 +15,8 @@ class Tensor(Protocol):
     """Name, dtype and shape of a tensor, and its entries on demand.
 
     dtype is a NumPy dtype, with `ml_dtypes` for bfloat16 and the float8s. `source` says where it
-    lies, for messages. Reading may happen from several threads at once.
+    lies, for messages. Reading may happen from several threads at once. One that is computed also
+    has `needs`, the bytes that it holds meanwhile.
     """
 
     @property

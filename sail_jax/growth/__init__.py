@@ -39,6 +39,8 @@ from sail_jax.growth.fresh import (
     ramp,
     scale_norms,
 )
+from sail_jax.growth.named import METHODS, Method
+from sail_jax.growth.networks import Growth, grow, plan
 from sail_jax.growth.optimizer import change_state, learning_rates
 from sail_jax.growth.width import (
     compensate,
@@ -54,6 +56,9 @@ from sail_jax.growth.width import (
 )
 
 __all__ = [
+    "METHODS",
+    "Growth",
+    "Method",
     "aki",
     "break_symmetry",
     "change_state",
@@ -63,6 +68,7 @@ __all__ = [
     "flip",
     "fpi",
     "fresh_units",
+    "grow",
     "grown",
     "hypercloning",
     "inserted",
@@ -80,6 +86,7 @@ __all__ = [
     "overwrite",
     "pad",
     "permute",
+    "plan",
     "principal",
     "project",
     "prune",

@@ -186,11 +186,12 @@ def noise_pairs(
     Samragh et al. 2024): copies carry equal activations, so the function is preserved.
 
     The standard deviation of N is the rms of the leaf times 10**(-snr_db/20). A leaf gets noise
-    along the first axis that reads a space mapped in index form; tied leaves get none.
+    along the first axis that reads a space mapped in index form; tied leaves get none, nor do
+    those that read two spaces and write none: one side of a product, which may be normalised.
     """
 
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
-        for place in places:
+        for place in [] if _one_side(axes) else places:
             reads = place.factor.role == "read" and not place.factor.tied
             if reads and place.map.index is not None:
                 source, sign = _pairs(place.map)
@@ -200,6 +201,11 @@ def noise_pairs(
         return x
 
     return _edit(params, spec, maps, edit)
+
+
+def _one_side(axes: tuple[Axis, ...]) -> bool:
+    factors = [f for axis in axes for f in axis]
+    return len({f.space for f in factors}) > 1 and all(f.role == "read" for f in factors)
 
 
 def _pairs(m: SpaceMap) -> tuple[Array, Array]:
@@ -232,11 +238,12 @@ def null_noise(
     grown network never writes, so the function is preserved under any map.
 
     Before the projection its standard deviation is the rms of the leaf times 10**(-snr_db/20). A
-    leaf gets noise along the first axis that reads a mapped space; tied leaves get none.
+    leaf gets noise along the first axis that reads a mapped space; tied leaves get none, nor do
+    those that read two spaces and write none.
     """
 
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
-        for place in places:
+        for place in [] if _one_side(axes) else places:
             if place.factor.role == "read" and not place.factor.tied:
                 write = jnp.asarray(place.map.dense().write)
                 null = jnp.eye(place.map.new) - write @ jnp.linalg.pinv(write)

@@ -1,0 +1,120 @@
+"""Weight matching: how much of its time is the assignment solver's.
+
+Two networks with one hidden layer, matched by `sail_jax.align.match_weights`: the second is the
+first with its units permuted and noise added ("related"), or has nothing to do with it
+("unrelated", which the solver finds harder). Everything else are matrix products that form the
+costs, one for each tensor and visit, and the reading of the weights. Also: the auction, which runs
+inside jit, in the solver's place.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sail_jax import align, disk
+from sail_jax.spaces import spec
+
+SCHEMA = "sail-jax bench align 1"
+
+
+class Timing(NamedTuple):
+    """Seconds of one matching: in all, of it in the solver, in how many calls; and how many of the
+    units were found again (related networks)."""
+
+    case: str
+    solver: str
+    width: int
+    total: float
+    solving: float
+    calls: int
+    found: float
+
+    @property
+    def share(self) -> float:
+        return self.solving / self.total
+
+
+def networks(width: int, related: bool, seed: int = 0) -> tuple[Any, Any, Any, np.ndarray]:
+    """Two networks, their spec, and the permutation that was hidden."""
+    random = np.random.default_rng(seed)
+    shapes = {"in": (width, width), "bias": (width,), "out": (width, width)}
+    one = {name: random.standard_normal(s, dtype=np.float32) for name, s in shapes.items()}
+    order = random.permutation(width)
+    two = {name: random.standard_normal(s, dtype=np.float32) for name, s in shapes.items()}
+    if related:
+        moved = {"in": one["in"][:, order], "bias": one["bias"][order], "out": one["out"][order]}
+        two = {name: moved[name] + 0.5 * two[name] for name in one}
+    axes = {"in": "x* hidden", "bias": "hidden", "out": "hidden* y"}
+    found = spec(one, axes, spaces={"hidden": "relu", "{x,y}": "outer"})
+    put = [jax.tree.map(jnp.asarray, params) for params in (one, two)]
+    return *put, found, np.argsort(order)
+
+
+def alignment(
+    width: int, case: str = "unrelated", solver: str = "hungarian", repeats: int = 3
+) -> Timing:
+    """The fastest of some matchings of one hidden layer of that width, after compilation."""
+    one, two, found, order = networks(width, case == "related")
+    assign = {"hungarian": align.hungarian, "auction": jax.jit(align.auction)}[solver]
+    spent: list[float] = []
+
+    def timed(benefit: Any) -> Any:
+        start = time.perf_counter()
+        index = np.asarray(assign(benefit))
+        spent.append(time.perf_counter() - start)
+        return index
+
+    results = []
+    for _ in range(repeats + 1):
+        spent.clear()
+        start = time.perf_counter()
+        maps = align.weight_matching(one, two, found, assignment=timed)
+        total = time.perf_counter() - start
+        right = float(np.mean(np.asarray(maps["hidden"].index) == order))
+        results.append(Timing(case, solver, width, total, sum(spent), len(spent), right))
+    return min(results[1:], key=lambda timing: timing.total)
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(prog="sail-jax bench align", description=__doc__)
+    add = parser.add_argument
+    add("--width", type=int, nargs="+", default=[512, 1024, 2048], help="default: %(default)s")
+    add("--solver", choices=("hungarian", "auction", "both"), default="hungarian")
+    add("--repeats", type=int, default=3, help="timed matchings; default: %(default)s")
+    add("--json", type=Path, metavar="FILE", help="also write a record there")
+    args = parser.parse_args(argv)
+    if args.repeats < 1 or min(args.width) < 2:
+        parser.error("--repeats: expected at least 1; --width: at least 2")
+    solvers = ("hungarian", "auction") if args.solver == "both" else (args.solver,)
+    print("case       solver      width  total s  solver s  share  calls  found")
+    found = []
+    for width in args.width:
+        for case in ("related", "unrelated"):
+            for solver in solvers:
+                t = alignment(width, case, solver, args.repeats)
+                found.append(t)
+                right = f"{t.found:.1%}" if case == "related" else "-"
+                print(
+                    f"{case:9}  {solver:10}  {width:5}  {t.total:7.3f}  {t.solving:8.3f}  "
+                    f"{t.share:5.0%}  {t.calls:5}  {right}",
+                    flush=True,
+                )
+    if args.json:
+        from experiments.store import provenance
+
+        about = {"schema": SCHEMA, "argv": list(argv), **provenance()}
+        record = {**about, "timings": [{**t._asdict(), "share": t.share} for t in found]}
+        disk.write_atomic(args.json, json.dumps(record, indent=2).encode() + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""Growing: maps in index form beside dense ones, and whole checkpoints beside writing them.
+
+First, in memory: a permutation of the hidden units of a 2048-wide two-layer network (float32), as
+a gather and as matrices. Then a synthetic Llama-shaped bfloat16 checkpoint is grown twofold in
+width by `sail-jax grow` (start-up and compilation included, no certificate), in turns with a
+program that only writes as many bytes and flushes them; seconds and peak resident memory of whole
+processes.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.bench._merge_llama import Llama, write
+from experiments.bench._merge_process import Sample, measure
+from experiments.bench._merge_speed import SIZES
+from sail_jax import disk
+
+SCHEMA = "sail-jax bench growth 1"
+
+# Writes so many bytes from one reused buffer.
+_WRITER = """
+import os, sys
+left, out = int(sys.argv[1]), sys.argv[2]
+buffer = memoryview(os.urandom(1 << 20))
+target = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+while left > 0:
+    left -= os.write(target, buffer[:left])
+os.fsync(target)
+"""
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(prog="sail-jax bench growth", description=__doc__)
+    add = parser.add_argument
+    default = Path(tempfile.gettempdir()) / "sail-jax-bench-growth"
+    add("--size", choices=sorted(SIZES), default="50m", help="default: %(default)s")
+    add("--method", default="lemon", help="default: %(default)s")
+    add("--units", type=int, default=2048, help="of the permutation; default: %(default)s")
+    add("--repeat", type=int, default=3, help="timed runs of each; default: %(default)s")
+    add("--dir", type=Path, default=default, help="emptied at the end; default: %(default)s")
+    add("--json", type=Path, metavar="FILE", help="also write a record there")
+    args = parser.parse_args(argv)
+    if args.repeat < 1 or args.units < 1:
+        parser.error("--repeat and --units: expected at least 1")
+    found = {"permutation": permutation(args.units, args.repeat)}
+    try:
+        found["checkpoint"] = checkpoint(args.dir, SIZES[args.size], args.method, args.repeat)
+    finally:
+        shutil.rmtree(args.dir, ignore_errors=True)
+    if args.json:
+        from experiments.store import provenance
+
+        about = {"schema": SCHEMA, "argv": list(argv), **provenance()}
+        disk.write_atomic(args.json, json.dumps({**about, **found}, indent=2).encode() + b"\n")
+    return 0 if found["checkpoint"]["good"] else 1
+
+
+def permutation(n: int, repeat: int) -> dict[str, float]:
+    """Milliseconds per change of basis, and the ratio of the dense form to the index form."""
+    import jax
+
+    from sail_jax import change_basis, spec
+    from sail_jax.growth import permute
+
+    one, two, three = jax.random.split(jax.random.key(0), 3)
+    params = {"in": jax.random.normal(one, (n, n)), "out": jax.random.normal(two, (n, n))}
+    rules, spaces = {"in": "x* h", "out": "h* y"}, {"h": "relu", "{x,y}": "outer"}
+    s = spec(params, rules, spaces=spaces)
+    m = permute(jax.random.permutation(three, n))
+    move = jax.jit(lambda p, m: change_basis(p, s, {"h": m}))
+
+    def milliseconds(m: Any, repeat: int) -> float:
+        return 1e3 * _least(lambda: jax.block_until_ready(move(params, m)), repeat)
+
+    index, dense = milliseconds(m, 20 * repeat), milliseconds(m.dense(), repeat)
+    print(f"permutation of {n} units: {index:.2f} ms, dense {dense:.1f} ms: {dense / index:.0f}x")
+    return {"units": n, "index_ms": index, "dense_ms": dense, "ratio": dense / index}
+
+
+def _least(call: Callable[[], Any], repeat: int) -> float:
+    call()
+    times = []
+    for _ in range(repeat):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str, Any]:
+    """Seconds and bytes of growing a checkpoint twofold in width, and of writing as much."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    need = 2 * llama.parameters * 10  # the checkpoint, it grown at most fourfold twice, and room
+    if free < need:
+        raise disk.StoreError(f"{folder}: {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
+    source, out, plain = folder / "base", folder / "grown", folder / "plain"
+    write([source], llama)
+    grow = [sys.executable, "-m", "experiments.cli", "grow", str(source), str(out), "--quiet"]
+    grow += ["--width", "2x", "--method", method, "--no-certify"]
+    ours: list[Sample] = []
+    limit: list[Sample] = []
+    size = 0
+    for turn in range(repeat + 1):
+        sample = measure(grow, folder / "log")
+        if sample.failure:
+            print(f"grow: {sample.failure}")
+            return {"good": False, "failure": sample.failure}
+        size = sum(f.stat().st_size for f in out.iterdir())
+        shutil.rmtree(out)
+        command = [sys.executable, "-I", "-S", "-c", _WRITER, str(size), str(plain)]
+        floor = measure(command, folder / "log")
+        plain.unlink()
+        if turn:  # the first compiles what JAX then remembers, and warms the page cache
+            ours.append(sample)
+            limit.append(floor)
+        else:
+            first = sample
+    seconds = statistics.median(s.seconds for s in ours)
+    least = statistics.median(s.seconds for s in limit)
+    peak = max(s.peak for s in ours)
+    print(
+        f"{llama.parameters / 1e6:.0f} M parameters to {size / 1e9:.2f} GB by {method}: "
+        f"{seconds:.2f} s ({first.seconds:.2f} s the first time), writing alone {least:.2f} s: "
+        f"{seconds / least:.2f}x; peak {peak / 1e9:.2f} GB"
+    )
+    return {
+        "good": True, "parameters": llama.parameters, "bytes": size, "method": method,
+        "seconds": [s.seconds for s in ours], "first": first.seconds,
+        "write_seconds": [s.seconds for s in limit], "ratio": seconds / least, "peak_bytes": peak,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

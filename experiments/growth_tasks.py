@@ -1,0 +1,201 @@
+"""What `growth_training` trains: a network and the examples it learns from, and how it learns."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
+
+from experiments.data import digits, text
+from experiments.models.gpt import GPT
+from experiments.models.mlp import MLP
+from experiments.models.resnet import ResNet
+from sail_jax import growth
+from sail_jax.maps import SpaceMap
+from sail_jax.spaces import Spec
+
+TASKS = {"text": "flax_gpt", "digits_mlp": "flax_mlp", "digits_resnet": "flax_resnet"}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "flax_gpt": GPT,
+    "flax_mlp": MLP,
+    "flax_resnet": ResNet,
+}
+SIDE = 8  # pixels of an image
+
+
+class Batch(NamedTuple):
+    """What goes in, and the labels that should come out."""
+
+    inputs: Array
+    labels: Array
+
+
+class Data(NamedTuple):
+    """Examples to learn from (of text, all of it in one line), and those held out."""
+
+    learn: Batch
+    held_out: Batch
+
+
+class Schedule(NamedTuple):
+    """Adam with a rate that rises linearly over `warmup` steps and then stays."""
+
+    steps: int
+    every: int
+    batch: int
+    rate: float
+    warmup: int
+    ramp: int
+
+
+class Masked(NamedTuple):
+    """Grown units that a ramp brings in (MSG): the source's spec, and the new size by space."""
+
+    spec: Spec
+    sizes: tuple[tuple[str, int], ...]
+
+    @property
+    def maps(self) -> dict[str, SpaceMap]:
+        return {name: growth.pad(self.spec.space(name).size, new) for name, new in self.sizes}
+
+    def view(self, variables: PyTree, mask: ArrayLike) -> tuple[PyTree, Array | None]:
+        """The parameters under the mask, and the weights of the stream in a LayerNorm."""
+        maps = self.maps
+        stream = [n for n in maps if "layernorm" in self.spec.space(n).nonlinearity.split()]
+        weights = jnp.where(growth.grown(maps[stream[0]]), mask, 1.0) if stream else None
+        return growth.mask_units(variables, self.spec, maps, mask), weights
+
+
+def network(sizes: Mapping[str, Any]) -> nn.Module:
+    """The model of a configuration: its fields, and which model as `model_type`."""
+    kind, fields = sizes["model_type"], {k: v for k, v in sizes.items() if k != "model_type"}
+    return MODELS[kind](**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+
+
+def init(net: nn.Module, data: Data, key: PRNGKeyArray) -> PyTree:
+    return net.init(key, draw(net, data, key, 1).inputs)
+
+
+def load(task: str, seed: int, replicates: int, *, context: int, held_out: int) -> list[Data]:
+    """The data of every seed: of text the same, of digits a split of its own."""
+    if task == "text":
+        learn, kept = text.load()
+        starts = np.random.default_rng(seed).integers(len(kept) - context - 1, size=held_out)
+        line = jnp.asarray(learn)
+        return [Data(Batch(line, line), _windows(jnp.asarray(kept), starts, context))] * replicates
+    images, labels, _ = digits.load()
+    if task == "digits_resnet":
+        images = np.reshape(images, (-1, SIDE, SIDE, 1))
+    split = digits.split(seed, replicates, train=digits.EXAMPLES - held_out, validation=held_out)
+    pick = lambda index: Batch(jnp.asarray(images[index]), jnp.asarray(labels[index]))  # noqa: E731
+    return [Data(pick(a), pick(b)) for a, b in zip(split.train, split.validation, strict=True)]
+
+
+def _windows(line: Array, starts: ArrayLike, context: int) -> Batch:
+    window = line[jnp.asarray(starts)[:, None] + jnp.arange(context + 1)].astype(int)
+    return Batch(window[:, :-1], window[:, 1:])
+
+
+def draw(net: nn.Module, data: Data, key: PRNGKeyArray, count: int) -> Batch:
+    """Examples to learn from, with replacement."""
+    n = len(data.learn.inputs)
+    if isinstance(net, GPT):
+        starts = jax.random.randint(key, (count,), 0, n - net.context)
+        return _windows(data.learn.inputs, starts, net.context)
+    index = jax.random.randint(key, (count,), 0, n)
+    return jax.tree.map(lambda x: x[index], data.learn)
+
+
+def evaluate(
+    net: nn.Module, variables: PyTree, batch: Batch, train: bool = False, weights: Any = None
+) -> tuple[Float[Array, ""], PyTree]:
+    """Mean cross-entropy in nats, and the variables that are no parameters (running statistics,
+    which `train` updates). `weights`: of the stream's units in every LayerNorm (MSG)."""
+    apply: Callable[..., Any] = net.apply
+    with nn.intercept_methods(partial(_masked_norm, weights)):
+        if isinstance(net, ResNet) and train:
+            logits, rest = apply(variables, batch.inputs, True, mutable=["batch_stats"])
+        else:
+            logits = apply(variables, batch.inputs)
+            rest = {k: v for k, v in variables.items() if k != "params"}
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+    return each.mean(), rest
+
+
+def _masked_norm(weights: Any, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    if weights is None or not isinstance(context.module, nn.LayerNorm):
+        return call(*args, **kwargs)
+    own = context.module.variables["params"]
+    (x,) = args
+    return growth.masked_layernorm(x, weights) * own["scale"] + own["bias"]
+
+
+ADAM = optax.scale_by_adam()
+
+
+@partial(jax.jit, static_argnames=("net", "schedule", "masked"))
+def train(
+    net: nn.Module,
+    schedule: Schedule,
+    variables: PyTree,
+    state: PyTree,
+    data: Data,
+    key: PRNGKeyArray,
+    masked: Masked | None = None,
+) -> tuple[PyTree, PyTree, Float[Array, "evaluation"]]:
+    """Variables and Adam's state in the end, and the held-out loss before the first step and after
+    every `schedule.every`. Equal keys give equal minibatches to all networks."""
+
+    def loss(params: PyTree, rest: PyTree, batch: Batch, t: ArrayLike, train: bool) -> Any:
+        seen, weights = {"params": params, **rest}, None
+        if masked is not None:
+            seen, weights = masked.view(seen, growth.ramp(t, 0, schedule.ramp))
+        return evaluate(net, seen, batch, train=train, weights=weights)
+
+    def step(carry: Any, t: Array) -> tuple[Any, None]:
+        params, rest, state = carry
+        batch = draw(net, data, jax.random.fold_in(key, t), schedule.batch)
+        gradient, rest = jax.grad(loss, has_aux=True)(params, rest, batch, t, True)
+        update, state = ADAM.update(gradient, state)
+        rate = schedule.rate * jnp.minimum(1, (t + 1) / schedule.warmup)
+        return (jax.tree.map(lambda p, u: p - rate * u, params, update), rest, state), None
+
+    def held_out(carry: Any, t: ArrayLike) -> Array:
+        params, rest, _ = carry
+        return loss(params, rest, data.held_out, t, False)[0]
+
+    def chunk(carry: Any, start: Array) -> tuple[Any, Array]:
+        carry, _ = jax.lax.scan(step, carry, start + jnp.arange(schedule.every))
+        return carry, held_out(carry, start + schedule.every)
+
+    rest = {k: v for k, v in variables.items() if k != "params"}
+    carry = variables["params"], rest, state
+    first = held_out(carry, 0)
+    starts = jnp.arange(0, schedule.steps, schedule.every)
+    (params, rest, state), losses = jax.lax.scan(chunk, carry, starts)
+    return {"params": params, **rest}, state, jnp.concatenate([first[None], losses])
+
+
+def flops(net: nn.Module, variables: PyTree, batch: int) -> float:
+    """Of one training step: 6 N D, N being the parameters that are applied to each of the D tokens,
+    images, or (of a convolution) positions; embeddings are looked up, not applied."""
+    total = 0.0
+    for path, leaf in jax.tree.leaves_with_path(variables["params"]):
+        names = [str(entry.key) for entry in path]
+        if not any("embed" in name and name != "unembed" for name in names):
+            total += np.prod(np.shape(leaf)) * _positions(net, names[0])
+    return 6 * float(total) * batch
+
+
+def _positions(net: nn.Module, module: str) -> int:
+    if isinstance(net, GPT):
+        return net.context
+    if isinstance(net, MLP) or module == "head":
+        return 1
+    stage = int(module[len("stage")]) if module.startswith("stage") else 0
+    return (-(-SIDE // 2**stage)) ** 2

@@ -1,0 +1,331 @@
+"""Which tensors share which spaces: a table of marks, repeated layers drawn once."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.patches import Rectangle
+
+from experiments import style
+from sail_jax.axes import Axis
+from sail_jax.checkpoint.layers import is_early
+from sail_jax.spaces import Spec
+
+__all__ = ["Band", "Layout", "Row", "draw", "layout"]
+
+MARKS = {
+    "write": (">", style.PALETTE[0], "writes it"),
+    "read": ("<", style.PALETTE[1], "reads it"),
+    "gain": ("D", style.PALETTE[2], "multiplies it, unit by unit"),
+}
+
+
+class Row(NamedTuple):
+    """Tensors of one module in one place: their marks as (space, role), and the shape of the
+    first. groups: spaces that share one array axis."""
+
+    label: str
+    paths: tuple[str, ...]
+    shape: tuple[int, ...]
+    marks: tuple[tuple[str, str], ...]
+    groups: tuple[tuple[str, ...], ...]
+
+
+class Band(NamedTuple):
+    """Rows under one heading ("" outside of layers); `repeats` layers are like it."""
+
+    heading: str
+    repeats: int
+    rows: tuple[Row, ...]
+
+
+class Layout(NamedTuple):
+    """`spaces` in the order of their first mark: (name, label, how many layers have one)."""
+
+    bands: tuple[Band, ...]
+    spaces: tuple[tuple[str, str, int], ...]
+
+
+class _Layer(NamedTuple):
+    start: str  # the names of its tensors up to where they differ
+    index: tuple[str, ...]  # the numbers of the layers that are like it
+    paths: tuple[str, ...]
+
+
+def layout(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+    """Rows for every tensor of a spec: layers that are alike up to their number are one band."""
+    layers, alone = _layers(spec, shapes)
+    bands: list[Band] = []
+    before = [path for path in alone if is_early(_plain(path))]
+    after = [path for path in alone if path not in before]
+    if before:
+        bands.append(Band("", 1, _rows(spec, shapes, before, "")))
+    labels = {space.name: (space.name, 1) for space in spec.spaces}
+    for layer in layers:
+        rows = _rows(spec, shapes, layer.paths, layer.start)
+        bands.append(Band(_heading(layer), len(layer.index), rows))
+        if len(layer.index) > 1:
+            for name in _private(spec, layer.paths):
+                labels[name] = (_numberless(name, layer.index[0], "{i}"), len(layer.index))
+    if after:
+        bands.append(Band("", 1, _rows(spec, shapes, after, "")))
+    order = dict.fromkeys(mark[0] for band in bands for row in band.rows for mark in row.marks)
+    return Layout(tuple(bands), tuple((name, *labels[name]) for name in order))
+
+
+def _plain(path: str) -> str:
+    """A path without the collection of Flax that it is in."""
+    return re.sub(r"^(params|batch_stats)/", "", path)
+
+
+def _numberless(name: str, number: str, mark: str) -> str:
+    """A name with the last place where it has the number marked."""
+    places = list(re.finditer(rf"(?<!\d){number}(?!\d)", name))
+    return name[: places[-1].start()] + mark + name[places[-1].end() :] if places else name
+
+
+def _heading(layer: _Layer) -> str:
+    plain = layer.start.strip("./_")
+    if len(layer.index) < 2:
+        return plain
+    return re.sub(rf"{layer.index[0]}$", f"{{{_range(layer.index)}}}", plain)
+
+
+def _range(numbers: Sequence[str]) -> str:
+    found = sorted(map(int, numbers))
+    if len(found) > 2 and found == list(range(found[0], found[-1] + 1)):
+        return f"{found[0]}..{found[-1]}"
+    return ",".join(map(str, found))
+
+
+def _layers(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[_Layer], list[str]]:
+    """Numbered parts of the tree, those alike together, and the paths outside of them."""
+    paths = list(shapes)
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for path in paths:
+        plain = _plain(path)
+        for match in re.finditer(r"\d+(?=[./_])", plain):
+            found[plain[: match.start()]][match[0]].append(path)
+    # a layer has several modules: not the numbers of a pair of norms
+    found = {
+        prefix: members
+        for prefix, members in found.items()
+        if max(len({_module(_plain(p)) for p in here}) for here in members.values()) > 1
+    }
+    layers: list[_Layer] = []
+    done: set[str] = set()
+    for prefix in sorted(found, key=len):
+        members = {n: here for n, here in found[prefix].items() if done.isdisjoint(here)}
+        alike: dict[Any, list[str]] = defaultdict(list)
+        for number, here in members.items():
+            alike[_signature(spec, shapes, here, prefix + number, number)].append(number)
+        # blocks that are numbered twice (block 2 of stage 1) repeat at the inner number
+        inner = any(other.startswith(prefix) and other != prefix for other in found)
+        if inner and max(map(len, alike.values()), default=0) < 2:
+            continue
+        for numbers in alike.values():
+            layers.append(_Layer(prefix + numbers[0], tuple(numbers), tuple(members[numbers[0]])))
+            done |= {path for number in numbers for path in members[number]}
+    order = {path: k for k, path in enumerate(paths)}
+    layers.sort(key=lambda x: (_tower(x.start), _numbers(x.start), order[x.paths[0]]))
+    return layers, [path for path in paths if path not in done]
+
+
+def _tower(start: str) -> str:
+    return re.split(r"\d", start)[0]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)))
+
+
+def _signature(
+    spec: Spec, shapes: Mapping[str, Any], paths: list[str], start: str, number: str
+) -> Any:
+    """What layers must share to be drawn as one: names, and axes up to the number."""
+    private = _private(spec, paths)
+    rows = []
+    for path in paths:
+        axes = [
+            [
+                (_numberless(f.space, number, "#") if f.space in private else f.space, *f[1:])
+                for f in axis
+            ]
+            for axis in spec.axes(path)
+        ]
+        rows.append((path.replace(start, "#", 1), shapes[path], str(axes)))
+    return tuple(sorted(rows))
+
+
+def _private(spec: Spec, paths: Iterable[str]) -> set[str]:
+    """The spaces that no other tensors have."""
+    own = set(paths)
+    names = {f.space for path in own for axis in spec.axes(path) for f in axis}
+    return {name for name in names if all(use.path in own for use in spec.uses(name))}
+
+
+def _module(path: str) -> str:
+    return re.split(r"[./](?=[^./]*$)", path)[0]
+
+
+def _rows(
+    spec: Spec, shapes: Mapping[str, tuple[int, ...]], paths: Sequence[str], start: str
+) -> tuple[Row, ...]:
+    modules: dict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        modules[_module(_plain(path))].append(path)
+    rows = []
+    for module, members in modules.items():
+        members = sorted(members, key=lambda p: -len(shapes[p]))
+        names = [_plain(path)[len(module) :].lstrip("./") for path in members]
+        label = module[len(start) :].strip("./_") or names[0]
+        if len(members) > 1:
+            some = names if len(names) < 5 else [*names[:2], f"+{len(names) - 2}"]
+            label += f" ({', '.join(some)})"
+        elif names[0] and names[0] not in ("weight", "kernel", "embedding"):
+            label += f".{names[0]}"
+        marks = dict.fromkeys(
+            (f.space, role)
+            for path in members
+            for axis in spec.axes(path)
+            for f in axis
+            for role in (
+                (f.role, "read" if f.role == "write" else "write") if f.tied else (f.role,)
+            )
+        )
+        groups = dict.fromkeys(
+            tuple(dict.fromkeys(f.space for f in axis))
+            for path in members
+            for axis in spec.axes(path)
+            if _several(axis)
+        )
+        rows.append(Row(label, tuple(members), shapes[members[0]], tuple(marks), tuple(groups)))
+    return tuple(sorted(rows, key=lambda row: (*_place(row.label), len(row.shape) < 2)))
+
+
+def _other(role: str) -> str:
+    return {"read": "write", "write": "read"}.get(role, "")
+
+
+def _several(axis: Axis) -> bool:
+    return len({f.space for f in axis}) > 1
+
+
+_ORDER = (
+    r"^(layer\.\d+\.)?layer_norm$|input_layernorm|ln_1|norm1|layernorm_before|layer_norm1|^bn0",
+    r"(?<![a-z])(q|query|q_proj|c_attn|qkv)(?![a-z])",
+    r"(?<![a-z])q_norm",
+    r"(?<![a-z])(k|key|k_proj)(?![a-z])",
+    r"(?<![a-z])k_norm",
+    r"(?<![a-z])(v|value|v_proj)(?![a-z])",
+    r"relative_attention_bias",
+    r"(?<![a-z])(o|o_proj|out_proj)(?![a-z])|attn.c_proj|attention.output.dense",
+    r"attention.output.LayerNorm|post_attention_layernorm|ln_2|norm2|layernorm_after|layer_norm2",
+    r"gate_proj|c_fc|fc1|intermediate|wi|^in(?![a-z])|^conv1",
+    r"up_proj|^bn1",
+    r"down_proj|mlp.c_proj|fc2|output.dense|wo|^out(?![a-z])|^conv2",
+    r"output.LayerNorm|^bn2",
+)
+
+
+def _place(label: str) -> tuple[int, int]:
+    """Where in a layer a module stands, as data pass it: by the number that its name starts with,
+    then by kind; last if that is unknown."""
+    part = re.match(r"[a-z]+\.(\d+)\.", label)
+    kinds = (k for k, pattern in enumerate(_ORDER) if re.search(pattern, label))
+    return int(part[1]) if part else 0, next(kinds, len(_ORDER))
+
+
+def draw(found: Layout, spec: Spec, title: str) -> Any:
+    """The picture: a row for every module, a column for every space, marks for what it does."""
+    rows = [(band, row) for band in found.bands for row in band.rows]
+    columns = {name: k for k, (name, *_) in enumerate(found.spaces)}
+    n = len(rows) + sum(1.6 if band.heading else 0.5 for band in found.bands)
+    longest = max((len(row.label) for _, row in rows), default=8)
+    left, right = 0.3 + 0.075 * longest, 2.1
+    head, foot = 1.5, 0.55
+    wide = max(0.5, min(0.62, 9 / max(1, len(columns)))) * max(1, len(columns))
+    # the legend and the title ask for some width
+    wide = max(wide, 4.5 - left)
+    width, height = left + wide + right, head + 0.23 * n + foot
+    fig, axes = style.figure(width=width, height=height)
+    fig.set_layout_engine("none")
+    ax = axes[0, 0]
+    ax.set_position([left / width, foot / height, wide / width, (height - head - foot) / height])
+    ax.grid(visible=False)
+    ax.spines[:].set_visible(False)
+    ax.set_xlim(-0.5, max(1, len(columns)) - 0.5)
+    ax.set_ylim(n - 0.5, -0.5)
+    inches = (right - 0.1) / (wide / max(1, len(columns)))
+    at, spans = 0.0, defaultdict(list)
+    labels = []
+    for band in found.bands:
+        if band.heading:
+            ax.add_patch(
+                Rectangle(
+                    (-0.5, at - 0.5),
+                    len(columns) + inches,
+                    len(band.rows) + 1.1,
+                    color="#F2F2F2",
+                    lw=0,
+                    zorder=-3,
+                    clip_on=False,
+                )
+            )  # fmt: skip
+            where = {"va": "center", "fontweight": "bold", "color": style.INK}
+            ground = {"facecolor": "#F2F2F2", "edgecolor": "none", "pad": 1.5}
+            ax.text(-0.4, at, band.heading, fontsize=8, bbox=ground, **where)
+            if band.repeats > 1:
+                x = len(columns) - 0.55 + inches
+                ax.text(x, at + 0.1, f"x {band.repeats}", ha="right", fontsize=12, **where)
+            at += 1
+        for row in band.rows:
+            labels.append((at, row.label))
+            _marks(ax, row, at, columns)
+            for name, _ in row.marks:
+                spans[name].append(at)
+            shape = " x ".join(map(str, row.shape)) or "scalar"
+            ax.text(len(columns) - 0.35, at, shape, va="center", fontsize=7.5, color=style.FAINT)
+            at += 1
+        at += 0.6 if band.heading else 0.5
+    for name, k in columns.items():
+        ax.plot([k, k], [min(spans[name]), max(spans[name])], color="#CFCFCF", lw=2.2, zorder=-1)
+        ax.plot([k, k], [-0.45, min(spans[name])], color="#E4E4E4", lw=0.8, ls=":", zorder=-2)
+    ax.set_yticks([y for y, _ in labels], [text for _, text in labels], fontsize=8)
+    ax.tick_params(length=0)
+    ax.xaxis.tick_top()
+    names = []
+    for name, label, _ in found.spaces:
+        space = spec.space(name)
+        names.append(f"{label} = {space.size}\n{space.nonlinearity or 'unstated'}")
+    ax.set_xticks(range(len(columns)), names, rotation=55, ha="left", rotation_mode="anchor")
+    ax.tick_params(axis="x", labelsize=8)
+    for label in ax.get_xticklabels():
+        label.set_linespacing(1.0)
+    fig.text(0.1 / width, 1 - 0.12 / height, title, fontsize=10, va="top", color=style.INK)
+    handles = [
+        ax.scatter([], [], marker=marker, color=colour, s=38, label=what)
+        for marker, colour, what in MARKS.values()
+    ]
+    handles += ax.plot([], [], color=style.INK, lw=1.1, label="spaces of one array axis")
+    fig.legend(
+        handles=handles, loc="lower left", bbox_to_anchor=(0.0, 0.0), ncols=4, frameon=False,
+        fontsize=8, handletextpad=0.3, columnspacing=1.2,
+    )  # fmt: skip
+    return fig
+
+
+def _marks(ax: Any, row: Row, y: float, columns: Mapping[str, int]) -> None:
+    by_space: dict[str, list[str]] = defaultdict(list)
+    for name, role in row.marks:
+        by_space[name].append(role)
+    for name, roles in by_space.items():
+        roles = sorted(roles, key=list(MARKS).index)
+        for k, role in enumerate(roles):
+            marker, colour, _ = MARKS[role]
+            x = columns[name] + 0.2 * (k - (len(roles) - 1) / 2)
+            ax.scatter([x], [y], marker=marker, color=colour, s=38, zorder=3, linewidths=0)
+    for group in row.groups:
+        places = [columns[name] for name in group]
+        ax.plot([min(places), max(places)], [y + 0.3] * 2, color=style.INK, lw=1.1, zorder=2)

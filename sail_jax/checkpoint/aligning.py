@@ -1,0 +1,476 @@
+"""Checkpoints aligned: one re-expressed in the frame of another, space by space, read as needed."""
+
+import fnmatch
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sail_jax import architectures
+from sail_jax.align.blocks import block_exactness, change_blocks, nested
+from sail_jax.align.matching import families, match_weights
+from sail_jax.align.problem import recurrent
+from sail_jax.architectures import Rules
+from sail_jax.certificate import Report
+from sail_jax.change_basis import unfuse, unfused
+from sail_jax.checkpoint.agreement import Agreement, agreement, probes
+from sail_jax.checkpoint.executor import CONSTANT, Limits, MergeError, Progress, limits
+from sail_jax.checkpoint.files import CheckpointError
+from sail_jax.checkpoint.inputs import carried, config_of
+from sail_jax.checkpoint.merging import carried_out, files
+from sail_jax.checkpoint.open import Checkpoint, open_checkpoint
+from sail_jax.checkpoint.streaming import Work
+from sail_jax.checkpoint.tensors import Tensor
+from sail_jax.checkpoint.views import View, rebased
+from sail_jax.checkpoint.writer import Format
+from sail_jax.checks import nearest
+from sail_jax.families import Family
+from sail_jax.maps import SpaceMap
+from sail_jax.spaces import Spec
+
+__all__ = [
+    "FAMILIES",
+    "Aligned",
+    "AlignedCheckpoint",
+    "Match",
+    "align_checkpoints",
+    "align_maps",
+    "aligned_view",
+    "certified",
+    "matchable",
+    "spec_of",
+]
+
+Path_ = str | PathLike[str]
+FITS = 1 << 30  # bytes in float32 of both networks, up to which they are compared unasked
+FAMILIES = {
+    "permutation": Family.PERMUTATION,
+    "signed": Family.SIGNED_PERMUTATION,
+    "monomial": Family.POSITIVE_MONOMIAL,
+    "orthogonal": Family.ORTHOGONAL,
+    "linear": Family.LINEAR,
+}
+
+
+class Match(NamedTuple):
+    """One space: how many of its units moved (or were mixed), of how many, in all its blocks, and
+    the mean cosine of the tensors that touch it with those of the reference, before and after."""
+
+    space: str
+    family: str
+    units: int
+    moved: int
+    before: float
+    after: float
+
+
+class Aligned(NamedTuple):
+    """Maps under which one network is near another, and what they do.
+
+    maps are for `change_blocks(.., spec, maps, within)`. history: the weighed distances of
+    `match_weights`; distance: |a - b| over |a|, all tensors together, before and after.
+    """
+
+    spec: Spec
+    maps: dict[str, SpaceMap]
+    report: Report
+    history: tuple[float, ...]
+    within: dict[str, str]
+    matches: tuple[Match, ...]
+    distance: tuple[float, float]
+    notes: tuple[str, ...]
+
+
+class AlignedCheckpoint(NamedTuple):
+    """What was done: the alignment, how far the outputs moved (none if not asked, or not known
+    how), the output and how long it took (in seconds)."""
+
+    aligned: Aligned
+    agreement: tuple[Agreement, ...]
+    out: Path | None
+    seconds: float
+
+
+class _Unread:
+    """A leaf that stays on disk until an array is asked of it."""
+
+    def __init__(self, tensor: Tensor, index: Any = ()) -> None:
+        self._tensor, self._index = tensor, index
+        self.dtype = tensor.dtype
+        self.shape = tuple(
+            len(range(*one.indices(n))) if isinstance(one, slice) else n
+            for one, n in zip([*index, *[None] * len(tensor.shape)], tensor.shape, strict=False)
+        )
+
+    def __getitem__(self, index: Any) -> Self:
+        if self._index:
+            raise IndexError("a part of a part")
+        return type(self)(self._tensor, index)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        flat = np.empty(math.prod(self._tensor.shape), self.dtype)
+        self._tensor.read(flat)
+        whole = flat.reshape(self._tensor.shape)[self._index]
+        return whole if dtype is None else whole.astype(dtype)
+
+
+def spec_of(
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any] | None = None,
+    spec: Spec | Rules | None = None,
+) -> Spec:
+    """The spec of a checkpoint: as given, by given rules, or by its configuration's architecture.
+
+    Raises ValueError in one sentence where none of them is known, and as `Rules.spec` does.
+    """
+    if isinstance(spec, Spec):
+        return spec
+    if spec is None:
+        config = config or config_of(checkpoint.extras)
+        if not config:
+            raise CheckpointError(
+                f"{checkpoint.path} has no config.json: say where it is (config, --config), or "
+                "which spaces the tensors live in (spec, --spec)"
+            )
+        spec = architectures.of(config).rules(config)
+    shapes = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in checkpoint.tensors.items()}
+    return spec.spec(shapes)
+
+
+def matchable(spec: Spec, patterns: Sequence[str] | str | None = None) -> list[str]:
+    """The inner spaces whose names match a shell pattern; ValueError, naming the nearest, if one
+    matches none."""
+    inner = [s.name for s in spec.spaces if not {"outer", "stack"} & set(s.nonlinearity.split())]
+    if patterns is None:
+        return inner
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    for pattern in patterns:
+        if not fnmatch.filter(inner, pattern):
+            outer = fnmatch.filter((s.name for s in spec.spaces), pattern)
+            why = (
+                f"only {outer[0]!r}, which cannot be matched: it is the network's input or output, "
+                "or its units are told apart (rotary pairs, layers)"
+                if outer
+                else f"no space{nearest(pattern, inner)}"
+            )
+            raise ValueError(f"spaces {pattern!r}: names {why}")
+    return [name for name in inner if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
+
+
+def align_maps(
+    reference: Checkpoint,
+    other: Checkpoint,
+    config: Mapping[str, Any] | None = None,
+    *,
+    spec: Spec | Rules | None = None,
+    method: str = "weights",
+    family: str | Family | Mapping[str, str | Family] = "permutation",
+    spaces: Sequence[str] | str | None = None,
+    within: Mapping[str, str] | None = None,
+    weights: Mapping[str, float] | None = None,
+    seed: int = 0,
+    max_sweeps: int = 100,
+    max_memory: int | None = None,
+    progress: Callable[[int, str], None] | None = None,
+) -> Aligned:
+    """The maps that bring an open checkpoint near another, tensors being read as they are needed.
+
+    config, spec: see `spec_of`. family: one of `FAMILIES`, for every space that allows it (the
+    others are permuted, as `notes` say), or by patterns of names, which then must allow it.
+    spaces: shell patterns of names. within: which spaces are matched block by block, such as the
+    units of each head; None: all that may be (`sail_jax.align.nested`). A leaf that reads and
+    writes one space (the head of BERT) has no say where a table is known, and is noted.
+    max_memory: bytes of the process; what it leaves is used to keep tensors between sweeps.
+
+    Raises ValueErrors in one sentence: unlike checkpoints, unknown names, what does not commute.
+    """
+    if method != "weights":
+        raise ValueError(
+            f"unknown method {method!r}: checkpoints are matched by 'weights'; activations need "
+            "data, see sail_jax.align.activation_matching"
+        )
+    _check_alike(reference, other)
+    found = spec_of(other, config, spec)
+    flat, _ = unfused(found)
+    chosen = matchable(found, spaces)
+    notes: list[str] = []
+    weights = dict(weights or {})
+    for path, name in recurrent(flat).items():
+        if spec is None and name in chosen and path not in weights:
+            weights[path] = 0.0
+            notes.append(f"{path} reads and writes {name}: it is moved, but has no say")
+    kinds, more = _families(found, family, chosen)
+    notes += more
+    inside = nested(found) if within is None else dict(within)
+    inside = {
+        name: block
+        for name, block in inside.items()
+        if name in kinds and kinds.get(block, Family.PERMUTATION) == Family.PERMUTATION
+    }
+    one, two = (
+        {name: _Unread(x) for name, x in checkpoint.tensors.items()}
+        for checkpoint in (reference, other)
+    )
+    match = match_weights(
+        one, two, found, family=kinds, spaces=list(kinds), within=inside, weights=weights,
+        key=jax.random.key(seed), max_sweeps=max_sweeps,
+        keep=_kept(found, inside, kinds, max_memory), progress=progress,
+    )  # fmt: skip
+    if not match.converged:
+        notes.append(f"stopped after {max_sweeps} sweeps, while still improving")
+    matches, distance = _compared(one, two, found, match.maps, inside)
+    report = block_exactness(found, match.maps, inside)
+    return Aligned(
+        found, match.maps, report, match.distance, inside, matches, distance, tuple(notes)
+    )
+
+
+def _check_alike(reference: Checkpoint, other: Checkpoint) -> None:
+    for one, two in ((reference, other), (other, reference)):
+        for name in one.tensors:
+            if name not in two.tensors:
+                raise CheckpointError(
+                    f"{two.path} has no '{name}', which {one.path} has: only networks of one "
+                    "architecture can be aligned"
+                )
+    for name, tensor in reference.tensors.items():
+        if tensor.shape != (shape := other.tensors[name].shape):
+            raise CheckpointError(
+                f"'{name}' is {list(tensor.shape)} in {reference.path} and {list(shape)} in "
+                f"{other.path}: only networks of one size can be aligned; grow the smaller first"
+            )
+
+
+def _families(
+    spec: Spec, family: str | Family | Mapping[str, str | Family], chosen: Sequence[str]
+) -> tuple[dict[str, Family], list[str]]:
+    """The family of each space, and what was not possible."""
+    silent = recurrent(unfused(spec)[0])
+    if isinstance(family, Mapping):
+        named = {pattern: _family(one) for pattern, one in family.items()}
+        return families(spec, named, chosen, silent), []
+    one, out, notes = _family(family), {}, []
+    for name in chosen:
+        try:
+            out |= families(spec, one, [name], silent)
+        except ValueError as error:
+            if one == Family.PERMUTATION:
+                raise
+            out[name] = Family.PERMUTATION
+            notes.append(f"permuted only: {error}")
+    return out, notes
+
+
+def _family(name: str | Family) -> Family:
+    if isinstance(name, Family):
+        return name
+    if name not in FAMILIES:
+        raise ValueError(f"unknown family {name!r}{nearest(name, FAMILIES)}")
+    return FAMILIES[name]
+
+
+def _kept(
+    spec: Spec, within: Mapping[str, str], chosen: Mapping[str, Family], max_memory: int | None
+) -> int:
+    """Bytes of tensors to keep: what is left of `max_memory`, or a gigabyte at most."""
+    flat, _ = unfused(spec)
+    largest = max(
+        (math.prod(n or 1 for n in flat.shape(leaf.path)) for leaf in flat.leaves), default=0
+    )
+    costs = [
+        spec.space(name).size ** 2 * (spec.space(within[name]).size if name in within else 1)
+        for name in chosen
+    ]
+    # a tensor of each network as read, in float32, moved and laid out for the product; the sum of
+    # products, a term of it, that in float32, and the solver's own; half as much again for what
+    # the allocator does not give back, and kernels for every shape
+    least = CONSTANT + 3 * (8 * 4 * largest + 5 * 8 * max(costs, default=0)) // 2
+    if max_memory is None:
+        return 1 << 30
+    if max_memory < least:
+        raise ValueError(
+            f"max_memory: matching these spaces takes at least {least / 1e9:.2f} GB, got "
+            f"{max_memory / 1e9:.2f} GB"
+        )
+    return max_memory - least
+
+
+def _compared(
+    one: Mapping[str, _Unread],
+    two: Mapping[str, _Unread],
+    spec: Spec,
+    maps: Mapping[str, SpaceMap],
+    within: Mapping[str, str],
+) -> tuple[tuple[Match, ...], tuple[float, float]]:
+    """Cosines by space and distances, a tensor at a time."""
+    flat, _ = unfused(spec)
+    cosines: dict[str, tuple[float, float]] = {}
+    total, apart = 0.0, np.zeros(2)
+    flat_one, flat_two = (unfuse(side, spec)[0] for side in (one, two))
+    for path, leaf in flat_one.items():
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            continue
+        a, b = (jnp.asarray(np.asarray(side[path])) for side in (flat_one, flat_two))
+        moved = change_blocks({path: b}, flat, maps, within)[path]
+        aa, bb, ab, am, mm, d0, d1 = map(float, _sums(a, b, moved))
+        total += aa
+        apart += (d0, d1)
+        cosines[path] = (
+            (ab / math.sqrt(aa * bb), am / math.sqrt(aa * mm)) if aa * bb * mm else (0, 0)
+        )
+    rows = []
+    for name, m in maps.items():
+        paths = dict.fromkeys(use.path for use in flat.uses(name))
+        values = np.array([cosines[path] for path in paths])
+        units = math.prod(m.write.shape[:-1])
+        index = None if m.index is None else np.asarray(m.index)
+        moved = units if index is None else int(np.sum(index != np.arange(m.old)))
+        scale = m.entries[0] if index is not None else None
+        if index is not None and scale is not None:
+            moved = int(np.sum((index != np.arange(m.old)) | (np.asarray(scale) != 1)))
+        before, after = values.mean(0)
+        rows.append(Match(name, str(m.family), units, moved, float(before), float(after)))
+    relative = np.sqrt(apart / total) if total else apart
+    return tuple(rows), (float(relative[0]), float(relative[1]))
+
+
+@jax.jit
+def _sums(a: jax.Array, b: jax.Array, m: jax.Array) -> list[jax.Array]:
+    a, b, m = (x.astype(jnp.float32) for x in (a, b, m))
+    pairs = [(a, a), (b, b), (a, b), (a, m), (m, m), (a - b, a - b), (a - m, a - m)]
+    return [jnp.sum(x * y) for x, y in pairs]
+
+
+def aligned_view(other: Checkpoint, aligned: Aligned, *, mark: str = "") -> View:
+    """The other checkpoint in the frame of the reference, computed when it is read."""
+    return rebased(other, aligned.spec, aligned.maps, within=aligned.within, mark=mark)
+
+
+def certified(
+    other: Checkpoint, aligned: Aligned, config: Mapping[str, Any]
+) -> tuple[Agreement, ...]:
+    """How far the outputs of the re-expressed network are from those before, on probe inputs, in
+    float32 and in the checkpoint's dtype. Empty where no forward pass is known."""
+    try:
+        known = architectures.of(config)
+    except ValueError:
+        return ()
+    if known.logits is None:
+        return ()
+    old = {name: jnp.asarray(np.asarray(_Unread(x))) for name, x in other.tensors.items()}
+    dtypes = {x.dtype for x in old.values() if jnp.issubdtype(x.dtype, jnp.floating)}
+    own = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float32"))
+    found = []
+    for dtype in dict.fromkeys([jnp.dtype("float32"), own]):
+        cast = {
+            name: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+            for name, x in old.items()
+        }
+        new = change_blocks(cast, aligned.spec, aligned.maps, aligned.within)
+        inputs = probes(known.name, config)
+        found.append(agreement(known.logits, cast, config, new, config, inputs, dtype))
+    return tuple(found)
+
+
+def align_checkpoints(
+    a: Path_,
+    b: Path_,
+    out: Path_ | None,
+    config: Mapping[str, Any] | None = None,
+    *,
+    certify: bool | None = None,
+    resume: bool = False,
+    max_memory: int | None = None,
+    threads: int | None = None,
+    allow_nonfinite: bool = False,
+    allow_pickle: bool = False,
+    format: Format | None = None,
+    shard_bytes: int = 5_000_000_000,
+    sync: bool = True,
+    copying: Progress | None = None,
+    **options: Any,
+) -> AlignedCheckpoint:
+    """Writes `b`, re-expressed in the frame of `a`, to `out` (None: matches only).
+
+    options: of `align_maps`. The output has what lay beside the tensors of `b`, and align.json:
+    what was done to which space. certify: also run `b` before and after on probe inputs; by
+    default if the architecture is known and both fit in 1 GB.
+
+    Raises ValueErrors: those of `align_maps`, CheckpointError and MergeError.
+    """
+    began = time.monotonic()
+    with (
+        open_checkpoint(Path(a), allow_pickle=allow_pickle) as reference,
+        open_checkpoint(Path(b), allow_pickle=allow_pickle) as other,
+    ):
+        aligned = align_maps(reference, other, config, max_memory=max_memory, **options)
+        own = config or config_of(other.extras)
+        agreed: tuple[Agreement, ...] = ()
+        entries = sum(math.prod(x.shape) for x in other.tensors.values())
+        if certify or (certify is None and own and 8 * entries <= FITS):
+            agreed = certified(other, aligned, own or {})
+        if certify and not agreed:
+            raise CheckpointError(
+                f"{b}: no certificate, as no forward pass of this architecture is known; "
+                "leave out --certify"
+            )
+        if out is not None:
+            maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(aligned.maps)]
+            mark = hashlib.sha256(repr([files(Path(a)), files(Path(b)), maps]).encode()).hexdigest()
+            view = aligned_view(other, aligned, mark=mark)
+            works = tuple(map(_copied, view.tensors.values()))
+            about = _about(a, b, aligned, agreed)
+            carried_out(
+                works, Path(out), _limits(works, max_memory, threads), mark,
+                lambda: _extras(view.extras, about), resume=resume, sync=sync,
+                allow_nonfinite=allow_nonfinite, format=format, shard_bytes=shard_bytes,
+                progress=copying,
+            )  # fmt: skip
+    where = None if out is None else Path(out)
+    return AlignedCheckpoint(aligned, agreed, where, time.monotonic() - began)
+
+
+def _limits(works: Sequence[Work], max_memory: int | None, threads: int | None) -> Limits:
+    """Those of the copy, within what the matching before it has left of the memory."""
+    if max_memory is None:
+        return limits(works, None, threads)
+    statm = Path("/proc/self/statm")
+    resident = int(statm.read_text().split()[1]) * 4096 if statm.exists() else CONSTANT
+    try:
+        return limits(works, max_memory - max(0, resident - CONSTANT), threads)
+    except MergeError:  # one tensor at a time, in memory that was used before
+        return limits(works, max_memory, 1)._replace(hold=0)
+
+
+def _copied(tensor: Tensor) -> Work:
+    return Work(tensor.name, tensor.shape, tensor.dtype, (tensor,), None, None, None)  # type: ignore
+
+
+def _about(a: Path_, b: Path_, aligned: Aligned, agreed: Sequence[Agreement]) -> dict[str, Any]:
+    reasons = {row.space: row.reason for row in aligned.report.spaces}
+    return {
+        "reference": str(a),
+        "source": str(b),
+        "exact": aligned.report.exact,
+        "distance": dict(zip(("before", "after"), aligned.distance, strict=True)),
+        "spaces": [{**m._asdict(), "lost": reasons[m.space]} for m in aligned.matches],
+        "within": aligned.within,
+        "notes": list(aligned.notes),
+        "agreement": [one._asdict() for one in agreed],
+    }
+
+
+def _extras(
+    extras: Mapping[str, bytes | Path], about: Mapping[str, Any]
+) -> dict[str, bytes | Path]:
+    out = {name: data for name, data in extras.items() if carried(name)}
+    out["align.json"] = json.dumps(about, indent=2).encode() + b"\n"
+    return out

@@ -1,0 +1,294 @@
+"""Checkpoints grown into checkpoints: planned from shapes, certified, computed while written."""
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sail_jax import architectures
+from sail_jax.architectures import Rules
+from sail_jax.checkpoint import cards
+from sail_jax.checkpoint.agreement import Agreement, agreement, probes
+from sail_jax.checkpoint.executor import Limits, Progress, limits, peak
+from sail_jax.checkpoint.files import CheckpointError, strict_json
+from sail_jax.checkpoint.inputs import carried, config_of
+from sail_jax.checkpoint.merging import carried_out, files, summary
+from sail_jax.checkpoint.open import Checkpoint, open_checkpoint
+from sail_jax.checkpoint.streaming import Work
+from sail_jax.checkpoint.tensors import Tensor
+from sail_jax.checkpoint.views import View, grown
+from sail_jax.checkpoint.writer import Format
+from sail_jax.growth import networks
+
+__all__ = [
+    "Agreement",
+    "Growing",
+    "Grown",
+    "agreement",
+    "certified",
+    "grow_checkpoint",
+    "growing",
+    "growth_view",
+    "probes",
+    "read_target",
+]
+
+Path_ = str | PathLike[str]
+FITS = 1 << 30  # bytes in float32 of both networks, up to which they are compared unasked
+_MAX_CONFIG = 4 << 20
+
+
+class Growing(NamedTuple):
+    """A growth of which everything is known but the values. The input is open until it is left."""
+
+    view: View
+    growth: networks.Growth
+    works: tuple[Work, ...]
+    limits: Limits
+    fingerprint: str
+    about: Mapping[str, Any]
+
+    def memory(self) -> int:
+        """Bytes that the process takes at most, as far as it is planned."""
+        return peak(self.works, self.limits)
+
+    def summary(self) -> str:
+        """One line on memory and threads."""
+        return summary(self.works, self.limits)
+
+
+class Grown(NamedTuple):
+    """What was done: the growth, how well the networks agree (none if not asked, or not known how),
+    the output and how long it took (in seconds)."""
+
+    growth: networks.Growth
+    agreement: tuple[Agreement, ...]
+    out: Path
+    seconds: float
+
+
+def read_target(to: Any) -> Mapping[str, Any]:
+    """A configuration: a mapping as it is, or the path of a config.json or of its folder.
+
+    Raises CheckpointError, naming the file, unless it holds a JSON object.
+    """
+    if isinstance(to, Mapping):
+        return to
+    path = Path(to)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no configuration is there (a config.json, or its folder)")
+    if path.stat().st_size > _MAX_CONFIG:
+        raise CheckpointError(f"{path}: too long for a configuration")
+    return strict_json(path.read_bytes(), str(path))
+
+
+def growth_view(
+    checkpoint: Checkpoint,
+    to: Any,
+    method: str = "lemon",
+    *,
+    seed: int = 0,
+    config: Any = None,
+    rules: Rules | None = None,
+    allow_nonfinite: bool = True,
+    **knobs: Any,
+) -> tuple[View, networks.Growth]:
+    """An open checkpoint as that of the larger network; nothing is read but config.json.
+
+    to, method, knobs: as `sail_jax.growth.plan` takes them, or the path of a config.json. config:
+    that of the checkpoint, where it has no config.json or another is meant; rules: its table, where
+    it has none of a known architecture. Raises ValueErrors in one sentence.
+    """
+    own = config_of(checkpoint.extras) if config is None else read_target(config)
+    if not own and rules is None:
+        raise CheckpointError(
+            f"{checkpoint.path} has no config.json: say where it is (config, --config), or which "
+            "spaces the tensors live in (rules, --spec)"
+        )
+    shapes = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in checkpoint.tensors.items()
+    }
+    key = jax.random.key(seed)
+    wide = any(x.dtype == np.float64 for x in checkpoint.tensors.values())
+    with jax.enable_x64(True) if wide else contextlib.nullcontext():
+        made = networks.plan(shapes, own, read_target(to), method, key=key, rules=rules, **knobs)
+    text = json.dumps(
+        [method, seed, own, made.config, repr(rules), sorted(knobs.items())], default=repr
+    )
+    view = grown(
+        checkpoint, made, how=f"grown ({method}, seed {seed})",
+        mark=hashlib.sha256(text.encode()).hexdigest(), allow_nonfinite=allow_nonfinite,
+    )  # fmt: skip
+    return view, made
+
+
+@contextlib.contextmanager
+def growing(
+    path: Path_,
+    to: Any,
+    method: str = "lemon",
+    *,
+    max_memory: int | None = None,
+    threads: int | None = None,
+    allow_pickle: bool = False,
+    **options: Any,
+) -> Iterator[Growing]:
+    """Opens a checkpoint and plans its growth; no tensor is read. options: of `growth_view`."""
+    with open_checkpoint(Path(path), allow_pickle=allow_pickle) as checkpoint:
+        view, made = growth_view(checkpoint, to, method, **options)
+        works = tuple(map(_copied, view.tensors.values()))
+        config = options.get("config")
+        before = config_of(checkpoint.extras) if config is None else read_target(config)
+        about = {
+            "source": str(path),
+            "method": method,
+            "seed": options.get("seed", 0),
+            "knobs": {k: v for k, v in options.items() if k not in _OPTIONS},
+            "changes": {
+                key: [before.get(key), value]
+                for key, value in made.config.items()
+                if before.get(key) != value
+            },
+            "exact": made.report.exact,
+            "spaces": [
+                {"space": s.space, "family": str(s.family), "defect": s.defect, "lost": s.reason}
+                for s in made.report.spaces
+            ],
+            "notes": list(made.notes),
+        }
+        marks = sorted({getattr(x, "mark", "") for x in view.tensors.values()})
+        shapes = [(w.name, str(w.dtype), w.shape) for w in works]
+        mark = hashlib.sha256(repr([marks, shapes, files(Path(path))]).encode()).hexdigest()
+        yield Growing(view, made, works, limits(works, max_memory, threads), mark, about)
+
+
+_OPTIONS = {"seed", "config", "rules", "allow_nonfinite"}
+
+
+def _copied(tensor: Tensor) -> Work:
+    return Work(tensor.name, tensor.shape, tensor.dtype, (tensor,), None, None, None)  # type: ignore
+
+
+def grow_checkpoint(
+    path: Path_,
+    out: Path_,
+    to: Any,
+    method: str = "lemon",
+    *,
+    seed: int = 0,
+    config: Any = None,
+    rules: Rules | None = None,
+    certify: bool | None = None,
+    resume: bool = False,
+    max_memory: int | None = None,
+    threads: int | None = None,
+    allow_nonfinite: bool = False,
+    allow_pickle: bool = False,
+    format: Format | None = None,
+    shard_bytes: int = 5_000_000_000,
+    sync: bool = True,
+    progress: Progress | None = None,
+    before: Callable[[Growing], None] | None = None,
+    **knobs: Any,
+) -> Grown:
+    """Grows a checkpoint on disk into `out`, tensor by tensor, by a method of `growth.METHODS`.
+
+    to: the target configuration (a mapping or its path), factors such as {"width": 2, "depth": 4},
+    or entries that change. The output has the new config.json, what else lay beside the tensors, a
+    model card and growth.json: what was done, and the exactness of every space. certify: also run
+    both networks on probe inputs, in float32 and in the dtype of the checkpoint; by default if
+    the architecture is known and both fit in 1 GB. The rest as in `growth_view` and `merge_recipe`.
+
+    Raises ValueErrors: what `growth.plan` raises, CheckpointError and MergeError.
+    """
+    began = time.monotonic()
+    with growing(
+        path, to, method, seed=seed, config=config, rules=rules, max_memory=max_memory,
+        threads=threads, allow_nonfinite=allow_nonfinite, allow_pickle=allow_pickle, **knobs,
+    ) as ready:  # fmt: skip
+        if before is not None:
+            before(ready)
+        agreed: tuple[Agreement, ...] = ()
+        if certify or (certify is None and _fits(ready.view)):
+            again = lambda shapes: networks.plan(  # noqa: E731
+                shapes, _own(ready.view, config), read_target(to), method,
+                key=jax.random.key(seed), rules=rules, **knobs,
+            )  # fmt: skip
+            agreed = certified(ready.view, _own(ready.view, config), again)
+            if certify and not agreed:
+                raise CheckpointError(
+                    f"{path}: no certificate, as no forward pass of this architecture is known; "
+                    "leave out --certify"
+                )
+        about = {**ready.about, "agreement": [one._asdict() for one in agreed]}
+        carried_out(
+            ready.works, Path(out), ready.limits, ready.fingerprint,
+            lambda: _extras(ready.view, about, Path(out).name), resume=resume, sync=sync,
+            allow_nonfinite=allow_nonfinite, format=format, shard_bytes=shard_bytes,
+            progress=progress,
+        )  # fmt: skip
+    return Grown(ready.growth, agreed, Path(out), time.monotonic() - began)
+
+
+def _extras(view: View, about: Mapping[str, Any], name: str) -> dict[str, bytes | Path]:
+    extras = {n: data for n, data in view.extras.items() if carried(n)}
+    extras["README.md"] = cards.growth_card(about, name, "config.json" in extras).encode()
+    extras["growth.json"] = json.dumps(about, indent=2, default=str).encode() + b"\n"
+    return extras
+
+
+def _own(view: View, config: Any) -> Mapping[str, Any]:
+    return config_of(view.base.extras) if config is None else read_target(config)
+
+
+def _fits(view: View) -> bool:
+    tensors = [*view.tensors.values(), *view.base.tensors.values()]
+    return 4 * sum(int(np.prod(x.shape)) for x in tensors) <= FITS
+
+
+# --- certificates
+
+
+def certified(
+    view: View, config: Mapping[str, Any], plan: Callable[[Mapping[str, Any]], networks.Growth]
+) -> tuple[Agreement, ...]:
+    """The networks before and after, run on probe inputs: in float32 and in their own dtype.
+
+    plan: the growth for shapes of either dtype. Empty where no forward pass is known. Both
+    networks are in memory, in float32.
+    """
+    try:
+        family = architectures.of(config)
+    except ValueError:
+        return ()
+    if family.logits is None:
+        return ()
+    old = {name: _whole(x) for name, x in view.base.tensors.items()}
+    dtypes = {x.dtype for x in old.values() if jnp.issubdtype(x.dtype, jnp.floating)}
+    own = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float32"))
+    inputs = probes(family.name, config)
+    found = []
+    for dtype in dict.fromkeys([jnp.dtype("float32"), own]):
+        cast = {
+            name: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+            for name, x in old.items()
+        }
+        made = plan({name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in cast.items()})
+        new = {p: made.leaf(p, {n: cast[n] for n in made.needs(p)}) for p in made.leaves}
+        found.append(agreement(family.logits, cast, config, new, made.config, inputs, dtype))
+    return tuple(found)
+
+
+def _whole(tensor: Tensor) -> jax.Array:
+    flat = np.empty(int(np.prod(tensor.shape)), tensor.dtype)
+    tensor.read(flat)
+    return jnp.asarray(flat.reshape(tensor.shape))

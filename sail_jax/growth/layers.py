@@ -1,0 +1,235 @@
+"""Listed layers: which old leaves a new one comes from, and what becomes of layers that are new."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from sail_jax.architectures.table import Rules
+from sail_jax.axes import Axis, Factor
+from sail_jax.certificate import SpaceReport
+from sail_jax.checks import nearest
+from sail_jax.growth.depth import inserted
+from sail_jax.growth.named import Method, pair_units
+from sail_jax.growth.targets import layer_of
+from sail_jax.maps import SpaceMap, measure
+from sail_jax.spaces import Spec
+
+__all__ = ["Added", "Source", "added", "chained", "deepened", "layer_row", "own_first"]
+
+
+class Source(NamedTuple):
+    """What a leaf of the deep network is: a weighted sum of old leaves, perhaps transposed and
+    scaled; `above` is the same leaf of the next layer."""
+
+    paths: tuple[str, ...]
+    weights: tuple[float, ...] = (1.0,)
+    above: str = ""
+    transpose: bool = False
+    scale: float = 1.0
+    identity: bool = False
+
+
+def deepened(
+    flat: Mapping[str, Any], rules: Rules, layers: Mapping[str, SpaceMap], above: bool
+) -> dict[str, Source]:
+    """The leaves of the deep network, by path."""
+    rows = {name: _rows(m) for name, m in layers.items()}
+    out: dict[str, Source] = {}
+    for path in flat:
+        found = layer_of(rules, path)
+        if found is None:
+            out[path] = Source((path,), above=path if above else "")
+            continue
+        name, number, (start, stop) = found
+
+        def at(k: int, path: str = path, start: int = start, stop: int = stop) -> str:
+            return f"{path[:start]}{k}{path[stop:]}"
+
+        for k, row in enumerate(rows[name]) if name in rows else [(number, {number: 1.0})]:
+            if next(iter(row)) == number:
+                paths = tuple(map(at, row))
+                for source in paths:
+                    if source not in flat:
+                        raise ValueError(
+                            f"leaf {at(k)!r} is made of {source!r}, which the checkpoint lacks"
+                            f"{nearest(source, flat)}"
+                        )
+                top = at(number + 1) if at(number + 1) in flat else path
+                out[at(k)] = Source(paths, tuple(row.values()), top if above else "")
+    return out
+
+
+def chained(
+    flat: Mapping[str, Any], rules: Rules, name: str, m: SpaceMap, sources: Mapping[str, Source]
+) -> dict[str, Source]:
+    """The leaves where each layer reads the one before it: those of a new one are an identity
+    and, by `added`, no bias (Net2DeeperNet)."""
+    new, out = set(np.asarray(inserted(m)).tolist()), dict(sources)
+    for path in sources:
+        found = layer_of(rules, path)
+        if found and found[0] == name and found[1] in new:
+            if _module(path) + "/bias" not in sources:
+                raise ValueError(f"the new layer of {path!r} has no bias to take its size from")
+            if path.endswith("/kernel"):
+                out[path] = Source(sources[_module(path) + "/bias"].paths, identity=True)
+    return out
+
+
+def own_first(flat: Mapping[str, Any], rules: Rules, name: str) -> bool:
+    """Whether the first layer is unlike the others, such as one that projects: it stays."""
+    found: dict[int, dict[str, Any]] = {}
+    for path, x in flat.items():
+        if (layer := layer_of(rules, path)) and layer[0] == name:
+            start, stop = layer[2]
+            found.setdefault(layer[1], {})[f"{path[:start]}{{}}{path[stop:]}"] = x.shape
+    return len(found) > 1 and found[0] != found[1]
+
+
+def _rows(m: SpaceMap) -> list[dict[int, float]]:
+    """Of each new layer, the old ones and their weights."""
+    if m.index is not None:
+        return [{int(i): 1.0} for i in np.asarray(m.index)]
+    write = np.asarray(m.dense().write)
+    return [{int(i): float(row[i]) for i in np.flatnonzero(row)} for row in write]
+
+
+class Added(NamedTuple):
+    """What is done to new layers: outputs multiplied, entries drawn, units paired."""
+
+    outputs: dict[str, Array]
+    fresh: dict[str, Array]
+    pairs: dict[str, SpaceMap]
+    streams: frozenset[str]
+
+
+def added(
+    spec: Spec,
+    rules: Rules,
+    layers: Mapping[str, SpaceMap],
+    chains: Collection[str],
+    deep: Method,
+    knobs: Mapping[str, Any],
+) -> Added:
+    """What a depth method does to the layers that it repeats; `chains` are those of `chained`."""
+    out = Added({}, {}, {}, frozenset())
+    if deep.new == "copy" or not layers:
+        return out
+    new = {name: np.asarray(inserted(m)) for name, m in layers.items()}
+    writers, streams = _writers(spec, rules, layers)
+    scale = float(knobs["mask"]) if deep.new == "mask" else 0.0
+    for path, axes in spec.leaves:
+        chosen = _chosen(path, axes, rules, layers, new)
+        if chosen is None:
+            continue
+        found = layer_of(rules, path)
+        if found and found[0] in chains:
+            if len(axes) == 1:
+                out.outputs[path] = jnp.zeros(())
+            continue
+        if deep.new == "fresh":
+            out.fresh[path] = chosen
+        if path not in writers:
+            continue
+        read = [f.space for f in writers[path] if spec.space(f.space).size > 1]
+        if deep.new == "pair" and read and chosen.ndim == 0:
+            out.pairs[read[0]] = pair_units(spec.space(read[0]).size)
+        else:
+            out.outputs[path] = jnp.where(chosen, scale, 1.0)
+    return out._replace(streams=frozenset(streams))
+
+
+def _chosen(
+    path: str,
+    axes: tuple[Axis, ...],
+    rules: Rules,
+    layers: Mapping[str, SpaceMap],
+    new: Mapping[str, np.ndarray],
+) -> Array | None:
+    """Whether the leaf, or which part of it along a stacked axis, is of a new layer."""
+    found = layer_of(rules, path)
+    if found and found[0] in new:
+        return jnp.asarray(True) if found[1] in new[found[0]] else None
+    for k, axis in enumerate(axes):
+        if len(axis) == 1 and axis[0].space in new:
+            hit = np.isin(np.arange(layers[axis[0].space].new), new[axis[0].space])
+            return jnp.asarray(hit.reshape([-1 if j == k else 1 for j in range(len(axes))]))
+    return None
+
+
+def _writers(
+    spec: Spec, rules: Rules, layers: Mapping[str, SpaceMap]
+) -> tuple[dict[str, list[Factor]], set[str]]:
+    """The leaves by which a layer writes the spaces that layers share, and what of its own each
+    reads; and those spaces."""
+
+    def group(path: str) -> Any:
+        stacks = [f.space for a in spec.axes(path) for f in a if f.space in layers]
+        found = layer_of(rules, path)
+        return found[:2] if found else stacks[0] if stacks else None
+
+    owners: dict[str, set[Any]] = {}
+    for path, axes in spec.leaves:
+        for f in (f for axis in axes for f in axis):
+            owners.setdefault(f.space, set()).add(group(path))
+    own = {name for name, groups in owners.items() if len(groups) == 1 and None not in groups}
+    out: dict[str, list[Factor]] = {}
+    streams: set[str] = set()
+    plain = {p: [a for a in axes if a and a[0].space not in layers] for p, axes in spec.leaves}
+    for path, axes in plain.items():
+        written = [
+            f.space
+            for axis in axes
+            if _only(axis, "write")
+            for f in axis
+            if not any(f.space in own for f in axis)
+        ]
+        read = [f for axis in axes if _only(axis, "read") for f in axis if f.space in own]
+        if written and read:
+            out[path] = read
+            streams |= set(written)
+    modules = {_module(path) for path in out}
+    normed = {"layernorm", "rmsnorm"} & {
+        word for name in streams for word in spec.space(name).nonlinearity.split()
+    }
+    for path, axes in plain.items():
+        bias = len(axes) == 1 and _only(axes[0], "write") and axes[0][0].space in streams
+        # with no norm that reads the stream, all that is added to it is output (BatchNorm)
+        if bias and (_module(path) in modules or not normed):
+            out[path] = []
+    return out, streams
+
+
+def _only(axis: Axis, role: str) -> bool:
+    return all(f.role == role and not f.tied for f in axis)
+
+
+def _module(path: str) -> str:
+    cut = max(path.rfind("/"), path.rfind("."))
+    return path[:cut]
+
+
+def layer_row(
+    name: str,
+    m: SpaceMap,
+    spec: Spec,
+    deep: Method,
+    new: Added,
+    knobs: Mapping[str, Any],
+    config: Any,
+) -> SpaceReport:
+    """Whether the new layers preserve the function."""
+    measured = measure(m)
+    reason = ""
+    words = {w for s in new.streams for w in spec.space(s).nonlinearity.split()}
+    if deep.new == "copy":
+        reason = "layers are repeated, mixed or moved, which preserves no function in general"
+    elif deep.new == "mask" and knobs["mask"]:
+        reason = f"new layers take part with a mask of {knobs['mask']}"
+    elif {"layernorm", "elementwise"} <= words:
+        reason = "norms come after the sums, so that a layer of zero output is not the identity"
+    elif config.get("scale_attn_by_inverse_layer_idx"):
+        reason = "attention is divided by the number of its layer, which changes"
+    return SpaceReport(name, m.family, measured and measured[0], reason)

@@ -1,0 +1,174 @@
+"""A grown network, leaf by leaf: how each is computed from leaves of the old one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial, reduce
+from operator import add
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from sail_jax.axes import Factor
+from sail_jax.certificate import Report
+from sail_jax.change_basis import change_basis
+from sail_jax.checks import nearest
+from sail_jax.growth.fresh import aki, leaf_key, scale_norms
+from sail_jax.growth.layers import Source
+from sail_jax.growth.named import Method, Step
+from sail_jax.maps import SpaceMap
+from sail_jax.spaces import Leaf, Space, Spec
+
+__all__ = ["Growth"]
+
+
+class _Recipe(NamedTuple):
+    """How a leaf is computed, without its names: leaves with one recipe are compiled once."""
+
+    spec: Spec
+    move: Step | None
+    edits: tuple[Step, ...]
+    knobs: tuple[tuple[str, Any], ...]
+    transpose: bool
+    scale: float
+    identity: bool
+    eta: bool
+    std: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Growth:
+    """How a network becomes a larger one, leaf by leaf: what `plan` returns. Holds no parameters.
+
+    - config: the new configuration (widths, heads, layers, eps, ties);
+    - leaves: what the grown network holds, by path;
+    - report: what is exact, one row per mapped space, and one per count of layers;
+    - notes: what else was done, one sentence each.
+    """
+
+    config: dict[str, Any]
+    leaves: dict[str, jax.ShapeDtypeStruct]
+    report: Report
+    notes: tuple[str, ...]
+    _method: Method
+    _knobs: Mapping[str, Any]
+    _key: PRNGKeyArray | None
+    _spec: Spec
+    _maps: Mapping[str, SpaceMap]
+    _sources: Mapping[str, Source]
+    _eta: frozenset[str]
+    _outputs: Mapping[str, Array]
+    _fresh: Mapping[str, Array]
+    _std: float
+
+    def needs(self, path: str) -> tuple[str, ...]:
+        """The leaves of the old network that a new leaf is computed from."""
+        source = self._source(path)
+        return tuple(dict.fromkeys([*source.paths, *([source.above] if source.above else [])]))
+
+    def leaf(self, path: str, arrays: Mapping[str, Array]) -> Array:
+        """A leaf of the grown network from those it needs, by their paths. Pure, jitted."""
+        source = self._source(path)
+        for name in self.needs(path):
+            if name not in arrays:
+                raise ValueError(f"leaf {path!r} is computed from {name!r}, which is missing")
+        spec, maps = _local(self._spec, path, self._maps)
+        factors = [f for axis in self._spec.axes(path) for f in axis]
+        recipe = _Recipe(
+            spec,
+            self._method.move,
+            self._method.edits,
+            tuple(self._knobs.items()),
+            source.transpose,
+            source.scale,
+            source.identity,
+            any(f.role == "gain" and f.space in self._eta for f in factors),
+            self._std,
+        )
+        return _compute(
+            recipe,
+            tuple(jnp.asarray(arrays[name]) for name in source.paths),
+            jnp.asarray(arrays[source.above]) if source.above else None,
+            None if len(source.paths) == 1 else jnp.asarray(source.weights),
+            maps,
+            None if self._key is None else leaf_key(self._key, path),
+            self._fresh.get(path),
+            self._outputs.get(path),
+        )
+
+    def _source(self, path: str) -> Source:
+        if path not in self._sources:
+            raise ValueError(
+                f"the grown network has no leaf {path!r}{nearest(path, self._sources)}"
+            )
+        return self._sources[path]
+
+    def __repr__(self) -> str:
+        return f"Growth({len(self.leaves)} leaves, {'exact' if self.report.exact else 'not exact'})"
+
+
+def _local(spec: Spec, path: str, maps: Mapping[str, SpaceMap]) -> tuple[Spec, dict[str, SpaceMap]]:
+    """The spec of one leaf without its name or those of its spaces, and its maps."""
+    names: dict[str, str] = {}
+    axes = tuple(
+        tuple(f._replace(space=names.setdefault(f.space, f"s{len(names)}")) for f in axis)
+        for axis in spec.axes(path)
+    )
+    spaces = tuple(spec.space(name)._replace(name=local) for name, local in names.items())
+    own = {local: maps[name] for name, local in names.items() if name in maps}
+    return Spec((Leaf("leaf", axes),), spaces), own
+
+
+@partial(jax.jit, static_argnums=0)
+def _compute(
+    recipe: _Recipe,
+    arrays: tuple[Array, ...],
+    above: Array | None,
+    weights: Array | None,
+    maps: dict[str, SpaceMap],
+    key: PRNGKeyArray | None,
+    fresh: Array | None,
+    output: Array | None,
+) -> Array:
+    spec, knobs = recipe.spec, dict(recipe.knobs)
+    dtype = arrays[0].dtype
+    x = arrays[0]
+    if weights is not None:
+        wide = jnp.promote_types(dtype, jnp.float32)
+        x = reduce(add, (w * a.astype(wide) for w, a in zip(weights, arrays, strict=True)))
+    if recipe.scale != 1:
+        x = x.astype(jnp.promote_types(dtype, jnp.float32)) * recipe.scale
+    x = jnp.eye(len(x), dtype=dtype) if recipe.identity else x.T if recipe.transpose else x
+    if maps:
+        if above is not None:
+            x = _from_above(x, above, spec, maps)
+        elif recipe.move is not None:
+            x = recipe.move({"leaf": x}, spec, maps, key, knobs)["leaf"]
+        else:
+            x = change_basis({"leaf": x}, spec, maps)["leaf"]
+        for edit in recipe.edits:
+            x = edit({"leaf": x}, spec, maps, key, knobs)["leaf"]
+        if recipe.eta:
+            x = scale_norms({"leaf": x}, spec, maps)["leaf"]
+    if fresh is not None:
+        factors = [f for axis in spec.axes("leaf") for f in axis]
+        drawn = jnp.zeros(x.shape)
+        if any(f.role == "gain" for f in factors):
+            drawn = jnp.ones(x.shape)
+        elif any(f.role == "read" for f in factors):
+            assert key is not None
+            drawn = recipe.std * jax.random.normal(key, x.shape)
+        x = jnp.where(fresh, drawn.astype(x.dtype), x)
+    if output is not None:
+        x = x * output.astype(x.dtype)
+    return x.astype(dtype)
+
+
+def _from_above(x: Array, above: Array, spec: Spec, maps: dict[str, SpaceMap]) -> Array:
+    """The leaf with what writes its new units taken from the leaf of the next layer."""
+    ((path, axes),) = spec.leaves
+    layer = ((Factor("layer", "write"),), *axes)
+    two = Spec((Leaf(path, layer),), (*spec.spaces, Space("layer", 2, "stack")))
+    both = change_basis({path: jnp.stack([x, above])}, two, maps)
+    return aki(both, two, maps)[path][0]

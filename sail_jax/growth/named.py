@@ -1,0 +1,347 @@
+"""The published growth methods of whole networks, one row each: `METHODS`."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from sail_jax.axes import blocks
+from sail_jax.change_basis import change_basis, unfuse
+from sail_jax.growth import depth, fresh, width
+from sail_jax.growth.basic import pad, widen
+from sail_jax.growth.fresh import leaf_key
+from sail_jax.maps import SpaceMap, select
+from sail_jax.spaces import Leaf, Space, Spec
+
+__all__ = ["DEPTHS", "METHODS", "Method", "pair_units"]
+
+Params = dict[str, Array]
+Maps = dict[str, SpaceMap]
+Knobs = Mapping[str, Any]
+Widths = Callable[[Spec, Mapping[str, int], PRNGKeyArray | None, Knobs], Maps]
+Step = Callable[[Params, Spec, Maps, Any, Knobs], Params]
+New = Literal["copy", "zero", "mask", "pair", "fresh"]
+
+
+class Method(NamedTuple):
+    """What a method does to widths, to depth, or both.
+
+    - about, source: in a sentence, and the paper;
+    - knobs: their defaults;
+    - lossless: whether it preserves the function wherever the architecture allows;
+    - widths: the maps of the spaces whose size changes; None if it only deepens;
+    - layers: the map of the layers; None if it only widens;
+    - new: what a repeated layer becomes: a copy; one whose output is zero, or times a mask; one
+      whose units cancel in pairs; or fresh parameters with a zero output;
+    - move: how maps are applied to a leaf, `edits` what is then done to it;
+    - above: whether a leaf is also computed from that of the next layer;
+    - draws: whether it needs a key;
+    - deepens_by: which depth method goes with it unless another is named.
+    """
+
+    about: str
+    source: str
+    knobs: Knobs = MappingProxyType({})
+    lossless: bool = False
+    widths: Widths | None = None
+    layers: Callable[[int, int, Knobs], SpaceMap] | None = None
+    new: New = "copy"
+    move: Step | None = None
+    edits: tuple[Step, ...] = ()
+    above: bool = False
+    draws: bool = False
+    deepens_by: str = ""
+
+    @property
+    def widens(self) -> bool:
+        return self.widths is not None
+
+    @property
+    def deepens(self) -> bool:
+        return self.layers is not None
+
+
+def _each(make: Callable[[str, int, int, Any], SpaceMap]) -> Widths:
+    """The widths that `make(words, old, new, key)` gives each space."""
+
+    def widths(spec: Spec, sizes: Mapping[str, int], key: Any, knobs: Knobs) -> Maps:
+        out = {}
+        for name, new in sizes.items():
+            _, old, words = spec.space(name)
+            out[name] = make(words, old, new, None if key is None else leaf_key(key, name))
+        return out
+
+    return widths
+
+
+def _dealt(words: str, old: int, new: int, key: Any) -> SpaceMap:
+    return widen(old, new, key=key, even=new % old == 0)
+
+
+def _padded(words: str, old: int, new: int, key: Any) -> SpaceMap:
+    """Zeros beside the old units; in a stream, under a norm, what keeps its statistics."""
+    if not {"layernorm", "rmsnorm"} & set(words.split()):
+        return pad(old, new)
+    scale, live = (new / old) ** 0.5, jnp.arange(new) < old
+    write = jnp.where(live, scale, 0.0)
+    index = jnp.where(live, jnp.arange(new), 0)
+    m = select(index, old, write=write, read=jnp.where(live, 1 / scale, 0.0))
+    family = width.tile(2, 3, "zero", isometric=True).family
+    if "rmsnorm" in words.split():
+        return SpaceMap(m.write, m.read, family)
+    m = m.dense()
+    return SpaceMap(jnp.where(live[:, None], jnp.asarray(m.write), scale / old), m.read)
+
+
+def _msg(params: Params, spec: Spec, maps: Maps, key: Any, knobs: Knobs) -> Params:
+    streams = {
+        n: m
+        for n, m in maps.items()
+        if {"layernorm", "rmsnorm"} & set(spec.space(n).nonlinearity.split())
+    }
+    inner = {n: m for n, m in maps.items() if n not in streams}
+    within = spec.resized(streams)
+    params = fresh.fresh_units(params, within, inner, key, std=knobs["std"])
+    return fresh.mask_units(params, within, inner, knobs["mask"])
+
+
+def _noise(params: Params, spec: Spec, maps: Maps, key: Any, knobs: Knobs) -> Params:
+    if knobs["snr_db"] is None:
+        return params
+    return fresh.noise_pairs(params, spec, maps, key, snr_db=knobs["snr_db"])
+
+
+def _symmetry(params: Params, spec: Spec, maps: Maps, key: Any, knobs: Knobs) -> Params:
+    if not knobs["noise"]:
+        return params
+    return fresh.break_symmetry(params, spec, maps, key, scale=knobs["noise"])
+
+
+def _svd(params: Params, spec: Spec, maps: Maps, key: Any, knobs: Knobs) -> Params:
+    """C = W U~^T for each use of a space, from the leaf unfolded along it (SAIL, App. F.1); of a
+    fused leaf, block by block."""
+    ((path, axes),) = spec.leaves
+    parts, apart = unfuse(params, spec)
+    fused = [k for k, axis in enumerate(axes) if len(blocks(axis)) > 1]
+    moved = [_free(name, x, apart, maps, key, knobs) for name, x in parts.items()]
+    return {path: jnp.concatenate(moved, axis=fused[0]) if fused else moved[0]}
+
+
+def _free(path: str, x: Array, spec: Spec, maps: Maps, key: Any, knobs: Knobs) -> Array:
+    """The leaf under a map of its own for each factor of each axis, both sides C."""
+    axes = spec.axes(path)
+    use = [(f"{k}.{i}", f) for k, axis in enumerate(axes) for i, f in enumerate(axis or (None,))]
+    sizes = [x.shape[int(n[0])] if f is None else spec.space(f.space).size for n, f in use]
+    split = x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(sizes)
+    free = {}
+    for k, (name, f) in enumerate(use):
+        if f is not None and f.space in maps:
+            flat = jnp.moveaxis(split, k, 0).reshape(sizes[k], -1)
+            draw = leaf_key(key, f"{path}@{name}") if knobs["random"] else None
+            write, _ = width.singular(flat, maps[f.space].new, flat.shape[1], key=draw)
+            free[name] = SpaceMap(write, write.T)
+    own = tuple(
+        tuple(f._replace(space=f"{k}.{i}", role="write") for i, f in enumerate(axis))
+        for k, axis in enumerate(axes)
+    )
+    named = tuple(Space(n, s, "outer") for (n, f), s in zip(use, sizes, strict=True) if f)
+    return change_basis({path: x}, Spec((Leaf(path, own),), named), free)[path]
+
+
+def _after(old: int, new: int, knobs: Knobs) -> SpaceMap:
+    """What is inserted spread evenly, at the end of groups of layers."""
+    ends = [max((j + 1) * old // (new - old), 1) - 1 for j in range(new - old)]
+    return depth.interleave(old, np.array(ends))
+
+
+def _above(old: int, new: int, knobs: Knobs) -> SpaceMap:
+    """What is inserted on top."""
+    return depth.interleave(old, np.full(new - old, old - 1))
+
+
+def _whole_stacks(old: int, new: int, knobs: Knobs) -> SpaceMap:
+    if new % old:
+        raise ValueError(
+            f"g_stack repeats whole stacks, but {new} layers are no multiple of {old}: use stack"
+        )
+    return depth.deepen(old, new, "stack")
+
+
+def _seam(old: int, new: int, knobs: Knobs) -> SpaceMap:
+    if new % 2 or not old <= new <= 2 * old:
+        raise ValueError(
+            f"dus joins two copies of the stack, so it takes {old} layers to an even number "
+            f"from {old} to {2 * old}, not to {new}"
+        )
+    return depth.depth_up_scale(old, old - new // 2)
+
+
+def _mixed(old: int, new: int, knobs: Knobs) -> SpaceMap:
+    logits = knobs["logits"]
+    if logits is None:
+        at = depth.deepen(old, new, "interpolate").index
+        logits = knobs["sharpness"] * jax.nn.one_hot(at, old)
+    if np.shape(logits) != (new, old):
+        raise ValueError(f"logits must have shape {(new, old)}, got {np.shape(logits)}")
+    return depth.mix_layers(logits)
+
+
+def pair_units(n: int) -> SpaceMap:
+    """Units copied in pairs and read with opposite signs, an odd one not read: they write as
+    they would, and what reads them gets nothing (LEMON's second way to add a block)."""
+    at = jnp.arange(n)
+    read = jnp.where(at % 2 == 0, 1.0, -1.0) * (at < n - n % 2)
+    return select(at - at % 2, n, read=read)
+
+
+_DEPTH = {
+    "stack": Method(
+        "the whole stack once more, layer k being layer k mod L",
+        "StackBERT (Gong et al. 2019)",
+        layers=lambda old, new, knobs: depth.deepen(old, new, "stack"),
+    ),
+    "stack_top": Method(
+        "the whole stack, a remainder repeating the topmost layers",
+        "bert2BERT (Chen et al. 2022)",
+        layers=lambda old, new, knobs: depth.deepen(old, new, "stack_top"),
+    ),
+    "g_stack": Method("whole stacks only", "G_stack (Du et al. 2024)", layers=_whole_stacks),
+    "interpolate_depth": Method(
+        "each layer repeated in place",
+        "Gong et al. 2019; Dong et al. 2020",
+        layers=lambda old, new, knobs: depth.deepen(old, new, "interpolate"),
+    ),
+    "dus": Method(
+        "two copies of the stack, layers dropped at the seam",
+        "SOLAR (Kim et al. 2023)",
+        layers=_seam,
+    ),
+    "llama_pro": Method(
+        "copies spread among the layers, their outputs zero",
+        "LLaMA-Pro (Wu et al. 2024)",
+        lossless=True,
+        layers=_after,
+        new="zero",
+    ),
+    "identity": Method(
+        "fresh layers on top that compute the identity",
+        "Net2DeeperNet (Chen et al. 2016)",
+        {"std": 0.02},
+        lossless=True,
+        layers=_above,
+        new="fresh",
+        draws=True,
+    ),
+    "mix": Method(
+        "layer k is the mean of all under softmax(logits[k])",
+        "SAIL, App. F.2",
+        {"logits": None, "sharpness": 4.0},
+        layers=_mixed,
+    ),
+    "mask_depth": Method(
+        "copies spread among the layers, their outputs times a mask",
+        "MSG (Yao et al. 2023)",
+        {"mask": 0.0},
+        lossless=True,
+        layers=_after,
+        new="mask",
+    ),
+    "pairs": Method(
+        "copies spread among the layers, whose units cancel in pairs",
+        "LEMON (Wang et al. 2024)",
+        lossless=True,
+        layers=_after,
+        new="pair",
+    ),
+}
+
+_WIDTH = {
+    "net2net": Method(
+        "random units copied, readers divided evenly",
+        "Net2Net (Chen et al. 2016)",
+        {"noise": 0.0},
+        lossless=True,
+        widths=_each(lambda words, old, new, key: widen(old, new, key=key)),
+        edits=(_symmetry,),
+        deepens_by="identity",
+    ),
+    "fpi": Method(
+        "random units copied, in equal numbers where the size is a multiple",
+        "bert2BERT (Chen et al. 2022)",
+        lossless=True,
+        widths=_each(_dealt),
+        deepens_by="stack_top",
+    ),
+    "aki": Method(
+        "as fpi, but the new units of a layer are those of the next one",
+        "bert2BERT (Chen et al. 2022)",
+        widths=_each(_dealt),
+        above=True,
+        deepens_by="stack_top",
+    ),
+    "hypercloning": Method(
+        "all units tiled, integer factors only, noise that cancels between copies",
+        "HyperCloning (Samragh et al. 2024)",
+        {"snr_db": None},
+        lossless=True,
+        widths=lambda spec, sizes, key, knobs: width.hypercloning(spec, sizes),
+        edits=(_noise,),
+        deepens_by="llama_pro",
+    ),
+    "lemon": Method(
+        "any size: streams tiled with averages or zeros, copies read unevenly",
+        "LEMON (Wang et al. 2024)",
+        lossless=True,
+        widths=lambda spec, sizes, key, knobs: width.lemon(spec, sizes, key=key),
+        deepens_by="pairs",
+    ),
+    "msg": Method(
+        "fresh units, masked: the mask grows from 0 in training",
+        "MSG (Yao et al. 2023)",
+        {"mask": 0.0, "std": 0.02},
+        lossless=True,
+        widths=_each(_padded),
+        edits=(_msg,),
+        draws=True,
+        deepens_by="mask_depth",
+    ),
+    "sail_svd": Method(
+        "C_in theta C_out^T from the singular vectors of each tensor",
+        "SAIL, App. F.1",
+        {"random": False},
+        widths=_each(lambda words, old, new, key: pad(old, new)),
+        move=_svd,
+        deepens_by="mix",
+    ),
+    "sail_random": Method(
+        "random embeddings of every space",
+        "SAIL, App. F.1",
+        {"how": "orthogonal"},
+        draws=True,
+        widths=lambda spec, sizes, key, knobs: _each(
+            lambda words, old, new, k: width.project(old, new, k, how=knobs["how"])
+        )(spec, sizes, key, knobs),
+        deepens_by="mix",
+    ),
+    "interpolate": Method(
+        "units as samples of a function, interpolated linearly",
+        "SAIL, App. F.1",
+        widths=_each(lambda words, old, new, key: width.interpolate(old, new)),
+        deepens_by="interpolate_depth",
+    ),
+    "pad": Method(
+        "zeros beside the old units",
+        "SAIL, App. F.1 (identity)",
+        widths=_each(lambda words, old, new, key: pad(old, new)),
+        deepens_by="llama_pro",
+    ),
+}
+
+METHODS: dict[str, Method] = _WIDTH | _DEPTH
+"""The methods by name: those that widen, then those that deepen."""
+
+DEPTHS = frozenset(_DEPTH)

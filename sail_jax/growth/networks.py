@@ -1,0 +1,310 @@
+"""Whole networks grown: a plan, leaf by leaf, from the shapes and the configuration of one.
+
+`plan` decides everything without looking at a parameter; `Growth.leaf` then computes any tensor
+of the grown network from the few that it needs, so that `grow` in memory and a copy from disk to
+disk are one definition. Depth comes first: layers are renumbered, repeated or mixed as they are,
+and the deep network is then widened by the maps of its spaces.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import block_diag
+from jaxtyping import PRNGKeyArray, PyTree
+
+from sail_jax.architectures.table import Config, Rules, look, put
+from sail_jax.axes import parse_axes, path_pattern
+from sail_jax.certificate import Report
+from sail_jax.checks import nearest
+from sail_jax.families import Family
+from sail_jax.growth.basic import duplicate
+from sail_jax.growth.depth import _is_flat, _nested, deepen
+from sail_jax.growth.layers import Source, added, chained, deepened, layer_row, own_first
+from sail_jax.growth.leaves import Growth
+from sail_jax.growth.named import METHODS, Method
+from sail_jax.growth.quantities import Fitted, fit, judge
+from sail_jax.growth.targets import TIES, layer_count, new_sizes, rules_of, target
+from sail_jax.maps import SpaceMap, compose, identity
+from sail_jax.spaces import Spec
+from sail_jax.trees import leaf_paths
+
+__all__ = ["Growth", "grow", "plan"]
+
+
+def grow(
+    params: PyTree,
+    config: Config,
+    to: Mapping[str, Any],
+    method: str = "lemon",
+    *,
+    key: PRNGKeyArray | None = None,
+    **knobs: Any,
+) -> tuple[PyTree, Growth]:
+    """The grown network and how it came about: every leaf of `plan`, computed.
+
+    Returns a flat dictionary where `params` is one, else nested dictionaries. Raises as `plan`.
+    """
+    growth = plan(params, config, to, method, key=key, **knobs)
+    arrays = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+    new = {path: growth.leaf(path, arrays) for path in growth.leaves}
+    return (new if _is_flat(params) else _nested(new)), growth
+
+
+def plan(
+    shapes: PyTree,
+    config: Config,
+    to: Mapping[str, Any],
+    method: str = "lemon",
+    *,
+    key: PRNGKeyArray | None = None,
+    depth_method: str | None = None,
+    untie: bool | None = None,
+    require_lossless: bool = False,
+    rules: Any = None,
+    **knobs: Any,
+) -> Growth:
+    """How a network of these shapes and this configuration becomes one of another.
+
+    - shapes: arrays or ShapeDtypeStructs, by path or as a pytree;
+    - config: as `sail_jax.architectures.of` reads it; for an architecture that it does not know,
+      `rules` are `Rules`, or make them from a configuration;
+    - to: a whole configuration, entries that change ("2x": twice as much; names of spaces, too),
+      or the factors {"width": 2, "depth": 4}, under which heads are multiplied and keep their
+      size, and queries per head of keys stay as many;
+    - method, depth_method, knobs: rows of `METHODS`, and what they take;
+    - untie: whether a tied table gets a head of its own; None: if the maps would break the tie
+      and the method means to be lossless;
+    - require_lossless: refuse, naming the space, what is not exact.
+
+    Raises ValueError or TypeError in one sentence, naming the entry, space or leaf at fault.
+    """
+    flat = {
+        path: jax.ShapeDtypeStruct(x.shape, x.dtype)
+        for path, x in zip(leaf_paths(shapes), jax.tree.leaves(shapes), strict=True)
+    }
+    make = rules_of(config, rules)
+    old_rules = make(config)
+    old_spec = old_rules.spec(flat)
+    counts = layer_count(old_rules, flat)
+    goal, given = target(config, to, old_rules, old_spec, counts)
+    asked = {name: look(goal, name) for name in counts}
+    chains = {name for name, new in asked.items() if isinstance(new, list | tuple)}
+    wide, deep = _methods(method, depth_method)
+    values = _values(wide, deep, knobs)
+    notes: list[str] = []
+
+    # depth first: which old leaves each leaf of the deep network is made of
+    layers = {}
+    for name, new in asked.items():
+        old, new = counts[name], len(new) if name in chains else new
+        if new != old and name in chains and deep.new != "fresh":
+            raise ValueError(f"the layers of {name!r} are not alike: only identity deepens them")
+        if new != old:
+            fixed = int(name not in chains and own_first(flat, old_rules, name))
+            layers[name] = _layers(deep, old, new, values, name, fixed, name in chains)
+    sources = deepened(flat, old_rules, layers, wide.above)
+    deep_config = dict(config)
+    for name, new in asked.items():
+        if name in chains and name in layers:
+            listed = look(config, name)
+            deep_config = put(deep_config, name, [listed[i] for i in layers[name].index.tolist()])
+            sources = chained(flat, old_rules, name, layers[name], sources)
+        elif name not in chains:
+            deep_config = put(deep_config, name, new)
+    for m in layers.values():
+        deep_config, goal = _per_layer(deep_config, m), _per_layer(goal, m)
+    spec = make(deep_config).spec(_shapes(flat, sources))
+    sizes = new_sizes(make(goal), goal, spec, given)
+
+    tied = {path for s in spec.spaces for path, _, _, _, tie in spec.uses(s.name) if tie}
+    if asked_ties := [key for key in TIES if key in to]:
+        if to[asked_ties[0]] and not tied and not config.get(asked_ties[0]):
+            raise ValueError(f"to states {asked_ties[0]!r}, but the network's tables are not tied")
+        untie = True if not to[asked_ties[0]] and untie is None else untie
+    broken = any(f.space in sizes for path in tied for axis in spec.axes(path) for f in axis)
+    loose = bool(tied) and (broken and wide.lossless if untie is None else untie)
+    if loose:
+        deep_config, goal = _untied(deep_config), _untied(goal)
+        heads = _heads(flat, spec, make(deep_config), config)
+        sources |= heads
+        spec = make(deep_config).spec(_shapes(flat, sources))
+        notes += [f"the table {s.paths[0]!r} was untied: {path!r}" for path, s in heads.items()]
+
+    stacks = {n: m for n, m in sizes.items() if "stack" in spec.space(n).nonlinearity.split()}
+    widths = {n: m for n, m in sizes.items() if n not in stacks}
+    if widths and not wide.widens:
+        name = next(iter(widths))
+        raise ValueError(
+            f"{method!r} only deepens, but {name!r} goes from {spec.space(name).size} to "
+            f"{widths[name]} units: name a method that widens, and depth_method={method!r}"
+        )
+    if key is None and ((widths and wide.draws) or ((layers or stacks) and deep.draws)):
+        raise ValueError(f"{method!r} draws numbers: give key=jax.random.key(0)")
+    maps = wide.widths(spec, widths, key, values) if wide.widths and widths else {}
+    layers |= {n: _layers(deep, spec.space(n).size, m, values, n) for n, m in stacks.items()}
+
+    # sizes that the network computes with, exactness, and what becomes of repeated layers
+    deep_rules = make(deep_config)
+    fitted = fit(maps, spec, deep_rules, goal) if wide.lossless else Fitted(maps, goal)
+    rows = judge(spec, maps, fitted, _loses(method, wide, values)).spaces
+    new = added(spec, old_rules, layers, chains, deep, values)
+    rows += tuple(layer_row(n, m, spec, deep, new, values, goal) for n, m in layers.items())
+    report = Report(rows)
+    if require_lossless and not report.exact:
+        sentences = "; ".join(f"{r.space!r}: {r.reason}" for r in report.spaces if not r.exact)
+        raise ValueError(f"lossless growth was asked for, but {sentences}")
+    grown = dict(fitted.maps) | {n: m for n, m in layers.items() if n in stacks}
+    resized = spec.resized(grown)
+    final = make(goal).resized(fitted.config, resized)
+    for name, m in new.pairs.items():
+        grown[name] = compose(grown[name], m) if name in grown else m
+    leaves = {}
+    for path, x in _shapes(flat, sources).items():
+        shape = tuple(n or m for n, m in zip(resized.shape(path), x.shape, strict=True))
+        leaves[path] = jax.ShapeDtypeStruct(shape, x.dtype)
+    return Growth(
+        final,
+        leaves,
+        report,
+        (*notes, *fitted.notes),
+        wide,
+        {name: values[name] for name in wide.knobs},
+        key,
+        spec,
+        grown,
+        sources,
+        fitted.eta,
+        new.outputs,
+        new.fresh,
+        values.get("std", 0.02),
+    )
+
+
+def _methods(method: str, depth_method: str | None) -> tuple[Method, Method]:
+    """The method for widths and the one for depth; a depth method alone widens nothing."""
+    for name in (method, depth_method):
+        if name is not None and name not in METHODS:
+            raise ValueError(f"no growth method {name!r}{nearest(name, METHODS)}")
+    wide = METHODS[method]
+    if depth_method is None:
+        return wide, wide if wide.deepens else METHODS[wide.deepens_by]
+    if not METHODS[depth_method].deepens:
+        raise ValueError(
+            f"depth_method {depth_method!r} does not deepen; those that do: "
+            f"{', '.join(name for name, m in METHODS.items() if m.deepens)}"
+        )
+    if wide.deepens and method != depth_method:
+        raise ValueError(
+            f"two depth methods, {method!r} and {depth_method!r}: name one that widens"
+        )
+    return wide, METHODS[depth_method]
+
+
+def _values(wide: Method, deep: Method, knobs: Mapping[str, Any]) -> dict[str, Any]:
+    known = {**deep.knobs, **wide.knobs}
+    for name in knobs:
+        if name not in known:
+            raise ValueError(
+                f"no knob {name!r}{nearest(name, known) if known else ': it takes none'}"
+            )
+    return known | dict(knobs)
+
+
+def _loses(method: str, wide: Method, knobs: Mapping[str, Any]) -> str:
+    """Why a method that does more than its maps say is exact in no space, "" if it may be."""
+    if wide.above or wide.move is not None:
+        return f"{method}: {wide.about}"
+    if knobs.get("noise"):
+        return f"noise of {knobs['noise']} on what writes new units"
+    if knobs.get("mask"):
+        return f"new units take part with a mask of {knobs['mask']}"
+    return ""
+
+
+def _layers(
+    deep: Method,
+    old: int,
+    new: int,
+    knobs: Mapping[str, Any],
+    name: str,
+    fixed: int = 0,
+    chain: bool = False,
+) -> SpaceMap:
+    """The map of the layers, of which the first `fixed` stay."""
+    if isinstance(new, bool) or not isinstance(new, int) or new < old:
+        raise ValueError(f"growth was asked for, but {name!r} is {old} and would be {new}")
+    if new == old:
+        return identity(old)
+    assert deep.layers is not None
+    m = deepen(old, new, "interpolate") if chain else deep.layers(old - fixed, new - fixed, knobs)
+    if not fixed:
+        return m
+    if m.index is None:
+        return deepen(old, new, matrix=block_diag(jnp.eye(fixed), m.write))
+    index = jnp.concatenate([jnp.arange(fixed), fixed + m.index])
+    return duplicate(index, old, Family.SELECTION)
+
+
+def _shapes(flat: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[str, Any]:
+    """Those of the deep network, at the old widths."""
+    out = {}
+    for path, source in sources.items():
+        x = flat[source.paths[0]]
+        shape = 2 * x.shape if source.identity else x.shape
+        out[path] = jax.ShapeDtypeStruct(shape[::-1] if source.transpose else shape, x.dtype)
+    return out
+
+
+def _per_layer(config: dict[str, Any], m: SpaceMap) -> dict[str, Any]:
+    """Entries that list something per layer, as the layers have moved."""
+    kinds = config.get("layer_types")
+    if kinds and len(kinds) == m.old:
+        most = np.asarray(m.dense().write).argmax(axis=1)
+        config = config | {"layer_types": [kinds[i] for i in most]}
+    return config
+
+
+def _untied(config: dict[str, Any]) -> dict[str, Any]:
+    key = next((k for k in TIES if k in config), TIES[0])
+    if str(config.get("model_type", "")).startswith("flax"):
+        key = "tied"
+    config = config | {key: False}
+    if config.get("model_type") == "t5":
+        config |= {"scale_decoder_outputs": False}
+    return config
+
+
+def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, config: Config) -> dict[str, Source]:
+    """The head that a tied table is untied into, unless the checkpoint holds one."""
+    tied = {
+        path: pattern
+        for path, axes in spec.leaves
+        for pattern, _ in loose.axes
+        if any(f.tied for a in axes for f in a) and path_pattern(pattern).fullmatch(path)
+    }
+    (table, own), *_ = tied.items()
+    names = [axis[0].space for axis in spec.axes(table)]
+    out: dict[str, Source] = {}
+    for pattern, text in loose.axes:
+        if "{" in text:  # of a layer
+            continue
+        axes = parse_axes(text)
+        spaces = [axis[0].space for axis in axes if axis]
+        head = sorted(spaces) == sorted(names) and pattern not in tied.values()
+        if not head or not any(f.space == names[1] and f.role == "read" for a in axes for f in a):
+            continue
+        prefix = table.removesuffix(own.removeprefix("**")) if own.startswith("**") else ""
+        path = prefix + pattern.removeprefix("**")
+        if path in flat:
+            continue
+        scaled = config.get("model_type") == "t5" and config.get("scale_decoder_outputs", True)
+        scale = config["d_model"] ** -0.5 if scaled else 1.0
+        out[path] = Source((table,), transpose=spaces != names, scale=scale)
+        bias = path.removesuffix("decoder.weight") + "bias"
+        if path.endswith("decoder.weight") and bias in flat:
+            # a head of its own has a bias of its own
+            out.setdefault(path.removesuffix("weight") + "bias", Source((bias,)))
+    return out

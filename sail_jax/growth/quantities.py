@@ -1,0 +1,163 @@
+"""What a network computes from its sizes, and how growth makes up for it.
+
+Logits are divided by the root of a head's size, rotary frequencies depend on it, norms average
+over a width: maps that are lossless to a linear reader must be fitted to these. `fit` does so, and
+`judge` says what is then exact, in the terms of `exactness`.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from sail_jax.architectures.table import Config, Rules, look, put
+from sail_jax.axes import path_pattern
+from sail_jax.certificate import Report, exactness
+from sail_jax.families import Family
+from sail_jax.growth.basic import lemon_gain
+from sail_jax.growth.targets import EPSILONS, ends
+from sail_jax.maps import SpaceMap, measure, select
+from sail_jax.spaces import Spec
+
+__all__ = ["Fitted", "fit", "judge"]
+
+# kinds of rotary positions whose frequency depends on base ** (-2 i / size) alone
+_POINTWISE = ("default", "linear", "llama3")
+
+
+class Fitted(NamedTuple):
+    """Maps made to fit. The function is preserved in the `granted` spaces for a reason of their
+    own (or not, for the reason given); the gains of `eta` spaces want `scale_norms`."""
+
+    maps: dict[str, SpaceMap]
+    config: dict[str, Any]
+    granted: Mapping[str, str] = MappingProxyType({})
+    eta: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) -> Fitted:
+    """Maps fitted to heads that change their size, and to norms over copies and averages."""
+    out, new = dict(maps), dict(config)
+    granted: dict[str, str] = {}
+    eta, notes = set(), {}
+    for name, m in maps.items():
+        words = set(spec.space(name).nonlinearity.split())
+        if "dot" in words and m.new != m.old:
+            granted[name] = _lost(m)
+            out[name] = _times(m, (m.old / m.new) ** 0.25, (m.new / m.old) ** 0.75)
+            notes["queries and keys scaled together by the root of how their number grows"] = 0
+        elif _rotary(spec, name) and m.new != m.old:
+            granted[name] = _why_not_spread(m, spec, name, config)
+            if not granted[name]:
+                out[name] = _spread(m.old, m.new)
+                notes[
+                    "rotary pairs moved to where their frequencies are, zeros between, scaled "
+                    "together by the root of how their number grows"
+                ] = 0
+        elif words == {"layernorm"} and m.family == Family.LINEAR and (t := _centred(m)):
+            granted[name] = ""
+            key = _epsilon(rules, config, name)
+            if key and np.isclose(t, lemon_gain(m.old, m.new)) and not np.isclose(t, 1):
+                new = put(new, key, t**2 * look(config, key))
+                eta.add(name)
+                notes[f"{key} times {t**2:.6g}, and the norms' gains times its root"] = 0
+            else:
+                out[name] = _times(m, 1 / t, t)
+    return Fitted(out, new, granted, frozenset(eta), tuple(notes))
+
+
+def judge(spec: Spec, maps: Mapping[str, SpaceMap], fitted: Fitted, lossy: str = "") -> Report:
+    """`exactness` of the maps before they were fitted, with what fitting adds; `lossy` is why a
+    method is exact in no space."""
+    rows = []
+    for row in exactness(spec, maps).spaces:
+        tied = any(use.tied for use in spec.uses(row.space))
+        if row.space in fitted.granted and not tied:
+            row = row._replace(reason=fitted.granted[row.space])
+        if row.exact and Family.IDENTITY not in row.family:
+            row = row._replace(reason=lossy)
+        rows.append(row)
+    return Report(tuple(rows))
+
+
+def _times(m: SpaceMap, write: float, read: float) -> SpaceMap:
+    """The map with its entries scaled; LINEAR, as nothing else is claimed of it."""
+    w, r = m.entries
+    ones = jnp.ones(m.new)
+    w, r = (write * (ones if w is None else w), read * (ones if r is None else r))
+    if m.index is not None:
+        return select(m.index, m.old, write=w, read=r, family=Family.MONOMIAL)
+    return SpaceMap(w, r.T)
+
+
+def _lost(m: SpaceMap) -> str:
+    lost, rounding = measure(m) or (0.0, 0.0)
+    return "" if lost <= rounding else f"read @ write differs from the identity by {lost:.2g}"
+
+
+def _rotary(spec: Spec, name: str) -> bool:
+    """A space of queries and keys under rotary positions, whose units are told apart."""
+    return spec.space(name).nonlinearity == "outer" and not ends(spec, name)
+
+
+def _why_not_spread(m: SpaceMap, spec: Spec, name: str, config: Config) -> str:
+    rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    gains = [use.path for use in spec.uses(name) if use.role == "gain"]
+    if m.new % m.old or m.old % 2:
+        return (
+            f"{m.new} units have other rotary frequencies than {m.old}, of which only a multiple "
+            "keeps all: keep head_dim and multiply the heads"
+        )
+    if kind not in _POINTWISE:
+        return f"rotary positions of type {kind!r} depend on the size of a head: keep head_dim"
+    if gains:
+        return f"the norm {gains[0]!r} averages over a head: keep head_dim and multiply the heads"
+    return ""
+
+
+def _spread(old: int, new: int) -> SpaceMap:
+    """Rotary pair (i, i + old/2), of frequency base ** (-2 i / old), becomes pair i * new / old,
+    which has that frequency; the pairs between are zero. Each side is scaled by (new/old)**(1/4),
+    so that logits, divided by the root of the size, stay."""
+    r, half = new // old, new // 2
+    at = np.arange(new) % half
+    live = at % r == 0
+    index = np.where(live, at // r + (np.arange(new) >= half) * (old // 2), 0)
+    scale = jnp.asarray(live * r**0.25, float)
+    return select(index, old, write=scale, read=scale, family=Family.POSITIVE_MONOMIAL)
+
+
+def _centred(m: SpaceMap) -> float | None:
+    """t > 0 if a LayerNorm of `write @ x` is t**-1 times copies of that of x and zeros, given
+    t**2 epsilon; None if it is not."""
+    write = np.asarray(m.dense().write, float)
+    rows = write - write.mean(axis=1, keepdims=True)
+    # of a row that is a copy only the copied unit counts, of an average nothing
+    scale = np.abs(write).max()
+    average = np.abs(rows).max(axis=1) <= 1e-6 * scale
+    copies = (write[~average] != 0).sum(axis=1)
+    counts = (write[~average] != 0).sum(axis=0)
+    mean = write[~average].max(initial=0.0) / m.old
+    fits = (
+        (copies == 1).all()
+        and len(set(counts)) == 1
+        and np.allclose(write[average], mean, rtol=1e-5)
+        and np.allclose(write[~average].max(axis=1), scale, rtol=1e-6)
+    )
+    return float(scale * (counts[0] * m.old / m.new) ** 0.5) if fits else None
+
+
+def _epsilon(rules: Rules, config: Config, space: str) -> str:
+    """The entry that states the epsilon of the norms of a space, "" if none does."""
+    for key, text in rules.settings:
+        if path_pattern(text.split()[0]).fullmatch(space):
+            tower = key.rpartition(".")[0]
+            for name in EPSILONS:
+                found = f"{tower}.{name}" if tower else name
+                if look(config, found) is not None:
+                    return found
+    return ""

@@ -1,0 +1,273 @@
+"""What a network is to become: a target configuration, read into layers and sizes of spaces."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from sail_jax import architectures
+from sail_jax.architectures.table import Config, Rules, look, put
+from sail_jax.axes import path_pattern
+from sail_jax.checks import nearest
+from sail_jax.spaces import Spec
+
+__all__ = ["EPSILONS", "TIES", "ends", "layer_count", "layer_of", "new_sizes", "rules_of", "target"]
+
+TIES = ("tie_word_embeddings", "tied")
+EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
+
+# what a network computes with besides its sizes
+_KEPT_ENTRIES = (
+    *EPSILONS,
+    *("vocab_size", "n_positions", "hidden_act", "activation_function", "feed_forward_proj"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "sliding_window"),
+)
+
+# the words of spaces that a factor of width leaves alone: ends, and the units of a head
+_KEPT = {"outer", "dot", "linear", "stack"}
+
+
+def rules_of(config: Config, rules: Any) -> Callable[[Config], Rules]:
+    """How the table of a configuration is made: by its family, or as the caller says."""
+    if rules is None:
+        return architectures.of(config).rules
+    if isinstance(rules, Rules):
+        return lambda _: rules
+    if not callable(rules):
+        raise TypeError(f"rules must be Rules or make them, got {type(rules).__name__}")
+    return cast(Callable[[Config], Rules], rules)
+
+
+def layer_of(rules: Rules, path: str) -> tuple[str, int, tuple[int, int]] | None:
+    """Of a leaf that every layer has: the entry that counts its layers, the number of its layer,
+    and where in the path that stands."""
+    for key, prefix in rules.layers.items():
+        match = path_pattern(f"{prefix}**").fullmatch(path)
+        if match and match["i"].isdigit():
+            alone = any(path_pattern(pattern).fullmatch(path) for pattern in rules.single)
+            return None if alone else (key, int(match["i"]), match.span("i"))
+    return None
+
+
+def layer_count(rules: Rules, paths: Iterable[str]) -> dict[str, int]:
+    """How many layers there are, by the entry that counts them.
+
+    Raises ValueError if one is missing, or lacks a leaf that another has by the same rule.
+    """
+    found: dict[str, dict[tuple[str, str], set[int]]] = {}
+    for path in paths:
+        if layer := layer_of(rules, path):
+            key, number, (start, stop) = layer
+            found.setdefault(key, {}).setdefault((path[:start], path[stop:]), set()).add(number)
+    counts = {}
+    for key, names in found.items():
+        every = set(range(1 + max(max(numbers) for numbers in names.values())))
+        alike = [p for p, _ in rules.axes if p.startswith(rules.layers[key])]
+        for (before, after), numbers in names.items():
+            have = f"{before}{min(numbers)}{after}"
+            if numbers != every and any(path_pattern(p).fullmatch(have) for p in alike):
+                lost = f"{before}{min(every - numbers)}{after}"
+                raise ValueError(f"the checkpoint has {have!r}, but lacks {lost!r}")
+        counts[key] = len(every)
+    return counts
+
+
+def target(
+    config: Config, to: Any, rules: Rules, spec: Spec, counts: Mapping[str, int]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """The new configuration, its sizes not yet checked, and sizes given by the name of a space.
+
+    `to` is a whole configuration (it has a `model_type` or `architectures`), entries that change,
+    or the factors {"width": 2, "depth": 4}; "2x" stands for twice what an entry is.
+    """
+    if not isinstance(to, Mapping):
+        raise TypeError(
+            f"to must be a configuration, entries of one, or factors of width and depth, got "
+            f"{type(to).__name__}"
+        )
+    if not to:
+        raise ValueError("to is empty: nothing was asked for")
+    known = rules.resized(config, spec)
+    for key, count in counts.items():
+        if not isinstance(look(known, key), list | tuple):
+            known = put(known, key, count)
+    if set(to) <= {"width", "depth"}:
+        return _scaled(known, to, rules, spec, counts)
+    if "model_type" in to or "architectures" in to:
+        return _whole(config, to, rules, counts), {}
+    sizes: dict[str, int] = {}
+    entries = dict(_flat(to, known))
+    changes = {*TIES, *rules.layers, *(key for key, _ in rules.settings)}
+    changes |= {key.rpartition(".")[0] for key in changes}
+    for key, value in entries.items():
+        if key not in changes and look(known, key) not in (None, value):
+            raise ValueError(
+                f"growth keeps {key!r}: it is {look(known, key)!r}, to states {value!r}"
+            )
+        if isinstance(value, list):
+            known = put(known, key, value)
+            continue
+        spaces = [s for s in spec.spaces if path_pattern(key, stars=False).fullmatch(s.name)]
+        if look(known, key) is not None or key in TIES:
+            known = put(known, key, _times(key, look(known, key), value))
+        elif spaces:
+            sizes |= {s.name: _times(key, s.size, value) for s in spaces}
+        else:
+            raise ValueError(
+                f"the configuration has no entry {key!r}, nor is it a space"
+                f"{nearest(key, [*known, *(s.name for s in spec.spaces)])}"
+            )
+    return known, sizes
+
+
+def _flat(to: Mapping[str, Any], config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Entries by dotted key: those of a nested configuration are changed one by one."""
+    for key, value in to.items():
+        inner = look(config, prefix + key)
+        if isinstance(value, Mapping) and isinstance(inner, Mapping):
+            yield from _flat(value, config, f"{prefix}{key}.")
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            if not isinstance(inner, Sequence) or isinstance(inner, str):
+                raise ValueError(
+                    f"{prefix + key} is {inner!r}, no list to be replaced by {value!r}"
+                )
+            numbers = [_times(key, n, x) for n, x in zip(inner, value, strict=False)]
+            yield prefix + key, [*numbers, *value[len(numbers) :]]
+        else:
+            yield prefix + key, value
+
+
+def _times(key: str, old: Any, value: Any) -> Any:
+    """The value, or that many times the old one: 2.0 of 8, or "2x"."""
+    if not isinstance(value, str) or not value.endswith("x"):
+        return value
+    try:
+        factor = float(value[:-1])
+    except ValueError:
+        raise ValueError(
+            f"{key} must be a number or a factor such as '2x', got {value!r}"
+        ) from None
+    return _multiple(key, old, factor)
+
+
+def _multiple(key: str, old: int, factor: Any) -> int:
+    if isinstance(factor, str):
+        return _times(key, old, factor)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
+        raise ValueError(f"a factor must be a positive number, got {factor!r}")
+    new = old * factor
+    if abs(new - round(new)) > 1e-6:
+        raise ValueError(
+            f"{factor:g} times {key} = {old} is {new:g}, no whole number: state {key} itself"
+        )
+    return round(new)
+
+
+def _scaled(
+    known: dict[str, Any],
+    to: Mapping[str, Any],
+    rules: Rules,
+    spec: Spec,
+    counts: Mapping[str, int],
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Every width and depth times its factor; heads are multiplied, and keep their size."""
+    sizes = {}
+    grouped = {f.space for leaf in spec.leaves for axis in leaf.axes for f in axis[1:]}
+    if "width" in to:
+        if isinstance(to["width"], int) and to["width"] >= (look(known, "width") or 2**31):
+            raise ValueError(
+                f"width={to['width']} beside nothing but depth is a factor, and the network has "
+                f"width {known['width']}: state a size beside another entry, or write '2x'"
+            )
+        first = {key: text.split()[0] for key, text in reversed(rules.settings)}
+        wide = [s.name for s in spec.spaces if not _KEPT & set(s.nonlinearity.split())]
+        for key, text in first.items():
+            if any(map(path_pattern(text).fullmatch, wide)):
+                known = put(known, key, _multiple(key, look(known, key), to["width"]))
+        stated = [path_pattern(name) for _, text in rules.settings for name in text.split()]
+        for name in wide:
+            if name not in grouped and not any(p.fullmatch(name) for p in stated):
+                sizes[name] = _multiple(name, spec.space(name).size, to["width"])
+        for s in spec.spaces:
+            if ends(spec, s.name) and any(use.role == "gain" for use in spec.uses(s.name)):
+                raise ValueError(
+                    f"a base model hands out its stream {s.name!r}, which growth leaves at "
+                    f"{s.size} units: grow the model with its head"
+                )
+        if not wide:
+            raise ValueError("no space inside this network can be widened")
+    if "depth" in to:
+        stacks = [s for s in spec.spaces if "stack" in s.nonlinearity.split()]
+        if not counts and not stacks:
+            raise ValueError("the table of this architecture names no layers to deepen")
+        for key, old in counts.items():
+            new, listed = _multiple(key, old, to["depth"]), look(known, key)
+            if isinstance(listed, list | tuple):  # layers of a width each: repeated in place
+                known = put(known, key, [listed[k * old // new] for k in range(new)])
+            else:
+                known = put(known, key, new)
+        sizes |= {s.name: _multiple(s.name, s.size, to["depth"]) for s in stacks}
+    return known, sizes
+
+
+def _whole(
+    config: Config, to: Mapping[str, Any], rules: Rules, counts: Mapping[str, int]
+) -> dict[str, Any]:
+    old, new = _family(config), _family(to)
+    if old != new:
+        raise ValueError(f"a network grows within its architecture: it is {old!r}, to is {new!r}")
+    for key in _KEPT_ENTRIES:
+        if key in config and key in to and config[key] != to[key]:
+            raise ValueError(f"growth keeps {key!r}: it is {config[key]!r}, to states {to[key]!r}")
+    out = dict(to)
+    for key in counts:
+        if look(out, key) is None:  # T5: the decoder is as deep as the encoder
+            out = put(out, key, look(out, "num_layers") or counts[key])
+    return out
+
+
+def ends(spec: Spec, name: str) -> bool:
+    """Whether a space is the network's input or output: not one within a head, whose units are
+    "outer" as rotary positions tell them apart."""
+    inner = any(use.factor > 0 for use in spec.uses(name))
+    return spec.space(name).nonlinearity == "outer" and not inner
+
+
+def _family(config: Config) -> Any:
+    try:
+        return architectures.of(config).name
+    except ValueError:  # the caller gave rules of their own
+        return config.get("model_type")
+
+
+def new_sizes(
+    new_rules: Rules, new_config: Config, spec: Spec, given: Mapping[str, int]
+) -> dict[str, int]:
+    """The size of every space that the new configuration states; ValueError if one shrinks."""
+    single = [(key, text) for key, text in new_rules.settings if len(text.split()) == 1]
+    out = {}
+    for space in spec.spaces:
+        new = given.get(space.name)
+        for text, n in new_rules.sizes.items():
+            if new is None and path_pattern(text).fullmatch(space.name):
+                new = n
+        for key, text in single:
+            if new is None and path_pattern(text).fullmatch(space.name):
+                new = look(new_config, key)
+                if new is None and key == "n_inner":
+                    new = 4 * new_config["n_embd"]
+        if new is None or new == space.size:
+            continue
+        if isinstance(new, bool) or not isinstance(new, int):
+            raise ValueError(f"the size of {space.name!r} must be a whole number, got {new!r}")
+        if ends(spec, space.name):
+            raise ValueError(
+                f"space {space.name!r} is the network's input or output, which growth leaves at "
+                f"{space.size} units, not {new}: of a base model, grow the one with its head"
+            )
+        if new < space.size:
+            raise ValueError(
+                f"growth was asked for, but space {space.name!r} (leaf "
+                f"{spec.uses(space.name)[0].path!r}) has {space.size} units and would have {new}: "
+                "to shrink it use prune or principal"
+            )
+        out[space.name] = new
+    return out

@@ -1,0 +1,362 @@
+"""`sail-jax grow` and `grow_checkpoint`, from files to files, alone and within a recipe."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from experiments import cli, grow_command
+from sail_jax import methods
+from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
+from sail_jax.checkpoint.growing import grow_checkpoint
+from sail_jax.checkpoint.merging import merge_recipe, prepared
+from sail_jax.checkpoint.recipes import parse
+from sail_jax.growth import networks
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 20,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+SHAPES = {
+    "model.embed_tokens.weight": (20, 16),
+    **{
+        f"model.layers.{i}.{name}.weight": shape
+        for i in range(2)
+        for name, shape in {
+            "input_layernorm": (16,),
+            "self_attn.q_proj": (16, 16),
+            "self_attn.k_proj": (8, 16),
+            "self_attn.v_proj": (8, 16),
+            "self_attn.o_proj": (16, 16),
+            "post_attention_layernorm": (16,),
+            "mlp.gate_proj": (24, 16),
+            "mlp.up_proj": (24, 16),
+            "mlp.down_proj": (16, 24),
+        }.items()
+    },
+    "model.norm.weight": (16,),
+    "lm_head.weight": (20, 16),
+}
+
+
+def tensors(seed):
+    rng = np.random.default_rng(seed)
+    return {
+        name: (0.3 * rng.normal(size=shape) + (len(shape) == 1)).astype(ml_dtypes.bfloat16)
+        for name, shape in SHAPES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A folder with the checkpoints a and b, one network and another."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    for seed, name in enumerate("ab"):
+        extras = {n: folder / n for n in ("config.json", "tokenizer.json")}
+        save_checkpoint(folder / name, tensors(seed), extras=extras)
+    return folder
+
+
+def bits(arrays):
+    return {name: np.asarray(x).tobytes() for name, x in arrays.items()}
+
+
+def test_command_function_and_memory_agree(models, tmp_path, capsys):
+    command = ["grow", models / "a", tmp_path / "out", "--width", "2x", "--seed", "5", "--quiet"]
+    assert cli.main([*map(str, command), "--certify"]) == 0
+    shown = capsys.readouterr().out
+    assert "within rounding" in shown
+    grow_checkpoint(models / "a", tmp_path / "py", {"width": 2}, seed=5, certify=False)
+    want, made = networks.grow(tensors(0), CONFIG, {"width": 2}, "lemon", key=jax.random.key(5))
+    assert bits(load_checkpoint(tmp_path / "out")) == bits(want)
+    assert bits(load_checkpoint(tmp_path / "py")) == bits(want)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config == made.config
+    assert config["hidden_size"] == 32
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (
+        models / "tokenizer.json"
+    ).read_bytes()
+    about = json.loads((tmp_path / "out" / "growth.json").read_text())
+    assert about["exact"]
+    assert about["changes"]["hidden_size"] == [16, 32]
+    single, double = about["agreement"]
+    # the growth preserves the function: rounding of float32, and of bfloat16
+    assert single["dtype"] == "float32"
+    assert single["largest"] <= 10 * np.sqrt(jnp.finfo(jnp.float32).eps) * single["scale"]
+    assert double["dtype"] == "bfloat16"
+    assert double["preserved"]
+    assert 0 < double["mean"] <= double["largest"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "`lemon`, seed 5" in card
+    assert "hidden_size: 16 to 32" in card
+
+
+def test_target_from_a_file_and_depth(models, tmp_path):
+    whole = CONFIG | {"num_hidden_layers": 3, "hidden_size": 20, "head_dim": 4}
+    (tmp_path / "to.json").write_text(json.dumps(whole))
+    command = ["grow", models / "a", tmp_path / "out", "--to", tmp_path / "to.json", "--quiet"]
+    more = ["--depth-method", "llama_pro", "--no-certify", "--format", "npz"]
+    assert cli.main([*map(str, command), *more]) == 0
+    got = load_checkpoint(tmp_path / "out")
+    want, _ = networks.grow(
+        tensors(0), CONFIG, whole, "lemon", key=jax.random.key(0), depth_method="llama_pro"
+    )
+    assert bits(got) == bits(want)
+    assert got["model.layers.2.mlp.up_proj.weight"].shape == (24, 20)
+
+
+def test_plan_says_what_would_be_done_and_writes_nothing(models, tmp_path, capsys):
+    assert (
+        cli.main(
+            ["grow", str(models / "a"), "--to", "hidden_size=20", "--to", "head_dim=4", "--plan"]
+        )
+        == 0
+    )
+    shown = capsys.readouterr().out
+    assert "hidden_size: 16 to 20" in shown
+    assert "peak memory: at most" in shown
+    assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+import os, signal, sys
+from experiments import cli
+from sail_jax.checkpoint import writer
+done, left = writer.Writer.done, 7
+def mortal(self, name):
+    global left
+    done(self, name)
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+writer.Writer.done = mortal
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_killed_it_resumes_to_the_same_bytes(models, tmp_path, capsys):
+    command = ["grow", models / "a", tmp_path / "out", "--width", "2x", "--no-certify", "--quiet"]
+    argv = [*map(str, command), "--threads", "1"]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *argv], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (tmp_path / "out").exists()
+    assert "--resume" in refused(capsys, *argv)
+    other = [word if word != "2x" else "3x" for word in argv]
+    assert "another" in refused(capsys, *other, "--resume")
+    assert "another" in refused(capsys, *argv, "--resume", "--seed", "1")
+    assert cli.main([*argv, "--resume", "--max-memory", "1GB"]) == 0
+    want, _ = networks.grow(tensors(0), CONFIG, {"width": 2}, "lemon", key=jax.random.key(0))
+    assert bits(load_checkpoint(tmp_path / "out")) == bits(want)
+    assert not list(tmp_path.glob(".out*"))
+
+
+def refused(capsys, *argv):
+    capsys.readouterr()
+    code = cli.main(list(map(str, argv)))
+    captured = capsys.readouterr()
+    error = [line for line in captured.err.splitlines() if line.startswith("sail-jax: error: ")]
+    assert code in (1, 2), captured
+    assert len(error) == 1
+    return error[0]
+
+
+REFUSED = {
+    "no target": ([], "say what to grow to"),
+    "two targets": (["--width", "2x", "--to", "hidden_size=32"], "say what to grow to"),
+    "no factor": (["--width", "twice"], "expected a factor such as 2x, got 'twice'"),
+    "smaller": (["--to", "intermediate_size=12"], "growth was asked for"),
+    "typo in an entry": (["--to", "hiden_size=32"], "nearest: 'hidden_size'"),
+    "typo in a method": (["--width", "2x", "--method", "lemmon"], "lemon"),
+    "typo in a knob": (["--width", "2x", "--set", "snr=3"], "snr"),
+    "a knob without a value": (["--width", "2x", "--set", "snr"], "expected KEY=VALUE"),
+    "heads that do not divide": (["--to", "num_attention_heads=7"], "num_attention_heads"),
+    "no configuration": (["--to", "no/config.json"], "no/config.json"),
+    "no table": (["--width", "2x", "--spec", "no.yaml"], "no.yaml is missing"),
+    "memory": (["--width", "2x", "--max-memory", "10MB"], "--max-memory"),
+    "not exact": (["--width", "2x", "--method", "interpolate", "--lossless"], "lossless"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_are_one_line_and_leave_nothing(name, models, tmp_path, capsys):
+    options, words = REFUSED[name]
+    message = refused(capsys, "grow", models / "a", tmp_path / "out", *options)
+    assert words in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_refusals(models, tmp_path, capsys):
+    assert "name the output" in refused(capsys, "grow", models / "a", "--width", "2x")
+    assert "does not exist" in refused(capsys, "grow", tmp_path / "c", "out", "--width", "2x")
+    lacking = tensors(0)
+    del lacking["model.layers.1.mlp.up_proj.weight"]
+    save_checkpoint(tmp_path / "lacking", lacking)
+    told = ["--width", "2x", "--config", models / "config.json"]
+    message = refused(capsys, "grow", tmp_path / "lacking", tmp_path / "out", *told)
+    assert "up_proj" in message
+    message = refused(capsys, "grow", tmp_path / "lacking", tmp_path / "out", "--width", "2x")
+    assert "no config.json" in message
+    bad = tensors(0)
+    bad["model.norm.weight"][3] = np.nan
+    save_checkpoint(tmp_path / "bad", bad)
+    command = ["grow", tmp_path / "bad", tmp_path / "out", *told, "--no-certify", "--quiet"]
+    message = refused(capsys, *command)
+    assert "NaN or infinity in model.norm.weight" in message
+    assert not (tmp_path / "out").exists()
+    assert cli.main([*map(str, command), "--allow-nonfinite", "--resume"]) == 0
+
+
+def test_an_unknown_network_grows_by_a_table(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    net = {"fc1.weight": (8, 3), "fc1.bias": (8,), "fc2.weight": (2, 8)}
+    net = {name: rng.normal(size=shape).astype(np.float32) for name, shape in net.items()}
+    save_checkpoint(tmp_path / "net", net)
+    assert cli.main(["grow", str(tmp_path / "net"), "--draft"]) == 0
+    table = tmp_path / "table.yaml"
+    table.write_text(capsys.readouterr().out.replace("units8", "hidden"))
+    text = table.read_text() + '  "hidden": "relu"\n'
+    table.write_text(text)
+    command = ["grow", tmp_path / "net", tmp_path / "out", "--to", "hidden=12", "--spec", table]
+    assert cli.main([*map(str, command), "--quiet"]) == 0
+    new = load_checkpoint(tmp_path / "out")
+    assert new["fc1.weight"].shape == (12, 3)
+    x = rng.normal(size=(5, 3))
+    outputs = [
+        np.maximum(x @ p["fc1.weight"].T + p["fc1.bias"], 0) @ p["fc2.weight"].T.astype(float)
+        for p in (net, new)
+    ]
+    np.testing.assert_allclose(*outputs, rtol=0, atol=1e-5)  # some eps of sums of eight around 1
+    for wrong, words in {
+        text.replace("axes:", "axis:"): "nearest: 'axes'",
+        text.replace("hidden*", "hidden**"): "cannot read",
+        text.replace("fc1.bias", "fc1.bais"): "fc1.bais",
+        text.replace('"hidden": "relu"', '"hiden": "relu"'): "hiden",
+        text.replace('"relu"', '"rleu"'): "rleu",
+        # three units, and eight
+        text.replace("units3*", "hidden*").replace('  "units3": "outer"\n', ""): "'hidden' has",
+    }.items():
+        table.write_text(wrong)
+        message = refused(capsys, *command[:2], tmp_path / "x", *command[3:])
+        assert words in message, message
+        assert not (tmp_path / "x").exists()
+
+
+CHAIN = """
+merge_method: linear
+models:
+  - model: {models}/a
+    grow: {{to: {{width: 2}}, method: fpi, seed: 1}}
+    parameters: {{weight: 1}}
+  - model: {models}/b
+    grow: {{to: {{width: 2}}, method: fpi, seed: 2}}
+    align: {{to: {{model: {models}/a, grow: {{to: {{width: 2}}, method: fpi, seed: 1}}}}}}
+    parameters: {{weight: 1}}
+out_dtype: float32
+"""
+
+
+def test_a_recipe_grows_aligns_and_merges(models, tmp_path, capsys):
+    path = tmp_path / "chain.yaml"
+    path.write_text(CHAIN.format(models=models))
+    assert cli.main(["merge", str(path), "--plan"]) == 0
+    assert "grown by fpi" in capsys.readouterr().out
+    assert cli.main(["merge", str(path), str(tmp_path / "out"), "--quiet"]) == 0
+    for k, name in enumerate("ab"):
+        grow_checkpoint(
+            models / name, tmp_path / name, {"width": 2}, "fpi", seed=k + 1, certify=False
+        )
+    command = ["align", tmp_path / "a", tmp_path / "b", tmp_path / "c", "--no-certify", "--quiet"]
+    assert cli.main(list(map(str, command))) == 0
+    want = methods.linear(
+        [
+            {n: jnp.asarray(x, jnp.float32) for n, x in load_checkpoint(tmp_path / m).items()}
+            for m in "ac"
+        ]
+    )
+    got = load_checkpoint(tmp_path / "out")
+    for name, x in got.items():  # means of two in float32
+        np.testing.assert_allclose(x, want[name], rtol=2.0**-22, atol=0)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_size"] == 32
+    # aligned, they are nearer to each other than as they were grown
+    a, b, c = (load_checkpoint(tmp_path / m) for m in "abc")
+    apart = lambda x, y: sum(np.square(x[n].astype(float) - y[n].astype(float)).sum() for n in x)  # noqa: E731
+    assert apart(a, c) < apart(a, b)
+
+
+RECIPES = {
+    "typo beside model": ("{model: A, grwo: {to: {width: 2}}}", "nearest: 'grow'"),
+    "typo in grow": ("{model: A, grow: {to: {width: 2}, metod: fpi}}", "nearest: 'method'"),
+    "no target": ("{model: A, grow: {method: fpi}}", "needs 'to'"),
+    "no method": ("{model: A, grow: {to: {width: 2}, method: lemmon}}", "expected one of"),
+    "another method's knob": (
+        "{model: A, grow: {to: {width: 2}, method: fpi, snr_db: 3}}",
+        "snr_db",
+    ),
+    "typo in align": ("{model: A, align: {to: A, famly: signed}}", "nearest: 'family'"),
+    "smaller": ("{model: A, grow: {to: {hidden_size: 8}}}", "growth was asked for"),
+    "twice": ("{model: {model: A, grow: {to: {width: 2}}}, grow: {to: {width: 2}}}", "already"),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_read_strictly(name, models, tmp_path):
+    text, words = RECIPES[name]
+    recipe = f"merge_method: linear\nmodels:\n- {text}\nparameters: {{weight: 1}}\n"
+    with pytest.raises(ValueError, match=r"recipe:3:\d+: models\[0\]") as raised:
+        merge_recipe(recipe.replace(" A", f" {models}/a"), tmp_path / "out")
+    assert words in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_is_quick_and_lists_the_commands(capsys):
+    script = (
+        "import sys, experiments.cli; experiments.cli.main(['--help']); print('jax' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout
+    assert shown.splitlines()[-1] == "False"
+    for command in ("grow", "align", "inspect"):
+        assert f"\n  {command} " in shown
+        assert cli.main([command, "--help"]) == 0
+    assert cli.main(["grow", "--methods"]) == 0
+    assert "Net2Net" in capsys.readouterr().out
+    assert grow_command.entry("a=[1, 2]") == ("a", [1, 2])
+
+
+def test_a_tied_head_gets_its_own(models, tmp_path):
+    tied = {n: x for n, x in tensors(0).items() if n != "lm_head.weight"}
+    config = json.dumps(CONFIG | {"tie_word_embeddings": True}).encode()
+    save_checkpoint(tmp_path / "tied", tied, extras={"config.json": config})
+    done = grow_checkpoint(tmp_path / "tied", tmp_path / "out", {"width": 2}, certify=True)
+    with open_checkpoint(tmp_path / "out") as grown:
+        new = json.loads((tmp_path / "out" / "config.json").read_text())
+        assert ("lm_head.weight" in grown.tensors) == (not new["tie_word_embeddings"])
+    assert done.growth.report.exact == all(one.preserved for one in done.agreement)
+
+
+def test_a_fingerprint_covers_what_is_done_to_inputs(models):
+    text = "merge_method: passthrough\nmodels:\n"
+    text += "- {{model: {m}/a, grow: {{to: {{width: {w}}}, seed: {s}}}}}\n"
+    marks = []
+    for width, seed in ((2, 0), (2, 1), (3, 0), (2, 0)):
+        recipe = parse(text.format(m=models, w=width, s=seed))
+        with prepared(recipe) as ready:
+            marks.append(ready.fingerprint)
+            needed = max(x.needs for t in ready.plan.treatments for x in t.models)
+            assert ready.memory() > needed
+    assert marks[0] == marks[3]
+    assert len(set(marks)) == 3

@@ -1,0 +1,275 @@
+"""Growth on training: the step-0 law, who saves what by hand-made curves, and what is refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import growth_tasks as tasks
+from experiments import growth_training as gt
+from experiments import growth_ways as ways
+from experiments import store, style
+from experiments.data import text
+
+EPS = float(jnp.finfo(jnp.float32).eps)
+TINY = gt.Config.tiny()
+GPT = gt.Config(width=8, new_width=16, head_dim=4, context=8, layers=1, new_layers=1)
+DEPTH = dataclasses.replace(
+    gt.Config.depth(), width=8, new_width=8, head_dim=4, context=8, layers=2, new_layers=3
+)
+MLP, RESNET = gt.Config.digits_mlp(), gt.Config.digits_resnet()
+RESNET = dataclasses.replace(RESNET, width=4, new_width=8)
+
+
+@pytest.fixture(scope="module")
+def ran():
+    """The tiny run, interrupted and resumed, and how often each stage was computed."""
+    kept, computed = {}, []
+
+    def stage(name, compute):
+        if name not in kept:
+            if len(kept) == 4 and "stopped" not in kept:
+                kept["stopped"] = True
+                raise KeyboardInterrupt
+            computed.append(name)
+            kept[name] = store.direct(name, compute)
+        return kept[name]
+
+    with pytest.raises(KeyboardInterrupt):
+        gt.run(TINY, stage)
+    return gt.run(TINY, stage), computed
+
+
+def test_a_resumed_run_computes_no_stage_twice(ran):
+    dataset, computed = ran
+    assert len(set(computed)) == len(computed) == 2 + len(TINY.methods)
+    assert list(dataset["way"].values) == ["scratch", *TINY.methods]
+    assert np.isfinite(dataset["loss"]).all()
+
+
+_loss = jax.jit(lambda *args: tasks.evaluate(*args)[0], static_argnums=(0, 3))
+
+
+def _perturbed(config):
+    """Data, and the small network of a config with no leaf at its initial zeros or ones."""
+    (data,) = tasks.load(config.task, 0, 1, context=config.context, held_out=32)
+    net = tasks.network(config.network(large=False))
+    batch = tasks.draw(net, data, jax.random.key(0), 1)
+    variables = jax.jit(net.init)(jax.random.key(0), batch.inputs)
+    rng = np.random.default_rng(0)
+    noise = lambda x: x + 0.2 * rng.random(x.shape, np.float32)  # noqa: E731
+    return data, net, jax.tree.map(noise, variables)
+
+
+@pytest.mark.parametrize(
+    ("config", "method", "lossless"),
+    [
+        (GPT, "hypercloning", True),
+        (GPT, "msg", True),
+        (DEPTH, "llama_pro", True),
+        (DEPTH, "stack", False),
+        (MLP, "lemon", True),
+        (RESNET, "hypercloning", True),
+    ],
+)
+def test_lossless_growth_starts_at_the_loss_of_the_source(config, method, lossless):
+    data, net, variables = _perturbed(config)
+    state = tasks.ADAM.init(variables["params"])
+    sizes = config.network(large=False), config.network(large=True)
+    grown = ways.grow(method, variables, state, *sizes, jax.random.key(1), move=False)
+    assert grown.exact == lossless
+    seen, weights = grown.variables, None
+    if grown.masked is not None:
+        seen, weights = grown.masked.view(seen, 0.0)
+    source = _loss(net, variables, data.held_out)
+    large = tasks.network(sizes[1])
+    loss = _loss(large, seen, data.held_out, False, weights)
+    # float32 forward passes; what is not lossless is far from it
+    assert bool(abs(loss - source) < 10 * EPS**0.5) == lossless
+    assert jax.tree.map(jnp.shape, grown.variables) == jax.tree.map(
+        jnp.shape, ways.shapes(sizes[1])
+    )
+
+
+def test_lossless_growth_trains_from_the_loss_of_the_source(ran):
+    exact = ran[0].sel(way=["hypercloning", "msg"])
+    assert exact["exact"].all()
+    assert np.abs(exact["step0_excess"]).max() < 10 * EPS**0.5
+
+
+@pytest.mark.parametrize(("config", "way"), [(MLP, "sail"), (DEPTH, "ligo")])
+def test_learned_maps_lower_the_loss(config, way):
+    data, _, variables = _perturbed(config)
+    sizes = config.network(large=False), config.network(large=True)
+    losses = []
+    for steps in (1, 20):
+        how = ways.Learning(way, steps, 8, 1e-2)
+        grown = ways.learn(how, variables, *sizes, data, jax.random.key(1))
+        net = tasks.network(sizes[1])
+        losses.append(_loss(net, grown.variables, data.held_out))
+    assert losses[1] < losses[0]
+
+
+def test_growth_is_repeatable_and_the_seed_matters(ran):
+    config = dataclasses.replace(TINY, methods=("sail_random",))
+    again = gt.run(config)["loss"]
+    same = ran[0]["loss"].sel(way=again["way"])
+    np.testing.assert_array_equal(again, same)
+    other = gt.run(dataclasses.replace(config, seed=1))["loss"]
+    assert not np.allclose(other, again)
+
+
+def test_moved_moments_carry_training_on(ran):
+    """Moved and restarted states start at one loss, and differ after the first steps."""
+    moved = ran[0].sel(way="hypercloning")
+    assert bool(moved["moved"])
+    assert not bool(ran[0]["moved"].sel(way="sail_random"))
+    config = dataclasses.replace(TINY, methods=("hypercloning",), optimizer_state="restart")
+    restarted = gt.run(config).sel(way="hypercloning")
+    assert not bool(restarted["moved"])
+    np.testing.assert_array_equal(restarted["loss"][:, 0], moved["loss"][:, 0])
+    assert (restarted["loss"][:, 1] != moved["loss"][:, 1]).all()
+
+
+def test_scratch_saves_nothing_and_learning_is_counted(ran):
+    dataset, _ = ran
+    scratch = dataset.sel(way="scratch")
+    for name in ("saved", "compute_saved", "compute_saved_with_source"):
+        np.testing.assert_array_equal(scratch[name], 0)
+    assert int(dataset["learning_steps"].sel(way="ligo")) == TINY.learn_steps
+    assert (dataset["steps"].sel(way="ligo") >= TINY.learn_steps).all()
+    with_source = dataset["compute_saved_with_source"].drop_sel(way="scratch")
+    assert (with_source < dataset["compute_saved"].drop_sel(way="scratch")).all()
+
+
+@pytest.mark.parametrize(
+    ("loss", "level", "step"),
+    [
+        ([3, 2, 1], 1.5, 15),
+        ([3, 2, 1], 3, 0),
+        ([3, 2, 1], 5, 0),
+        ([3, 1, 2], 2, 5),
+        ([3, 2, 1], 1, 20),
+    ],
+)
+def test_first_below(loss, level, step):
+    assert gt.first_below(np.array(loss, float), level, 10) == step
+
+
+def test_steps_are_saved_at_the_lowest_loss_both_reach():
+    config = dataclasses.replace(TINY, methods=("pad", "msg", "ligo"), steps=20)
+    curves = {
+        "scratch": [4, 3, 2],
+        "pad": [3, 2.5, 2.5],  # never reaches 2; scratch reaches its 2.5 at 15
+        "msg": [2, 1, 1],
+        "ligo": [3, 2, 2],
+    }
+    found = {
+        m: {
+            "loss": np.tile(np.array(c, float), (3, 1)),
+            "exact": np.full(3, m == "msg"),
+            "moved": np.full(3, False),
+        }
+        for m, c in curves.items()
+    }
+    source = {"loss": np.full((3, 7), 2.0)}
+    dataset = gt._dataset(config, source, found)
+    saved = dict(zip(dataset["way"].values, dataset["saved"].values[:, 0], strict=True))
+    assert saved == {"scratch": 0, "pad": 5, "msg": 20, "ligo": 10 - TINY.learn_steps}
+    assert dataset["reached"].values[:, 0].tolist() == [True, False, True, True]
+    small, large = dataset["flops"].values
+    whole = 1 - TINY.source_steps * small / (20 * large)
+    np.testing.assert_allclose(dataset["compute_saved_with_source"].sel(way="msg"), whole)
+
+
+def test_flops_count_what_is_applied():
+    sizes = gt.Config().network(large=True)
+    net, shapes = tasks.network(sizes), ways.shapes(sizes)
+    n, block = 64, 12 * 64**2 + 13 * 64  # matrices, and biases and norms
+    want = 6 * 16 * 64 * (2 * block + 2 * n + n * text.VOCAB)
+    assert tasks.flops(net, shapes, 16) == want
+    sizes = RESNET.network(large=False)
+    net, shapes = tasks.network(sizes), ways.shapes(sizes)
+    fine = 9 * 4 + 2 * 9 * 16 + 3 * 8
+    coarse = 9 * 4 * 8 + 9 * 8 * 8 + 4 * 8 + 3 * 16
+    assert tasks.flops(net, shapes, 1) == 6 * (64 * fine + 16 * coarse + 8 * 10 + 10)
+
+
+def test_msg_ends_as_the_unmasked_network():
+    data, _, variables = _perturbed(GPT)
+    state = tasks.ADAM.init(variables["params"])
+    sizes = GPT.network(large=False), GPT.network(large=True)
+    grown = ways.grow("msg", variables, state, *sizes, jax.random.key(1), move=False)
+    assert grown.masked is not None
+    net = tasks.network(sizes[1])
+    whole = _loss(net, grown.variables, data.held_out)
+    for mask, same in ((0.5, False), (1.0, True)):
+        seen, weights = grown.masked.view(grown.variables, mask)
+        loss = _loss(net, seen, data.held_out, False, weights)
+        # two ways to sum a LayerNorm's statistics, relative
+        assert bool(abs(loss - whole) < 100 * EPS * whole) == same
+
+
+def test_text_is_printable_and_held_out_by_module():
+    found = text.load()
+    assert max(found.train.max(), found.held_out.max()) < text.VOCAB
+    assert 5 < len(found.train) / len(found.held_out) < 20
+    assert not np.array_equal(found.train[:99], found.held_out[:99])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("task", "mnist"),
+        ("seed", -1),
+        ("replicates", 2),
+        ("methods", ()),
+        ("methods", ("lemon", "lemon")),
+        ("methods", ("lemmon",)),
+        ("methods", ("stack",)),
+        ("width", 0),
+        ("new_width", 16),
+        ("new_width", 32),
+        ("new_layers", 1),
+        ("new_layers", 3),
+        ("head_dim", 3),
+        ("context", 1),
+        ("steps", 0),
+        ("steps", 499),
+        ("source_steps", 1),
+        ("every", 0),
+        ("held_out", 0),
+        ("batch", 0),
+        ("rate", 0.0),
+        ("rate", float("nan")),
+        ("learn_rate", float("inf")),
+        ("warmup", 0),
+        ("optimizer_state", "keep"),
+        ("learn_steps", 0),
+        ("ramp", 0),
+    ],
+)
+def test_bad_fields_are_one_line_that_names_them(field, value):
+    with pytest.raises(ValueError, match=field) as caught:
+        dataclasses.replace(gt.Config(), **{field: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_digits_leave_some_to_learn_from():
+    with pytest.raises(ValueError, match="held_out must be below 1797; got 1797"):
+        dataclasses.replace(gt.Config.digits_mlp(), held_out=1797)
+    with pytest.raises(ValueError, match=r"no way for digits_resnet .* 'ligo'"):
+        dataclasses.replace(gt.Config.digits_resnet(), methods=("ligo",))
+
+
+def test_figures_are_drawn_from_the_dataset(ran):
+    figures = gt.plot(ran[0])
+    assert list(figures) == ["loss", "saved", "step0"]
+    for figure in figures.values():
+        assert style.png(figure)[:4] == b"\x89PNG"
+    panels = [ax.get_title() for ax in figures["loss"].axes if ax.axison]
+    assert panels == [m.replace("_", " ") for m in TINY.methods]
+    rows = gt.table(ran[0])
+    assert {row[0] for row in rows[1:]} == {"scratch", *TINY.methods}

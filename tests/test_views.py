@@ -1,0 +1,258 @@
+"""Tensors computed when they are read: the same bits as in memory, in bounded memory."""
+
+import itertools
+import math
+import threading
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sail_jax import change_basis, growth, spec
+from sail_jax.checkpoint.executor import MergeError, execute, limits, memory
+from sail_jax.checkpoint.files import CheckpointError
+from sail_jax.checkpoint.open import Checkpoint
+from sail_jax.checkpoint.streaming import Work
+from sail_jax.checkpoint.tensors import Tensor
+from sail_jax.checkpoint.views import Computed, Programs, grown, rebased
+from sail_jax.growth import networks
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 20,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+
+
+def shapes(layers=2):
+    block = {
+        "input_layernorm": (16,),
+        "self_attn.q_proj": (16, 16),
+        "self_attn.k_proj": (8, 16),
+        "self_attn.v_proj": (8, 16),
+        "self_attn.o_proj": (16, 16),
+        "post_attention_layernorm": (16,),
+        "mlp.gate_proj": (24, 16),
+        "mlp.up_proj": (24, 16),
+        "mlp.down_proj": (16, 24),
+    }
+    found = {"model.embed_tokens.weight": (20, 16)}
+    for i in range(layers):
+        found |= {f"model.layers.{i}.{name}.weight": shape for name, shape in block.items()}
+    return found | {"model.norm.weight": (16,), "lm_head.weight": (20, 16)}
+
+
+def tensors(dtype=ml_dtypes.bfloat16, layers=2):
+    rng = np.random.default_rng(0)
+    return {
+        name: (rng.normal(size=shape) + (len(shape) == 1)).astype(dtype)
+        for name, shape in shapes(layers).items()
+    }
+
+
+class Stored:
+    """A tensor in memory that counts the entries read of it."""
+
+    def __init__(self, name, array):
+        self.name, self.array, self.source = name, array, f"memory/{name}"
+        self.dtype, self.shape, self.read_entries = array.dtype, array.shape, 0
+
+    def read(self, out, start=0):
+        self.read_entries += out.size
+        out[...] = self.array.reshape(-1)[start : start + out.size]
+
+
+def opened(arrays, tmp_path):
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.tensors = {name: Stored(name, x) for name, x in arrays.items()}
+    return checkpoint
+
+
+def pieces(tensor, count=3):
+    """All entries of a tensor, read in pieces of unequal length."""
+    out = np.empty(math.prod(tensor.shape), tensor.dtype)
+    cuts = [0, *(out.size * (k + 1) ** 2 // count**2 for k in range(count - 1)), out.size]
+    for start, stop in itertools.pairwise(cuts):
+        tensor.read(out[start:stop], start)
+    return out.reshape(tensor.shape)
+
+
+GROWTHS = {
+    "lemon, any size": ({"hidden_size": 20, "intermediate_size": 30, "head_dim": 4}, {}),
+    "fpi, deeper": ({"width": 2, "depth": 2}, {}),
+    "hypercloning": ({"width": 2}, {"snr_db": 20.0}),
+    "sail_random": ({"width": 2}, {}),
+    "aki": ({"width": 2}, {}),
+    "mix": ({"depth": 2}, {}),
+}
+
+
+@pytest.mark.parametrize("name", GROWTHS)
+def test_grown_tensors_have_the_bits_of_growth_in_memory(name, tmp_path):
+    to, knobs = GROWTHS[name]
+    method, arrays = name.split(",")[0], tensors()
+    made = networks.plan(arrays, CONFIG, to, method, key=jax.random.key(3), **knobs)
+    view = grown(opened(arrays, tmp_path), made)
+    assert list(view.tensors) == list(made.leaves)
+    # what draws compiles long: a matrix, a table and a gain
+    some = [f"model.layers.1.{x}.weight" for x in ("mlp.up_proj", "input_layernorm")]
+    some = view.tensors if method in ("lemon", "fpi") else [*some, "model.embed_tokens.weight"]
+    for path in some:
+        want, tensor = made.leaf(path, arrays), view.tensors[path]
+        assert isinstance(tensor, Tensor)
+        assert tensor.dtype == want.dtype == ml_dtypes.bfloat16
+        assert tensor.shape == want.shape
+        assert pieces(tensor).tobytes() == np.asarray(want).tobytes(), path
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+def test_every_dtype_stays(dtype, tmp_path):
+    arrays = tensors(dtype)
+    with jax.enable_x64(dtype == np.float64):
+        want, made = networks.grow(arrays, CONFIG, {"width": 2}, "lemon")
+    view = grown(opened(arrays, tmp_path), made)
+    for path, tensor in view.tensors.items():
+        assert tensor.dtype == dtype
+        assert pieces(tensor).tobytes() == np.asarray(want[path]).tobytes(), path
+
+
+def view_of(tmp_path, layers=2, **options):
+    arrays = tensors(layers=layers)
+    config = CONFIG | {"num_hidden_layers": layers}
+    made = networks.plan(arrays, config, {"width": 2}, "lemon", key=jax.random.key(0))
+    source = opened(arrays, tmp_path)
+    return source, grown(source, made, **options)
+
+
+def test_a_visit_forms_a_tensor_once_and_then_lets_it_go(tmp_path):
+    source, view = view_of(tmp_path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    stored, tensor = source.tensors[name], view.tensors[name]
+    for visit in (1, 2):
+        pieces(tensor, 7)
+        assert stored.read_entries == visit * stored.array.size
+        assert tensor._entries is None
+
+
+def test_threads_read_the_same(tmp_path):
+    _, view = view_of(tmp_path)
+    tensor = view.tensors["model.layers.0.mlp.down_proj.weight"]
+    want, found = pieces(tensor).tobytes(), []
+    workers = [
+        threading.Thread(target=lambda k=k: found.append(pieces(tensor, k).tobytes()))
+        for k in range(2, 8)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert found == [want] * 6
+
+
+def test_compilation_does_not_grow_with_the_layers(tmp_path):
+    counts = []
+    for layers in (2, 4):
+        _, view = view_of(tmp_path, layers)
+        for tensor in view.tensors.values():
+            assert tensor.needs > 0
+        counts.append(len(next(iter(view.tensors.values()))._programs._compiled))
+    assert counts[0] == counts[1] < len(shapes(2))
+
+
+def test_programs_with_folded_constants_are_told_apart():
+    """Text that does not show the constants inside of a jitted function is not trusted."""
+    programs, x = Programs(), jax.ShapeDtypeStruct((3,), np.float32)
+
+    def adding(c):
+        inner = jax.jit(lambda x: x + np.asarray(c, np.float32))
+        return lambda x: inner(x)
+
+    found = []
+    for c in ([1, 2, 3], [4, 5, 6]):
+        run, constants = programs(adding(c), [x])
+        found.append(np.asarray(run(constants, jnp.zeros(3))).tolist())
+    assert found == [[1, 2, 3], [4, 5, 6]]
+
+
+def copies(view):
+    return [Work(x.name, x.shape, x.dtype, (x,), None, None, None) for x in view.tensors.values()]
+
+
+def test_memory_counts_what_is_held_and_the_limit_is_kept(tmp_path):
+    _, view = view_of(tmp_path)
+    for tensor, work in zip(view.tensors.values(), copies(view), strict=True):
+        held = math.prod(tensor.shape) * 2 + sum(
+            part.array.nbytes for part in tensor._parts.values()
+        )
+        assert tensor.needs >= held
+        assert memory(work) >= tensor.needs
+        # no more than the parts, the outcome, and both in float32 beside them
+        assert tensor.needs <= 3 * held
+    with pytest.raises(MergeError, match=r"--max-memory: .* needs"):
+        limits(copies(view), 1 << 20)
+
+
+class Sink(dict):
+    finished = frozenset()
+
+    def write(self, name, array, start=0):
+        self.setdefault(name, {})[start] = array.copy()
+
+    def done(self, name):
+        pass
+
+
+def test_the_executor_needs_no_special_case(tmp_path):
+    _, view = view_of(tmp_path)
+    sink, works = Sink(), copies(view)
+    execute(works, sink, limits(works, None, 2))
+    for name, tensor in view.tensors.items():
+        assert sink[name][0].tobytes() == pieces(tensor).tobytes()
+
+
+def test_another_basis(tmp_path):
+    arrays = {"in": np.arange(12, dtype=np.float32).reshape(3, 4), "out": np.ones((4, 2), "f4")}
+    arrays["free"] = np.zeros(5, np.float32)
+    s = spec(
+        arrays, {"in": "x* h", "out": "h* y", "free": "_"}, spaces={"h": "relu", "{x,y}": "outer"}
+    )
+    maps = {"h": growth.permute([2, 0, 3, 1])}
+    source = opened(arrays, tmp_path)
+    view = rebased(source, s, maps)
+    assert view.tensors["free"] is source.tensors["free"]
+    for path, want in change_basis(arrays, s, maps).items():
+        assert pieces(view.tensors[path]).tobytes() == np.asarray(want).tobytes()
+    with pytest.raises(ValueError, match="no space 'hid'"):
+        rebased(source, s, {"hid": maps["h"]})
+
+
+def test_refusals_name_the_tensor(tmp_path):
+    source, view = view_of(tmp_path, allow_nonfinite=False)
+    tensor = view.tensors["lm_head.weight"]
+    for start in (-1, math.prod(tensor.shape) - 1):
+        with pytest.raises(ValueError, match=r"lm_head.weight of .*entries"):
+            tensor.read(np.empty(2, tensor.dtype), start)
+    source.tensors["lm_head.weight"].array[3, 4] = np.nan
+    with pytest.raises(CheckpointError, match=r"NaN or infinity in lm_head.weight"):
+        pieces(tensor)
+    made = networks.plan(tensors(), CONFIG, {"width": 2}, "lemon")
+    del source.tensors["model.norm.weight"]
+    with pytest.raises(CheckpointError, match=r"model.norm.weight'.* missing"):
+        grown(source, made)
+
+
+def test_marks_tell_growths_apart(tmp_path):
+    _, one = view_of(tmp_path, mark="one")
+    _, two = view_of(tmp_path, mark="two")
+    marks = {
+        x.mark for view in (one, two) for x in view.tensors.values() if isinstance(x, Computed)
+    }
+    assert marks == {"one", "two"}
