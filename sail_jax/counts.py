@@ -144,7 +144,7 @@ def _weights(delta: Array, weight: Array) -> Float[Array, "task"]:
 
 
 def _same_weights(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
-    return a[0] + b[0], b[1]
+    return a[0] + b[0], a[1]
 
 
 @jax.jit

@@ -147,7 +147,8 @@ def elect(by: ElectBy = "mass", tie: Tie = "abstain") -> Rule:
         return settle(jnp.asarray(ahead, jnp.float32) - behind)
 
     if tie == "majority":
-        return Fold(Partial(_signs(by)), by_majority, _add_signs)
+        add = lambda a, b: tuple(map(selection.add, a, b))  # noqa: E731
+        return Fold(Partial(_signs(by)), by_majority, add)
     return settle(1 if tie == "positive" else 0)
 
 
@@ -175,10 +176,6 @@ def _signs(by: ElectBy) -> Any:
         return selection.occurrences(mass > 0), selection.occurrences(mass < 0)
 
     return summary
-
-
-def _add_signs(a: Sequence[selection.Wide], b: Sequence[selection.Wide]) -> Any:
-    return tuple(map(selection.add, a, b))
 
 
 def drop(rate: PerModel, key: Array | None, *, rescale: bool = True) -> Leafwise:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree, UInt
 
 from sail_jax.checks import concrete
@@ -128,13 +129,18 @@ class Leafwise:
     local: Mapping[Piece, tuple] | None = None
     grain: Grain = "entry"
 
-    def at(self, piece: Piece) -> tuple:
-        """What is local to a piece."""
-        return () if self.local is None else self.local[piece]
+    def at(self, piece: Piece) -> Kernel:
+        """The kernel with what is local to a piece."""
+        if self.local is None:
+            return self.kernel
+        function, args = self.kernel, ()
+        if isinstance(function, Partial):
+            function, args = function.func, function.args
+        return Partial(function, *args, *self.local[piece])
 
     def __call__(self, vectors: TaskVectors) -> Any:
         treedef = jax.tree.structure(vectors.delta)
-        new = [self.kernel(*self.at((p, 0)), whole(p, d), d, w) for p, d, w in _votes(vectors)]
+        new = [self.at((p, 0))(whole(p, d), d, w) for p, d, w in _votes(vectors)]
         if not new or isinstance(new[0], tuple):
             return TaskVectors(*(treedef.unflatten(part[i] for part in new) for i in range(2)))
         return treedef.unflatten(new)
@@ -147,9 +153,8 @@ class Fold:
     summary: a kernel, `(place, delta, weight) ->` what a piece contributes, a pytree.
     then: `(sum, size) -> rule or count`, a `Leafwise` at last; size is how many entries a model
         has in all. Runs once, between two visits to the leaves.
-    add: an associative sum, entrywise by default, so that pieces may be visited one at a time, on
-        any device; a function that lives as long as the process, for which add(zeros, x) is x. None
-        keeps them apart: `then` gets them by `Piece`.
+    add: an associative and commutative sum, entrywise by default, so that pieces may be visited in
+        any order, on any device, one at a time. None keeps them apart: `then` gets them by `Piece`.
     visits: how often all leaves are visited before what it becomes is a `Leafwise`.
     A tree without leaves is left alone.
     """

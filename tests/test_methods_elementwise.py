@@ -287,7 +287,7 @@ def visit(stage, pieces, sizes):
         total = parts if stage.add is None else functools.reduce(stage.add, parts.values())
         return visit(stage.then(total, sum(sizes.values())), pieces, sizes)
     assert isinstance(stage, Leafwise)
-    out = {p: stage.kernel(*stage.at(p), *votes) for p, votes in pieces.items()}
+    out = {p: stage.at(p)(*votes) for p, votes in pieces.items()}
     return {p: (pieces[p][0], *o) if isinstance(o, tuple) else o for p, o in out.items()}
 
 

@@ -1,6 +1,5 @@
 """Slerp and its kin, Karcher, Model Stock: against NumPy on the vectors, and laws."""
 
-import functools
 import importlib.util
 import pathlib
 
@@ -271,9 +270,8 @@ def test_pieces_equal_the_whole(label):
         count_ = count_.then(total, 24)
     assert isinstance(count_, Leafwise)
     assert count_.grain != "leaf"
-    kernel = functools.partial(count_.kernel, *count_.at(("a", 0)))
     out = [
-        np.asarray(kernel(*p, weight_like(weight, p))).reshape(-1)[: int(p[0].size)]
+        np.asarray(count_.at(("a", 0))(*p, weight_like(weight, p))).reshape(-1)[: int(p[0].size)]
         for p in cut[count_.grain](delta)
     ]
     np.testing.assert_allclose(np.concatenate(out), want.reshape(-1), rtol=0, atol=100 * EPS)

@@ -17,7 +17,6 @@ import jax
 import numpy as np
 
 from sail_jax.checkpoint.streaming import (
-    BLOCKS,
     ENTRIES,
     Buffers,
     Leaf,
@@ -101,13 +100,11 @@ def memory(work: Work) -> int:
     entries = min(work.size, ENTRIES) if grain == "entry" else work.size
     if grain == "row" and len(work.shape) > 1:
         entries = min(work.size, max(ENTRIES, work.shape[-1]))
-    read = min(work.size, BLOCKS * ENTRIES) if grain == "entry" else entries
     widest = max(tensor.dtype.itemsize for tensor in work.inputs)
-    # what is computed to be read; inputs as read and the outcome; float32 votes and weights and
-    # what kernels hold beside them
+    # what is computed to be read; inputs as read; float32 votes and weights and what kernels hold
+    # beside them; the outcome
     needs = sum(getattr(tensor, "needs", 0) for tensor in work.inputs)
-    needs += read * (inputs * widest + 4)
-    return needs + entries * (3 * 4 * len(work.models) + 8)
+    return needs + entries * (inputs * widest + 3 * 4 * len(work.models) + 12)
 
 
 def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = None) -> Limits:

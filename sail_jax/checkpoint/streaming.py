@@ -52,8 +52,7 @@ __all__ = [
     "work",
 ]
 
-ENTRIES, FEW = 1 << 20, 1 << 14  # what fits caches; what is not worth that much
-BLOCKS = 4  # of entries that one call summarises: what Python does in between finds cold caches
+ENTRIES, FEW = 1 << 20, 1 << 14
 SPARE = 32 << 20  # bytes that a worker holds on to besides
 GRAINS: tuple[Grain, ...] = ("entry", "row", "leaf")
 
@@ -109,26 +108,12 @@ def work(
 
 
 class Piece(NamedTuple):
-    """A run of a leaf's entries, in so many blocks of ENTRIES if it is more than one. Kernels see
-    the shape of a block; what is beyond `count` is padding."""
-
     start: int
     count: int
     shape: Shape
-    blocks: int = 1
-
-    def parts(self) -> list["Piece"]:
-        """The blocks that are not all padding."""
-        if self.blocks == 1:
-            return [self]
-        return [
-            Piece(self.start + at, min(ENTRIES, self.count - at), self.shape)
-            for at in range(0, self.count, ENTRIES)
-        ]
 
 
-def pieces(shape: Shape, grain: Grain, blocks: int = 1) -> list[Piece]:
-    """A tensor cut by a grain; single entries in so many blocks at a time."""
+def pieces(shape: Shape, grain: Grain) -> list[Piece]:
     n = math.prod(shape)
     if grain == "leaf" or (grain == "row" and len(shape) < 2):
         return [Piece(0, n, shape)]
@@ -137,10 +122,11 @@ def pieces(shape: Shape, grain: Grain, blocks: int = 1) -> list[Piece]:
         step = min(rows, max(1, ENTRIES // max(1, columns))) or 1
         cut = (step * columns, (step, columns))
         return [Piece(s, min(cut[0], n - s), cut[1]) for s in range(0, n, max(1, cut[0]))]
-    if n <= FEW:
-        return [Piece(0, n, (FEW,))] * (n > 0)
-    most = blocks * ENTRIES
-    return [Piece(s, min(most, n - s), (ENTRIES,), blocks) for s in range(0, n, most)]
+    sizes = [min(ENTRIES, n - s) for s in range(0, n, ENTRIES)]
+    starts = range(0, n, ENTRIES)
+    return [
+        Piece(s, c, (FEW if c <= FEW else ENTRIES,)) for s, c in zip(starts, sizes, strict=True)
+    ]
 
 
 def _arithmetic(dtypes: set[np.dtype]) -> np.dtype:
@@ -187,21 +173,19 @@ class Visit:
         self.read: dict[Piece, int] = {}  # the slots of pieces that have been read
 
     def __call__(self, piece: Piece) -> tuple[np.ndarray | None, np.ndarray]:
-        """start `[block, *shape]`, stack `[block, model, *shape]`; what was read before stays valid
-        only if kept."""
+        """start, stack `[model, *piece]`; what was read before stays valid only if kept."""
         known = piece in self.read
         slot = self.read.setdefault(piece, len(self.read) if self.keeps else 0)
-        shape = (piece.blocks, len(self.work.models), *piece.shape)
-        stack = self.buffers.take(("stack", slot), shape, self.dtype)
+        m = len(self.work.models)
+        stack = self.buffers.take(("stack", slot), (m, *piece.shape), self.dtype)
         start = None
         if self.work.start is not None:
-            start = self.buffers.take(("start", slot), (shape[0], *shape[2:]), self.dtype)
+            start = self.buffers.take(("start", slot), piece.shape, self.dtype)
         if not known or not self.keeps:
-            models = stack.reshape(*shape[:2], -1)
-            for k, part in enumerate(piece.parts()):
-                into = [*models[k]] if start is None else [start[k : k + 1].reshape(-1), *models[k]]
-                for tensor, target in zip(self.work.inputs, into, strict=True):
-                    self._fill(tensor, target, part, check=not known)
+            flat = list(stack.reshape(m, -1))
+            flat = flat if start is None else [start.reshape(-1), *flat]
+            for tensor, target in zip(self.work.inputs, flat, strict=True):
+                self._fill(tensor, target, piece, check=not known)
         return start, stack
 
     def _fill(self, tensor: Tensor, target: np.ndarray, piece: Piece, check: bool) -> None:
@@ -230,38 +214,30 @@ class Leaf:
         name = np.uint32(zlib.crc32(self.work.name.encode()))
         return Place(name, np.uint32(piece.start), np.uint32(piece.count))
 
-    def local(self, piece: Piece) -> list[tuple]:
-        """What is local to a block, for each kernel."""
-        return [kernel.at((self.work.name, piece.start)) for kernel in self.known]
-
-    @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        return tuple(kernel.kernel for kernel in self.known)
+    def kernels(self, piece: Piece) -> tuple[Kernel, ...]:
+        return tuple(k.at((self.work.name, piece.start)) for k in self.known)
 
     def weights(self, dtype: np.dtype) -> np.ndarray:
         return self.work.weights.astype(np.float64 if dtype == np.float64 else np.float32)
 
     def fold(self, fold: Fold, visit: Visit) -> Any:
         """The sum of a fold over this leaf, or its summaries by piece."""
-        each: dict[tuple[str, int], Any] = {}
-        total = None
-        for piece in pieces(self.work.shape, self.grain(fold.grain), BLOCKS):
+        parts = {}
+        for piece in pieces(self.work.shape, self.grain(fold.grain)):
             start, stack = visit(piece)
-            parts = piece.parts()
-            padded = [*parts, *parts[-1:] * (piece.blocks - len(parts))]
-            local = jax.tree.map(_stacked, *map(self.local, padded))
-            found = _on_host(
+            part = _on_host(
                 _summarise(
-                    self.kernels, local, self.place(piece), *on_device(start, stack),
-                    self.weights(visit.dtype), fold.summary, fold.add, visit.dtype,
+                    self.kernels(piece), fold.summary, self.place(piece), *on_device(start, stack),
+                    self.weights(visit.dtype),
                 )
             )  # fmt: skip
-            if fold.add is not None:
-                total = found if total is None else fold.add(total, found)
-                continue
-            for k, part in enumerate(parts):
-                each[self.work.name, part.start] = jax.tree.map(lambda x, k=k: x[k], found)
-        return each if fold.add is None else total
+            key = (self.work.name, piece.start)
+            if fold.add is None or not parts:
+                parts[key] = part
+            else:
+                first = next(iter(parts))
+                parts[first] = fold.add(parts[first], part)
+        return parts if fold.add is None else next(iter(parts.values()), None)
 
     def outcome(
         self, visit: Visit, measure: bool
@@ -269,21 +245,14 @@ class Leaf:
         """(first entry, entries, measurements) of the merged tensor, piece by piece."""
         expression = self.work.expression
         scale = np.asarray(expression.scale if expression else 1, self.weights(visit.dtype).dtype)
-        for piece in pieces(self.work.shape, self.grain(), BLOCKS if visit.keeps else 1):
-            starts, stacks = visit(piece)
-            for k, part in enumerate(piece.parts()):
-                start = None if starts is None else starts[k]
-                out, seen = _outcome(
-                    self.kernels, self.local(part), self.place(part), *on_device(start, stacks[k]),
-                    self.weights(visit.dtype), scale, visit.dtype, self.work.dtype, measure,
-                )  # fmt: skip
-                flat = np.asarray(jax.block_until_ready(out)).reshape(-1)[: part.count]
-                yield part.start, flat, {k: np.asarray(v, float) for k, v in seen.items()}
-
-
-def _stacked(*blocks: Any) -> np.ndarray:
-    first = np.asarray(blocks[0])
-    return first[None] if len(blocks) == 1 else np.stack([first, *map(np.asarray, blocks[1:])])
+        for piece in pieces(self.work.shape, self.grain()):
+            start, stack = visit(piece)
+            out, seen = _outcome(
+                self.kernels(piece), self.place(piece), *on_device(start, stack),
+                self.weights(visit.dtype), scale, jnp.dtype(self.work.dtype), measure,
+            )  # fmt: skip
+            flat = np.asarray(jax.block_until_ready(out)).reshape(-1)[: piece.count]
+            yield piece.start, flat, {k: np.asarray(v, float) for k, v in seen.items()}
 
 
 def _on_host(tree: Any) -> Any:
@@ -292,96 +261,51 @@ def _on_host(tree: Any) -> Any:
 
 
 def on_device(start: np.ndarray | None, stack: np.ndarray) -> tuple[Array | None, Array]:
-    """Bits over the same memory, where that is the device's: to be read before it is reused. As
-    floats of 16 bits XLA would convert all of them before it cuts out a block."""
-
-    def put(x: np.ndarray) -> Array:
-        return jax.device_put(x.view(_bits(x.dtype)), may_alias=True)
-
+    """Arrays over the same memory, where that is the device's: to be read before it is reused."""
+    put = functools.partial(jax.device_put, may_alias=True)
     return None if start is None else put(start), put(stack)
 
 
-def _bits(dtype: Any) -> jnp.dtype:
-    return jnp.dtype(f"uint{8 * jnp.dtype(dtype).itemsize}")
-
-
-class _Block(NamedTuple):
-    """What kernels see at once."""
-
-    place: Place
-    start: Array | None
-    stack: Array
-
-
-def _floats(bits: Any, dtype: np.dtype) -> Any:
-    return jax.tree.map(lambda x: lax.bitcast_convert_type(x, dtype), bits)
-
-
 def _votes(
-    kernels: Sequence[Kernel], local: Sequence[tuple], block: _Block, weight: Array
+    kernels: Sequence[Kernel], place: Place, start: Array | None, stack: Array, weight: Array
 ) -> tuple[Array, Array]:
-    place, start, stack = block
     dtype = jnp.float64 if stack.dtype == jnp.float64 else jnp.float32
     delta = stack.astype(dtype)
     delta = delta if start is None else delta - start.astype(dtype)
     weight = weight.astype(dtype).reshape(-1, *(1,) * (stack.ndim - 1))
-    for kernel, mine in zip(kernels, local, strict=True):
-        delta, weight = kernel(*mine, place, delta, weight)
+    for kernel in kernels:
+        delta, weight = kernel(place, delta, weight)
     return delta, weight
 
 
-@functools.partial(jax.jit, static_argnames=("add", "dtype"))
+@jax.jit
 def _summarise(
-    kernels: Sequence[Kernel], locals: Sequence[tuple], place: Place, starts: Any, stacks: Array,
-    weight: Any, summary: Kernel, add: Callable[[Any, Any], Any] | None, dtype: np.dtype,
-) -> Any:  # fmt: skip
-    """What the blocks of a piece contribute in all; without `add`, each of them."""
-
-    def one(k: Array) -> Any:
-        cut = functools.partial(lax.dynamic_index_in_dim, index=k, keepdims=False)
-        local, start, stack = jax.tree.map(cut, (locals, starts, stacks))
-        first = k.astype(jnp.uint32) * ENTRIES
-        size = place.size if many == 1 else jnp.minimum(place.size - first, ENTRIES)
-        block = _Block(
-            Place(place.name, place.start + first, size), *_floats((start, stack), dtype)
-        )
-        return summary(block.place, *_votes(kernels, local, block, weight))
-
-    def put(k: Array, parts: Any) -> Any:
-        into = functools.partial(lax.dynamic_update_index_in_dim, index=k, axis=0)
-        return jax.tree.map(into, parts, one(k))
-
-    many = len(stacks)
-    if many == 1:
-        only = one(jnp.int32(0))
-        return only if add is not None else jax.tree.map(lambda x: x[None], only)
-    leading = (many,) if add is None else ()
-    like = jax.eval_shape(one, jnp.int32(0))
-    none = jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape), x.dtype), like)
-    filled = (jnp.asarray(place.size, jnp.int32) + ENTRIES - 1) // ENTRIES
-    step = put if add is None else lambda k, sums: add(sums, one(k))
-    return lax.fori_loop(0, filled, step, none)
+    kernels: Sequence[Kernel], summary: Kernel, place: Place, start: Any, stack: Array, weight: Any
+) -> Any:
+    return summary(place, *_votes(kernels, place, start, stack, weight))
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "out", "measure"))
+@functools.partial(jax.jit, static_argnames=("dtype", "measure"))
 def _outcome(
-    kernels: Sequence[Kernel], local: Sequence[tuple], place: Place, start: Any, stack: Array,
-    weight: Any, scale: Any, dtype: np.dtype, out: np.dtype, measure: bool,
+    kernels: Sequence[Kernel], place: Place, start: Any, stack: Array, weight: Any, scale: Any,
+    dtype: Any, measure: bool,
 ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
-    block = _Block(place, *_floats((start, stack), dtype))
-    delta, votes = _votes(kernels[:-1], local[:-1], block, weight)
+    delta, weight = _votes(kernels[:-1], place, start, stack, weight)
     if measure:  # two readers, computed once
-        delta, votes = lax.optimization_barrier((delta, votes))
-    change = scale * kernels[-1](*local[-1], place, delta, votes)
-    whole = change if block.start is None else block.start.astype(change.dtype) + change
-    return whole.astype(out), _measured(block, delta, votes, whole) if measure else {}
+        delta, weight = lax.optimization_barrier((delta, weight))
+    change = scale * kernels[-1](place, delta, weight)
+    out = change if start is None else start.astype(change.dtype) + change
+    seen = _measured(place, start, stack, delta, weight, out) if measure else {}
+    return out.astype(dtype), seen
 
 
-def _measured(block: _Block, delta: Array, weight: Array, out: Array) -> dict[str, Array]:
-    """Sums over a block, from which norms, cosines, conflicts and kept fractions follow."""
-    raw, _ = _votes((), (), block, jnp.ones(len(block.stack)))
-    change = out if block.start is None else out - block.start.astype(out.dtype)
-    inside = block.place.inside(out.shape)
+def _measured(
+    place: Place, start: Any, stack: Array, delta: Array, weight: Array, out: Array
+) -> dict[str, Array]:
+    """Sums over a piece, from which norms, cosines, conflicts and kept fractions follow."""
+    raw, _ = _votes((), place, start, stack, jnp.ones(len(stack)))
+    change = out if start is None else out - start.astype(out.dtype)
+    inside = place.inside(out.shape)
     inside = True if inside is None else inside
     count = functools.partial(jnp.sum, dtype=jnp.uint32)
     axes = range(1, raw.ndim)
