@@ -7,17 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.merge_command import Meter, natural, remember_kernels, size
+from experiments.arguments import add_copying, natural, seed
+from experiments.merge_command import Meter, remember_kernels
 from experiments.progress import say
 
 FAMILIES = ("permutation", "signed", "monomial", "orthogonal", "linear")
 MANY = 24  # rows of a table, from which on layers are taken together
-
-
-def seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**31:
-        raise ArgumentTypeError(f"expected an integer from 0 to 2^31 - 1, got '{text}'")
-    return int(text)
 
 
 def family(text: str) -> tuple[str, str]:
@@ -61,13 +56,7 @@ def add_arguments(parser: Any) -> None:
     add("--certify", dest="certify", action="store_true", default=None, help="compare outputs")
     add("--no-certify", dest="certify", action="store_false", help="default: if both are small")
     add("--resume", action="store_true", help="continue an interrupted copy")
-    add("--max-memory", metavar="SIZE", type=size, help="of the process, such as 2GB")
-    add("--threads", metavar="N", type=natural, help="default: one per core, at most 8")
-    add("--format", choices=("safetensors", "orbax", "npz", "msgpack"), help="of the output")
-    add("--shard-size", metavar="SIZE", type=size, default=5 * 10**9, help="default: 5GB")
-    add("--allow-nonfinite", action="store_true", help="copy NaN and infinities regardless")
-    add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
-    add("--quiet", action="store_true", help="no progress")
+    add_copying(parser)
 
 
 def run(args: Namespace) -> int:
@@ -111,11 +100,7 @@ def run(args: Namespace) -> int:
     if not lost:
         print(f"exact: all {len(aligned.report.spaces)} maps preserve what B computes")
     for one in done.agreement:
-        verdict = "within rounding" if one.preserved else "more than rounding"
-        print(
-            f"outputs of B in {one.dtype}: differ by at most {one.largest:.2g}, {one.mean:.2g} on "
-            f"average, of {one.scale:.2g}: {verdict} ({one.tolerance:.2g})"
-        )
+        print(f"B before and after, {one}")
     print(f"{done.out}: {len(aligned.spec.leaves)} tensors in {done.seconds:.1f} s")
     return 0
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from experiments import registry
+from experiments.arguments import seed
 from experiments.progress import reporting, say
 
 
@@ -52,16 +53,10 @@ def _unknown(word: str, options: Any) -> str:
     return f"unknown option '{word}'{registry.nearest(word.split('=')[0], options)}"
 
 
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**31:
-        raise argparse.ArgumentTypeError(f"expected an integer from 0 to 2^31 - 1, got '{text}'")
-    return int(text)
-
-
 def _quickstart(argv: Sequence[str]) -> int:
     parser = _Parser("quickstart")
     parser.add_argument("--out", metavar="DIR", default="quickstart", help="default: %(default)s")
-    parser.add_argument("--seed", metavar="N", type=_seed, default=0, help="default: %(default)s")
+    parser.add_argument("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="smaller grids, fewer draws")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted quickstart")
     args = parser.read(argv)
@@ -74,7 +69,7 @@ def _verify(argv: Sequence[str]) -> int:
     parser = _Parser("verify")
     parser.add_argument("--claims", metavar="GLOB", default="*", help="which; default: all")
     parser.add_argument("--json", metavar="FILE", help="also write the ledger there")
-    parser.add_argument("--seed", metavar="N", type=_seed, default=0, help="default: %(default)s")
+    parser.add_argument("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="smaller simulations")
     args = parser.read(argv)
     from experiments import ledger, store

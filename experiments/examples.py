@@ -193,7 +193,7 @@ def save(folder: Path, tensors: Tensors) -> None:
     config = {
         "model_type": "mlp",
         "architectures": ["MLP"],
-        "num_hidden_layers": depth,
+        "inputs": len(tensors["layers.0.kernel"]),
         "widths": [tensors[f"layers.{i}.bias"].size for i in range(depth)],
         "torch_dtype": "float32",
     }

@@ -5,7 +5,8 @@ from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
-from experiments.merge_command import Meter, natural, remember_kernels, size
+from experiments.arguments import add_copying, seed
+from experiments.merge_command import Meter, remember_kernels
 from experiments.progress import say
 
 
@@ -41,12 +42,6 @@ def entry(text: str) -> tuple[str, Any]:
         raise ArgumentTypeError(f"{key}: cannot read the value '{value}'") from error
 
 
-def seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**31:
-        raise ArgumentTypeError(f"expected an integer from 0 to 2^31 - 1, got '{text}'")
-    return int(text)
-
-
 def add_arguments(parser: Any) -> None:
     add = parser.add_argument
     add("checkpoint", metavar="CKPT", nargs="?", type=Path, help="a folder, or a file of tensors")
@@ -67,13 +62,7 @@ def add_arguments(parser: Any) -> None:
     add("--certify", dest="certify", action="store_true", default=None, help="compare outputs")
     add("--no-certify", dest="certify", action="store_false", help="default: if both are small")
     add("--resume", action="store_true", help="continue an interrupted growth")
-    add("--max-memory", metavar="SIZE", type=size, help="of the process, such as 2GB")
-    add("--threads", metavar="N", type=natural, help="default: one per core, at most 8")
-    add("--format", choices=("safetensors", "orbax", "npz", "msgpack"), help="of the output")
-    add("--shard-size", metavar="SIZE", type=size, default=5 * 10**9, help="default: 5GB")
-    add("--allow-nonfinite", action="store_true", help="grow NaN and infinities regardless")
-    add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
-    add("--quiet", action="store_true", help="no progress")
+    add_copying(parser)
 
 
 def run(args: Namespace) -> int:
@@ -121,11 +110,7 @@ def run(args: Namespace) -> int:
         say(f"note: {note}")
     print(done.growth.report)
     for one in done.agreement:
-        verdict = "within rounding" if one.preserved else "more than rounding"
-        print(
-            f"outputs in {one.dtype}: differ by at most {one.largest:.2g}, {one.mean:.2g} on "
-            f"average, of {one.scale:.2g}: {verdict} ({one.tolerance:.2g})"
-        )
+        print(one)
     tensors = len(done.growth.leaves)
     print(f"{done.out}: {tensors} tensors in {time.monotonic() - began:.1f} s")
     return 0

@@ -48,7 +48,7 @@ def run(args: Namespace) -> int:
         else:
             from experiments import inspect_figure, style
 
-            title = f"{record['architecture']}: {record['parameters'] / 1e6:,.1f} M parameters"
+            title = f"{record['architecture']}: {parameters(record)}"
             figure = inspect_figure.draw(found, spec, title)
             with disk.explained("write to", args.out):
                 args.out.mkdir(parents=True, exist_ok=True)
@@ -175,11 +175,16 @@ def _line(error: Exception) -> str:
     return lines[0] + more
 
 
+def parameters(record: Mapping[str, Any]) -> str:
+    n = record["parameters"]
+    return f"{n:,} parameters" if n < 10**6 else f"{n / 1e6:,.1f} M parameters"
+
+
 def render(record: Mapping[str, Any], layout: Any = None) -> str:
     """The record as text: totals, tensors, spaces, open questions; by a layout, layers once."""
     from sail_jax.spaces import table
 
-    size = f"{record['parameters'] / 1e6:,.2f} M parameters, {record['bytes'] / 1e6:,.1f} MB"
+    size = f"{parameters(record)}, {record['bytes'] / 1e6:,.1f} MB"
     lines = [
         f"{record['checkpoint']}: {record['architecture']}",
         f"{len(record['tensors'])} tensors, {size}, {', '.join(record['dtypes'])}",

@@ -3,35 +3,16 @@
 import hashlib
 import os
 import platform
-import re
 import sys
 import time
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from experiments.arguments import add_copying
 from experiments.progress import say
 
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 LARGEST_RECIPE = 1 << 20  # bytes
-
-
-def size(text: str) -> int:
-    """Bytes from a text like 500M, 1.5GB or 2GiB.
-
-    >>> size("1.5GB"), size("2 GiB"), size("4096")
-    (1500000000, 2147483648, 4096)
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
-    if found is None or float(found[1]) <= 0:
-        raise ArgumentTypeError(f"expected a size such as 500MB or 2GiB, got '{text}'")
-    return int(float(found[1]) * UNITS[found[2]])
-
-
-def natural(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"expected a whole number from 1, got '{text}'")
-    return int(text)
 
 
 def add_arguments(parser: Any) -> None:
@@ -42,13 +23,7 @@ def add_arguments(parser: Any) -> None:
     add("--full", action="store_true", help="with --plan: a line for every tensor")
     add("--resume", action="store_true", help="continue an interrupted merge")
     add("--report", metavar="DIR", type=Path, help="measure, and write report.json, report.html")
-    add("--max-memory", metavar="SIZE", type=size, help="of the process, such as 2GB")
-    add("--threads", metavar="N", type=natural, help="default: one per core, at most 8")
-    add("--format", choices=("safetensors", "orbax", "npz", "msgpack"), help="of the output")
-    add("--shard-size", metavar="SIZE", type=size, default=5 * 10**9, help="default: 5GB")
-    add("--allow-nonfinite", action="store_true", help="merge NaN and infinities regardless")
-    add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
-    add("--quiet", action="store_true", help="no progress")
+    add_copying(parser)
 
 
 def read_recipe(path: Path) -> Any:

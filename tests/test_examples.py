@@ -73,7 +73,7 @@ def test_the_folder_stands_beside_its_configuration(made):
     folder, _ = made
     config = json.loads((folder / "base" / "config.json").read_text())
     assert config["widths"] == list(examples.WIDTHS)
-    assert config["num_hidden_layers"] == len(examples.WIDTHS)
+    assert config["inputs"] == examples.INPUTS
 
 
 @pytest.fixture

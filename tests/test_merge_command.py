@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from experiments import cli, merge_command
+from experiments import cli
 from sail_jax import methods
 from sail_jax.checkpoint import load_checkpoint, merge_checkpoints, save_checkpoint
 
@@ -249,8 +249,8 @@ def test_nan_is_named_and_allowed_on_request(models, tmp_path, capsys):
 
 
 def test_sizes():
-    assert merge_command.size("2GB") == 2 * 10**9
-    assert merge_command.size("512MiB") == 512 << 20
+    assert arguments.size("2GB") == 2 * 10**9
+    assert arguments.size("512MiB") == 512 << 20
     for text in ("", "-1GB", "1 parsec", "0"):
         with pytest.raises(Exception, match="expected a size"):
-            merge_command.size(text)
+            arguments.size(text)

@@ -35,6 +35,7 @@ _MODEL_TYPES = {
         "t5": ("t5", text.t5, forward.t5),
         "vit": ("vit", vision.vit, forward.vit),
         "clip": ("clip", vision.clip, forward.clip),
+        "mlp": ("mlp", flax.mlp, forward.mlp),
         "flax_mlp": ("flax_mlp", flax.flax_mlp),
         "flax_resnet": ("flax_resnet", flax.flax_resnet),
         "flax_gpt": ("flax_gpt", flax.flax_gpt),

@@ -5,20 +5,30 @@ Kernels are [..., in, out]; a tree may start at its collections ("params/...") o
 
 from sail_jax.architectures.table import Config, Rules, pairs, setting
 
-__all__ = ["flax_gpt", "flax_mlp", "flax_resnet", "flax_vit"]
+__all__ = ["flax_gpt", "flax_mlp", "flax_resnet", "flax_vit", "mlp"]
 
 
 def flax_mlp(config: Config) -> Rules:
     """Layers `hidden_0, hidden_1, ..., out` of ReLU units; `config` has their `widths`."""
+    return _mlp(config, "**hidden_#/", "**out/")
+
+
+def mlp(config: Config) -> Rules:
+    """The same in a flat checkpoint: `layers.0.kernel, layers.0.bias, ..., out.kernel`."""
+    return _mlp(config, "layers.#.", "out.")
+
+
+def _mlp(config: Config, layer: str, last: str) -> Rules:
     n = len(setting(config, "widths"))
     reads = ["inputs", *(f"hidden.{k}" for k in range(n))]
-    table = {f"**hidden_{k}/kernel": f"{reads[k]}* hidden.{k}" for k in range(n)}
+    table = {f"{layer}kernel".replace("#", str(k)): f"{reads[k]}* hidden.{k}" for k in range(n)}
     if n:
-        table["**hidden_{k}/bias"] = "hidden.{k}"
-    table |= {"**out/kernel": f"{reads[n]}* outputs", "**out/bias": "outputs"}
+        table[f"{layer}bias".replace("#", "{k}")] = "hidden.{k}"
+    table |= {f"{last}kernel": f"{reads[n]}* outputs", f"{last}bias": "outputs"}
     settings = tuple((f"widths.{k}", f"hidden.{k}") for k in range(n))
     spaces = {"inputs": "outer", "outputs": "outer", "hidden.{k}": "relu"}
-    return Rules(*_with(table, spaces), settings=settings, layers={"widths": "**hidden_{i}/"})
+    layers = {"widths": layer.replace("#", "{i}")}
+    return Rules(*_with(table, spaces), settings=settings, layers=layers)
 
 
 def flax_resnet(config: Config) -> Rules:

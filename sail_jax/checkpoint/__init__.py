@@ -2,9 +2,11 @@
 
 `open_checkpoint` and `save_checkpoint` know the formats, `recipes` the YAML, `plan` what happens to
 every tensor, `executor` how, and `merge_checkpoints` puts them together. `views` are checkpoints
-whose tensors are computed when read: grown (`grow_checkpoint`), or in another basis.
+whose tensors are computed when read: grown (`grow_checkpoint`), or in another basis
+(`align_checkpoints`).
 """
 
+from sail_jax.checkpoint.aligning import align_checkpoints
 from sail_jax.checkpoint.files import CheckpointError
 from sail_jax.checkpoint.growing import grow_checkpoint
 from sail_jax.checkpoint.merging import merge_checkpoints, merge_recipe
@@ -16,6 +18,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Tensor",
+    "align_checkpoints",
     "create",
     "grow_checkpoint",
     "load_checkpoint",

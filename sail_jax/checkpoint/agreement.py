@@ -1,18 +1,24 @@
 """How far two networks agree: their outputs on probe inputs, for checkpoints that were changed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from sail_jax import architectures
 from sail_jax.certificate import certificate
+from sail_jax.checkpoint.files import CheckpointError
+from sail_jax.checkpoint.tensors import Tensor, Tensors
 
-__all__ = ["Agreement", "agreement", "probes"]
+__all__ = ["Agreement", "agreement", "certified", "probes", "wanted"]
+
+FITS = 1 << 30  # bytes in float32 of both networks, up to which they are compared unasked
 
 
 class Agreement(NamedTuple):
-    """How far the outputs of the grown network are from those of the one before, on probe inputs:
+    """How far the outputs of the changed network are from those of the one before, on probe inputs:
     max and mean |new - old|, max |old|, and the tolerance of `sail_jax.certificate`."""
 
     dtype: str
@@ -21,6 +27,64 @@ class Agreement(NamedTuple):
     scale: float
     tolerance: float
     preserved: bool
+
+    def __str__(self) -> str:
+        verdict = "within rounding" if self.preserved else "more than rounding"
+        return (
+            f"outputs in {self.dtype}: differ by at most {self.largest:.2g}, {self.mean:.2g} on "
+            f"average, of {self.scale:.2g}: {verdict} ({self.tolerance:.2g})"
+        )
+
+
+Renew = Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Any]]]
+
+
+def wanted(
+    certify: bool | None, entries: int, path: Any, run: Callable[[], tuple[Agreement, ...]]
+) -> tuple[Agreement, ...]:
+    """run() if it is asked for, or, where nothing is said, if so many entries fit.
+
+    Raises CheckpointError if it is asked for and nothing can be run.
+    """
+    found = run() if certify or (certify is None and 4 * entries <= FITS) else ()
+    if certify and not found:
+        raise CheckpointError(
+            f"{path}: no certificate, as no forward pass of this architecture is known; "
+            "leave out --certify"
+        )
+    return found
+
+
+def certified(tensors: Tensors, config: Mapping[str, Any], renew: Renew) -> tuple[Agreement, ...]:
+    """A network before and after a change, run on probe inputs: in float32 and in its own dtype.
+
+    renew: the changed tensors of arrays by name, and their configuration. Empty where no forward
+    pass is known. Both networks are in memory, in float32.
+    """
+    try:
+        family = architectures.of(config)
+    except ValueError:
+        return ()
+    if family.logits is None:
+        return ()
+    old = {name: _whole(x) for name, x in tensors.items()}
+    dtypes = {x.dtype for x in old.values() if jnp.issubdtype(x.dtype, jnp.floating)}
+    own = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float32"))
+    inputs = probes(family.name, config)
+    found = []
+    for dtype in dict.fromkeys([jnp.dtype("float32"), own]):
+        cast = {
+            name: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+            for name, x in old.items()
+        }
+        found.append(agreement(family.logits, cast, config, *renew(cast), inputs, dtype))
+    return tuple(found)
+
+
+def _whole(tensor: Tensor) -> jax.Array:
+    flat = np.empty(int(np.prod(tensor.shape)), tensor.dtype)
+    tensor.read(flat)
+    return jnp.asarray(flat.reshape(tensor.shape))
 
 
 def agreement(
@@ -43,7 +107,7 @@ def agreement(
 
 
 def probes(family: str, config: Mapping[str, Any]) -> Any:
-    """Random inputs: two sequences of sixteen tokens, or two images."""
+    """Random inputs: two sequences of sixteen tokens, two images or two vectors."""
     rng = np.random.default_rng(0)
 
     def tokens(config: Mapping[str, Any]) -> np.ndarray:
@@ -56,6 +120,8 @@ def probes(family: str, config: Mapping[str, Any]) -> Any:
         shape = (2, config.get("num_channels", 3), side, side)
         return rng.standard_normal(shape, np.float32)
 
+    if family == "mlp":
+        return rng.standard_normal((2, config["inputs"]), np.float32)
     if family == "vit":
         return images(config)
     if family == "clip":

@@ -21,7 +21,7 @@ from sail_jax.align.problem import recurrent
 from sail_jax.architectures import Rules
 from sail_jax.certificate import Report
 from sail_jax.change_basis import unfuse, unfused
-from sail_jax.checkpoint.agreement import Agreement, agreement, probes
+from sail_jax.checkpoint.agreement import Agreement, certified, wanted
 from sail_jax.checkpoint.executor import CONSTANT, Limits, MergeError, Progress, limits
 from sail_jax.checkpoint.files import CheckpointError
 from sail_jax.checkpoint.inputs import carried, config_of
@@ -44,13 +44,11 @@ __all__ = [
     "align_checkpoints",
     "align_maps",
     "aligned_view",
-    "certified",
     "matchable",
     "spec_of",
 ]
 
 Path_ = str | PathLike[str]
-FITS = 1 << 30  # bytes in float32 of both networks, up to which they are compared unasked
 FAMILIES = {
     "permutation": Family.PERMUTATION,
     "signed": Family.SIGNED_PERMUTATION,
@@ -354,32 +352,6 @@ def aligned_view(other: Checkpoint, aligned: Aligned, *, mark: str = "") -> View
     return rebased(other, aligned.spec, aligned.maps, within=aligned.within, mark=mark)
 
 
-def certified(
-    other: Checkpoint, aligned: Aligned, config: Mapping[str, Any]
-) -> tuple[Agreement, ...]:
-    """How far the outputs of the re-expressed network are from those before, on probe inputs, in
-    float32 and in the checkpoint's dtype. Empty where no forward pass is known."""
-    try:
-        known = architectures.of(config)
-    except ValueError:
-        return ()
-    if known.logits is None:
-        return ()
-    old = {name: jnp.asarray(np.asarray(_Unread(x))) for name, x in other.tensors.items()}
-    dtypes = {x.dtype for x in old.values() if jnp.issubdtype(x.dtype, jnp.floating)}
-    own = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float32"))
-    found = []
-    for dtype in dict.fromkeys([jnp.dtype("float32"), own]):
-        cast = {
-            name: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
-            for name, x in old.items()
-        }
-        new = change_blocks(cast, aligned.spec, aligned.maps, aligned.within)
-        inputs = probes(known.name, config)
-        found.append(agreement(known.logits, cast, config, new, config, inputs, dtype))
-    return tuple(found)
-
-
 def align_checkpoints(
     a: Path_,
     b: Path_,
@@ -412,21 +384,18 @@ def align_checkpoints(
         open_checkpoint(Path(b), allow_pickle=allow_pickle) as other,
     ):
         aligned = align_maps(reference, other, config, max_memory=max_memory, **options)
-        own = config or config_of(other.extras)
-        agreed: tuple[Agreement, ...] = ()
-        entries = sum(math.prod(x.shape) for x in other.tensors.values())
-        if certify or (certify is None and own and 8 * entries <= FITS):
-            agreed = certified(other, aligned, own or {})
-        if certify and not agreed:
-            raise CheckpointError(
-                f"{b}: no certificate, as no forward pass of this architecture is known; "
-                "leave out --certify"
-            )
+        own = config or config_of(other.extras) or {}
+
+        def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+            return change_blocks(dict(arrays), aligned.spec, aligned.maps, aligned.within), own
+
+        entries = 2 * sum(math.prod(x.shape) for x in other.tensors.values())
+        agreed = wanted(certify, entries, b, lambda: certified(other.tensors, own, renew))
         if out is not None:
             maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(aligned.maps)]
             mark = hashlib.sha256(repr([files(Path(a)), files(Path(b)), maps]).encode()).hexdigest()
             view = aligned_view(other, aligned, mark=mark)
-            works = tuple(map(_copied, view.tensors.values()))
+            works = view.works()
             about = _about(a, b, aligned, agreed)
             carried_out(
                 works, Path(out), _limits(works, max_memory, threads), mark,
@@ -448,10 +417,6 @@ def _limits(works: Sequence[Work], max_memory: int | None, threads: int | None) 
         return limits(works, max_memory - max(0, resident - CONSTANT), threads)
     except MergeError:  # one tensor at a time, in memory that was used before
         return limits(works, max_memory, 1)._replace(hold=0)
-
-
-def _copied(tensor: Tensor) -> Work:
-    return Work(tensor.name, tensor.shape, tensor.dtype, (tensor,), None, None, None)  # type: ignore
 
 
 def _about(a: Path_, b: Path_, aligned: Aligned, agreed: Sequence[Agreement]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
@@ -10,39 +11,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from sail_jax import architectures
 from sail_jax.architectures import Rules
 from sail_jax.checkpoint import cards
-from sail_jax.checkpoint.agreement import Agreement, agreement, probes
+from sail_jax.checkpoint.agreement import Agreement, certified, wanted
 from sail_jax.checkpoint.executor import Limits, Progress, limits, peak
 from sail_jax.checkpoint.files import CheckpointError, strict_json
 from sail_jax.checkpoint.inputs import carried, config_of
 from sail_jax.checkpoint.merging import carried_out, files, summary
 from sail_jax.checkpoint.open import Checkpoint, open_checkpoint
 from sail_jax.checkpoint.streaming import Work
-from sail_jax.checkpoint.tensors import Tensor
 from sail_jax.checkpoint.views import View, grown
 from sail_jax.checkpoint.writer import Format
 from sail_jax.growth import networks
 
 __all__ = [
-    "Agreement",
     "Growing",
     "Grown",
-    "agreement",
-    "certified",
     "grow_checkpoint",
     "growing",
     "growth_view",
-    "probes",
     "read_target",
 ]
 
 Path_ = str | PathLike[str]
-FITS = 1 << 30  # bytes in float32 of both networks, up to which they are compared unasked
 _MAX_CONFIG = 4 << 20
 
 
@@ -145,7 +138,7 @@ def growing(
     """Opens a checkpoint and plans its growth; no tensor is read. options: of `growth_view`."""
     with open_checkpoint(Path(path), allow_pickle=allow_pickle) as checkpoint:
         view, made = growth_view(checkpoint, to, method, **options)
-        works = tuple(map(_copied, view.tensors.values()))
+        works = view.works()
         config = options.get("config")
         before = config_of(checkpoint.extras) if config is None else read_target(config)
         about = {
@@ -172,10 +165,6 @@ def growing(
 
 
 _OPTIONS = {"seed", "config", "rules", "allow_nonfinite"}
-
-
-def _copied(tensor: Tensor) -> Work:
-    return Work(tensor.name, tensor.shape, tensor.dtype, (tensor,), None, None, None)  # type: ignore
 
 
 def grow_checkpoint(
@@ -217,18 +206,16 @@ def grow_checkpoint(
     ) as ready:  # fmt: skip
         if before is not None:
             before(ready)
-        agreed: tuple[Agreement, ...] = ()
-        if certify or (certify is None and _fits(ready.view)):
-            again = lambda shapes: networks.plan(  # noqa: E731
-                shapes, _own(ready.view, config), read_target(to), method,
-                key=jax.random.key(seed), rules=rules, **knobs,
-            )  # fmt: skip
-            agreed = certified(ready.view, _own(ready.view, config), again)
-            if certify and not agreed:
-                raise CheckpointError(
-                    f"{path}: no certificate, as no forward pass of this architecture is known; "
-                    "leave out --certify"
-                )
+        view, own = ready.view, _own(ready.view, config)
+
+        def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+            key, goal = jax.random.key(seed), read_target(to)
+            new, made = networks.grow(arrays, own, goal, method, key=key, rules=rules, **knobs)
+            return new, made.config
+
+        both = (*view.base.tensors.values(), *view.tensors.values())
+        entries = sum(math.prod(x.shape) for x in both)
+        agreed = wanted(certify, entries, path, lambda: certified(view.base.tensors, own, renew))
         about = {**ready.about, "agreement": [one._asdict() for one in agreed]}
         carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint,
@@ -248,47 +235,3 @@ def _extras(view: View, about: Mapping[str, Any], name: str) -> dict[str, bytes 
 
 def _own(view: View, config: Any) -> Mapping[str, Any]:
     return config_of(view.base.extras) if config is None else read_target(config)
-
-
-def _fits(view: View) -> bool:
-    tensors = [*view.tensors.values(), *view.base.tensors.values()]
-    return 4 * sum(int(np.prod(x.shape)) for x in tensors) <= FITS
-
-
-# --- certificates
-
-
-def certified(
-    view: View, config: Mapping[str, Any], plan: Callable[[Mapping[str, Any]], networks.Growth]
-) -> tuple[Agreement, ...]:
-    """The networks before and after, run on probe inputs: in float32 and in their own dtype.
-
-    plan: the growth for shapes of either dtype. Empty where no forward pass is known. Both
-    networks are in memory, in float32.
-    """
-    try:
-        family = architectures.of(config)
-    except ValueError:
-        return ()
-    if family.logits is None:
-        return ()
-    old = {name: _whole(x) for name, x in view.base.tensors.items()}
-    dtypes = {x.dtype for x in old.values() if jnp.issubdtype(x.dtype, jnp.floating)}
-    own = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float32"))
-    inputs = probes(family.name, config)
-    found = []
-    for dtype in dict.fromkeys([jnp.dtype("float32"), own]):
-        cast = {
-            name: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
-            for name, x in old.items()
-        }
-        made = plan({name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in cast.items()})
-        new = {p: made.leaf(p, {n: cast[n] for n in made.needs(p)}) for p in made.leaves}
-        found.append(agreement(family.logits, cast, config, new, made.config, inputs, dtype))
-    return tuple(found)
-
-
-def _whole(tensor: Tensor) -> jax.Array:
-    flat = np.empty(int(np.prod(tensor.shape)), tensor.dtype)
-    tensor.read(flat)
-    return jnp.asarray(flat.reshape(tensor.shape))

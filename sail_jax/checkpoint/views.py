@@ -20,7 +20,7 @@ from jaxtyping import Array
 from sail_jax.align.blocks import change_blocks
 from sail_jax.checkpoint.files import CheckpointError
 from sail_jax.checkpoint.open import Checkpoint
-from sail_jax.checkpoint.streaming import finite
+from sail_jax.checkpoint.streaming import Work, finite
 from sail_jax.checkpoint.tensors import Shape, Tensor
 from sail_jax.maps import SpaceMap
 from sail_jax.spaces import Spec
@@ -62,6 +62,13 @@ class View(Checkpoint):
         self.extras = dict(first.extras)
         if config is not None:
             self.extras["config.json"] = json.dumps(config, indent=2).encode() + b"\n"
+
+    def works(self) -> tuple[Work, ...]:
+        """What an executor does to copy it."""
+        return tuple(
+            Work(x.name, x.shape, x.dtype, (x,), None, np.ones(1), None)
+            for x in self.tensors.values()
+        )
 
     def close(self) -> None:
         for source in self._sources:

@@ -71,10 +71,11 @@ def chained(
     for path in sources:
         found = layer_of(rules, path)
         if found and found[0] == name and found[1] in new:
-            if _module(path) + "/bias" not in sources:
+            mark, leaf = path[len(_module(path))], path[len(_module(path)) + 1 :]
+            if (bias := f"{_module(path)}{mark}bias") not in sources:
                 raise ValueError(f"the new layer of {path!r} has no bias to take its size from")
-            if path.endswith("/kernel"):
-                out[path] = Source(sources[_module(path) + "/bias"].paths, identity=True)
+            if leaf == "kernel":
+                out[path] = Source(sources[bias].paths, identity=True)
     return out
 
 

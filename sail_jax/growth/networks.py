@@ -93,6 +93,12 @@ def plan(
     asked = {name: look(goal, name) for name in counts}
     chains = {name for name, new in asked.items() if isinstance(new, list | tuple)}
     wide, deep = _methods(method, depth_method)
+    if (
+        depth_method is None
+        and not wide.deepens
+        and any(len(asked[name]) != counts[name] for name in chains)
+    ):
+        deep = METHODS["identity"]  # the only one for layers that are not alike
     values = _values(wide, deep, knobs)
     notes: list[str] = []
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -16,7 +17,7 @@ from sail_jax.architectures.forward.layers import (
 )
 from sail_jax.architectures.table import Config, setting
 
-__all__ = ["clip", "vit"]
+__all__ = ["clip", "mlp", "vit"]
 
 Params = Mapping[str, Any]
 Images = Float[Array, "batch c y x"]
@@ -41,6 +42,16 @@ def vit(params: Params, config: Config, images: Images) -> Float[Array, "batch l
         x = x + linear(h, "output.dense", y)
     x = layer_norm(body, "layernorm", x, eps)
     return linear(t, "classifier", x[:, 0]) if "classifier.weight" in t else x
+
+
+def mlp(
+    params: Params, config: Config, inputs: Float[Array, "batch n"]
+) -> Float[Array, "batch outputs"]:
+    """ReLU layers `layers.0, layers.1, ..., out`, kernels [in, out]."""
+    t, x = Tensors(params), inputs
+    for k in range(len(setting(config, "widths"))):
+        x = jax.nn.relu(x @ t[f"layers.{k}.kernel"] + t[f"layers.{k}.bias"])
+    return x @ t["out.kernel"] + t["out.bias"]
 
 
 def clip(
