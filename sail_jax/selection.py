@@ -138,7 +138,7 @@ def histogram(
         digit = jnp.where(counts, (rest & (BINS - 1)).astype(jnp.int32), BINS + place % SPARE)
         bins = jnp.zeros(2 * (BINS + SPARE), jnp.uint32)
         bins = bins.at[2 * digit + place % 2].add(jnp.uint32(1), mode="promise_in_bounds")
-        return bins.reshape(-1, 2).sum(1)[:BINS]
+        return bins.reshape(-1, 2).sum(1, dtype=jnp.uint32)[:BINS]
 
     def each(*pairs: Array) -> Array:  # not vmap: a batched scatter is several times slower on CPUs
         if len(pairs[0]) > 8:

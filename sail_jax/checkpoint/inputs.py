@@ -42,6 +42,8 @@ def carried(file: str) -> bool:
     """Whether a file beside the tensors goes along: indices and records of training speak of the
     input's files, not of the output's."""
     return not file.endswith(".index.json") and file not in (
+        "align.json",
+        "growth.json",
         "trainer_state.json",
         "adapter_config.json",
     )
