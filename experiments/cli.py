@@ -2,6 +2,7 @@
 
 import _thread
 import argparse
+import gc
 import importlib
 import itertools
 import os
@@ -326,6 +327,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     alone = argv is None
     if alone:
+        # what is imported and traced makes many objects and little garbage: to look for it among
+        # them again and again takes a tenth of a second
+        gc.set_threshold(200_000, 50, 100)
         sys.unraisablehook = _deliver_again
     argv = list(sys.argv[1:] if argv is None else argv)
     try:

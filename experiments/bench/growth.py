@@ -40,21 +40,21 @@ os.fsync(target)
 def main(argv: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser(prog="sail-jax bench growth", description=__doc__)
     add = parser.add_argument
-    default = Path(tempfile.gettempdir()) / "sail-jax-bench-growth"
     add("--size", choices=sorted(SIZES), default="50m", help="default: %(default)s")
     add("--method", default="lemon", help="default: %(default)s")
     add("--units", type=int, default=2048, help="of the permutation; default: %(default)s")
     add("--repeat", type=int, default=3, help="timed runs of each; default: %(default)s")
-    add("--dir", type=Path, default=default, help="emptied at the end; default: %(default)s")
+    add("--dir", type=Path, help="where there is room; default: the system's temporary folder")
     add("--json", type=Path, metavar="FILE", help="also write a record there")
     args = parser.parse_args(argv)
     if args.repeat < 1 or args.units < 1:
         parser.error("--repeat and --units: expected at least 1")
     found = {"permutation": permutation(args.units, args.repeat)}
-    try:
-        found["checkpoint"] = checkpoint(args.dir, SIZES[args.size], args.method, args.repeat)
-    finally:
-        shutil.rmtree(args.dir, ignore_errors=True)
+    if args.dir is not None:
+        args.dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="sail-jax-bench-", dir=args.dir) as folder:
+        size = SIZES[args.size]
+        found["checkpoint"] = checkpoint(Path(folder), size, args.method, args.repeat)
     if args.json:
         from experiments.store import provenance
 
@@ -97,7 +97,6 @@ def _least(call: Callable[[], Any], repeat: int) -> float:
 
 def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str, Any]:
     """Seconds and bytes of growing a checkpoint twofold in width, and of writing as much."""
-    folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     need = 2 * llama.parameters * 10  # the checkpoint, it grown at most fourfold twice, and room
     if free < need:

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sail_jax import architectures
@@ -20,15 +19,15 @@ from sail_jax.align.matching import families, match_weights
 from sail_jax.align.problem import recurrent
 from sail_jax.architectures import Rules
 from sail_jax.certificate import Report
-from sail_jax.change_basis import unfuse, unfused
+from sail_jax.change_basis import unfused
 from sail_jax.checkpoint.agreement import Agreement, certified, wanted
 from sail_jax.checkpoint.executor import CONSTANT, Limits, MergeError, Progress, limits
 from sail_jax.checkpoint.files import CheckpointError
 from sail_jax.checkpoint.inputs import carried, config_of
 from sail_jax.checkpoint.merging import carried_out, files
+from sail_jax.checkpoint.nearness import Match, Unread, compared
 from sail_jax.checkpoint.open import Checkpoint, open_checkpoint
 from sail_jax.checkpoint.streaming import Work
-from sail_jax.checkpoint.tensors import Tensor
 from sail_jax.checkpoint.views import View, rebased
 from sail_jax.checkpoint.writer import Format
 from sail_jax.checks import nearest
@@ -40,7 +39,6 @@ __all__ = [
     "FAMILIES",
     "Aligned",
     "AlignedCheckpoint",
-    "Match",
     "align_checkpoints",
     "align_maps",
     "aligned_view",
@@ -56,18 +54,6 @@ FAMILIES = {
     "orthogonal": Family.ORTHOGONAL,
     "linear": Family.LINEAR,
 }
-
-
-class Match(NamedTuple):
-    """One space: how many of its units moved (or were mixed), of how many, in all its blocks, and
-    the mean cosine of the tensors that touch it with those of the reference, before and after."""
-
-    space: str
-    family: str
-    units: int
-    moved: int
-    before: float
-    after: float
 
 
 class Aligned(NamedTuple):
@@ -95,29 +81,6 @@ class AlignedCheckpoint(NamedTuple):
     agreement: tuple[Agreement, ...]
     out: Path | None
     seconds: float
-
-
-class _Unread:
-    """A leaf that stays on disk until an array is asked of it."""
-
-    def __init__(self, tensor: Tensor, index: Any = ()) -> None:
-        self._tensor, self._index = tensor, index
-        self.dtype = tensor.dtype
-        self.shape = tuple(
-            len(range(*one.indices(n))) if isinstance(one, slice) else n
-            for one, n in zip([*index, *[None] * len(tensor.shape)], tensor.shape, strict=False)
-        )
-
-    def __getitem__(self, index: Any) -> Self:
-        if self._index:
-            raise IndexError("a part of a part")
-        return type(self)(self._tensor, index)
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        flat = np.empty(math.prod(self._tensor.shape), self.dtype)
-        self._tensor.read(flat)
-        whole = flat.reshape(self._tensor.shape)[self._index]
-        return whole if dtype is None else whole.astype(dtype)
 
 
 def spec_of(
@@ -214,7 +177,7 @@ def align_maps(
         if name in kinds and kinds.get(block, Family.PERMUTATION) == Family.PERMUTATION
     }
     one, two = (
-        {name: _Unread(x) for name, x in checkpoint.tensors.items()}
+        {name: Unread(x) for name, x in checkpoint.tensors.items()}
         for checkpoint in (reference, other)
     )
     match = match_weights(
@@ -224,7 +187,7 @@ def align_maps(
     )  # fmt: skip
     if not match.converged:
         notes.append(f"stopped after {max_sweeps} sweeps, while still improving")
-    matches, distance = _compared(one, two, found, match.maps, inside)
+    matches, distance = compared(one, two, found, match.maps, inside)
     report = block_exactness(found, match.maps, inside)
     return Aligned(
         found, match.maps, report, match.distance, inside, matches, distance, tuple(notes)
@@ -299,52 +262,6 @@ def _kept(
             f"{max_memory / 1e9:.2f} GB"
         )
     return max_memory - least
-
-
-def _compared(
-    one: Mapping[str, _Unread],
-    two: Mapping[str, _Unread],
-    spec: Spec,
-    maps: Mapping[str, SpaceMap],
-    within: Mapping[str, str],
-) -> tuple[tuple[Match, ...], tuple[float, float]]:
-    """Cosines by space and distances, a tensor at a time."""
-    flat, _ = unfused(spec)
-    cosines: dict[str, tuple[float, float]] = {}
-    total, apart = 0.0, np.zeros(2)
-    flat_one, flat_two = (unfuse(side, spec)[0] for side in (one, two))
-    for path, leaf in flat_one.items():
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            continue
-        a, b = (jnp.asarray(np.asarray(side[path])) for side in (flat_one, flat_two))
-        moved = change_blocks({path: b}, flat, maps, within)[path]
-        aa, bb, ab, am, mm, d0, d1 = map(float, _sums(a, b, moved))
-        total += aa
-        apart += (d0, d1)
-        cosines[path] = (
-            (ab / math.sqrt(aa * bb), am / math.sqrt(aa * mm)) if aa * bb * mm else (0, 0)
-        )
-    rows = []
-    for name, m in maps.items():
-        paths = dict.fromkeys(use.path for use in flat.uses(name))
-        values = np.array([cosines[path] for path in paths])
-        units = math.prod(m.write.shape[:-1])
-        index = None if m.index is None else np.asarray(m.index)
-        moved = units if index is None else int(np.sum(index != np.arange(m.old)))
-        scale = m.entries[0] if index is not None else None
-        if index is not None and scale is not None:
-            moved = int(np.sum((index != np.arange(m.old)) | (np.asarray(scale) != 1)))
-        before, after = values.mean(0)
-        rows.append(Match(name, str(m.family), units, moved, float(before), float(after)))
-    relative = np.sqrt(apart / total) if total else apart
-    return tuple(rows), (float(relative[0]), float(relative[1]))
-
-
-@jax.jit
-def _sums(a: jax.Array, b: jax.Array, m: jax.Array) -> list[jax.Array]:
-    a, b, m = (x.astype(jnp.float32) for x in (a, b, m))
-    pairs = [(a, a), (b, b), (a, b), (a, m), (m, m), (a - b, a - b), (a - m, a - m)]
-    return [jnp.sum(x * y) for x, y in pairs]
 
 
 def aligned_view(other: Checkpoint, aligned: Aligned, *, mark: str = "") -> View:
