@@ -96,7 +96,7 @@ def grow(
     large, plan = networks.grow(variables, source, target, name, key=key, **knobs)
     grown = restarted(large)._replace(exact=plan.report.exact)
     if move and method in WIDTH and method not in OWN_LAW:
-        return _carried(grown, state, plan._spec, plan._maps)
+        return _carried(grown, state, plan.spec, plan.maps)
     return grown
 
 

@@ -212,7 +212,10 @@ def test_the_command(pair, tmp_path, capsys):
     assert rows["hidden.0"][5:] == ["1.0000", "yes"]
     assert any(re.match(r"distance \|A - B\| / \|A\|: .* before, 0 after", x) for x in lines)
     assert any(line.startswith("exact: all ") for line in lines)
-    assert any(line.startswith("outputs of B in float32: ") and "within" in line for line in lines)
+    assert any(
+        line.startswith("B before and after, outputs in float32: ") and "within" in line
+        for line in lines
+    )
     assert main(["align", str(a), str(b)]) == 2
     assert "name the output" in capsys.readouterr().err
     assert main(["align", str(a), str(b), out, "--family", "hidden.{i}=rotation"]) == 2

@@ -1,7 +1,7 @@
 """Growing: maps in index form beside dense ones, and whole checkpoints beside writing them.
 
-First, in memory: a permutation of the hidden units of a 2048-wide two-layer network (float32), as
-a gather and as matrices. Then a synthetic Llama-shaped bfloat16 checkpoint is grown twofold in
+First, in memory: both axes of a 2048 x 2048 matrix (float32) permuted by a gather and by matrices,
+beside a copy. Then a synthetic Llama-shaped bfloat16 checkpoint is grown twofold in
 width by `sail-jax grow` (start-up and compilation included, no certificate), in turns with a
 program that only writes as many bytes and flushes them; seconds and peak resident memory of whole
 processes.
@@ -70,19 +70,30 @@ def permutation(n: int, repeat: int) -> dict[str, float]:
     from sail_jax import change_basis, spec
     from sail_jax.growth import permute
 
-    one, two, three = jax.random.split(jax.random.key(0), 3)
-    params = {"in": jax.random.normal(one, (n, n)), "out": jax.random.normal(two, (n, n))}
-    rules, spaces = {"in": "x* h", "out": "h* y"}, {"h": "relu", "{x,y}": "outer"}
-    s = spec(params, rules, spaces=spaces)
-    m = permute(jax.random.permutation(three, n))
-    move = jax.jit(lambda p, m: change_basis(p, s, {"h": m}))
+    keys = jax.random.split(jax.random.key(0), 3)
+    rules = {"in": "x* a", "between": "a* b", "out": "b* y"}
+    some = jax.ShapeDtypeStruct((n, 1), float)
+    shapes = {"in": jax.ShapeDtypeStruct((1, n), float), "out": some}
+    params = {"between": jax.random.normal(keys[0], (n, n))}
+    s = spec(shapes | params, rules, spaces={"{a,b}": "relu", "{x,y}": "outer"})
+    maps = {
+        name: permute(jax.random.permutation(k, n)) for name, k in zip("ab", keys[1:], strict=True)
+    }
+    move = jax.jit(lambda p, maps: change_basis(p, s, maps))
+    copy = jax.jit(lambda p, maps: jax.tree.map(lambda x: x + 0, p))
 
-    def milliseconds(m: Any, repeat: int) -> float:
-        return 1e3 * _least(lambda: jax.block_until_ready(move(params, m)), repeat)
+    def milliseconds(f: Any, maps: Any, repeat: int) -> float:
+        return 1e3 * _least(lambda: jax.block_until_ready(f(params, maps)), repeat)
 
-    index, dense = milliseconds(m, 20 * repeat), milliseconds(m.dense(), repeat)
-    print(f"permutation of {n} units: {index:.2f} ms, dense {dense:.1f} ms: {dense / index:.0f}x")
-    return {"units": n, "index_ms": index, "dense_ms": dense, "ratio": dense / index}
+    index, limit = (milliseconds(f, maps, 20 * repeat) for f in (move, copy))
+    dense = milliseconds(move, {name: m.dense() for name, m in maps.items()}, repeat)
+    print(
+        f"permutations of {n} units, both axes: {index:.2f} ms, a copy {limit:.2f} ms, "
+        f"dense {dense:.1f} ms: {dense / index:.0f}x"
+    )
+    return {
+        "units": n, "index_ms": index, "copy_ms": limit, "dense_ms": dense, "ratio": dense / index,
+    }  # fmt: skip
 
 
 def _least(call: Callable[[], Any], repeat: int) -> float:

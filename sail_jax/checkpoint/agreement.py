@@ -9,6 +9,7 @@ import numpy as np
 
 from sail_jax import architectures
 from sail_jax.certificate import certificate
+from sail_jax.checkpoint.executor import resident
 from sail_jax.checkpoint.files import CheckpointError
 from sail_jax.checkpoint.tensors import Tensor, Tensors
 
@@ -40,13 +41,20 @@ Renew = Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Any]
 
 
 def wanted(
-    certify: bool | None, entries: int, path: Any, run: Callable[[], tuple[Agreement, ...]]
+    certify: bool | None,
+    entries: int,
+    path: Any,
+    run: Callable[[], tuple[Agreement, ...]],
+    max_memory: int | None = None,
 ) -> tuple[Agreement, ...]:
-    """run() if it is asked for, or, where nothing is said, if so many entries fit.
+    """run() if it is asked for, or, where nothing is said, if so many entries of both networks fit:
+    in float32, and in `max_memory` with what is made of them on the way.
 
     Raises CheckpointError if it is asked for and nothing can be run.
     """
-    found = run() if certify or (certify is None and 4 * entries <= FITS) else ()
+    fits = 4 * entries <= FITS
+    fits &= max_memory is None or resident() + 10 * entries <= max_memory
+    found = run() if certify or (certify is None and fits) else ()
     if certify and not found:
         raise CheckpointError(
             f"{path}: no certificate, as no forward pass of this architecture is known; "

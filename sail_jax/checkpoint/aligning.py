@@ -21,7 +21,14 @@ from sail_jax.architectures import Rules
 from sail_jax.certificate import Report
 from sail_jax.change_basis import unfused
 from sail_jax.checkpoint.agreement import Agreement, certified, wanted
-from sail_jax.checkpoint.executor import CONSTANT, Limits, MergeError, Progress, limits
+from sail_jax.checkpoint.executor import (
+    CONSTANT,
+    Limits,
+    MergeError,
+    Progress,
+    limits,
+    resident,
+)
 from sail_jax.checkpoint.files import CheckpointError
 from sail_jax.checkpoint.inputs import carried, config_of
 from sail_jax.checkpoint.merging import carried_out, files
@@ -307,7 +314,9 @@ def align_checkpoints(
             return change_blocks(dict(arrays), aligned.spec, aligned.maps, aligned.within), own
 
         entries = 2 * sum(math.prod(x.shape) for x in other.tensors.values())
-        agreed = wanted(certify, entries, b, lambda: certified(other.tensors, own, renew))
+        agreed = wanted(
+            certify, entries, b, lambda: certified(other.tensors, own, renew), max_memory
+        )
         if out is not None:
             maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(aligned.maps)]
             mark = hashlib.sha256(repr([files(Path(a)), files(Path(b)), maps]).encode()).hexdigest()
@@ -328,10 +337,8 @@ def _limits(works: Sequence[Work], max_memory: int | None, threads: int | None) 
     """Those of the copy, within what the matching before it has left of the memory."""
     if max_memory is None:
         return limits(works, None, threads)
-    statm = Path("/proc/self/statm")
-    resident = int(statm.read_text().split()[1]) * 4096 if statm.exists() else CONSTANT
     try:
-        return limits(works, max_memory - max(0, resident - CONSTANT), threads)
+        return limits(works, max_memory - max(0, resident() - CONSTANT), threads)
     except MergeError:  # one tensor at a time, in memory that was used before
         return limits(works, max_memory, 1)._replace(hold=0)
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -42,6 +43,7 @@ __all__ = [
     "limits",
     "memory",
     "peak",
+    "resident",
 ]
 
 CONSTANT = 330 << 20  # bytes of an interpreter with JAX and compiled kernels, measured
@@ -129,6 +131,16 @@ def peak(works: Sequence[Work], limits: Limits) -> int:
     """Bytes that the process takes at most, as far as it is planned."""
     needs = sorted(map(memory, works), reverse=True)
     return CONSTANT + sum(needs[: limits.threads]) + limits.threads * limits.hold
+
+
+def resident() -> int:
+    """Bytes that the process holds now; CONSTANT where the system does not say."""
+    statm = Path("/proc/self/statm")
+    return (
+        int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        if statm.exists()
+        else CONSTANT
+    )
 
 
 def _mib(size: int) -> str:

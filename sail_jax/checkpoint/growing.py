@@ -215,7 +215,9 @@ def grow_checkpoint(
 
         both = (*view.base.tensors.values(), *view.tensors.values())
         entries = sum(math.prod(x.shape) for x in both)
-        agreed = wanted(certify, entries, path, lambda: certified(view.base.tensors, own, renew))
+        agreed = wanted(
+            certify, entries, path, lambda: certified(view.base.tensors, own, renew), max_memory
+        )
         about = {**ready.about, "agreement": [one._asdict() for one in agreed]}
         carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint,

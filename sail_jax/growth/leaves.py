@@ -44,18 +44,20 @@ class Growth:
     - config: the new configuration (widths, heads, layers, eps, ties);
     - leaves: what the grown network holds, by path;
     - report: what is exact, one row per mapped space, and one per count of layers;
-    - notes: what else was done, one sentence each.
+    - notes: what else was done, one sentence each;
+    - spec, maps: the spaces of the network once it is deep, and their maps, with which
+      `growth.change_state` moves the state of an optimiser.
     """
 
     config: dict[str, Any]
     leaves: dict[str, jax.ShapeDtypeStruct]
     report: Report
     notes: tuple[str, ...]
+    spec: Spec
+    maps: Mapping[str, SpaceMap]
     _method: Method
     _knobs: Mapping[str, Any]
     _key: PRNGKeyArray | None
-    _spec: Spec
-    _maps: Mapping[str, SpaceMap]
     _sources: Mapping[str, Source]
     _eta: frozenset[str]
     _outputs: Mapping[str, Array]
@@ -73,8 +75,8 @@ class Growth:
         for name in self.needs(path):
             if name not in arrays:
                 raise ValueError(f"leaf {path!r} is computed from {name!r}, which is missing")
-        spec, maps = _local(self._spec, path, self._maps)
-        factors = [f for axis in self._spec.axes(path) for f in axis]
+        spec, maps = _local(self.spec, path, self.maps)
+        factors = [f for axis in self.spec.axes(path) for f in axis]
         recipe = _Recipe(
             spec,
             self._method.move,
