@@ -165,7 +165,7 @@ def test_float64_beside_float32_shares_a_threshold_over_the_tree(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from experiments import arguments, cli
+from experiments import cli
 from sail_jax.checkpoint import writer
 left = int(sys.argv[1])
 def mortal(name):
