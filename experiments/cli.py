@@ -81,7 +81,8 @@ def _verify(argv: Sequence[str]) -> int:
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     if args.json:
-        _admit_ledger(Path(args.json), ledger.SCHEMA)
+        disk.admit(Path(args.json), ledger.SCHEMA, "a ledger")
+        store.probe(Path(args.json).parent)
     dataset = ledger.run(config, reporting(store.direct))
     _print_table(*ledger.table(dataset, "statement", "where"))
     print(ledger.summary(dataset))
@@ -89,17 +90,6 @@ def _verify(argv: Sequence[str]) -> int:
         about = {**store.config_record(config), **store.provenance()}
         disk.write_atomic(args.json, ledger.as_json(dataset, about))
     return 0 if dataset["ok"].values.all() else 1
-
-
-def _admit_ledger(path: Path, schema: str) -> None:
-    """A ledger may replace a ledger, nothing else; found out before the claims are checked."""
-    from experiments import store
-    from sail_jax import disk
-
-    mark = f'"schema": "{schema}"'.encode()
-    if path.exists() and mark not in disk.read_bytes(path, 1 << 26)[:99]:
-        raise disk.RefusedError(f"{path} exists and is not a ledger; choose another --json")
-    store.probe(path.parent)
 
 
 def _print_table(header: Sequence[str], *rows: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.progress import say
 
-FIGURE = "spaces.png"
+FIGURE, SCHEMA = "spaces.png", "sail-jax inspect 1"
 
 
 def add_arguments(parser: Any) -> None:
@@ -30,6 +30,8 @@ def run(args: Namespace) -> int:
     from sail_jax import disk
     from sail_jax.checkpoint import open_checkpoint, tables
 
+    if args.json is not None:
+        disk.admit(args.json, SCHEMA, "a record of inspect")
     with open_checkpoint(args.checkpoint, allow_pickle=args.allow_pickle) as checkpoint:
         if args.draft:
             print(tables.draft_table(checkpoint), end="")
@@ -55,6 +57,7 @@ def run(args: Namespace) -> int:
             disk.write_atomic(args.out / FIGURE, style.png(figure))
             print(args.out / FIGURE)
     if args.json is not None:
+        record = {"schema": SCHEMA, **record}
         disk.write_atomic(args.json, json.dumps(record, indent=2).encode() + b"\n")
     return 0
 

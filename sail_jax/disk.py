@@ -38,6 +38,13 @@ def explained(doing: str, path: Path) -> Iterator[None]:
         raise StoreError(f"cannot {doing} {path}: {why}; {advice}") from exc
 
 
+def admit(path: Path, schema: str, what: str) -> None:
+    """A record may replace one of its kind, nothing else: RefusedError, before any work starts."""
+    mark = f'"schema": "{schema}"'.encode()
+    if path.exists() and (path.is_dir() or mark not in read_bytes(path, 1 << 26)[:99]):
+        raise RefusedError(f"{path} exists and is not {what}; choose another --json")
+
+
 def sync(path: Path) -> None:
     """Flushes a file or a directory entry to the device."""
     if path.is_dir() and os.name == "nt":

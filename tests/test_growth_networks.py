@@ -410,7 +410,7 @@ def test_stacked_layers_of_an_unknown_architecture(to, depth_method):
         ("llama", {}, "lemon", {}, "to is empty"),
         ("llama", {"width": 0}, "lemon", {}, "a factor must be a positive number, got 0"),
         ("llama", {"hidden_size": "ax"}, "lemon", {}, "hidden_size must be a number or a factor"),
-        ("llama", {"hidden_size": 9.5}, "lemon", {}, "must be a whole number, got 9.5"),
+        ("llama", {"hidden_size": 9.5}, "lemon", {}, r"a whole number below 2\^31, got 9.5"),
         ("llama", {"rms_norm_eps": 1e-3}, "lemon", {}, "growth keeps 'rms_norm_eps': it is 1e-06"),
         ("llama", {"tie_word_embeddings": True}, "lemon", {}, "network's tables are not tied"),
         ("llama", {"vocab_size": 20}, "lemon", {}, "'vocab' is the network's input or output"),

@@ -27,6 +27,7 @@ ROOMS = (
     "theory.deep_linear.beyond_claims",
     "theory.student_teacher.claims",
     "theory.two_layer.claims",
+    "theory.linearity.claims",
 )
 
 # |z| beyond which "the two sides agree" is rejected: 6e-5 two-sided for one Gaussian claim, 0.6 %

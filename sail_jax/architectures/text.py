@@ -183,7 +183,7 @@ def _bert(config: Config, p: str, head: dict[str, str]) -> Rules:
     width, heads = setting(config, "hidden_size"), setting(config, "num_attention_heads")
     size = divided(width, heads, "num_attention_heads heads in hidden_size units")
     # the base model hands out the stream itself
-    resid = "outer" if kind.endswith("Model") else "layernorm elementwise"
+    resid = ("outer " if kind.endswith("Model") else "") + "layernorm elementwise"
     spaces = {"resid": resid, "vocab": "outer", "pooled": "odd", "labels": "outer"}
     return Rules(
         axes,

@@ -74,6 +74,8 @@ def clip(config: Config) -> Rules:
         }
         more = _tower(setting(config, f"{tower}_config"), f"{tower}.", f"{tower}_config.")
         spaces, sizes, settings = spaces | more[0], sizes | more[1], settings + more[2]
+    # a norm before the first layer writes into the stream: no unit of it may be an average
+    spaces["vision.resid"] = "layernorm odd"
     axes, optional = pairs(table)
     layers = {f"{t}_config.num_hidden_layers": f"{t}_model.encoder.layers.{{i}}." for t in norms}
     return Rules(axes, spaces, sizes, optional, settings=settings, layers=layers)

@@ -54,7 +54,13 @@ def wanted(
     """
     fits = 4 * entries <= FITS
     fits &= max_memory is None or resident() + 10 * entries <= max_memory
-    found = run() if certify or (certify is None and fits) else ()
+    found: tuple[Agreement, ...] = ()
+    try:
+        if certify or (certify is None and fits):
+            found = run()
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        if certify:
+            raise CheckpointError(f"{path}: no certificate: {error}") from error
     if certify and not found:
         raise CheckpointError(
             f"{path}: no certificate, as no forward pass of this architecture is known; "

@@ -301,12 +301,35 @@ def _settled(group: Sequence[Work], run: _Run, each: Callable[..., list[Any]]) -
     leaves = [Leaf(work) for work in sorted(group, key=lambda work: work.name)]
 
     def fold(f: Fold, chosen: Sequence[Leaf]) -> tuple[Any, int]:
-        parts = each(lambda leaf: run.fold(leaf, f), chosen)
-        return added(f, parts), sum(leaf.work.size for leaf in chosen)
+        sums, place = _InOrder(f), {id(leaf): k for k, leaf in enumerate(chosen)}
+        each(lambda leaf: sums.add(place[id(leaf)], run.fold(leaf, f)), chosen)
+        return sums.total(), sum(leaf.work.size for leaf in chosen)
 
     with run.precision():
         settle(group[0].program, leaves, fold)
     return [leaf for leaf in leaves if leaf.work.name in todo]
+
+
+class _InOrder:
+    """What leaves contribute to a fold, added in their order as they come: kept for all leaves of a
+    large model, histograms would fill the memory."""
+
+    def __init__(self, fold: Fold) -> None:
+        self.fold, self.lock, self.next = fold, threading.Lock(), 0
+        self.sums: list[Any] = []
+        self.early: dict[int, Any] = {}
+
+    def add(self, k: int, part: Any) -> None:
+        with self.lock:
+            self.early[k] = part
+            while self.next in self.early:
+                ready = [*self.sums, self.early.pop(self.next)]
+                self.next += 1
+                if ready[-1] is not None:  # a leaf without entries
+                    self.sums = [added(self.fold, ready)]
+
+    def total(self) -> Any:
+        return self.sums[0] if self.sums else added(self.fold, [])
 
 
 @contextlib.contextmanager

@@ -219,6 +219,11 @@ def grow_checkpoint(
             certify, entries, path, lambda: certified(view.base.tensors, own, renew), max_memory
         )
         about = {**ready.about, "agreement": [one._asdict() for one in agreed]}
+        if ready.growth.report.exact and not all(one.preserved for one in agreed):
+            sentence = f"every space is exact, yet {agreed[0]}"
+            if knobs.get("require_lossless"):
+                raise CheckpointError(f"{path}: lossless growth was asked for: {sentence}")
+            about |= {"exact": False, "notes": [*about["notes"], sentence]}
         carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint,
             lambda: _extras(ready.view, about, Path(out).name), resume=resume, sync=sync,

@@ -136,7 +136,13 @@ class Computed:
             run, constants = self._traced()
             arrays = [_array(part, self._allow_nonfinite) for part in self._parts.values()]
             put = [jax.device_put(x, may_alias=True) for x in arrays]
-            return np.asarray(jax.block_until_ready(run(constants, *put))).reshape(-1)
+            out = np.asarray(jax.block_until_ready(run(constants, *put))).reshape(-1)
+        if not self._allow_nonfinite and out.dtype.kind not in "iub" and not finite(out):
+            raise CheckpointError(
+                f"{self.name} of {self.source}: values do not fit {self.dtype}, or are NaN; "
+                "--allow-nonfinite goes on regardless"
+            )
+        return out
 
     def _traced(self) -> tuple[Any, Sequence[Any]]:
         if self._program is None:

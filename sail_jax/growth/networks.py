@@ -267,6 +267,9 @@ def _shapes(flat: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[str,
 def _per_layer(config: dict[str, Any], m: SpaceMap) -> dict[str, Any]:
     """Entries that list something per layer, as the layers have moved."""
     kinds = config.get("layer_types")
+    if not kinds and config.get("use_sliding_window"):  # Qwen: from a number of layers on
+        start = config.get("max_window_layers", 0)
+        kinds = ["full_attention" if k < start else "sliding_attention" for k in range(m.old)]
     if kinds and len(kinds) == m.old:
         most = np.asarray(m.dense().write).argmax(axis=1)
         config = config | {"layer_types": [kinds[i] for i in most]}

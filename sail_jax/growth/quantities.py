@@ -47,6 +47,8 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
         words = set(spec.space(name).nonlinearity.split())
         if "dot" in words and m.new != m.old:
             granted[name] = _lost(m)
+            if not config.get("scale_attn_weights", True):  # logits are not divided by the size
+                continue
             out[name] = _times(m, (m.old / m.new) ** 0.25, (m.new / m.old) ** 0.75)
             notes["queries and keys scaled together by the root of how their number grows"] = 0
         elif _rotary(spec, name) and m.new != m.old:

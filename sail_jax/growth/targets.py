@@ -1,5 +1,6 @@
 """What a network is to become: a target configuration, read into layers and sizes of spaces."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -19,6 +20,10 @@ _KEPT_ENTRIES = (
     *EPSILONS,
     *("vocab_size", "n_positions", "hidden_act", "activation_function", "feed_forward_proj"),
     *("rope_theta", "rope_scaling", "rope_parameters", "sliding_window"),
+    *("use_sliding_window", "max_window_layers", "scale_attn_weights"),
+    *("scale_attn_by_inverse_layer_idx", "relative_attention_num_buckets"),
+    *("relative_attention_max_distance", "scale_decoder_outputs", "pad_token_id"),
+    *("type_vocab_size", "image_size", "patch_size", "num_channels"),
 )
 
 # the words of spaces that a factor of width leaves alone: ends, and the units of a head
@@ -154,6 +159,8 @@ def _multiple(key: str, old: int, factor: Any) -> int:
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
         raise ValueError(f"a factor must be a positive number, got {factor!r}")
     new = old * factor
+    if not math.isfinite(new) or new >= 2**31:
+        raise ValueError(f"{factor:g} times {key} = {old} is more than an array can have")
     if abs(new - round(new)) > 1e-6:
         raise ValueError(
             f"{factor:g} times {key} = {old} is {new:g}, no whole number: state {key} itself"
@@ -217,7 +224,8 @@ def _whole(
     for key in _KEPT_ENTRIES:
         if key in config and key in to and config[key] != to[key]:
             raise ValueError(f"growth keeps {key!r}: it is {config[key]!r}, to states {to[key]!r}")
-    out = dict(to)
+    # what is not stated stays, so that no default takes its place
+    out = {key: config[key] for key in _KEPT_ENTRIES if key in config} | dict(to)
     for key in counts:
         if look(out, key) is None:  # T5: the decoder is as deep as the encoder
             out = put(out, key, look(out, "num_layers") or counts[key])
@@ -228,7 +236,7 @@ def ends(spec: Spec, name: str) -> bool:
     """Whether a space is the network's input or output: not one within a head, whose units are
     "outer" as rotary positions tell them apart."""
     inner = any(use.factor > 0 for use in spec.uses(name))
-    return spec.space(name).nonlinearity == "outer" and not inner
+    return "outer" in spec.space(name).nonlinearity.split() and not inner
 
 
 def _family(config: Config) -> Any:
@@ -256,8 +264,10 @@ def new_sizes(
                     new = 4 * new_config["n_embd"]
         if new is None or new == space.size:
             continue
-        if isinstance(new, bool) or not isinstance(new, int):
-            raise ValueError(f"the size of {space.name!r} must be a whole number, got {new!r}")
+        if isinstance(new, bool) or not isinstance(new, int) or new >= 2**31:
+            raise ValueError(
+                f"the size of {space.name!r} must be a whole number below 2^31, got {new!r}"
+            )
         if ends(spec, space.name):
             raise ValueError(
                 f"space {space.name!r} is the network's input or output, which growth leaves at "

@@ -1,4 +1,4 @@
-"""Distances between empirical distributions, on the host and in float64.
+"""Distances between empirical distributions by matching, on the host and in float64.
 
 Samples are arrays `[n, dim]`, one point per row, each of weight 1/n. Everything here is exact for
 the given samples; how far samples stand for the laws they come from is another matter: between two
@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from sail_jax.checks import concrete
 
-__all__ = ["Dudley", "dudley", "wasserstein1"]
+__all__ = ["LARGEST", "Dudley", "dudley", "wasserstein1"]
 
 METRICS: dict[float, Literal["cityblock", "euclidean", "chebyshev"]] = {
     1: "cityblock",

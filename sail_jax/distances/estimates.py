@@ -1,0 +1,64 @@
+"""What all estimates share: a value with its standard error, and samples that are fit for one."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+from sail_jax.checks import concrete
+
+__all__ = ["Distance", "host_samples", "samples"]
+
+
+class Distance(NamedTuple):
+    """An estimate, and the standard deviation it is estimated to have under fresh samples.
+
+    Arrays of JAX from estimators that can be differentiated, floats from the others.
+    """
+
+    value: Any
+    stderr: Any
+
+
+def samples(
+    x: ArrayLike, y: ArrayLike, least: int
+) -> tuple[Float[Array, "m dim"], Float[Array, "n dim"]]:
+    """Both as floating arrays `[n, dim]` of at least `least` points, finite where that is known."""
+    a, b = (jnp.asarray(z) for z in _checked(x, y, least))
+    dtype = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
+    return a.astype(dtype), b.astype(dtype)
+
+
+def host_samples(
+    x: ArrayLike, y: ArrayLike, least: int
+) -> tuple[Float[np.ndarray, "m dim"], Float[np.ndarray, "n dim"]]:
+    """`samples` in float64 on the host; TypeError for traced ones."""
+    for name, value in (("x", x), ("y", y)):
+        if concrete(value) is None:
+            raise TypeError(f"{name} is traced: this distance is computed outside jax.jit")
+    a, b = _checked(x, y, least)
+    return np.asarray(a, np.float64), np.asarray(b, np.float64)
+
+
+def _checked(x: Any, y: Any, least: int) -> list[Any]:
+    found = []
+    for name, value in (("x", x), ("y", y)):
+        if not isinstance(value, jax.Array):  # of which traced ones are
+            value = np.asarray(value)
+        if value.ndim != 2 or 0 in value.shape:
+            raise ValueError(f"{name} must be a sample [n, dim], not empty; got {value.shape}")
+        numeric = jnp.issubdtype(value.dtype, jnp.number) or value.dtype == bool
+        if not numeric or jnp.issubdtype(value.dtype, jnp.complexfloating):
+            raise TypeError(f"{name} must be real numbers; got {value.dtype}")
+        if len(value) < least:
+            raise ValueError(f"{name} must have at least {least} points; got {len(value)}")
+        known = concrete(value)
+        if known is not None and not np.isfinite(known.astype(np.float64)).all():
+            raise ValueError(f"{name} must be finite")
+        found.append(value)
+    (_, dim), (_, other) = (z.shape for z in found)
+    if dim != other:
+        raise ValueError(f"y must have points of the dimension of x, {dim}; got {other}")
+    return found

@@ -1,0 +1,132 @@
+"""Distances of token streams: of the frequencies of their n-grams."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import ArrayLike, Int
+
+from sail_jax.checks import concrete
+from sail_jax.distances.estimates import Distance
+
+__all__ = ["Ngrams", "jensen_shannon_tokens", "ngrams", "total_variation_tokens"]
+
+Tokens = Int[ArrayLike, "sequence position"] | Sequence[Int[ArrayLike, "position"]]
+
+
+class Ngrams(NamedTuple):
+    """grams: those that occur, in lexicographic order; x, y: how often in either stream."""
+
+    grams: Int[np.ndarray, "gram n"]
+    x: Int[np.ndarray, " gram"]
+    y: Int[np.ndarray, " gram"]
+
+
+def ngrams(x: Tokens, y: Tokens, n: int = 1) -> Ngrams:
+    """The n-grams of two streams of tokens, within sequences: `[sequence, position]` integers, or
+    several sequences of any lengths. ValueError for streams without any.
+
+    >>> ngrams([[1, 2, 1, 2]], [[2, 1], [7]], n=2)
+    Ngrams(grams=array([[1, 2], [2, 1]]), x=array([2, 1]), y=array([0, 1]))
+    """
+    (a, _), (b, _), grams = _indexed(x, y, n)
+    return Ngrams(grams, *(np.bincount(g, minlength=len(grams)) for g in (a, b)))
+
+
+def total_variation_tokens(x: Tokens, y: Tokens, *, n: int = 1) -> Distance:
+    """The total variation distance of the n-gram frequencies of two streams.
+
+    Biased upwards (of two samples of one law it is positive, near 1 where most grams are rare), the
+    more the larger n. The standard error takes sequences as independent, tokens within one not, and
+    linearises: the spread over sequences of how many more of their grams, than of all, are among
+    those more frequent in x. At least 2 sequences each.
+
+    >>> total_variation_tokens([[1, 1], [1, 2]], [[2, 2], [1, 2]]).value
+    0.5
+    """
+    return _distance(x, y, n, _total_variation)
+
+
+def jensen_shannon_tokens(x: Tokens, y: Tokens, *, n: int = 1) -> Distance:
+    """The Jensen-Shannon divergence, in nats (at most log 2; its square root is a metric), of the
+    n-gram frequencies of two streams; bias and standard error as `total_variation_tokens`.
+
+    >>> jensen_shannon_tokens([[1, 1], [1]], [[2], [2]]).value == math.log(2)
+    True
+    """
+    return _distance(x, y, n, _jensen_shannon)
+
+
+def _total_variation(p: np.ndarray, q: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """The value and its derivatives by p and q."""
+    sign = np.sign(p - q) / 2
+    return float(sign @ (p - q)), sign, -sign
+
+
+def _jensen_shannon(p: np.ndarray, q: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    middle = (p + q) / 2
+
+    def slope(r: np.ndarray) -> np.ndarray:  # 0 where r is 0: no sequence of its stream has those
+        return 0.5 * np.log(np.where(r > 0, r, middle) / middle)
+
+    by_p, by_q = slope(p), slope(q)
+    return float(by_p @ p + by_q @ q), by_p, by_q
+
+
+def _distance(x: Tokens, y: Tokens, n: int, divergence) -> Distance:
+    (a, of_a), (b, of_b), grams = _indexed(x, y, n)
+    p, q = (np.bincount(g, minlength=len(grams)) / len(g) for g in (a, b))
+    value, by_p, by_q = divergence(p, q)
+    variance = 0.0
+    for name, gram, sequence, slope in (("x", a, of_a, by_p), ("y", b, of_b, by_q)):
+        influence = slope[gram]
+        each = np.bincount(sequence, influence - influence.mean())
+        count = len(np.unique(sequence))
+        if count < 2:
+            raise ValueError(f"{name} must have at least 2 sequences with {n}-grams; got {count}")
+        variance += float(each @ each) / len(gram) ** 2 * count / (count - 1)
+    return Distance(value, math.sqrt(variance))
+
+
+Indexed = tuple[
+    np.ndarray, np.ndarray
+]  # of every n-gram in the stream: which, and in which sequence
+
+
+def _indexed(x: Tokens, y: Tokens, n: int) -> tuple[Indexed, Indexed, np.ndarray]:
+    if not isinstance(n, int) or n < 1:
+        raise ValueError(f"n must be an integer >= 1; got {n!r}")
+    a, of_a = _windows("x", x, n)
+    b, of_b = _windows("y", y, n)
+    both = np.concatenate([a, b])
+    # Numbers of prefixes, in order, times those of one more token: never more than len(both)^2.
+    tokens, digit = np.unique(both, return_inverse=True)
+    digit = digit.reshape(both.shape)
+    code = digit[:, 0]
+    for k in range(1, n):
+        code = np.unique(code * len(tokens) + digit[:, k], return_inverse=True)[1]
+    _, first, code = np.unique(code, return_index=True, return_inverse=True)
+    return (code[: len(a)], of_a), (code[len(a) :], of_b), both[first]
+
+
+def _windows(name: str, stream: Tokens, n: int) -> tuple[np.ndarray, np.ndarray]:
+    if isinstance(stream, jax.Array):  # brought over at once, unless it is traced
+        known = concrete(stream)
+        stream = stream if known is None else known
+    sequences = []
+    for i in range(len(stream)):  # type: ignore[arg-type]
+        known = concrete(stream[i])  # type: ignore[index]
+        if known is None:
+            raise TypeError(f"{name} is traced: distances of tokens are computed outside jax.jit")
+        if known.ndim != 1 or (known.size and not jnp.issubdtype(known.dtype, jnp.integer)):
+            raise TypeError(
+                f"{name}[{i}] must be a sequence of integers; got {known.dtype} {known.shape}"
+            )
+        sequences.append(known.astype(np.int64))
+    found = [np.lib.stride_tricks.sliding_window_view(s, n) for s in sequences if len(s) >= n]
+    if not found:
+        raise ValueError(f"{name} must have sequences of at least {n} tokens; got none")
+    return np.concatenate(found), np.repeat(np.arange(len(found)), [len(w) for w in found])

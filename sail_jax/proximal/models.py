@@ -1,0 +1,210 @@
+"""Weights from the models themselves: against a known target, or by their loss after training."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, PyTree
+
+from sail_jax.checks import concrete, nearest
+from sail_jax.learn import check_batches, learn
+from sail_jax.proximal.quadratic import Weights, affine_weights, host, simplex_weights, tiny
+from sail_jax.trees import leaf_paths
+
+__all__ = ["Constraint", "after_training", "from_loss", "from_parameters", "sweep"]
+
+Constraint = Literal["none", "affine", "simplex"]
+Loss = Callable[[PyTree, Any], Float[Array, ""]]
+
+
+def from_parameters(
+    models: Sequence[PyTree], target: PyTree, *, constraint: Constraint = "none"
+) -> Weights:
+    """The combination of models nearest a known target: weights minimising
+    |sum_i w_i theta_i - theta*|^2 (SAIL's eq. 4; the objective), leaf by leaf in float64.
+
+    constraint: "none" as eq. 4 has it, "affine" (sum 1) or "simplex" (eq. 10). All leaves are
+    floating. ValueError naming a leaf that does not fit or is not finite, and, for "none" and
+    "affine", if the weights are not unique.
+
+    >>> from_parameters([{"a": [1.0, 0.0]}, {"a": [1.0, 1.0]}], {"a": [3.0, 2.0]}).weights.tolist()
+    [1.0, 2.0]
+    """
+    _check_constraint(constraint)
+    if not len(models):
+        raise ValueError("models: expected at least one, got none")
+    names, n = leaf_paths(target), len(models)
+    last = _leaves("target", target, names, None)
+    shapes = [np.shape(x) for x in last]
+    columns = [_leaves(f"models[{i}]", model, names, shapes) for i, model in enumerate(models)]
+    G = np.zeros((n + 1, n + 1))
+    for leaf in zip(*columns, last, strict=True):
+        flat = np.stack([np.asarray(x, np.float64).ravel() for x in leaf])
+        if constraint != "none":
+            flat = np.vstack([flat[:-1] - flat[-1], flat[-1]])
+        G += flat @ flat.T
+    if constraint != "none":
+        H = 2 * G[:-1, :-1]
+        return affine_weights(H) if constraint == "affine" else simplex_weights(H)
+    G, b, c = G[:-1, :-1], G[:-1, -1], G[-1, -1]
+    spread = np.linalg.eigvalsh(G)
+    if spread[0] <= tiny(G):
+        raise ValueError(
+            "models: expected linearly independent ones (leave one out, or constrain them); the "
+            f"eigenvalues of their inner products are {spread[0]:.3g} to {spread[-1]:.3g}"
+        )
+    w = np.linalg.solve(G, b)
+    return Weights(w, max(float(w @ G @ w - 2 * b @ w + c), 0.0), float(spread[-1] / spread[0]))
+
+
+def after_training(
+    models: Sequence[PyTree],
+    loss: Loss,
+    train: PyTree | None,
+    validation: Any,
+    *,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Callable[[Float[ArrayLike, "model"]], Float[Array, ""]]:
+    """SAIL's eq. 3 as a function of weights: the loss on `validation` of sum_i w_i theta_i trained
+    on `train`. Pure: can be differentiated through merge and training, mapped and compiled.
+
+    loss(params, batch). train: leaves [step, ...], one step of `optimizer` (SGD at 1e-2 by default)
+    on each entry; None for none. Memory for a gradient: one state of training per step.
+    """
+    if not len(models):
+        raise ValueError("models: expected at least one, got none")
+    names = leaf_paths(models[0])
+    shapes = [np.shape(x) for x in _leaves("models[0]", models[0], names, None)]
+    columns = [_leaves(f"models[{i}]", model, names, shapes) for i, model in enumerate(models)]
+    treedef = jax.tree.structure(models[0])
+    if train is not None:
+        check_batches(train)
+        train = jax.tree.map(jnp.asarray, train)
+    optimizer = optax.sgd(1e-2) if optimizer is None else optimizer
+
+    @jax.checkpoint  # a gradient holds states, not activations
+    def step(state: tuple[PyTree, Any], batch: PyTree) -> tuple[tuple[PyTree, Any], None]:
+        params, memory = state
+        updates, memory = optimizer.update(jax.grad(loss)(params, batch), memory, params)
+        return (optax.apply_updates(params, updates), memory), None
+
+    def mix(w: Array, leaf: Sequence[Any]) -> Array:
+        x, *_ = leaves = [jnp.asarray(value) for value in leaf]
+        terms = [w[i] * value for i, value in enumerate(leaves)]  # in float32 at least
+        return jnp.asarray(sum(terms)).astype(x.dtype)
+
+    def objective(weights: Float[ArrayLike, "model"]) -> Float[Array, ""]:
+        w = jnp.asarray(weights, jnp.result_type(float))
+        if w.shape != (len(columns),):
+            raise ValueError(f"weights: expected one per model, {len(columns)}, got {w.shape}")
+        params = jax.tree.unflatten(treedef, [mix(w, leaf) for leaf in zip(*columns, strict=True)])
+        if train is not None:
+            (params, _), _ = lax.scan(step, (params, optimizer.init(params)), train)
+        return loss(params, validation)
+
+    return objective
+
+
+def sweep(
+    objective: Callable[[Array], Float[Array, ""]],
+    grid: Float[ArrayLike, "point model"],
+    *,
+    batch_size: int | None = None,
+) -> Float[Array, "point"]:
+    """The objective at all weights of a grid, mapped at once, or `batch_size` of them at a time.
+
+    For two models and SAIL's Figure 2b: `g = np.linspace(-1, 2, 31)`, `np.stack([g, 1 - g], 1)`.
+    """
+    points = jnp.asarray(grid, jnp.result_type(float))
+    if points.ndim != 2 or 0 in points.shape:
+        raise ValueError(f"grid: expected weights [point, model], got {points.shape}")
+    return lax.map(objective, points, batch_size=batch_size or len(points))
+
+
+def from_loss(
+    models: Sequence[PyTree],
+    loss: Loss,
+    train: PyTree | None,
+    validation: Any,
+    *,
+    optimizer: optax.GradientTransformation | None = None,
+    grid: Float[ArrayLike, "point model"] | None = None,
+    constraint: Constraint = "affine",
+    start: Float[ArrayLike, "model"] | None = None,
+    steps: int = 100,
+    descent: optax.GradientTransformation | None = None,
+) -> Weights:
+    """The weights whose merge has the least loss on `validation` after training (SAIL's eq. 3).
+
+    The first four arguments, and `optimizer`, are those of `after_training`. With a `grid`: its
+    best point by `sweep`, and the other arguments are not used. Otherwise projected gradient
+    descent through merge and training, from `start` (equal weights), by `steps` of `descent` (Adam
+    at 1e-2) under `constraint`: a local minimum at best. ValueError for losses that are not finite.
+
+    >>> mean = lambda params, batch: jnp.mean((params["a"] - batch) ** 2)
+    >>> models = [{"a": jnp.array([0.0])}, {"a": jnp.array([1.0])}]
+    >>> grid = [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
+    >>> from_loss(models, mean, None, jnp.array([0.75]), grid=grid).weights.tolist()
+    [0.5, 0.5]
+    """
+    _check_constraint(constraint)
+    objective = after_training(models, loss, train, validation, optimizer=optimizer)
+    if grid is not None:
+        values = np.asarray(sweep(objective, grid), np.float64)
+        if not np.isfinite(values).any():
+            raise ValueError(f"loss: none of {len(values)} values on the grid was finite")
+        best = int(np.nanargmin(np.where(np.isfinite(values), values, np.nan)))
+        return Weights(np.asarray(grid, np.float64)[best], float(values[best]), None)
+    n = len(models)
+    first = np.full(n, 1 / n) if start is None else host("start", start)
+    if first.shape != (n,):
+        raise ValueError(f"start: expected one weight per model, {n}, got {first.shape}")
+    project = {
+        "none": lambda w: w,
+        "affine": lambda w: w - (w.sum() - 1) / n,
+        "simplex": optax.projections.projection_simplex,
+    }[constraint]
+    found = learn(
+        lambda w, _: objective(w),
+        lambda w, _: w,
+        project(jnp.asarray(first, jnp.result_type(float))),
+        jnp.zeros((1, 1)),
+        steps=steps,
+        optimizer=optax.adam(1e-2) if descent is None else descent,
+        project=project,
+    )
+    value = float(objective(found.params))
+    if not np.isfinite(value):
+        raise ValueError(f"loss: expected a finite value at the weights found, got {value}")
+    return Weights(np.asarray(found.params, np.float64), value, None)
+
+
+def _leaves(
+    where: str, tree: PyTree, names: Sequence[str], shapes: Sequence[tuple] | None
+) -> list[Any]:
+    here = leaf_paths(tree)
+    if here != list(names):
+        odd = sorted(set(here) ^ set(names)) or here
+        raise ValueError(f"{where}: expected the leaves of the other trees; {odd[:5]} differ")
+    found = jax.tree.leaves(tree)
+    for i, (name, leaf) in enumerate(zip(names, found, strict=True)):
+        known = concrete(leaf)
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(f"{where}, {name!r}: expected floating numbers, got {dtype}")
+        if shapes is not None and np.shape(leaf) != shapes[i]:
+            raise ValueError(f"{where}, {name!r}: expected shape {shapes[i]}, got {np.shape(leaf)}")
+        if known is not None and not np.isfinite(known.astype(np.float64)).all():
+            raise ValueError(f"{where}, {name!r}: expected finite values")
+    return found
+
+
+def _check_constraint(constraint: str) -> None:
+    if constraint not in get_args(Constraint):
+        raise ValueError(
+            f"constraint: unknown {constraint!r}{nearest(constraint, get_args(Constraint))}"
+        )

@@ -1,0 +1,282 @@
+"""Weights from distances, or from the quadratic form they make: host, float64."""
+
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import ArrayLike, Float
+
+from sail_jax.checks import concrete
+from sail_jax.distances import total_variation_gaussian
+
+__all__ = [
+    "Weights",
+    "affine_weights",
+    "gram_from_distances",
+    "host",
+    "pair_weight",
+    "simplex_weights",
+    "tiny",
+    "tv_bias",
+]
+
+
+class Weights(NamedTuple):
+    """weights: of the models; objective: what they minimise, at them; condition: the condition
+    number of the quadratic form along the directions they are free in, None if there is no form."""
+
+    weights: Float[np.ndarray, "model"]
+    objective: float
+    condition: float | None
+
+
+def pair_weight(
+    d1_target: Float[ArrayLike, "*batch"],
+    d2_target: Float[ArrayLike, "*batch"],
+    d12: Float[ArrayLike, "*batch"],
+    *,
+    model: Literal[1, 2] = 1,
+    squared: bool = False,
+    noise: float = 0.0,
+) -> Float[np.ndarray, "*batch"]:
+    """The weight of a model in the combination of two, of weights w and 1 - w, nearest the target.
+
+    model 1: (d2*^2 + d12^2 - d1*^2) / 2 d12^2, SAIL's eq. 11. model 2: the rest,
+    (d1*^2 + d12^2 - d2*^2) / 2 d12^2, which the paper's Appendix E states and its Section 4.4
+    applies under the same name gamma. Not clipped: below 0 or above 1 the nearest combination lies
+    beyond one of the models (eq. 10 excludes it: clip to [0, 1], as `simplex_weights` does).
+
+    squared: the arguments are squared distances. ValueError for a d12 of 0, and for distances that
+    break the triangle inequality by more than `noise` (in their unit); of squares it is not asked,
+    since unbiased ones may break it, and be negative, but for d12^2.
+
+    >>> float(pair_weight(1.0, 3.0, 4.0))
+    0.75
+    """
+    given = {"d1_target": d1_target, "d2_target": d2_target, "d12": d12}
+    one, two, between = (host(name, value) for name, value in given.items())
+    try:
+        np.broadcast_shapes(one.shape, two.shape, between.shape)
+    except ValueError as error:
+        raise ValueError(
+            f"d1_target, d2_target and d12 must fit: {one.shape}, {two.shape}, {between.shape}"
+        ) from error
+    if model not in (1, 2):
+        raise ValueError(f"model must be 1 or 2; got {model!r}")
+    if not (between > 0).all():
+        raise ValueError(
+            f"d12 must be > 0 (models at distance 0 are one, of any weight); got {between.min()}"
+        )
+    if not squared:
+        for name, d in (("d1_target", one), ("d2_target", two)):
+            if (d < 0).any():
+                raise ValueError(f"{name} must be >= 0; got {d.min()}")
+        for longest, d, others, rest in (
+            ("d12", between, "d1_target + d2_target", one + two),
+            ("d1_target", one, "d12 + d2_target", between + two),
+            ("d2_target", two, "d12 + d1_target", between + one),
+        ):
+            if (excess := (d - rest).max()) > _slack(d.max(), noise):
+                raise ValueError(
+                    f"{longest} must be at most {others} (triangle inequality); exceeds it by "
+                    f"{excess:.6g}, noise allowed {noise}"
+                )
+        one, two, between = one**2, two**2, between**2
+    own, other = (one, two) if model == 1 else (two, one)
+    return np.asarray((other + between - own) / (2 * between))
+
+
+def tv_bias(
+    d1_target: Float[ArrayLike, "*batch"],
+    d2_target: Float[ArrayLike, "*batch"],
+    d12: Float[ArrayLike, "*batch"],
+) -> Float[np.ndarray, "*batch"]:
+    """Model 1's weight by eq. 11 from total variation distances, less the right one, for Gaussian
+    tasks whose means are these Mahalanobis lengths apart.
+
+    With a, b, c the squares of d1*, d2*, d12 it is (b - a)(c - a - b) / 24c to leading order: none
+    for a target as far from both models, or one that sees them at a right angle, else of the order
+    of the squared separations. Far apart all TV are 1, and the weight is 1/2 whatever is true.
+
+    >>> round(float(tv_bias(1.0, 3.0, 4.0)), 3)
+    0.081
+    """
+    right = pair_weight(d1_target, d2_target, d12)
+    with jax.enable_x64(True):
+        tv = [
+            np.asarray(total_variation_gaussian(np.asarray(d, np.float64)[..., None]))
+            for d in (d1_target, d2_target, d12)
+        ]
+    return pair_weight(*tv) - right
+
+
+def gram_from_distances(
+    to_target: Float[ArrayLike, "model"],
+    between: Float[ArrayLike, "model model"],
+    *,
+    squared: bool = False,
+    noise: float = 0.0,
+) -> Float[np.ndarray, "model model"]:
+    """H_ij = d_i*^2 + d_j*^2 - d_ij^2, SAIL's eq. 13: twice the inner products of theta_i - theta*.
+
+    squared: both hold squared distances. ValueError unless `between` is symmetric, zero on its
+    diagonal and not negative, and for distances that break the triangle inequality by more than
+    `noise`, with the three concerned (not for squares, as `pair_weight`).
+
+    >>> gram_from_distances([3.0, 4.0], [[0.0, 5.0], [5.0, 0.0]])
+    array([[18.,  0.],
+           [ 0., 32.]])
+    """
+    d, D = host("to_target", to_target), host("between", between)
+    n = len(d) if d.ndim == 1 else 0
+    if not n or D.shape != (n, n):
+        raise ValueError(
+            f"to_target and between must be [n] and [n, n], n >= 1; got {d.shape}, {D.shape}"
+        )
+    slack = _slack(np.abs(D).max(), noise)
+    if np.abs(D - D.T).max() > slack or np.abs(np.diagonal(D)).max() > slack:
+        raise ValueError("between must be symmetric with a diagonal of 0")
+    if not squared:
+        if min(d.min(), D.min()) < 0:
+            raise ValueError("distances must be >= 0 (squared=True for estimates of squares)")
+        full = np.block([[D, d[:, None]], [d[None], np.zeros((1, 1))]])
+        excess = full[:, :, None] - (full[:, None, :] + full.T[None])  # d_ij - d_ik - d_kj
+        i, j, k = map(int, np.unravel_index(excess.argmax(), excess.shape))
+        if excess[i, j, k] > _slack(full.max(), noise):
+            raise ValueError(
+                f"{_side(i, j, n)} = {full[i, j]:.6g} must be at most "
+                f"{_side(i, k, n)} + {_side(k, j, n)} = "
+                f"{full[i, k] + full[k, j]:.6g} (triangle inequality, noise allowed {noise})"
+            )
+        d, D = d**2, D**2
+    D = (D + D.T) / 2
+    return d[:, None] + d - D
+
+
+def affine_weights(h: Float[ArrayLike, "model model"], *, ridge: float = 0.0) -> Weights:
+    """The weights of sum 1, of either sign, that minimise w^T H w / 2.
+
+    H^-1 e / e^T H^-1 e (SAIL's eq. 12) wherever H is regular, and also where it is not because some
+    combination attains the target: what has to be positive definite is H along weights of sum 0,
+    which is -d_ij^2 there, a matter of the models and not of the target. `condition` is of that.
+    ridge >= 0: adds ridge * trace / n along those directions, which pulls towards equal weights.
+
+    ValueError where that form is singular or indefinite.
+
+    >>> affine_weights([[2.0, 0.0], [0.0, 6.0]]).weights.tolist()
+    [0.75, 0.25]
+    """
+    H = _form(h)
+    if not (np.isfinite(ridge) and ridge >= 0):
+        raise ValueError(f"ridge must be a finite number >= 0; got {ridge}")
+    n = len(H)
+    Z, M, slope = _reduced(H)
+    if n > 1:
+        M = M + ridge * np.trace(M) / (n - 1) * np.eye(n - 1)
+    spread = np.linalg.eigvalsh(M) if n > 1 else np.ones(1)
+    if spread[0] < -tiny(H):
+        raise ValueError(_indefinite(spread[0]))
+    if spread[0] <= tiny(H):
+        raise ValueError(
+            "h is singular along weights of sum 0, so that they are not unique: some model is an "
+            "affine combination of others (or there are two of it); leave one out, give ridge > 0, "
+            f"or use simplex_weights (eigenvalues {spread[0]:.3g} to {spread[-1]:.3g})"
+        )
+    w = np.full(n, 1 / n) - Z @ np.linalg.solve(M, slope) if n > 1 else np.ones(1)
+    return Weights(w, float(w @ H @ w) / 2, float(spread[-1] / spread[0]))
+
+
+def simplex_weights(h: Float[ArrayLike, "model model"]) -> Weights:
+    """The weights >= 0 of sum 1 (SAIL's eq. 10) that minimise w^T H w / 2, by an exact active set.
+
+    Least squares over a cone: w / sum(w) for the w >= 0 of least |A w|^2 + (sum(w) - 1)^2 with
+    A^T A = H, found by Lawson and Hanson's method and solved once more on the models it keeps. H
+    may be singular: then one of the minimisers, and an infinite condition. ValueError if H is
+    indefinite along weights of sum 0: the distances are those of points in no Euclidean space.
+
+    >>> simplex_weights([[2.0, 4.0], [4.0, 10.0]]).weights.tolist()
+    [1.0, 0.0]
+    """
+    from scipy.optimize import nnls
+
+    H = _form(h)
+    n, least = len(H), tiny(H)
+    if n == 1:
+        return Weights(np.ones(1), float(H[0, 0]) / 2, 1.0)
+    Z, M, slope = _reduced(H)
+    values, vectors = np.linalg.eigh(M)
+    along = vectors.T @ slope
+    if values[0] < -least:
+        raise ValueError(_indefinite(values[0]))
+    flat = values <= least
+    if (np.abs(along[flat]) > least).any():
+        raise ValueError(
+            "h is linear along weights for which it has no curvature: the models' distances to the "
+            "target contradict those between them"
+        )
+    # The factor A: coordinates of the models about the foot of the target in their affine hull. A
+    # constant added to H changes no minimiser, so that the target's height above it is left out.
+    root = np.sqrt(np.where(flat, 0.0, values))
+    A = root[:, None] * (vectors.T @ Z.T)
+    A += np.where(flat, 0.0, along / np.where(flat, 1.0, root))[:, None]
+    unit = np.abs(A).max() or 1.0
+    w, _ = nnls(np.vstack([A / unit, np.ones(n)]), np.r_[np.zeros(len(A)), 1.0], maxiter=100 * n)
+    w /= w.sum()
+    kept = np.flatnonzero(w)
+    try:
+        exact = affine_weights(H[np.ix_(kept, kept)]).weights
+    except ValueError:  # not unique on the models kept: as good as it gets
+        exact = w[kept]
+    if (exact >= 0).all():
+        w[kept] = exact
+    condition = float("inf") if flat.any() else float(values[-1] / values[0])
+    return Weights(w, float(w @ H @ w) / 2, condition)
+
+
+def _form(h: ArrayLike) -> np.ndarray:
+    H = host("h", h)
+    if H.ndim != 2 or H.shape[0] != H.shape[1] or not H.size:
+        raise ValueError(f"h must be a matrix [n, n], n >= 1; got {H.shape}")
+    if np.abs(H - H.T).max() > 1e3 * np.finfo(np.float32).eps * np.abs(H).max():
+        raise ValueError("h must be symmetric")
+    return (H + H.T) / 2
+
+
+def _reduced(H: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """An orthonormal basis Z of weights of sum 0, the form in it, its slope at equal weights."""
+    n = len(H)
+    Z = np.linalg.qr(np.column_stack([np.ones(n), np.eye(n)[:, 1:]]))[0][:, 1:]
+    return Z, Z.T @ H @ Z, Z.T @ H.mean(1)
+
+
+def _side(i: int, j: int, n: int) -> str:
+    i, j = min(i, j), max(i, j)
+    return f"to_target[{i}]" if j == n else f"between[{i}, {j}]"
+
+
+def tiny(H: np.ndarray) -> float:
+    return 16 * len(H) * np.finfo(np.float64).eps * float(np.abs(H).max())
+
+
+def _indefinite(least: float) -> str:
+    return (
+        "h must be positive semi-definite along weights of sum 0 (distances between models must be "
+        f"those of points in a Euclidean space); its least eigenvalue there is {least:.6g}"
+    )
+
+
+def _slack(size: float, noise: float) -> float:
+    # values may come in float32
+    return noise + 16 * float(np.finfo(np.float32).eps) * float(size)
+
+
+def host(name: str, value: ArrayLike) -> np.ndarray:
+    known = concrete(value)
+    if known is None:
+        raise TypeError(f"{name} is traced: weights are found outside jax.jit")
+    if known.dtype.kind not in "biuf":
+        raise TypeError(f"{name} must be real numbers; got {known.dtype}")
+    known = known.astype(np.float64)
+    if not np.isfinite(known).all():
+        raise ValueError(f"{name} must be finite")
+    return known

@@ -1,0 +1,118 @@
+"""From pairs to k models: Lemma 2 of cross-task linearity (arXiv 2402.03660), with constants.
+
+Merging models two at a time along a binary tree, the gap of all is an exact sum over the merges:
+
+    gap(all) = sum_v s_v gap(pair at v),    s_v the total weight under v.
+
+If all pairs on the way are linear up to epsilon, the k models are up to growth x epsilon, and the
+growth, sum_v s_v, is the mean depth of the models in the tree. It is least for Huffman's tree,
+where it exceeds the entropy of the weights in bits by less than one.
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from theory.linearity.identities import Weights, check_weights
+from theory.linearity.networks import Model, gap
+
+Merges = Sequence[tuple[int, int]]  # models are 0 .. k-1, the nth merge is k + n
+
+
+class Telescope(NamedTuple):
+    weights: Float[Array, " merges"]  # s_v
+    gaps: Float[Array, "merges *out"]  # of the pair merged at v
+
+    @property
+    def total(self) -> Array:
+        """The gap of all models."""
+        return jnp.tensordot(self.weights, self.gaps, 1)
+
+
+def chain(k: int) -> Merges:
+    """One model after the other, as in the proof of Lemma 2. Uniform weights: growth
+    (k + 1) / 2 - 1 / k.
+
+    >>> chain(4)
+    ((0, 1), (4, 2), (5, 3))
+    """
+    _check_count(k)
+    return tuple((n + k - 2 if n > 1 else 0, n) for n in range(1, k))
+
+
+def huffman(weights: Weights) -> Merges:
+    """The two lightest first: the least growth of all trees. Uniform weights: with q = floor(log2
+    k), growth q + 2 - 2^(q+1) / k, which is log2 k for powers of two.
+
+    >>> huffman([0.5, 0.25, 0.125, 0.125])
+    ((2, 3), (1, 4), (0, 5))
+    """
+    heap = [(float(w), n) for n, w in enumerate(_nonnegative(weights))]
+    k = len(heap)
+    heapq.heapify(heap)
+    merges = []
+    while len(heap) > 1:
+        (first, m), (second, n) = heapq.heappop(heap), heapq.heappop(heap)
+        heapq.heappush(heap, (first + second, k + len(merges)))
+        merges.append((min(m, n), max(m, n)))
+    return tuple(merges)
+
+
+def node_weights(weights: Weights, merges: Merges) -> np.ndarray:
+    """s_v of the merges. ValueError for merges that are not a binary tree on the models."""
+    found = list(_nonnegative(weights))
+    k, unused = len(found), set(range(len(found)))
+    for m, n in merges:
+        if m == n or not {m, n} <= unused:
+            raise ValueError(f"merge {(m, n)} needs two nodes not merged before; left: {unused}")
+        unused = (unused - {m, n}) | {len(found)}
+        found.append(found[m] + found[n])
+    if len(unused) != 1:
+        raise ValueError(f"{len(merges)} merges do not join {k} models; left: {sorted(unused)}")
+    return np.array(found[k:])
+
+
+def growth(weights: Weights, merges: Merges | None = None) -> float:
+    """The largest gap of k models per largest gap of a pair merged on the way: k - 1 at most;
+    Huffman's tree unless given. The set on which pairs are linear must hold the running means.
+
+    >>> growth([0.25] * 4), growth([0.25] * 4, chain(4))
+    (2.0, 2.25)
+    """
+    return float(node_weights(weights, huffman(weights) if merges is None else merges).sum())
+
+
+def telescope(
+    f: Model, thetas: Any, weights: Weights, *args: Any, merges: Merges | None = None
+) -> Telescope:
+    """The gaps of the pairs merged on the way, measured, with their weights."""
+    a = np.asarray(check_weights(thetas, weights))
+    merges = huffman(a) if merges is None else merges
+    totals = [*a, *node_weights(a, merges)]
+    models = [jax.tree.map(lambda t, n=n: t[n], thetas) for n in range(a.size)]
+    gaps = []
+    for m, n in merges:
+        whole = totals[m] + totals[n]
+        share = jnp.array([totals[m] / whole, totals[n] / whole] if whole else [0.5, 0.5])
+        pair = jax.tree.map(lambda s, t: jnp.stack([s, t]), models[m], models[n])
+        gaps.append(gap(f, pair, share, *args))
+        models.append(jax.tree.map(lambda t, s=share: jnp.tensordot(s, t, 1), pair))
+    return Telescope(jnp.array(totals[a.size :]), jnp.stack(gaps))
+
+
+def _nonnegative(weights: Weights) -> np.ndarray:
+    a = np.asarray(weights, dtype=float)
+    if a.ndim != 1 or not (a >= 0).all():
+        raise ValueError(f"weights must be a vector of numbers >= 0; got {a}")
+    _check_count(a.size)
+    return a
+
+
+def _check_count(k: int) -> None:
+    if k < 2:
+        raise ValueError(f"at least 2 models are merged; got {k}")
