@@ -74,7 +74,7 @@ def run(args: Namespace) -> int:
     if args.draft:
         return _draft(args)
     to = _target(args)
-    knobs = dict(args.set or [])
+    knobs = _knobs(args)
     if args.depth_method is not None:
         knobs["depth_method"] = args.depth_method
     if args.lossless:
@@ -114,6 +114,19 @@ def run(args: Namespace) -> int:
     tensors = len(done.growth.leaves)
     print(f"{done.out}: {tensors} tensors in {time.monotonic() - began:.1f} s")
     return 0
+
+
+def _knobs(args: Namespace) -> dict[str, Any]:
+    """What --set says, all of it knobs of some method."""
+    from sail_jax.checks import nearest
+    from sail_jax.growth.named import METHODS
+
+    knobs = dict(args.set or [])
+    known = {"untie", *(name for method in METHODS.values() for name in method.knobs)}
+    for name in knobs:
+        if name not in known:
+            raise ValueError(f"--set {name}: no such knob{nearest(name, known)}")
+    return knobs
 
 
 def _target(args: Namespace) -> Any:

@@ -52,9 +52,12 @@ def of(config: Config) -> Architecture:
     >>> of({"model_type": "mistral"}).name, of({"architectures": ["BertForMaskedLM"]}).name
     ('llama', 'bert')
     """
-    name = config.get("model_type")
+    name, classes = config.get("model_type"), config.get("architectures") or [""]
+    if not isinstance(name, str | None):
+        raise ValueError(f"the configuration's 'model_type' must be a text, got {name!r}")
+    if not isinstance(classes, list | tuple) or not all(isinstance(c, str) for c in classes):
+        raise ValueError(f"the configuration's 'architectures' must be texts, got {classes!r}")
     if name is None:
-        classes = config.get("architectures") or [""]
         name = re.sub(r"(For\w+|LMHeadModel|Model)$", "", classes[0]).lower()
         name = {"xlmroberta": "xlm-roberta"}.get(name, name)
     if not name:

@@ -48,7 +48,7 @@ def gpt2(config: Config) -> Rules:
         f"{h}mlp.c_proj.bias": "resid",
         "{transformer.,}ln_f.weight": "diag(resid)",
         "{transformer.,}ln_f.bias": "resid",
-        "?lm_head.weight": "vocab resid*",
+        _lm_head(config, tied): "vocab resid*",
     }
     axes, optional = pairs(table)
     width, heads = setting(config, "n_embd"), setting(config, "n_head")
@@ -93,7 +93,7 @@ def llama(config: Config) -> Rules:
         f"{x}input_layernorm.weight": "diag(resid)",
         f"{x}post_attention_layernorm.weight": "diag(resid)",
         "{model.,}norm.weight": "diag(resid)",
-        "?lm_head.weight": "vocab resid*",
+        _lm_head(config, tied): "vocab resid*",
         "?**rotary_emb.inv_freq": "_",
     }
     axes, optional = pairs(table)
@@ -214,7 +214,7 @@ def t5(config: Config) -> Rules:
         "?{encoder,decoder}.embed_tokens.weight": _table(tied),
         "encoder.final_layer_norm.weight": "diag(resid)",
         "decoder.final_layer_norm.weight": "diag(resid)",
-        "?lm_head.weight": "vocab resid*",
+        _lm_head(config, tied): "vocab resid*",
     }
     folds = {
         "encoder.final_layer_norm.weight": (
@@ -283,6 +283,11 @@ def _has_head(config: Config) -> bool:
     """Whether it is a model with a head, as a checkpoint that does not say is taken to be."""
     name = (config.get("architectures") or [""])[0]
     return name.endswith(("LMHeadModel", "DoubleHeadsModel")) or not name.endswith("Model")
+
+
+def _lm_head(config: Config, tied: bool) -> str:
+    """Its pattern: a head that is not tied is there, or the stream itself is the output."""
+    return "lm_head.weight" if _has_head(config) and not tied else "?lm_head.weight"
 
 
 def _table(tied: bool) -> str:

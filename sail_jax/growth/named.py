@@ -187,7 +187,7 @@ def _mixed(old: int, new: int, knobs: Knobs) -> SpaceMap:
         logits = knobs["sharpness"] * jax.nn.one_hot(at, old)
     if np.shape(logits) != (new, old):
         raise ValueError(f"logits must have shape {(new, old)}, got {np.shape(logits)}")
-    return depth.mix_layers(logits)
+    return depth.mix_layers(jnp.asarray(logits))
 
 
 def pair_units(n: int) -> SpaceMap:

@@ -6,6 +6,8 @@ disk are one definition. Depth comes first: layers are renumbered, repeated or m
 and the deep network is then widened by the maps of its spaces.
 """
 
+import math
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,6 +83,8 @@ def plan(
 
     Raises ValueError or TypeError in one sentence, naming the entry, space or leaf at fault.
     """
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config must be a mapping (config.json), got {type(config).__name__}")
     flat = {
         path: jax.ShapeDtypeStruct(x.shape, x.dtype)
         for path, x in zip(leaf_paths(shapes), jax.tree.leaves(shapes), strict=True)
@@ -192,7 +196,8 @@ def plan(
 def _methods(method: str, depth_method: str | None) -> tuple[Method, Method]:
     """The method for widths and the one for depth; a depth method alone widens nothing."""
     for name in (method, depth_method):
-        if name is not None and name not in METHODS:
+        if name is not None and (not isinstance(name, str) or name not in METHODS):
+            name = str(name)
             raise ValueError(f"no growth method {name!r}{nearest(name, METHODS)}")
     wide = METHODS[method]
     if depth_method is None:
@@ -216,7 +221,31 @@ def _values(wide: Method, deep: Method, knobs: Mapping[str, Any]) -> dict[str, A
             raise ValueError(
                 f"no knob {name!r}{nearest(name, known) if known else ': it takes none'}"
             )
-    return known | dict(knobs)
+    return known | {name: _knob(name, known[name], value) for name, value in knobs.items()}
+
+
+def _knob(name: str, default: Any, value: Any) -> Any:
+    """A knob of the kind of its default, hashable; None stays, where it is the default."""
+    if value is None and default is None:
+        return None
+    if name == "logits":
+        try:
+            rows: Any = np.asarray(value, float)
+        except (TypeError, ValueError):
+            rows = np.zeros(0)
+        if rows.ndim != 2 or not np.isfinite(rows).all():
+            raise ValueError(f"{name} must be a matrix [new, old] of finite numbers, got {value!r}")
+        return tuple(tuple(map(float, row)) for row in rows)
+    if isinstance(default, bool | str):
+        if not isinstance(value, type(default)):
+            kind = "true or false" if isinstance(default, bool) else "a text"
+            raise ValueError(f"{name} must be {kind}, got {value!r}")
+        return value
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    number = float(value) if is_real else math.nan  # pyright: ignore[reportArgumentType]
+    if not math.isfinite(number) or (number < 0 and default is not None):
+        raise ValueError(f"{name} must be a finite number, not negative, got {value!r}")
+    return number
 
 
 def _loses(method: str, wide: Method, knobs: Mapping[str, Any]) -> str:
