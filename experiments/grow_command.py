@@ -106,7 +106,7 @@ def run(args: Namespace) -> int:
     )  # fmt: skip
     if meter is not None:
         meter.close()
-    for note in done.growth.notes:
+    for note in done.notes:
         say(f"note: {note}")
     print(done.growth.report)
     for one in done.agreement:

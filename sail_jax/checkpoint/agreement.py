@@ -46,9 +46,9 @@ def wanted(
     path: Any,
     run: Callable[[], tuple[Agreement, ...]],
     max_memory: int | None = None,
-) -> tuple[Agreement, ...]:
+) -> tuple[tuple[Agreement, ...], tuple[str, ...]]:
     """run() if it is asked for, or, where nothing is said, if so many entries of both networks fit:
-    in float32, and in `max_memory` with what is made of them on the way.
+    in float32, and in `max_memory` with what is made of them on the way. And a note, if it failed.
 
     Raises CheckpointError if it is asked for and nothing can be run.
     """
@@ -59,14 +59,16 @@ def wanted(
         if certify or (certify is None and fits):
             found = run()
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        sentence = f"no certificate: {' '.join(str(error).split())} ({type(error).__name__})"
         if certify:
-            raise CheckpointError(f"{path}: no certificate: {error}") from error
+            raise CheckpointError(f"{path}: {sentence}") from error
+        return (), (sentence,)
     if certify and not found:
         raise CheckpointError(
             f"{path}: no certificate, as no forward pass of this architecture is known; "
             "leave out --certify"
         )
-    return found
+    return found, ()
 
 
 def certified(tensors: Tensors, config: Mapping[str, Any], renew: Renew) -> tuple[Agreement, ...]:

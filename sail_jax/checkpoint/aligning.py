@@ -314,9 +314,10 @@ def align_checkpoints(
             return change_blocks(dict(arrays), aligned.spec, aligned.maps, aligned.within), own
 
         entries = 2 * sum(math.prod(x.shape) for x in other.tensors.values())
-        agreed = wanted(
+        agreed, failed = wanted(
             certify, entries, b, lambda: certified(other.tensors, own, renew), max_memory
         )
+        aligned = aligned._replace(notes=(*aligned.notes, *failed))
         if out is not None:
             maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(aligned.maps)]
             mark = hashlib.sha256(repr([files(Path(a)), files(Path(b)), maps]).encode()).hexdigest()

@@ -60,12 +60,13 @@ class Growing(NamedTuple):
 
 class Grown(NamedTuple):
     """What was done: the growth, how well the networks agree (none if not asked, or not known how),
-    the output and how long it took (in seconds)."""
+    the output, how long it took (in seconds) and what is to be said of it, a sentence each."""
 
     growth: networks.Growth
     agreement: tuple[Agreement, ...]
     out: Path
     seconds: float
+    notes: tuple[str, ...]
 
 
 def read_target(to: Any) -> Mapping[str, Any]:
@@ -215,22 +216,24 @@ def grow_checkpoint(
 
         both = (*view.base.tensors.values(), *view.tensors.values())
         entries = sum(math.prod(x.shape) for x in both)
-        agreed = wanted(
+        agreed, failed = wanted(
             certify, entries, path, lambda: certified(view.base.tensors, own, renew), max_memory
         )
         about = {**ready.about, "agreement": [one._asdict() for one in agreed]}
+        about["notes"] = notes = [*ready.growth.notes, *failed]
         if ready.growth.report.exact and not all(one.preserved for one in agreed):
             sentence = f"every space is exact, yet {agreed[0]}"
             if knobs.get("require_lossless"):
                 raise CheckpointError(f"{path}: lossless growth was asked for: {sentence}")
-            about |= {"exact": False, "notes": [*about["notes"], sentence]}
+            notes.append(sentence)
+            about["exact"] = False
         carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint,
             lambda: _extras(ready.view, about, Path(out).name), resume=resume, sync=sync,
             allow_nonfinite=allow_nonfinite, format=format, shard_bytes=shard_bytes,
             progress=progress,
         )  # fmt: skip
-    return Grown(ready.growth, agreed, Path(out), time.monotonic() - began)
+    return Grown(ready.growth, agreed, Path(out), time.monotonic() - began, tuple(notes))
 
 
 def _extras(view: View, about: Mapping[str, Any], name: str) -> dict[str, bytes | Path]:
