@@ -146,9 +146,13 @@ def _target(args: Namespace) -> Any:
     if files := [text for text in given if "=" not in text]:
         raise ValueError(f"--to {files[0]}: a config.json stands alone, not beside other --to")
     try:
-        return dict(map(entry, given))
+        entries = [entry(text) for text in given]
     except ArgumentTypeError as error:
         raise ValueError(f"--to: {error}") from error
+    keys = [key for key, _ in entries]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise ValueError(f"--to states {twice[0]!r} more than once")
+    return dict(entries)
 
 
 def _methods() -> int:

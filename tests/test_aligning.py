@@ -139,6 +139,25 @@ def test_refusals(pair, tmp_path):
     for message, other in cases.items():
         with pytest.raises(ValueError, match=message):
             align_checkpoints(a, other, tmp_path / "out")
+    one_head = config | {"num_key_value_heads": 1}
+    cases = {"states 'num_key_value_heads': 1, but the tensors 2|units of": one_head}
+    cases["states 'num_hidden_layers': 3, but the tensors 2"] = config | {"num_hidden_layers": 3}
+    for k, (message, other) in enumerate(cases.items()):
+        with pytest.raises(ValueError, match=message):
+            align_checkpoints(a, save(tmp_path / f"c{k}", tensors, other), tmp_path / "out")
+    stated = save(tmp_path / "stated", tensors, config | {"num_key_value_heads": 4})
+    with pytest.raises(ValueError, match="states 'num_key_value_heads': 4, the other 2: only"):
+        align_checkpoints(stated, b, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"out lies in .*a, which is read"):
+        align_checkpoints(a, b, a / "out")
+    with pytest.raises(ValueError, match="b exists already"):
+        align_checkpoints(a, b, b)
+    for knobs in ({"max_sweeps": "many"}, {"seed": -1}, {"spaces": 3}):
+        with pytest.raises(ValueError, match=f"{next(iter(knobs))} must be"):
+            align_checkpoints(a, b, tmp_path / "out", **knobs)
+    complex_ = {k: v.astype(np.complex64) for k, v in tensors.items()}
+    with pytest.raises(ValueError, match="is complex64: only real numbers"):
+        align_checkpoints(a, save(tmp_path / "complex", complex_, config), tmp_path / "out")
     with pytest.raises(ValueError, match=r"only 'qk.0', which cannot be matched.*rotary"):
         align_checkpoints(a, b, tmp_path / "out", spaces="qk.*")
     with pytest.raises(ValueError, match=r"'hiden.\*': names no space .nearest: 'hidden"):
@@ -151,6 +170,24 @@ def test_refusals(pair, tmp_path):
     with pytest.raises(ValueError, match=r"'model.norm.weight' has values that are not finite"):
         align_checkpoints(a, save(tmp_path / "nan", poisoned, config), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_configurations_state_differently_is_said(pair, tmp_path):
+    a, b = pair("llama")
+    config = GOLDEN["llama"]["config"] | {"rms_norm_eps": 1e-3, "use_cache": False}
+    other = save(tmp_path / "other", load_checkpoint(b), config)
+    done = align_checkpoints(a, other, tmp_path / "out", certify=False)
+    assert done.aligned.notes == ("the two state 'rms_norm_eps' differently: 1e-06 and 0.001",)
+
+
+def test_double_precision_is_kept(pair, tmp_path):
+    with jax.enable_x64(True):
+        a, b = pair("llama", "float64")
+    done = align_checkpoints(a, b, tmp_path / "out")
+    out, want = load_checkpoint(tmp_path / "out"), load_checkpoint(a)
+    assert all(x.dtype == np.float64 and x.tobytes() == want[k].tobytes() for k, x in out.items())
+    assert [one.dtype for one in done.agreement] == ["float32", "float64"]
+    assert done.agreement[1].largest <= 1e-12 * done.agreement[1].scale  # eps is 2e-16
 
 
 TABLE = """
@@ -220,7 +257,7 @@ def test_the_command(pair, tmp_path, capsys):
     assert "name the output" in capsys.readouterr().err
     assert main(["align", str(a), str(b), out, "--family", "hidden.{i}=rotation"]) == 2
     assert "expected one of permutation, signed" in capsys.readouterr().err
-    assert main(["align", str(a), str(b), out, "--spaces", "qk.0"]) == 2
+    assert main(["align", str(a), str(b), f"{out}2", "--spaces", "qk.0"]) == 2
     assert "rotary" in capsys.readouterr().err
 
 

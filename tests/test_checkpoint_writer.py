@@ -69,7 +69,7 @@ def test_work_left_by_an_exception_is_continued(tmp_path, place):
     with pytest.raises(CheckpointError, match="unfinished; add --resume"):
         _create(tmp_path / place)
     for other in ({"fingerprint": "y"}, {"wanted": {**WANTED, "d": (np.float32, ())}}):
-        with pytest.raises(CheckpointError, match="unfinished work of another merge"):
+        with pytest.raises(CheckpointError, match="unfinished work of another run"):
             _create(tmp_path / place, resume=True, **other)
     with _create(tmp_path / place, resume=True) as out:
         assert out.finished == {"b", "empty"}
@@ -286,7 +286,7 @@ def test_an_empty_folder_is_taken_and_nothing_else(tmp_path):
         out.commit()
     (tmp_path / ".n.partial").mkdir()
     (tmp_path / ".n.partial" / "mine").write_text("precious")
-    with pytest.raises(CheckpointError, match="holds what no merge left there"):
+    with pytest.raises(CheckpointError, match="holds what no run left there"):
         _create(tmp_path / "n")
     assert (tmp_path / ".n.partial" / "mine").read_text() == "precious"
 

@@ -20,6 +20,7 @@ from experiments.models.resnet import ResNet
 from experiments.models.vit import ViT
 from sail_jax import architectures
 from sail_jax.architectures import Rules
+from sail_jax.architectures.table import look, put
 from sail_jax.certificate import certificate
 from sail_jax.growth import METHODS, grow, plan
 from sail_jax.trees import leaf_paths
@@ -410,7 +411,10 @@ def test_stacked_layers_of_an_unknown_architecture(to, depth_method):
         ("llama", {}, "lemon", {}, "to is empty"),
         ("llama", {"width": 0}, "lemon", {}, "a factor must be a positive number, got 0"),
         ("llama", {"hidden_size": "ax"}, "lemon", {}, "hidden_size must be a number or a factor"),
-        ("llama", {"hidden_size": 9.5}, "lemon", {}, r"a whole number below 2\^31, got 9.5"),
+        ("llama", {"hidden_size": 9.5}, "lemon", {}, r"a whole number below 16777216, got 9.5"),
+        ("llama", {"hidden_size": 10**9}, "lemon", {}, r"whole number below 16777216, got 10{9}"),
+        ("llama", {"hidden_size": None}, "lemon", {}, "'hidden_size' without a value"),
+        ("llama", {"width": 2}, "lemon", {"key": 3}, r"key must be one of jax.random.key\(seed\)"),
         ("llama", {"rms_norm_eps": 1e-3}, "lemon", {}, "growth keeps 'rms_norm_eps': it is 1e-06"),
         ("llama", {"tie_word_embeddings": True}, "lemon", {}, "network's tables are not tied"),
         ("llama", {"vocab_size": 20}, "lemon", {}, "'vocab' is the network's input or output"),
@@ -424,8 +428,88 @@ def test_stacked_layers_of_an_unknown_architecture(to, depth_method):
     ],
 )
 def test_bad_input(name, to, method, knobs, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((ValueError, TypeError), match=text):
         plan(models.model(name).params, config(name), to, method, **({"key": KEY} | knobs))
+
+
+def _stated(name):
+    """Entries of a configuration that tensors settle, each of them whole numbers."""
+    c, m = config(name), models.model(name)
+    settled = {key for key, _ in m.rules.settings if look(c, key) is not None}
+    cleared = c
+    for key in settled:
+        cleared = put(cleared, key, None)
+    found = m.rules.resized(cleared, m.spec)
+    keys = [key for key in sorted(settled) if look(found, key) is not None]
+    return [key for key in [*keys, *m.rules.layers] if isinstance(look(c, key), int)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_configurations_that_tensors_contradict(name):
+    params, c = models.model(name).params, config(name)
+    plan(params, c, TWICE, key=KEY)
+    for key in _stated(name):
+        last = key.rpartition(".")[2]
+        # how many heads there are is not seen in shapes: another divisor is believed
+        larger = [look(c, key) + 1] * ("heads" not in key)
+        for wrong in (*larger, 0, -1, "x", 1.5, True, [], {}):
+            with pytest.raises((ValueError, TypeError), match=f"{last}|divide|units|matches no"):
+                plan(params, put(c, key, wrong), TWICE, key=KEY)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "text"),
+    [
+        ("llama", {"hidden_act": "gelu"}, "growth keeps 'hidden_act': it is 'silu', to states"),
+        ("llama", {"rope_scaling": {"factor": 2.0}}, "'rope_scaling.factor': it is None"),
+        ("llama", {"max_position_embeddings": 64}, "growth keeps 'max_position_embeddings'"),
+        ("llama", {"architectures": ["LlamaModel"]}, "growth keeps 'architectures'"),
+        ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "growth keeps the kinds of layers"),
+        ("clip", {"vision_config.hidden_act": "relu"}, "growth keeps 'vision_config.hidden_act'"),
+        ("clip", {"text_config.layer_norm_eps": 0.1}, "growth keeps 'text_config.layer_norm_eps'"),
+        ("bert", {"max_position_embeddings": 99}, "'position' is the network's input"),
+        ("bert", {"hidden_dropout_prob": 0.5, "initializer_range": 1.0}, None),
+        ("llama", {"eos_token_id": 3, "use_cache": False, "dtype": "bfloat16"}, None),
+        ("qwen3", {"layer_types": None}, None),
+    ],
+)
+def test_whole_targets_of_another_function(name, changes, text):
+    params, c = models.model(name).params, config(name)
+    to = c
+    for key, value in changes.items():
+        to = put(to, key, value)
+    if text is None:
+        made = plan(params, c, to, key=KEY).config
+        assert made.get("layer_types") == c.get("layer_types")
+        return
+    with pytest.raises(ValueError, match=text):
+        plan(params, c, to, key=KEY)
+
+
+def test_heads_decide_what_a_network_hands_out():
+    """A base model and one with a head differ in their tensors, whatever the config says."""
+    for name, head in (("bert", "cls."), ("vit", "classifier.")):
+        c = {k: v for k, v in config(name).items() if k != "architectures"}
+        params = models.model(name).params
+        bare = {k: v for k, v in params.items() if not k.startswith(head)}
+        plan(params, c, {"width": 2})
+        with pytest.raises(ValueError, match="base model hands out its stream 'resid'"):
+            plan(bare, c, {"width": 2})
+
+
+def test_token_classification_reads_the_stream():
+    c = config("bert") | {"architectures": ["BertForTokenClassification"]}
+    kept = {k: v for k, v in models.model("bert").params.items() if not k.startswith("cls.")}
+    head = {"classifier.weight": jnp.ones((3, 8)), "classifier.bias": jnp.zeros(3)}
+    growth = plan(kept | head, c, {"width": 2})
+    assert growth.leaves["classifier.weight"].shape == (3, 16)
+    assert growth.spec.axes("classifier.weight")[1][0].space == "resid"
+
+
+def test_narrow_floats_are_refused():
+    params = jax.tree.map(lambda x: x.astype("float8_e4m3fn"), models.model("llama").params)
+    with pytest.raises(ValueError, match=r"'lm_head.weight' is float8_e4m3fn, which has no arith"):
+        plan(params, config("llama"), TWICE)
 
 
 def test_bad_checkpoints():

@@ -339,6 +339,11 @@ def _factored(argument: str, path: str, x: Any, spec: Spec) -> Array:
     values = x if isinstance(x, jax.Array) else np.asarray(x)
     if concrete(values) is None:
         raise ValueError(f"{argument} leaf {path!r} is traced: weights are matched outside jit")
+    if not jnp.issubdtype(values.dtype, jnp.floating) or values.dtype.itemsize == 1:
+        raise ValueError(
+            f"{argument} leaf {path!r} is {values.dtype}: only real numbers of 16 bits or more are "
+            "matched, cast it first"
+        )
     wide = jnp.asarray(values, jnp.promote_types(values.dtype, jnp.float32))
     if not bool(_finite(wide)):
         raise ValueError(f"{argument} leaf {path!r} has values that are not finite")

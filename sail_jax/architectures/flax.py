@@ -3,7 +3,7 @@
 Kernels are [..., in, out]; a tree may start at its collections ("params/...") or inside one.
 """
 
-from sail_jax.architectures.table import Config, Rules, pairs, setting
+from sail_jax.architectures.table import Config, Rules, count, flag, pairs, setting
 
 __all__ = ["flax_gpt", "flax_mlp", "flax_resnet", "flax_vit", "mlp"]
 
@@ -19,7 +19,7 @@ def mlp(config: Config) -> Rules:
 
 
 def _mlp(config: Config, layer: str, last: str) -> Rules:
-    n = len(setting(config, "widths"))
+    n = len(_widths(config))
     reads = ["inputs", *(f"hidden.{k}" for k in range(n))]
     table = {f"{layer}kernel".replace("#", str(k)): f"{reads[k]}* hidden.{k}" for k in range(n)}
     if n:
@@ -38,7 +38,7 @@ def flax_resnet(config: Config) -> Rules:
 
     A running variance is a gain: it stays beside its unit, with neither sign nor scale.
     """
-    stages, blocks = len(setting(config, "widths")), setting(config, "blocks")
+    stages, blocks = len(_widths(config)), count(config, "blocks")
     table = {"**stem/kernel": "_ _ image* stage.0", **_batchnorm("**stem_bn", "stage.0")}
     for s in range(stages):
         for b in range(blocks):
@@ -60,9 +60,16 @@ def flax_resnet(config: Config) -> Rules:
     return Rules(*_with(table, spaces), settings=settings, layers=layers)
 
 
+def _widths(config: Config) -> list[int] | tuple[int, ...]:
+    widths = setting(config, "widths")
+    if not isinstance(widths, list | tuple):
+        raise ValueError(f"the configuration's 'widths' must be a list of sizes, got {widths!r}")
+    return widths
+
+
 def flax_gpt(config: Config) -> Rules:
     """A decoder of pre-norm blocks; `config` has `tied`, false where not stated."""
-    tied = bool(config.get("tied", False))
+    tied = flag(config, "tied", default=False)
     table = {
         "**token_embed/embedding": "vocab* resid | vocab resid*" if tied else "vocab* resid",
         "**position_embed": "_ resid",

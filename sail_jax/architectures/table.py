@@ -13,7 +13,7 @@ from sail_jax.checks import nearest
 from sail_jax.spaces import Spec, spec
 from sail_jax.trees import leaf_paths, path_str
 
-__all__ = ["Rules", "divided", "fill", "look", "pairs", "put", "setting"]
+__all__ = ["Rules", "count", "divided", "fill", "flag", "look", "pairs", "put", "setting"]
 
 Config = Mapping[str, Any]
 
@@ -24,7 +24,7 @@ class Rules(NamedTuple):
     - axes: path pattern and axes string per tensor, see `sail_jax.axes`;
     - spaces, sizes: as `sail_jax.spec` takes them, keys as they stand in the axes strings;
     - optional: the patterns that need not match (biases, heads, buffers of some releases);
-    - ends: spaces that are the network's output where no tensor reads them;
+    - ends: spaces that are the network's output, unless one of these patterns matches (a head);
     - settings: which entry of the configuration states the product of which spaces;
     - folds: for each norm scale, the tensors that read the norm it belongs to;
     - layers: which entry of the configuration counts the tensors of which prefix (or lists
@@ -36,7 +36,7 @@ class Rules(NamedTuple):
     spaces: Mapping[str, str]
     sizes: Mapping[str, int] = {}
     optional: frozenset[str] = frozenset()
-    ends: frozenset[str] = frozenset()
+    ends: Mapping[str, tuple[str, ...]] = {}
     settings: tuple[tuple[str, str], ...] = ()
     folds: Mapping[str, tuple[str, ...]] = {}
     layers: Mapping[str, str] = {}
@@ -45,13 +45,13 @@ class Rules(NamedTuple):
     def spec(self, params: PyTree) -> Spec:
         """The checked spec of parameters (arrays or ShapeDtypeStructs); raises as `spec` does."""
         paths = leaf_paths(params)
-        kept = [
-            (pattern, axes)
-            for pattern, axes in self.axes
-            if pattern not in self.optional or any(map(path_pattern(pattern).fullmatch, paths))
-        ]
+
+        def there(pattern: str) -> bool:
+            return any(map(path_pattern(pattern).fullmatch, paths))
+
+        kept = [(p, axes) for p, axes in self.axes if p not in self.optional or there(p)]
         words = {word for _, axes in kept for word in re.findall(r"[\w./:{}-]+\*?", axes)}
-        unread = {name for name in self.ends if f"{name}*" not in words}
+        unread = {name for name, heads in self.ends.items() if not any(map(there, heads))}
         names = {word.rstrip("*") for word in words}
         spaces = {k: "outer" if k in unread else v for k, v in self.spaces.items() if k in names}
         sizes = {k: v for k, v in self.sizes.items() if k in names}
@@ -128,6 +128,27 @@ def setting(config: Config, *keys: str, default: Any = None) -> Any:
     if default is None:
         raise ValueError(f"the configuration does not state {keys[0]!r}{nearest(keys[0], config)}")
     return default
+
+
+def count(config: Config, *keys: str, default: int | None = None) -> int:
+    """As `setting`, of a whole number from 1; ValueError, naming the key, for anything else."""
+    value = setting(config, *keys, default=default)
+    if value is not default and (
+        isinstance(value, bool) or not isinstance(value, int) or value < 1
+    ):
+        key = next(key for key in keys if config.get(key) is not None)
+        raise ValueError(
+            f"the configuration's {key!r} must be a whole number from 1, got {value!r}"
+        )
+    return value
+
+
+def flag(config: Config, key: str, *, default: bool) -> bool:
+    """As `setting`, of true or false; ValueError, naming the key, for anything else."""
+    value = setting(config, key, default=default)
+    if not isinstance(value, bool):
+        raise ValueError(f"the configuration's {key!r} must be true or false, got {value!r}")
+    return value
 
 
 def look(config: Config, key: str) -> Any:

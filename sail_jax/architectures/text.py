@@ -1,7 +1,7 @@
 """Tables of language models, for the tensor names of Hugging Face: GPT-2, Llama and its kin,
 BERT, RoBERTa, T5. Torch's linear layers are [out, in], GPT-2's [in, out]."""
 
-from sail_jax.architectures.table import Config, Rules, divided, pairs, setting
+from sail_jax.architectures.table import Config, Rules, count, divided, flag, pairs
 
 __all__ = ["attention", "bert", "gpt2", "llama", "roberta", "t5"]
 
@@ -30,10 +30,10 @@ def attention(
 def gpt2(config: Config) -> Rules:
     """GPT-2 (Radford et al. 2019): fused queries, keys and values; tied unless said otherwise."""
     h = "{transformer.,}h.{i}."
-    tied = setting(config, "tie_word_embeddings", default=True) and _has_head(config)
+    tied = flag(config, "tie_word_embeddings", default=True) and _has_head(config)
     table = {
         "{transformer.,}wte.weight": _table(tied),
-        "{transformer.,}wpe.weight": "_ resid",
+        "{transformer.,}wpe.weight": "position* resid",
         f"{h}ln_{{1,2}}.weight": "diag(resid)",
         f"{h}ln_{{1,2}}.bias": "resid",
         f"{h}attn.c_attn.weight": "resid* (head.{i} qk.{i} + head.{i} qk.{i}* + head.{i} v.{i})",
@@ -51,15 +51,16 @@ def gpt2(config: Config) -> Rules:
         _lm_head(config, tied): "vocab resid*",
     }
     axes, optional = pairs(table)
-    width, heads = setting(config, "n_embd"), setting(config, "n_head")
+    width, heads = count(config, "n_embd"), count(config, "n_head")
     size = divided(width, heads, "n_head heads in n_embd units")
     return Rules(
         axes,
-        _resid(config, "layernorm") | _inner("{i}", "dot", "elementwise"),
+        _resid(config, "layernorm") | {"position": "outer"} | _inner("{i}", "dot", "elementwise"),
         {"head.{i}": heads, "qk.{i}": size, "v.{i}": size},
         optional,
         settings=(
             ("vocab_size", "vocab"),
+            ("n_positions", "position"),
             ("n_embd", "resid"),
             ("n_embd", "head.{i} qk.{i}"),
             ("n_embd", "head.{i} v.{i}"),
@@ -74,13 +75,13 @@ def llama(config: Config) -> Rules:
     """Llama, Mistral, Qwen2 (biases) and Qwen3 (normed queries and keys): RMSNorm, SwiGLU, rotary
     positions (so the units of a query are told apart), heads of keys and values shared."""
     x = "{model.,}layers.{i}."
-    heads = setting(config, "num_attention_heads")
-    shared = setting(config, "num_key_value_heads", default=heads)
+    heads = count(config, "num_attention_heads")
+    shared = count(config, "num_key_value_heads", default=heads)
     group = divided(heads, shared, "num_key_value_heads among num_attention_heads")
-    size = setting(config, "head_dim", default=0) or divided(
-        setting(config, "hidden_size"), heads, "num_attention_heads heads in hidden_size units"
+    size = count(config, "head_dim", default=0) or divided(
+        count(config, "hidden_size"), heads, "num_attention_heads heads in hidden_size units"
     )
-    tied = setting(config, "tie_word_embeddings", default=False) and _has_head(config)
+    tied = flag(config, "tie_word_embeddings", default=False) and _has_head(config)
     qkvo = " ".join(f"{x}self_attn.{p}_proj" for p in "qkvo")
     table = {
         "{model.,}embed_tokens.weight": _table(tied),
@@ -124,6 +125,7 @@ def llama(config: Config) -> Rules:
 def bert(config: Config) -> Rules:
     """BERT (Devlin et al. 2019): norms after the sums; the head for masked words is tied, and
     so applies its nonlinearity in the space of the embeddings."""
+    token = (config.get("architectures") or [""])[0].endswith("ForTokenClassification")
     head = {
         "?cls.predictions.transform.dense.weight": "resid resid*",
         "?cls.predictions.transform.dense.bias": "resid",
@@ -133,7 +135,7 @@ def bert(config: Config) -> Rules:
         "?cls.predictions.{bias,decoder.bias}": "vocab",
         "?cls.seq_relationship.weight": "labels pooled*",
         "?cls.seq_relationship.bias": "labels",
-        "?classifier.weight": "labels pooled*",
+        "?classifier.weight": "labels resid*" if token else "labels pooled*",
         "?classifier.bias": "labels",
     }
     return _bert(config, "{bert.,}", head)
@@ -160,11 +162,12 @@ def _bert(config: Config, p: str, head: dict[str, str]) -> Rules:
     x = f"{p}encoder.layer.{{i}}."
     kind = (config.get("architectures") or ["ForMaskedLM"])[0]
     masked = kind.endswith(("ForMaskedLM", "ForPreTraining"))
-    tied = setting(config, "tie_word_embeddings", default=True) and masked
+    tied = flag(config, "tie_word_embeddings", default=True) and masked
     qkvo = f"{x}attention.self.query {x}attention.self.key {x}attention.self.value "
     table = {
         f"{p}embeddings.word_embeddings.weight": _table(tied),
-        f"{p}embeddings.{{position,token_type}}_embeddings.weight": "_ resid",
+        f"{p}embeddings.position_embeddings.weight": "position* resid",
+        f"{p}embeddings.token_type_embeddings.weight": "segment* resid",
         f"?{p}embeddings.{{position,token_type}}_ids": "_ _",
         f"{p}embeddings.LayerNorm.weight": "diag(resid)",
         f"{p}embeddings.LayerNorm.bias": "resid",
@@ -180,19 +183,25 @@ def _bert(config: Config, p: str, head: dict[str, str]) -> Rules:
         **head,
     }
     axes, optional = pairs(table)
-    width, heads = setting(config, "hidden_size"), setting(config, "num_attention_heads")
+    width, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
     size = divided(width, heads, "num_attention_heads heads in hidden_size units")
-    # the base model hands out the stream itself
-    resid = ("outer " if kind.endswith("Model") else "") + "layernorm elementwise"
-    spaces = {"resid": resid, "vocab": "outer", "pooled": "odd", "labels": "outer"}
+    spaces = {"resid": "layernorm elementwise", "pooled": "odd"}
+    spaces |= dict.fromkeys(("vocab", "position", "segment", "labels"), "outer")
+    # the base model hands out the stream itself, and what its pooler makes of it
+    heads_of = {
+        space: tuple(k[1:] for k, text in head.items() if text.endswith(ends))
+        for space, ends in (("resid", ("resid*", "pooled*")), ("pooled", "pooled*"))
+    }
     return Rules(
         axes,
         spaces | _inner("{i}", "dot", "elementwise"),
         {"head.{i}": heads, "qk.{i}": size, "v.{i}": size},
         optional,
-        frozenset({"pooled"}),
+        heads_of,
         settings=(
             ("vocab_size", "vocab"),
+            ("max_position_embeddings", "position"),
+            ("type_vocab_size", "segment"),
             ("hidden_size", "resid"),
             ("hidden_size", "pooled"),
             ("hidden_size", "head.{i} qk.{i}"),
@@ -208,7 +217,7 @@ def t5(config: Config) -> Rules:
     """T5 (Raffel et al. 2020), also v1.1: encoder and decoder in the one space of their shared
     embeddings, RMSNorm, no biases; the biases by relative position, held by the first layer,
     make the heads of all layers of a tower one space."""
-    tied = setting(config, "tie_word_embeddings", default=True) and _has_head(config)
+    tied = flag(config, "tie_word_embeddings", default=True) and _has_head(config)
     table = {
         "shared.weight": _table(tied),
         "?{encoder,decoder}.embed_tokens.weight": _table(tied),
@@ -222,10 +231,11 @@ def t5(config: Config) -> Rules:
         ),
         "decoder.final_layer_norm.weight": ("lm_head.weight",),
     }
-    spaces = _resid(config, "rmsnorm")
-    heads, size = setting(config, "num_heads"), setting(config, "d_kv")
+    spaces = _resid(config, "rmsnorm") | {"bucket": "outer"}
+    heads, size = count(config, "num_heads"), count(config, "d_kv")
     sizes, single = {}, set()
     settings = [("vocab_size", "vocab"), ("d_model", "resid")]
+    settings += [("relative_attention_num_buckets", "bucket")]
     for tower, parts in {"encoder": "sf", "decoder": "scf"}.items():
         for n, part in enumerate(parts):
             x = f"{tower}.block.{{i}}.layer.{n}."
@@ -250,7 +260,7 @@ def t5(config: Config) -> Rules:
             head = f"{space}head" if own else f"{space}head.{{i}}"
             if own:
                 bias = f"{tower}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-                table[bias] = f"_ {head}"
+                table[bias] = f"bucket* {head}"
                 single.add(bias)
             # a bias on the logits tells the sign of a head, which they alone would not
             spaces |= {head: "elementwise" if own else "odd"}

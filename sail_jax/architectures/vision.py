@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sail_jax.architectures.table import Config, Rules, divided, pairs, setting
+from sail_jax.architectures.table import Config, Rules, count, divided, pairs, setting
 from sail_jax.architectures.text import attention
 
 __all__ = ["clip", "vit"]
@@ -16,7 +16,7 @@ def vit(config: Config) -> Rules:
         "{vit.,}embeddings.cls_token": "_ _ resid",
         "?{vit.,}embeddings.mask_token": "_ _ resid",
         "{vit.,}embeddings.position_embeddings": "_ _ resid",
-        "{vit.,}embeddings.patch_embeddings.projection.weight": "resid _ _ _",
+        "{vit.,}embeddings.patch_embeddings.projection.weight": "resid channel* _ _",
         "{vit.,}embeddings.patch_embeddings.projection.bias": "resid",
         **attention(f"{inner}query {inner}key {inner}value {x}attention.output.dense", tag=".{i}"),
         f"{x}intermediate.dense.weight": "hidden.{i} resid*",
@@ -33,11 +33,12 @@ def vit(config: Config) -> Rules:
         "?classifier.bias": "labels",
     }
     axes, optional = pairs(table)
-    base = (config.get("architectures") or [""])[0].endswith("Model")
     spaces, sizes, settings = _tower(config)
-    spaces |= {"resid": "outer" if base else "layernorm", "pooled": "outer", "labels": "outer"}
+    spaces |= dict.fromkeys(("pooled", "labels", "channel"), "outer")
+    ends = {"resid": ("classifier.weight",)}  # the base model hands out the stream itself
+    settings += (("num_channels", "channel"), ("pooler_output_size", "pooled"))
     layers = {"num_hidden_layers": x}
-    return Rules(axes, spaces, sizes, optional, settings=settings, layers=layers)
+    return Rules(axes, spaces, sizes, optional, ends, settings=settings, layers=layers)
 
 
 def clip(config: Config) -> Rules:
@@ -45,16 +46,19 @@ def clip(config: Config) -> Rules:
     table = {
         "logit_scale": "",
         "text_model.embeddings.token_embedding.weight": "vocab* text.resid",
-        "text_model.embeddings.position_embedding.weight": "_ text.resid",
+        "text_model.embeddings.position_embedding.weight": "position* text.resid",
         "vision_model.embeddings.class_embedding": "vision.resid",
-        "vision_model.embeddings.patch_embedding.weight": "vision.resid _ _ _",
+        "vision_model.embeddings.patch_embedding.weight": "vision.resid channel* _ _",
         "vision_model.embeddings.position_embedding.weight": "_ vision.resid",
         "?{text,vision}_model.embeddings.position_ids": "_ _",
         "text_projection.weight": "shared text.resid*",
         "visual_projection.weight": "shared* vision.resid*",
     }
     spaces, sizes, settings = {"vocab": "outer", "shared": "rmsnorm"}, {}, ()
+    spaces |= {"position": "outer", "channel": "outer"}
     settings += (("projection_dim", "shared"), ("text_config.vocab_size", "vocab"))
+    settings += (("text_config.max_position_embeddings", "position"),)
+    settings += (("vision_config.num_channels", "channel"),)
     norms = {"text": "text_model.final_layer_norm"}
     norms["vision"] = "vision_model.{pre_layrnorm,post_layernorm}"
     for tower, norm in norms.items():
@@ -83,7 +87,7 @@ def clip(config: Config) -> Rules:
 
 def _tower(config: Config, tower: str = "", key: str = "") -> tuple[Any, ...]:
     """The spaces, their sizes and the settings of one stack of layers."""
-    width, heads = setting(config, "hidden_size"), setting(config, "num_attention_heads")
+    width, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
     size = divided(width, heads, f"{key}num_attention_heads heads in hidden_size units")
     words = {"resid": "layernorm"} | {
         f"{name}.{{i}}": word

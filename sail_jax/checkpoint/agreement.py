@@ -1,5 +1,6 @@
 """How far two networks agree: their outputs on probe inputs, for checkpoints that were changed."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -81,8 +82,19 @@ def certified(tensors: Tensors, config: Mapping[str, Any], renew: Renew) -> tupl
         family = architectures.of(config)
     except ValueError:
         return ()
-    if family.logits is None:
+    if family.logits is None or any(
+        np.iscomplexobj(np.empty(0, x.dtype)) for x in tensors.values()
+    ):
         return ()
+    wide = any(x.dtype == np.float64 for x in tensors.values())
+    with jax.enable_x64(True) if wide else contextlib.nullcontext():
+        return _certified(family, tensors, config, renew)
+
+
+def _certified(
+    family: architectures.Architecture, tensors: Tensors, config: Mapping[str, Any], renew: Renew
+) -> tuple[Agreement, ...]:
+    assert family.logits is not None
     old = {name: _whole(x) for name, x in tensors.items()}
     dtypes = {x.dtype for x in old.values() if jnp.issubdtype(x.dtype, jnp.floating)}
     own = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float32"))

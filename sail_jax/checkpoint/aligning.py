@@ -1,5 +1,6 @@
 """Checkpoints aligned: one re-expressed in the frame of another, space by space, read as needed."""
 
+import contextlib
 import fnmatch
 import hashlib
 import json
@@ -30,6 +31,7 @@ from sail_jax.checkpoint.executor import (
     resident,
 )
 from sail_jax.checkpoint.files import CheckpointError
+from sail_jax.checkpoint.folders import admit
 from sail_jax.checkpoint.inputs import carried, config_of
 from sail_jax.checkpoint.merging import carried_out, files
 from sail_jax.checkpoint.nearness import Match, Unread, compared
@@ -39,6 +41,7 @@ from sail_jax.checkpoint.views import View, rebased
 from sail_jax.checkpoint.writer import Format
 from sail_jax.checks import nearest
 from sail_jax.families import Family
+from sail_jax.growth.targets import check_stated, differences, layer_count
 from sail_jax.maps import SpaceMap
 from sail_jax.spaces import Spec
 
@@ -101,16 +104,19 @@ def spec_of(
     """
     if isinstance(spec, Spec):
         return spec
-    if spec is None:
-        config = config or config_of(checkpoint.extras)
-        if not config:
-            raise CheckpointError(
-                f"{checkpoint.path} has no config.json: say where it is (config, --config), or "
-                "which spaces the tensors live in (spec, --spec)"
-            )
-        spec = architectures.of(config).rules(config)
     shapes = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in checkpoint.tensors.items()}
-    return spec.spec(shapes)
+    if spec is not None:
+        return spec.spec(shapes)
+    config = config or config_of(checkpoint.extras)
+    if not config:
+        raise CheckpointError(
+            f"{checkpoint.path} has no config.json: say where it is (config, --config), or "
+            "which spaces the tensors live in (spec, --spec)"
+        )
+    rules = architectures.of(config).rules(config)
+    found = rules.spec(shapes)
+    check_stated(config, rules, found, layer_count(rules, shapes))
+    return found
 
 
 def matchable(spec: Spec, patterns: Sequence[str] | str | None = None) -> list[str]:
@@ -119,7 +125,9 @@ def matchable(spec: Spec, patterns: Sequence[str] | str | None = None) -> list[s
     inner = [s.name for s in spec.spaces if not {"outer", "stack"} & set(s.nonlinearity.split())]
     if patterns is None:
         return inner
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(patterns, Sequence) or not all(isinstance(p, str) for p in patterns):
+        raise ValueError(f"spaces must be patterns of names, got {patterns!r}")
     for pattern in patterns:
         if not fnmatch.filter(inner, pattern):
             outer = fnmatch.filter((s.name for s in spec.spaces), pattern)
@@ -165,11 +173,14 @@ def align_maps(
             f"unknown method {method!r}: checkpoints are matched by 'weights'; activations need "
             "data, see sail_jax.align.activation_matching"
         )
+    for name, value in {"seed": seed, "max_sweeps": max_sweeps}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+            raise ValueError(f"{name} must be a whole number, not negative, got {value!r}")
     _check_alike(reference, other)
     found = spec_of(other, config, spec)
     flat, _ = unfused(found)
     chosen = matchable(found, spaces)
-    notes: list[str] = []
+    notes = _differing(reference, config or config_of(other.extras), spec)
     weights = dict(weights or {})
     for path, name in recurrent(flat).items():
         if spec is None and name in chosen and path not in weights:
@@ -187,15 +198,17 @@ def align_maps(
         {name: Unread(x) for name, x in checkpoint.tensors.items()}
         for checkpoint in (reference, other)
     )
-    match = match_weights(
-        one, two, found, family=kinds, spaces=list(kinds), within=inside, weights=weights,
-        key=jax.random.key(seed), max_sweeps=max_sweeps,
-        keep=_kept(found, inside, kinds, max_memory), progress=progress,
-    )  # fmt: skip
+    wide = any(x.dtype == np.float64 for x in (*one.values(), *two.values()))
+    with jax.enable_x64(True) if wide else contextlib.nullcontext():
+        match = match_weights(
+            one, two, found, family=kinds, spaces=list(kinds), within=inside, weights=weights,
+            key=jax.random.key(seed), max_sweeps=max_sweeps,
+            keep=_kept(found, inside, kinds, max_memory), progress=progress,
+        )  # fmt: skip
+        matches, distance = compared(one, two, found, match.maps, inside)
+        report = block_exactness(found, match.maps, inside)
     if not match.converged:
         notes.append(f"stopped after {max_sweeps} sweeps, while still improving")
-    matches, distance = compared(one, two, found, match.maps, inside)
-    report = block_exactness(found, match.maps, inside)
     return Aligned(
         found, match.maps, report, match.distance, inside, matches, distance, tuple(notes)
     )
@@ -215,6 +228,26 @@ def _check_alike(reference: Checkpoint, other: Checkpoint) -> None:
                 f"'{name}' is {list(tensor.shape)} in {reference.path} and {list(shape)} in "
                 f"{other.path}: only networks of one size can be aligned; grow the smaller first"
             )
+
+
+def _differing(
+    reference: Checkpoint, config: Mapping[str, Any] | None, spec: Spec | Rules | None
+) -> list[str]:
+    """What the two configurations state differently; ValueError if that is of sizes, which tensors
+    of one shape can have apart: heads."""
+    own = config_of(reference.extras)
+    if spec is not None or not own or not config:
+        return []
+    rules = architectures.of(config).rules(config)
+    notes = []
+    for key, (one, two) in differences(own, config).items():
+        if key in dict(rules.settings):
+            raise CheckpointError(
+                f"{reference.path} states {key!r}: {one!r}, the other {two!r}: only networks of "
+                "one architecture can be aligned"
+            )
+        notes.append(f"the two state {key!r} differently: {one!r} and {two!r}")
+    return notes
 
 
 def _families(
@@ -303,6 +336,8 @@ def align_checkpoints(
     Raises ValueErrors: those of `align_maps`, CheckpointError and MergeError.
     """
     began = time.monotonic()
+    if out is not None:
+        admit(Path(out), [a, b], resume)
     with (
         open_checkpoint(Path(a), allow_pickle=allow_pickle) as reference,
         open_checkpoint(Path(b), allow_pickle=allow_pickle) as other,

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from sail_jax.checkpoint.files import CheckpointError
@@ -12,12 +13,24 @@ try:
 except ImportError:  # not on Windows: there two runs to one output are not noticed
     fcntl = None
 
-__all__ = ["hold", "is_empty_folder", "pwrite", "reserve"]
+__all__ = ["admit", "hold", "is_empty_folder", "pwrite", "reserve"]
 
 
 def is_empty_folder(path: Path) -> bool:
     """Whether a rename may replace it."""
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
+def admit(out: Path, inputs: Iterable[str | os.PathLike[str]], resume: bool = False) -> None:
+    """CheckpointError if an output cannot stand there: it does already, or lies in an input.
+
+    To `resume` is to be asked of the writer, which knows what it left.
+    """
+    if os.path.lexists(out) and not is_empty_folder(out) and not resume:
+        raise CheckpointError(f"{out} exists already; choose another place for the output")
+    for one in inputs:
+        if Path(one).resolve() in (out.resolve(), *out.resolve().parents):
+            raise CheckpointError(f"{out} lies in {one}, which is read: choose another place")
 
 
 def hold(partial: Path, out: Path) -> int | None:

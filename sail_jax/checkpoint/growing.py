@@ -18,6 +18,7 @@ from sail_jax.checkpoint import cards
 from sail_jax.checkpoint.agreement import Agreement, certified, wanted
 from sail_jax.checkpoint.executor import Limits, Progress, limits, peak
 from sail_jax.checkpoint.files import CheckpointError, strict_json
+from sail_jax.checkpoint.folders import admit
 from sail_jax.checkpoint.inputs import carried, config_of
 from sail_jax.checkpoint.merging import carried_out, files, summary
 from sail_jax.checkpoint.open import Checkpoint, open_checkpoint
@@ -201,6 +202,7 @@ def grow_checkpoint(
     Raises ValueErrors: what `growth.plan` raises, CheckpointError and MergeError.
     """
     began = time.monotonic()
+    admit(Path(out), [path], resume)
     with growing(
         path, to, method, seed=seed, config=config, rules=rules, max_memory=max_memory,
         threads=threads, allow_nonfinite=allow_nonfinite, allow_pickle=allow_pickle, **knobs,

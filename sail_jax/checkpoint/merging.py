@@ -21,6 +21,7 @@ from sail_jax.checkpoint.executor import (
     limits,
     peak,
 )
+from sail_jax.checkpoint.folders import admit
 from sail_jax.checkpoint.open import open_checkpoint
 from sail_jax.checkpoint.plan import Plan, Treatment
 from sail_jax.checkpoint.recipes import Recipe, parse, simple
@@ -51,6 +52,7 @@ class Prepared(NamedTuple):
     works: tuple[Work, ...]
     limits: Limits
     fingerprint: str
+    inputs: tuple[str, ...]
 
     def memory(self) -> int:
         """Bytes that the process takes at most, as far as it is planned."""
@@ -92,8 +94,10 @@ def prepared(
     """
     with contextlib.ExitStack() as stack:
         stats: list[Any] = []
+        inputs: list[str] = []
 
         def open(path: str) -> Any:
+            inputs.append(path)
             checkpoint = stack.enter_context(open_checkpoint(path, allow_pickle=allow_pickle))
             stats.extend(files(Path(path)))
             return checkpoint
@@ -101,7 +105,8 @@ def prepared(
         plan = planning.plan(recipe, open)
         works = _works(plan)
         mark = f"{planning.fingerprint(plan)} {sorted(stats)}"
-        yield Prepared(recipe, plan, works, limits(works, max_memory, threads), mark)
+        bounds = limits(works, max_memory, threads)
+        yield Prepared(recipe, plan, works, bounds, mark, tuple(inputs))
 
 
 def files(path: Path) -> list[tuple[str, int, int]]:
@@ -172,6 +177,7 @@ def merge_recipe(
     with prepared(
         recipe, max_memory=max_memory, threads=threads, allow_pickle=allow_pickle
     ) as ready:
+        admit(Path(out), ready.inputs, resume)
         if before is not None:
             before(ready)
         records = carried_out(

@@ -78,7 +78,7 @@ def compared(
     rows = []
     for name, m in maps.items():
         paths = dict.fromkeys(use.path for use in flat.uses(name))
-        values = np.array([cosines[path] for path in paths])
+        values = np.array([cosines[path] for path in paths if path in cosines] or [(0, 0)])
         units = math.prod(m.write.shape[:-1])
         index = None if m.index is None else np.asarray(m.index)
         moved = units if index is None else int(np.sum(index != np.arange(m.old)))

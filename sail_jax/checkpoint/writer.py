@@ -194,17 +194,17 @@ class Writer:
         strangers = {name for name in found - _OURS if not name.startswith("data.orbax")}
         if strangers or (found and "journal" not in found):
             raise CheckpointError(
-                f"{self.partial} holds what no merge left there ({min(found - {'journal'})}); "
+                f"{self.partial} holds what no run left there ({min(found - {'journal'})}); "
                 "remove it or choose another place for the output"
             )
         if found and not old:
             raise CheckpointError(
-                f"{self.partial} holds the unfinished work of another merge to {self.out.name}; "
+                f"{self.partial} holds the unfinished work of another run to {self.out.name}; "
                 "remove it or choose another place for the output"
             )
         if found and not resume:
             raise CheckpointError(
-                f"{self.partial} holds this merge, unfinished; add --resume to continue it, or "
+                f"{self.partial} holds this very work, unfinished; add --resume to continue it, or "
                 "remove it"
             )
         try:

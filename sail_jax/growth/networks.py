@@ -28,7 +28,7 @@ from sail_jax.growth.layers import Source, added, chained, deepened, layer_row, 
 from sail_jax.growth.leaves import Growth
 from sail_jax.growth.named import METHODS, Method
 from sail_jax.growth.quantities import Fitted, fit, judge
-from sail_jax.growth.targets import TIES, layer_count, new_sizes, rules_of, target
+from sail_jax.growth.targets import TIES, check_stated, layer_count, new_sizes, rules_of, target
 from sail_jax.maps import SpaceMap, compose, identity
 from sail_jax.spaces import Spec
 from sail_jax.trees import leaf_paths
@@ -89,10 +89,17 @@ def plan(
         path: jax.ShapeDtypeStruct(x.shape, x.dtype)
         for path, x in zip(leaf_paths(shapes), jax.tree.leaves(shapes), strict=True)
     }
+    for path, x in flat.items():
+        if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 1:
+            raise ValueError(
+                f"leaf {path!r} is {x.dtype}, which has no arithmetic: cast the network first, "
+                "with the scales that belong to it"
+            )
     make = rules_of(config, rules)
     old_rules = make(config)
     old_spec = old_rules.spec(flat)
     counts = layer_count(old_rules, flat)
+    check_stated(config, old_rules, old_spec, counts)
     goal, given = target(config, to, old_rules, old_spec, counts)
     asked = {name: look(goal, name) for name in counts}
     chains = {name for name, new in asked.items() if isinstance(new, list | tuple)}
@@ -126,6 +133,13 @@ def plan(
             deep_config = put(deep_config, name, new)
     for m in layers.values():
         deep_config, goal = _per_layer(deep_config, m), _per_layer(goal, m)
+    kinds, stated = deep_config.get("layer_types"), goal.get("layer_types")
+    plain = kinds is None and set(stated or ()) <= {"full_attention"}
+    if stated and kinds != stated and not plain:
+        raise ValueError(
+            f"growth keeps the kinds of layers: {kinds!r} they would be, to states {stated!r}"
+        )
+    goal = goal if kinds is None else goal | {"layer_types": kinds}
     spec = make(deep_config).spec(_shapes(flat, sources))
     sizes = new_sizes(make(goal), goal, spec, given)
 
@@ -151,6 +165,8 @@ def plan(
             f"{method!r} only deepens, but {name!r} goes from {spec.space(name).size} to "
             f"{widths[name]} units: name a method that widens, and depth_method={method!r}"
         )
+    if key is not None and not _is_key(key):
+        raise TypeError(f"key must be one of jax.random.key(seed), got {key!r}")
     if key is None and ((widths and wide.draws) or ((layers or stacks) and deep.draws)):
         raise ValueError(f"{method!r} draws numbers: give key=jax.random.key(0)")
     maps = wide.widths(spec, widths, key, values) if wide.widths and widths else {}
@@ -166,6 +182,8 @@ def plan(
     if require_lossless and not report.exact:
         sentences = "; ".join(f"{r.space!r}: {r.reason}" for r in report.spaces if not r.exact)
         raise ValueError(f"lossless growth was asked for, but {sentences}")
+    if isinstance(rules, Rules) and not rules.settings and config and maps:
+        notes.append("the rules have no settings: sizes in the configuration stay as they were")
     grown = dict(fitted.maps) | {n: m for n, m in layers.items() if n in stacks}
     resized = spec.resized(grown)
     final = make(goal).resized(fitted.config, resized)
@@ -212,6 +230,12 @@ def _methods(method: str, depth_method: str | None) -> tuple[Method, Method]:
             f"two depth methods, {method!r} and {depth_method!r}: name one that widens"
         )
     return wide, METHODS[depth_method]
+
+
+def _is_key(key: Any) -> bool:
+    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    return (typed and shape == ()) or (dtype == jnp.uint32 and shape == (2,))
 
 
 def _values(wide: Method, deep: Method, knobs: Mapping[str, Any]) -> dict[str, Any]:
@@ -339,7 +363,7 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, config: Config) ->
         if path in flat:
             continue
         scaled = config.get("model_type") == "t5" and config.get("scale_decoder_outputs", True)
-        scale = config["d_model"] ** -0.5 if scaled else 1.0
+        scale = spec.space(names[1]).size ** -0.5 if scaled else 1.0
         out[path] = Source((table,), transpose=spaces != names, scale=scale)
         bias = path.removesuffix("decoder.weight") + "bias"
         if path.endswith("decoder.weight") and bias in flat:

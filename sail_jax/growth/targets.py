@@ -1,6 +1,7 @@
 """What a network is to become: a target configuration, read into layers and sizes of spaces."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -10,12 +11,23 @@ from sail_jax.axes import path_pattern
 from sail_jax.checks import nearest
 from sail_jax.spaces import Spec
 
-__all__ = ["EPSILONS", "TIES", "ends", "layer_count", "layer_of", "new_sizes", "rules_of", "target"]
+__all__ = [
+    "EPSILONS",
+    "TIES",
+    "check_stated",
+    "differences",
+    "ends",
+    "layer_count",
+    "layer_of",
+    "new_sizes",
+    "rules_of",
+    "target",
+]
 
 TIES = ("tie_word_embeddings", "tied")
 EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
 
-# what a network computes with besides its sizes
+# entries of which another value is another function of the same tensors, even where none is stated
 _KEPT_ENTRIES = (
     *EPSILONS,
     *("vocab_size", "n_positions", "hidden_act", "activation_function", "feed_forward_proj"),
@@ -25,6 +37,16 @@ _KEPT_ENTRIES = (
     *("relative_attention_max_distance", "scale_decoder_outputs", "pad_token_id"),
     *("type_vocab_size", "image_size", "patch_size", "num_channels"),
 )
+
+# entries that may differ: what training, generation and files are told
+_FREE_ENTRIES = re.compile(
+    r"(.*\.)?(_.*|.*drop.*|.*initializer.*|(torch_)?dtype|transformers_version|use_cache|(id2label|label2id)(\..*)?"
+    r"|(bos|eos|sep|cls|mask|decoder_start)_token_id|problem_type|gradient_checkpointing"
+    r"|return_dict|output_\w+|task_specific_params|summary_\w+|max_length|pretraining_tp"
+    r"|n_ctx|layer_types|model_type|logit_scale_init_value|auto_map)"
+)
+
+_MOST = 1 << 24  # units of a space: what maps are made for
 
 # the words of spaces that a factor of width leaves alone: ends, and the units of a head
 _KEPT = {"outer", "dot", "linear", "stack"}
@@ -75,6 +97,28 @@ def layer_count(rules: Rules, paths: Iterable[str]) -> dict[str, int]:
     return counts
 
 
+def check_stated(config: Config, rules: Rules, spec: Spec, counts: Mapping[str, int]) -> None:
+    """ValueError, naming the entry, where a configuration states what the tensors contradict."""
+    found = rules.resized(config, spec)
+    for key in dict.fromkeys(key for key, _ in rules.settings):
+        _check_entry(key, look(config, key), look(found, key))
+    for key, n in counts.items():
+        listed = look(config, key)
+        _check_entry(key, len(listed) if isinstance(listed, list | tuple) else listed, n)
+    kinds, layers = config.get("layer_types"), max(counts.values(), default=0)
+    listed = isinstance(kinds, list | tuple) and all(isinstance(k, str) for k in kinds)
+    if kinds is not None and counts and not (listed and len(kinds) == layers):
+        raise ValueError(
+            f"the configuration's 'layer_types' must name the kind of each of {layers} layers, "
+            f"got {kinds!r}"
+        )
+
+
+def _check_entry(key: str, stated: Any, found: Any) -> None:
+    if stated is not None and (isinstance(stated, bool) or stated != found):
+        raise ValueError(f"the configuration states {key!r}: {stated!r}, but the tensors {found}")
+
+
 def target(
     config: Config, to: Any, rules: Rules, spec: Spec, counts: Mapping[str, int]
 ) -> tuple[dict[str, Any], dict[str, int]]:
@@ -103,6 +147,8 @@ def target(
     changes = {*TIES, *rules.layers, *(key for key, _ in rules.settings)}
     changes |= {key.rpartition(".")[0] for key in changes}
     for key, value in entries.items():
+        if value is None:
+            raise ValueError(f"to states {key!r} without a value")
         if key not in changes and look(known, key) not in (None, value):
             raise ValueError(
                 f"growth keeps {key!r}: it is {look(known, key)!r}, to states {value!r}"
@@ -221,15 +267,38 @@ def _whole(
     old, new = _family(config), _family(to)
     if old != new:
         raise ValueError(f"a network grows within its architecture: it is {old!r}, to is {new!r}")
-    for key in _KEPT_ENTRIES:
-        if key in config and key in to and config[key] != to[key]:
-            raise ValueError(f"growth keeps {key!r}: it is {config[key]!r}, to states {to[key]!r}")
+    sizes = {key for key, _ in rules.settings} | {*counts, *TIES}
+    for key, (was, now) in differences(config, to).items():
+        if key not in sizes and key.rpartition(".")[0] not in sizes:
+            raise ValueError(f"growth keeps {key!r}: it is {was!r}, to states {now!r}")
     # what is not stated stays, so that no default takes its place
     out = {key: config[key] for key in _KEPT_ENTRIES if key in config} | dict(to)
     for key in counts:
         if look(out, key) is None:  # T5: the decoder is as deep as the encoder
             out = put(out, key, look(out, "num_layers") or counts[key])
     return out
+
+
+def differences(one: Config, two: Config) -> dict[str, tuple[Any, Any]]:
+    """Entries, by dotted key, that may make two configurations two functions of the same tensors,
+    with both values: what both state, or one alone where nothing stated would mean a default."""
+    flat_one, flat_two = dict(_entries(one)), dict(_entries(two))
+    out = {}
+    for key in dict.fromkeys([*flat_one, *flat_two]):
+        a, b = flat_one.get(key), flat_two.get(key)
+        said = a is not None and b is not None
+        kept = {key, key.split(".")[0], key.rpartition(".")[2]} & {*_KEPT_ENTRIES}
+        if a != b and not _FREE_ENTRIES.fullmatch(key) and (said or (kept and b is not None)):
+            out[key] = a, b
+    return out
+
+
+def _entries(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _entries(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
 
 
 def ends(spec: Spec, name: str) -> bool:
@@ -264,9 +333,9 @@ def new_sizes(
                     new = 4 * new_config["n_embd"]
         if new is None or new == space.size:
             continue
-        if isinstance(new, bool) or not isinstance(new, int) or new >= 2**31:
+        if isinstance(new, bool) or not isinstance(new, int) or new >= _MOST:
             raise ValueError(
-                f"the size of {space.name!r} must be a whole number below 2^31, got {new!r}"
+                f"the size of {space.name!r} must be a whole number below {_MOST}, got {new!r}"
             )
         if ends(spec, space.name):
             raise ValueError(
