@@ -175,9 +175,25 @@ FAR = (4.0, -3.0, 1.5)
 def _after_four() -> Array:
     """Excess after 4 steps over the excess at the start."""
     start, step = jnp.array(FAR), jax.grad(_mixed_loss)
-    theta = jax.lax.fori_loop(0, 4, lambda _, t: t - step(t) / 1.5, start)
+    theta = jax.lax.fori_loop(0, 4, lambda _, t: t - 0.2 * step(t), start)
     least = _mixed_loss(jnp.zeros(3))
     return (_mixed_loss(theta) - least) / (_mixed_loss(start) - least)
+
+
+@jax.jit
+def _one_step() -> tuple[Array, Array]:
+    """At 512 points: the largest excess over the bound of a step of 1 / L, and the largest ratio of
+    2 mu (J - J*) to the squared gradient."""
+
+    def at(theta: Array) -> tuple[Array, Array]:
+        now, slope = jax.value_and_grad(_mixed_loss)(theta)
+        square = jnp.sum(slope**2)
+        after = _mixed_loss(theta - slope / 1.5)
+        return after - (now - square / 3), (now - _mixed_loss(jnp.zeros(3))) / square
+
+    grid = jnp.stack(jnp.meshgrid(*[jnp.linspace(-5, 5, 8)] * 3), -1).reshape(-1, 3)
+    found = jax.vmap(at)(grid)
+    return jnp.max(found[0]), jnp.max(found[1])
 
 
 def _start() -> Array:
@@ -197,9 +213,27 @@ def _theorem_2() -> list[Claim]:
             f"{PAPER}/T2-eq6/exact",
             "J(θ_T) - J* ≤ (1 - ημ)^T (J(θ_0) - J*), η ≤ 1/L",
             f"{source}, eq. (6)",
-            "Σ log 2cosh θ + |θ|²/4, μ=½, L=3/2, η=1/L, T=4",
-            lambda: float(descent.contraction(0.5, 1 / 1.5, 4)),
+            "Σ log 2cosh θ + |θ|²/4, μ=½, L=3/2, η=.2, T=4",
+            lambda: float(descent.contraction(0.5, 0.2, 4)),
             measured(_after_four),
+            relation="<=",
+        ),
+        Claim(
+            f"{PAPER}/T2-descent/exact",
+            "J(θ - η∇J) - J* ≤ J(θ) - J* - η(1 - Lη/2)|∇J|²: largest excess of the left side",
+            f"{PAPER} Appendix B step 1",
+            "Σ log 2cosh θ + |θ|²/4, η = 1/L, 512 points",
+            lambda: 0.0,
+            measured(lambda: _one_step()[0]),
+            relation="<=",
+        ),
+        Claim(
+            f"{PAPER}/T2-gradient/exact",
+            "|∇J|² ≥ 2μ (J(θ) - J*): largest ratio of right to left",
+            f"{PAPER} Appendix B step 1",
+            "Σ log 2cosh θ + |θ|²/4, μ=½, 512 points",
+            lambda: 1.0,
+            measured(lambda: _one_step()[1]),
             relation="<=",
         ),
         Claim(
