@@ -56,7 +56,8 @@ def _constant_ratio() -> float:
 
 
 def _attained_ratio() -> float:
-    """theta_i - theta* over Delta, for means apart along the least eigenvector over the largest."""
+    """Distance of parameters over Delta: of means apart along the least eigenvector over that along
+    the largest."""
     _, vectors = np.linalg.eigh(SPREAD)
     found = []
     for v in (vectors[:, 0], vectors[:, -1]):
