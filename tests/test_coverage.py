@@ -31,7 +31,13 @@ def test_statements_and_equations_are_listed_once():
 
 
 def test_what_is_missing_is_named():
-    """A ledger without one theorem, and one with a claim on nothing."""
+    """A ledger without one theorem, a table without it, one that promises nothing, and a claim on
+    nothing."""
     without = [i for i in IDS if not i.startswith("sail/T2-")]
     assert coverage.gaps(without) == {"sail": ["Theorem 2, Appendix B: T2-*"]}
+    table = [s for s in STATEMENTS if s.equations != (6, 7)]
+    assert coverage.gaps(IDS, table) == {"sail": ["eq. (6)", "eq. (7)"]}
+    assert {i for i in IDS if i.startswith("sail/T2-")} == set(coverage.orphans(IDS, table))
+    bare = coverage.Statement("overtrained", "Theorem 9", (), ())
+    assert coverage.gaps(IDS, [*STATEMENTS, bare]) == {"overtrained": ["Theorem 9"]}
     assert coverage.orphans(["sail/T9/exact", "elsewhere/T9/exact", IDS[0]]) == ["sail/T9/exact"]

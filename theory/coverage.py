@@ -6,7 +6,7 @@ states a result; equations are listed by their numbers, so that none can go miss
 """
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 # How many equations each paper numbers; its papers are those accounted for here.
@@ -34,32 +34,6 @@ class Statement:
         return [
             name for name in ids if any(_matches(name, glob, self.paper) for glob in self.claims)
         ]
-
-
-def gaps(ids: Iterable[str]) -> dict[str, list[str]]:
-    """What is not covered: statements with neither claims nor a reason, globs that match none of
-    the ids, and equations that no statement lists, by paper."""
-    ids, missing = list(ids), {paper: [] for paper in EQUATIONS}
-    for statement in STATEMENTS:
-        found = missing[statement.paper]
-        if not statement.claims and not statement.reason:
-            found.append(statement.name)
-        for glob in statement.claims:
-            if not any(_matches(name, glob, statement.paper) for name in ids):
-                found.append(f"{statement.name}: {glob}")
-    for paper, count in EQUATIONS.items():
-        listed = {n for s in STATEMENTS if s.paper == paper for n in s.equations}
-        missing[paper] += [f"eq. ({n})" for n in range(1, count + 1) if n not in listed]
-    return {paper: found for paper, found in missing.items() if found}
-
-
-def orphans(ids: Iterable[str]) -> list[str]:
-    """Ids of claims on these papers that belong to no statement."""
-    return [
-        name
-        for name in ids
-        if name.split("/")[0] in EQUATIONS and not any(s.answers([name]) for s in STATEMENTS)
-    ]
 
 
 def _matches(name: str, glob: str, paper: str) -> bool:
@@ -182,3 +156,29 @@ STATEMENTS = (
     *_table("cross-task-linearity", _LINEARITY),
     *_table("sail", _SAIL),
 )
+
+
+def gaps(ids: Iterable[str], statements: Sequence[Statement] = STATEMENTS) -> dict[str, list[str]]:
+    """What is not covered: statements with neither claims nor a reason, globs that match none of
+    the ids, and equations that no statement lists, by paper."""
+    ids, missing = list(ids), {paper: [] for paper in EQUATIONS}
+    for statement in statements:
+        found = missing[statement.paper]
+        if not statement.claims and not statement.reason:
+            found.append(statement.name)
+        for glob in statement.claims:
+            if not any(_matches(name, glob, statement.paper) for name in ids):
+                found.append(f"{statement.name}: {glob}")
+    for paper, count in EQUATIONS.items():
+        listed = {n for s in statements if s.paper == paper for n in s.equations}
+        missing[paper] += [f"eq. ({n})" for n in range(1, count + 1) if n not in listed]
+    return {paper: found for paper, found in missing.items() if found}
+
+
+def orphans(ids: Iterable[str], statements: Sequence[Statement] = STATEMENTS) -> list[str]:
+    """Ids of claims on these papers that belong to no statement."""
+    return [
+        name
+        for name in ids
+        if name.split("/")[0] in EQUATIONS and not any(s.answers([name]) for s in statements)
+    ]
