@@ -23,11 +23,13 @@ ROOMS = (
     "theory.deep_linear.divergence_claims",
     "theory.deep_linear.sparsification_claims",
     "theory.deep_linear.proof_claims",
+    "theory.deep_linear.step_claims",
     "theory.deep_linear.claims",
     "theory.deep_linear.beyond_claims",
     "theory.student_teacher.claims",
     "theory.two_layer.claims",
     "theory.linearity.claims",
+    "theory.initialisation.claims",
 )
 
 # |z| beyond which "the two sides agree" is rejected: 6e-5 two-sided for one Gaussian claim, 0.6 %

@@ -89,6 +89,18 @@ def _quotient(key: Array, quick: bool) -> Estimate:
     return Estimate.mean((left * right).mean(1) * (left @ psi) * (right @ psi))
 
 
+def _native_norm(key: Array, quick: bool) -> Estimate:
+    """alpha.k(z, z) alpha of f = sum_j alpha_j k(., z_j), by (148), over sum_l c_l^2 / lambda_l."""
+    del quick
+    z, alpha = jax.random.normal(key, (4, D)), jnp.array([1.0, -0.5, 0.3, 0.8])
+    w, at = _space()[0], networks.features(_space()[0], z)
+    values, psi = projection.mercer(w)
+    c = psi.T @ arc_cosine.gram(w, w) @ (at.T @ alpha) / len(w)  # <psi_l, f>
+    return Estimate(
+        float(jnp.sum((at.T @ alpha) ** 2) / len(w) / jnp.sum(c**2 / values)), tolerance=1e-9
+    )
+
+
 # --- Section 4: pretraining ---------------------------------------------------------------------
 
 
@@ -273,6 +285,14 @@ CLAIMS: tuple[Claim, ...] = (
         f"d={D}, m=5, the largest eigenvalue",
         lambda: float(_top_mode()[0]),
         _quotient,
+    ),
+    Claim(
+        f"{PAPER}/eq151/exact",
+        "|f|²_k = Σ_l c_l²/λ_l², with λ_l² the eigenvalue: (148) over it",
+        f"{PAPER} eqs. (148), (151)",
+        f"d={D}, m=5, f of four points",
+        lambda: 1.0,
+        _native_norm,
     ),
     Claim(
         f"{PAPER}/eq158/exact",

@@ -36,19 +36,20 @@ from theory.two_layer.tasks import (
 STEEP = (5.0, 4.0, 2.5, 1.5)
 
 
-def _gradient_gap(printed: bool) -> Simulate:
-    """|dL/dW_2 of a batch - formula|: eq. (11) with Sigma_k before or behind theta - A."""
+def _gradient_gap(layer: int, printed: bool = False) -> Simulate:
+    """|dL/dW of a batch - formula|: eqs. (10), and (11) with Sigma_k before or behind theta - A."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         del quick
         x = normals(key, True)[0, :6, 0]
         layers, target = ideal(task(), D), task(TARGET)
         zero = jnp.zeros((D, D))
-        found = jax.grad(networks.batch_objective)(layers, x, target, 0.0, zero).w2
+        found = jax.grad(networks.batch_objective)(layers, x, target, 0.0, zero)[layer - 1]
         w1, w2, batch = (np.asarray(w) for w in (*layers, x))
         sigma_k, error = batch.T @ batch / 6, w1 @ w2 - np.asarray(target)
         inner = sigma_k @ error if printed else error @ sigma_k
-        gap = np.linalg.norm(np.asarray(found) - 2 * w1.T @ inner)
+        formula = inner @ w2.T if layer == 1 else w1.T @ inner
+        gap = np.linalg.norm(np.asarray(found) - 2 * formula)
         return Estimate(float(gap), tolerance=ROUNDING)
 
     return simulate
@@ -131,12 +132,20 @@ def _recursion() -> list[Claim]:
     at_half = f"σ_0²={PRE[1]}, σ²={TARGET[1]}, λ=1/2"
     return [
         Claim(
+            f"{PAPER}/eq10/exact",
+            "∂L/∂W_1 = 2 (θ - A) Σ_k W_2ᵀ: distance from the gradient",
+            f"{PAPER} eq. (10)",
+            f"d={D}, a batch of 6",
+            lambda: 0.0,
+            _gradient_gap(1),
+        ),
+        Claim(
             f"{PAPER}/eq11/printed",
             "∂L/∂W_2 = 2 W_1ᵀ Σ_k (θ - A): distance from the gradient",
             f"{PAPER} eq. (11)",
             f"d={D}, a batch of 6",
             lambda: 0.0,
-            _gradient_gap(True),
+            _gradient_gap(2, printed=True),
             expected=False,
             note="Σ_k stands on the wrong side",
         ),
@@ -146,7 +155,7 @@ def _recursion() -> list[Claim]:
             f"{PAPER} eq. (11), corrected",
             f"d={D}, a batch of 6",
             lambda: 0.0,
-            _gradient_gap(False),
+            _gradient_gap(2),
         ),
         Claim(
             f"{PAPER}/eq16/printed",

@@ -1,0 +1,70 @@
+"""Gradient descent on quadratics: Theorem 2 and Appendix C of SAIL, and what they leave out.
+
+J(theta) - J* = sum_h curvature_h error_h^2 / 2, in the eigenbasis of the Hessian; `error` is
+theta - theta* there. L and mu are the largest and the smallest curvature.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from theory import problems
+
+
+def excess(
+    curvature: Float[ArrayLike, " d"],
+    error: Float[ArrayLike, "*b d"],
+    rate: ArrayLike,
+    steps: ArrayLike,
+) -> Float[Array, "*b"]:
+    """J(theta_T) - J* after T steps: sum_h h (1 - rate h)^(2 T) error_h^2 / 2."""
+    _check(curvature, rate)
+    h = jnp.asarray(curvature, float)
+    return jnp.sum(h * (1 - rate * h) ** (2 * jnp.asarray(steps)) * jnp.asarray(error) ** 2, -1) / 2
+
+
+def contraction(mu: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[Array, ""]:
+    """(1 - rate mu)^T, eq. 6: the most that is left of the excess, for rate <= 1 / L and any
+    strongly convex J. Quadratics contract by its square, `contraction(mu, rate, 2 * steps)`,
+    attained along the flattest direction."""
+    _check(mu, rate)
+    problems.check("rate", jnp.asarray(rate) * mu, lambda x: x <= 1, "at most 1 / mu")
+    return (1 - jnp.asarray(rate, float) * mu) ** jnp.asarray(steps)
+
+
+def excess_bound(L: ArrayLike, distance: ArrayLike) -> Float[Array, ""]:
+    """J(theta) - J* <= L |theta - theta*|^2 / 2, eq. 7."""
+    problems.check("L", L, lambda h: h > 0, "a curvature > 0")
+    return jnp.asarray(L, float) * jnp.asarray(distance) ** 2 / 2
+
+
+def excess_ratio(
+    curvature: Float[ArrayLike, " d"],
+    error: Float[ArrayLike, "*b d"],
+    other: Float[ArrayLike, "*b d"],
+    rate: ArrayLike,
+    steps: ArrayLike,
+) -> Float[Array, "*b"]:
+    """The excess from one start over that from another, after T steps: Appendix C's rho at T = 0.
+
+    Being nearer does not last: as T grows the share of the slowest mode alone decides, and
+    rho -> (error_mu / other_mu)^2, whatever the distances.
+    """
+    return excess(curvature, error, rate, steps) / excess(curvature, other, rate, steps)
+
+
+def descend(
+    curvature: Float[ArrayLike, " d"], start: Float[ArrayLike, " d"], rate: ArrayLike, steps: int
+) -> Float[Array, " d"]:
+    """The error after T steps of gradient descent, by autodiff."""
+
+    def loss(error: Array) -> Array:
+        return jnp.sum(curvature * error**2) / 2
+
+    return jax.lax.fori_loop(0, steps, lambda _, e: e - rate * jax.grad(loss)(e), start)
+
+
+def _check(curvature: ArrayLike, rate: ArrayLike) -> None:
+    problems.check("curvature", curvature, lambda h: h > 0, "> 0 (strong convexity)")
+    problems.check("rate", rate, lambda r: r > 0, "> 0")
