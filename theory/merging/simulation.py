@@ -1,0 +1,101 @@
+"""SGD on drawn data, experts merged, and everything measured: the other side of `quadratic`."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from sail_jax.checks import concrete
+from theory.merging.quadratic import Quantities
+from theory.merging.tasks import QuadraticTasks
+
+
+def simulate(key: Array, tasks: QuadraticTasks, runs: int) -> Quantities:
+    """Draws of all quantities over data and batches, independent along a leading axis `runs`.
+
+    Each run also trains every expert with its first sample replaced. Losses and gradients are sums
+    over the drawn samples; F alone is an expectation. TypeError if sizes are traced.
+    """
+    if runs < 1:
+        raise ValueError(f"runs must be >= 1; got {runs}")
+    n, b = concrete(tasks.samples), concrete(tasks.batch)
+    if n is None or b is None:
+        raise TypeError("samples and batch are traced: simulate draws arrays of these sizes")
+    most, widest = int(n.max()), int(np.max(b, where=np.isfinite(b), initial=1))
+    return _runs(jax.random.split(key, runs), tasks, most, widest)
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def _runs(keys: Array, tasks: QuadraticTasks, most: int, widest: int) -> Quantities:
+    return jax.vmap(lambda key: _run(key, tasks, most, widest))(keys)
+
+
+def _run(key: Array, tasks: QuadraticTasks, most: int, widest: int) -> Quantities:
+    h, c, start, w = tasks.curvature, tasks.centres, tasks.start, tasks.weights
+    N, d = c.shape
+    data_key, other_key, batch_key = jax.random.split(key, 3)
+    z = c[:, None] + tasks.noise * jax.random.normal(data_key, (N, most, d))
+    other = c + tasks.noise * jax.random.normal(other_key, (N, d))
+    owned = (jnp.arange(most) < tasks.samples[:, None]) / tasks.samples[:, None]  # sums to 1
+    mean = jnp.einsum("nm,nmd->nd", owned, z)
+
+    def batch(k: Array) -> tuple[Float[Array, "N d"], Float[Array, "N 1"]]:
+        """Means of batches, and the share of the first sample in them."""
+        uniform = jax.random.uniform(jax.random.fold_in(batch_key, k), (N, widest))
+        place = jnp.minimum(jnp.floor(uniform * tasks.samples[:, None]), tasks.samples[:, None] - 1)
+        finite = jnp.isfinite(tasks.batch)[:, None]
+        size = jnp.where(finite, tasks.batch[:, None], widest)
+        share = (jnp.arange(widest) < size) / size
+        found = jax.vmap(lambda zi, p: zi[p])(z, place.astype(int))
+        some = jnp.einsum("nb,nbd->nd", share, found)
+        first = jnp.sum(share * (place == 0), 1, keepdims=True)
+        return jnp.where(finite, some, mean), jnp.where(finite, first, 1 / tasks.samples[:, None])
+
+    def step(k: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
+        drawn, first = batch(k)
+        targets = drawn, drawn + first * (other - z[:, 0])
+        on = (k < tasks.steps)[:, None]
+        a, b = (
+            jnp.where(on, xi - tasks.rate * h * (xi - t), xi)
+            for xi, t in zip(x, targets, strict=True)
+        )
+        return a, b
+
+    # a loop of traced length: one compilation whatever the steps
+    begin = jnp.broadcast_to(start, (N, d))
+    x, twin = lax.fori_loop(0, tasks.steps.max().astype(int), step, (begin, begin))
+    merged = start + w @ (x - start)
+    twins = merged + w[:, None] * (twin - x)  # expert i swapped for its twin, [N d]
+
+    def losses(at: Array) -> Float[Array, " N"]:
+        return jnp.einsum("nm,d,nmd->n", owned, h, (at - z) ** 2) / 2
+
+    def gradients(at: Array) -> Float[Array, "N d"]:
+        return jnp.einsum("nm,d,nmd->nd", owned, h, at - z)
+
+    risk = jnp.mean(jnp.sum(h * ((merged - c) ** 2 + tasks.noise**2), 1)) / 2
+    minimum, surrogate = mean.mean(0), w @ mean  # the common H
+    here, best = losses(merged).mean(), losses(minimum).mean()
+    g = gradients(merged)
+    each = h * (merged - z)
+    deviation = jnp.sum((each - g[:, None]) ** 2, 2)
+    return Quantities(
+        risk=risk,
+        excess=risk - best,
+        generalisation=risk - here,
+        optimisation=here - best,
+        gradient=jnp.sum(g.mean(0) ** 2),
+        surrogate_gradient=jnp.sum((w @ g) ** 2),
+        sample_gradient=jnp.mean(jnp.sum(owned * jnp.sum(each**2, 2), 1)),
+        stability=jnp.mean(jnp.sum((merged - twins) ** 2, 1)),
+        local_stability=jnp.sum((x - twin) ** 2, 1),
+        cross=jnp.sum((x - twin) * h * (other - z[:, 0]), 1),
+        variance=jnp.sum(owned * deviation, 1),
+        heterogeneity=jnp.sum((g - g.mean(0)) ** 2, 1),
+        gap=w @ (losses(start) - losses(surrogate)),
+        update=jnp.sum((x - start) ** 2, 1),
+        dispersion=w @ jnp.sum((x - merged) ** 2, 1),
+    )
