@@ -47,7 +47,7 @@ def heterogeneity(vectors: PyTree, weights: Float[ArrayLike, " N"]) -> Float[Arr
 def effect(rule: Rule, votes: TaskVectors, weights: Float[ArrayLike, " N"]) -> Effect:
     """Exactly, for any rule of `sail_jax` (`trim`, `elect`, `drop`, chains of them).
 
-    >>> from sail_jax import trim
+    >>> from sail_jax.rules import trim
     >>> d = jnp.array([[1.0, 0.9], [0.9, 1.0]])
     >>> found = effect(trim(0.5), TaskVectors({"a": d}, {"a": jnp.ones((2, 1))}), [0.5, 0.5])
     >>> [round(float(v), 3) for v in found]

@@ -242,19 +242,21 @@ def largest_ritz_value(
     tiny = jnp.finfo(first.dtype).eps
     basis = jnp.zeros((iterations, first.size), first.dtype)
 
-    def step(state: tuple[Array, Array], k: Array) -> tuple[tuple[Array, Array], tuple]:
-        basis, v = state
+    def step(state: tuple[Array, Array, Array], k: Array) -> tuple[Any, tuple[Array, Array]]:
+        basis, v, size = state
         basis = basis.at[k].set(v)
         u = product(v)
         alpha = u @ v
         for _ in range(2):  # twice is enough
             u = u - basis.T @ (basis @ u)
         beta = jnp.linalg.norm(u)
-        go_on = beta > 10 * tiny * jnp.abs(alpha)  # else the subspace is invariant
+        size = jnp.maximum(size, jnp.maximum(jnp.abs(alpha), beta))
+        go_on = beta > 100 * tiny * size  # else rounding: the subspace is invariant
         beta = jnp.where(go_on, beta, 0.0)
-        return (basis, jnp.where(go_on, u / jnp.where(go_on, beta, 1.0), 0.0)), (alpha, beta)
+        v = jnp.where(go_on, u / jnp.where(go_on, beta, 1.0), 0.0)
+        return (basis, v, size), (alpha, beta)
 
-    state = basis, first / jnp.linalg.norm(first)
+    state = basis, first / jnp.linalg.norm(first), jnp.zeros((), first.dtype)
     _, (alpha, beta) = lax.scan(step, state, jnp.arange(iterations))
     values, vectors = jnp.linalg.eigh(
         jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)

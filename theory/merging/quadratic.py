@@ -137,7 +137,12 @@ def dare(tasks: QuadraticTasks, rate: ArrayLike) -> Dropped:
     """What DARE (Yu et al. 2024) of drop rate p does, rescaled: both grow, by p / (1 - p) times
     sum_i w_i^2 E|x_i - start|_H^2 / 2, and times sum_i w_i (1 - w_i) E|x_i - start|^2."""
     check("rate", rate, lambda p: (p >= 0) & (p < 1), "in [0, 1)")
-    p, before = jnp.asarray(rate, float), exact(tasks)
+    return _dare(tasks, jnp.asarray(rate, float))
+
+
+@jax.jit
+def _dare(tasks: QuadraticTasks, p: Float[Array, ""]) -> Dropped:
+    before = exact(tasks)
     pull, data, noise, _ = _moments(tasks)
     moved = pull**2 * ((tasks.centres - tasks.start) ** 2 + data) + noise
     w, odds = tasks.weights, p / (1 - p)

@@ -61,7 +61,7 @@ class Training(NamedTuple):
         if np.shape(rate) != ():
             raise ValueError(f"rate must be one number; got shape {np.shape(rate)}")
         check("rate", rate, lambda x: (x > 0) & (x < np.inf), "finite and > 0")
-        w = jnp.full(n, 1 / n) if weights is None else jnp.asarray(weights, float)
+        w = jnp.full(n, 1 / n, float) if weights is None else jnp.asarray(weights, float)
         check("weights", w, lambda x: x >= 0, ">= 0")
         check_sum(w)
         m, k, b = (jnp.broadcast_to(jnp.asarray(x, float), (n,)) for x in (samples, steps, batch))
