@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from theory.merging.tasks import Training
+from theory.merging.tasks import Training, Weights
 from theory.problems import check
 
 Form = Literal["printed", "corrected"]
@@ -142,7 +142,7 @@ def surrogate_gradient(
     return left * (2 * L * gap + jnp.sum(w * zeta2)) + noise
 
 
-def chi_square(weights: Float[ArrayLike, " N"], *, form: Form = "corrected") -> Float[Array, ""]:
+def chi_square(weights: Weights, *, form: Form = "corrected") -> Float[Array, ""]:
     """Of uniform p from the weights: sum (p - w)^2 / w. "printed" divides by w^2, which is at least
     as large for weights <= 1 and no divergence; inf where a weight is 0.
 

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
 from sail_jax.task_vectors import Rule, TaskVectors
-from theory.merging.tasks import check_sum
+from theory.merging.tasks import Weights, check_sum
 from theory.problems import check
 
 
@@ -29,7 +29,7 @@ def updates(votes: TaskVectors) -> PyTree:
     return jax.tree.map(lambda d, w: jnp.where(w != 0, d, 0), votes.delta, votes.weight)
 
 
-def heterogeneity(vectors: PyTree, weights: Float[ArrayLike, " N"]) -> Float[Array, ""]:
+def heterogeneity(vectors: PyTree, weights: Weights) -> Float[Array, ""]:
     """sum_i w_i |d_i - sum_j w_j d_j|^2 of task vectors stacked along a leading axis.
 
     >>> float(heterogeneity(jnp.array([[1.0, 0.0], [0.0, 1.0]]), [0.5, 0.5]))
@@ -44,7 +44,7 @@ def heterogeneity(vectors: PyTree, weights: Float[ArrayLike, " N"]) -> Float[Arr
     return sum((leaf(d) for d in jax.tree.leaves(vectors)), start=jnp.zeros(()))
 
 
-def effect(rule: Rule, votes: TaskVectors, weights: Float[ArrayLike, " N"]) -> Effect:
+def effect(rule: Rule, votes: TaskVectors, weights: Weights) -> Effect:
     """Exactly, for any rule of `sail_jax` (`trim`, `elect`, `drop`, chains of them).
 
     >>> from sail_jax.rules import trim
@@ -58,7 +58,7 @@ def effect(rule: Rule, votes: TaskVectors, weights: Float[ArrayLike, " N"]) -> E
 
 
 def dare_heterogeneity(
-    vectors: PyTree, weights: Float[ArrayLike, " N"], rate: ArrayLike, *, rescale: bool = True
+    vectors: PyTree, weights: Weights, rate: ArrayLike, *, rescale: bool = True
 ) -> Float[Array, ""]:
     """The mean over DARE's masks, of drop rate p: V + p / (1 - p) sum_i w_i (1 - w_i) |d_i|^2;
     (1 - p)^2 V + p (1 - p) sum_i w_i (1 - w_i) |d_i|^2 without rescaling."""
@@ -70,7 +70,7 @@ def dare_heterogeneity(
     return kept * (heterogeneity(vectors, w) + p / (1 - p) * jnp.sum(w * (1 - w) * squares))
 
 
-def _weights(vectors: PyTree, weights: Float[ArrayLike, " N"]) -> Float[Array, " N"]:
+def _weights(vectors: PyTree, weights: Weights) -> Float[Array, " N"]:
     w = jnp.asarray(weights, float)
     counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(vectors)}
     if w.ndim != 1 or counts != {w.shape}:

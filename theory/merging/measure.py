@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PyTree
 
 from sail_jax.trees import leaf_paths
 from theory.merging.bounds import Constants
-from theory.merging.tasks import check_sum
+from theory.merging.tasks import Weights, check_sum
 from theory.problems import check
 
 Loss = Callable[[Any, Any], Array]  # (params, batch with a leading axis) -> mean loss of it
@@ -43,7 +43,7 @@ def measure_constants(
     points: Sequence[PyTree],
     key: Array,
     *,
-    weights: Float[ArrayLike, " N"] | None = None,
+    weights: Weights | None = None,
     infimum: ArrayLike = 0.0,
     examples: int = 4,
     iterations: int = 16,

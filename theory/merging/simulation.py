@@ -40,14 +40,14 @@ def _runs(key: Array, tasks: QuadraticTasks, runs: int, most: int, widest: int) 
     drawn = tasks.noise * jax.random.normal(data_key, (runs, N, most + 1, d))
     both = tasks.centres[:, None] + drawn
     z, other = both[:, :, :-1], both[:, :, -1]
-    mean = jnp.einsum("nm,rnmd->rnd", _owned(tasks, most), z)
+    mean = jnp.sum(_owned(tasks, most)[..., None] * z, 2)
 
     def batch(k: Array) -> tuple[Float[Array, "r N d"], Float[Array, "r N 1"]]:
         """Means of batches, and the share of the first sample in them."""
         uniform = jax.random.uniform(jax.random.fold_in(batch_key, k), (runs, N, widest))
         place = jnp.minimum(jnp.floor(uniform * n), n - 1)
         found = jnp.take_along_axis(z, place.astype(int)[..., None], 2)
-        some = jnp.einsum("nb,rnbd->rnd", share, found)
+        some = jnp.sum(share[..., None] * found, 2)
         first = jnp.sum(share * (place == 0), 2, keepdims=True)
         return jnp.where(finite, some, mean), jnp.where(finite, first, 1 / n)
 
@@ -82,27 +82,25 @@ def _measure(
     """Of one run, by sums over its samples."""
     h, c, start, w = tasks.curvature, tasks.centres, tasks.start, tasks.weights
     owned = _owned(tasks, z.shape[1])
-    mean = jnp.einsum("nm,nmd->nd", owned, z)
     merged = start + w @ (x - start)
     twins = merged + w[:, None] * (twin - x)  # expert i swapped for its twin, [N d]
 
-    def losses(at: Array) -> Float[Array, " N"]:
-        return jnp.einsum("nm,d,nmd->n", owned, h, (at - z) ** 2) / 2
+    def loss(at: Array) -> Float[Array, "p N"]:
+        """f_i at points [p d]."""
+        away = (at[:, None, None] - z) ** 2
+        return jnp.sum(owned * jnp.sum(h * away, 3), 2) / 2
 
-    def gradients(at: Array) -> Float[Array, "N d"]:
-        return jnp.einsum("nm,d,nmd->nd", owned, h, at - z)
-
-    risk = jnp.mean(jnp.sum(h * ((merged - c) ** 2 + tasks.noise**2), 1)) / 2
-    minimum, surrogate = mean.mean(0), w @ mean  # the common H
-    here, best = losses(merged).mean(), losses(minimum).mean()
-    g = gradients(merged)
-    each = h * (merged - z)
+    mean = jnp.sum(owned[..., None] * z, 1)
+    here, best, surrogate, first = loss(jnp.stack([merged, mean.mean(0), w @ mean, start]))
+    each = h * (merged - z)  # gradients of samples
+    g = jnp.sum(owned[..., None] * each, 1)
     deviation = jnp.sum((each - g[:, None]) ** 2, 2)
+    risk = jnp.mean(jnp.sum(h * ((merged - c) ** 2 + tasks.noise**2), 1)) / 2
     return Quantities(
         risk=risk,
-        excess=risk - best,
-        generalisation=risk - here,
-        optimisation=here - best,
+        excess=risk - best.mean(),
+        generalisation=risk - here.mean(),
+        optimisation=jnp.mean(here - best),
         gradient=jnp.sum(g.mean(0) ** 2),
         surrogate_gradient=jnp.sum((w @ g) ** 2),
         sample_gradient=jnp.mean(jnp.sum(owned * jnp.sum(each**2, 2), 1)),
@@ -111,7 +109,7 @@ def _measure(
         cross=jnp.sum((x - twin) * h * (other - z[:, 0]), 1),
         variance=jnp.sum(owned * deviation, 1),
         heterogeneity=jnp.sum((g - g.mean(0)) ** 2, 1),
-        gap=w @ (losses(start) - losses(surrogate)),
+        gap=w @ (first - surrogate),
         update=jnp.sum((x - start) ** 2, 1),
         dispersion=w @ jnp.sum((x - merged) ** 2, 1),
     )

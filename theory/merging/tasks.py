@@ -18,7 +18,9 @@ from jaxtyping import Array, Float
 from sail_jax.checks import concrete
 from theory.problems import check
 
-PerTask = ArrayLike  # one number, or one per task
+Numbers = Any  # what becomes an array
+Weights = Any  # one number per task, of sum 1
+PerTask = Numbers  # one number, or one per task
 
 
 class Training(NamedTuple):
@@ -37,7 +39,7 @@ class Training(NamedTuple):
         steps: PerTask,
         batch: PerTask,
         rate: ArrayLike,
-        weights: ArrayLike | None = None,
+        weights: Weights | None = None,
         tasks: int | None = None,
     ) -> "Training":
         """Checked, one entry per task: of `tasks`, or as many as the longest argument has. Equal
@@ -102,15 +104,15 @@ class QuadraticTasks:
 
     def __init__(
         self,
-        curvature: Float[ArrayLike, " d"],
-        centres: Float[ArrayLike, "N d"],
+        curvature: Numbers,
+        centres: Numbers,
         noise: ArrayLike,
         samples: PerTask,
         steps: PerTask,
         batch: PerTask,
         rate: ArrayLike,
-        weights: Float[ArrayLike, " N"] | None = None,
-        start: ArrayLike = 0.0,
+        weights: Weights | None = None,
+        start: Numbers = 0.0,
     ):
         h, c = jnp.asarray(curvature, float), jnp.asarray(centres, float)
         if h.ndim != 1 or c.ndim != 2 or c.shape[1:] != h.shape or not c.size:

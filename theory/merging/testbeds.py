@@ -39,8 +39,9 @@ def long(tasks: int, steps: int) -> QuadraticTasks:
 
 
 def edge() -> QuadraticTasks:
-    """N = K = 64, Theorem 2's rate sqrt(N / K) = 1, just below 2 / L; one centre, little noise."""
-    return QuadraticTasks([1.99], [[0.0]] * 64, 1e-3, 20, 64, 4, 1.0, start=4.0)
+    """Theorem 2's rate sqrt(N / K) = 0.1, just below 2 / L; one centre, little noise."""
+    h = 10 * (2 - 1e-4)
+    return QuadraticTasks([h, h / 2], [[0.0, 0.0]] * 3, 1e-4, 20, 300, 4, 0.1, start=[4.0, 0.0])
 
 
 def admissible() -> QuadraticTasks:
@@ -50,6 +51,11 @@ def admissible() -> QuadraticTasks:
     centres = [[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]]
     rate = (tasks / steps) ** 0.5
     return QuadraticTasks([h, h / 2], centres, 0.1, 20, steps, 4, rate, start=2.0)
+
+
+def generator(key: jax.Array) -> np.random.Generator:
+    """NumPy's, from a key: nothing to compile."""
+    return np.random.default_rng(np.asarray(jax.random.bits(key, (4,), np.uint32)))
 
 
 def expected(bed: Bed, field: str) -> Callable[[], float]:
