@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from sail_jax.rules import drop, elect, trim
 from sail_jax.task_vectors import TaskVectors, chain
@@ -31,16 +32,27 @@ def float64():
         yield
 
 
-def full_batch():
-    """Above 1 / L on one axis, exactly at it on the other; a task of one sample."""
-    c = [[0.4, 1.0], [-1.0, 0.2]]
-    return QuadraticTasks([1.9, 1.0], c, 0.5, [3, 1], [3, 4], [np.inf, 2], 1.0, None, 0.5)
+def hasty():
+    """Above 1 / L on one axis, exactly at it on the other; all samples, or just one."""
+    return replace(
+        mixed(),
+        curvature=[1.9, 1.0],
+        rate=1.0,
+        samples=[20, 1, 3],
+        steps=[3, 4, 1],
+        batch=[np.inf, 2, 4],
+        start=0.5,
+    )
+
+
+def slow():
+    return replace(mixed(), rate=1e-3, steps=200, batch=[1, 1, 4], samples=[20, 2, 3])
 
 
 # --- the testbed ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bed", [mixed, full_batch, partial(long, 2, 50)])
+@pytest.mark.parametrize("bed", [mixed, hasty, slow])
 def test_closed_forms_are_what_runs_do(bed):
     """Null: means of 4000 runs are the closed forms, per task where they are; z < 4 each."""
     tasks = bed()
@@ -53,7 +65,7 @@ def test_closed_forms_are_what_runs_do(bed):
 
 
 def test_without_noise():
-    """Nothing is random: gradient descent in NumPy, the closed forms, and one simulated run."""
+    """Nothing is random: gradient descent in NumPy, the closed forms, and every simulated run."""
     tasks = replace(mixed(), noise=0.0)
     h, w, start = (np.asarray(x) for x in (tasks.curvature, tasks.weights, tasks.start))
     c, x = np.asarray(tasks.centres), np.repeat(np.asarray(tasks.start)[None], 3, 0)
@@ -61,12 +73,12 @@ def test_without_noise():
         for _ in range(k):
             x[i] -= float(tasks.rate) * h * (x[i] - c[i])
     merged = w @ x
-    found, runs = merging.exact(tasks), merging.simulate(jax.random.key(3), tasks, 1)
+    found, runs = merging.exact(tasks), merging.simulate(jax.random.key(3), tasks, 4000)
     close(found.excess, np.sum(h * (merged - c.mean(0)) ** 2) / 2)
     close(found.update, np.sum((x - start) ** 2, 1))
     close(found.dispersion, w @ np.sum((x - merged) ** 2, 1))
     for name in found._fields:
-        close(getattr(runs, name)[0], getattr(found, name))
+        close(*np.broadcast_arrays(getattr(runs, name), getattr(found, name)))
 
 
 def test_excess_is_generalisation_and_optimisation():
@@ -249,7 +261,7 @@ def test_bad_bounds(call, message):
 
 
 def homogeneous():
-    centres = np.random.default_rng(0).normal(size=(8, 2))
+    centres = np.random.default_rng(0).normal(size=(3, 2))
     return QuadraticTasks([1.0, 0.2], centres, 1.0, 40, 20, 4, 0.1)
 
 
@@ -269,7 +281,7 @@ RISE, FALL = 1, -1
             {"stability": RISE},
         ),
         ("samples", [5, 20, 80], {"stability": FALL, "excess": FALL}, {"stability": FALL}),
-        ("tasks", [1, 2, 4, 8], {"stability": FALL}, {"surrogate": RISE}),
+        ("tasks", [1, 3], {"stability": FALL}, {"surrogate": RISE}),
     ],
 )
 def test_laws(law, values, exact, bound):
@@ -297,7 +309,7 @@ def test_laws_where_the_corrected_bound_is_silent():
         ("momentum", [0.9], "law must be one of"),
         ("steps", [], "values must be a non-empty sequence"),
         ("steps", [0], "steps must be whole numbers >= 1; got 0"),
-        ("tasks", [9], r"tasks must be whole numbers in 1 \.\. 8; got 9"),
+        ("tasks", [9], r"tasks must be whole numbers in 1 \.\. 3; got 9"),
         ("rate", [2.0], "rate must be below 2 / L"),
     ],
 )
@@ -323,13 +335,8 @@ def flat(tree):
 
 @pytest.mark.parametrize(
     "rule",
-    [
-        lambda v: v,
-        elect(),
-        trim(0.3),
-        chain(trim(0.3), elect()),
-    ],
-    ids=["none", "elect", "trim", "ties"],
+    [lambda v: v, elect(), chain(trim(0.3), elect())],
+    ids=["none", "elect", "ties"],
 )
 def test_effect_in_numpy(rule):
     before, after = merging.effect(rule, votes(), W)
@@ -412,14 +419,21 @@ def data_of(tasks, seed):
 
 def measure(tasks, data, points, **more):
     return merging.measure_constants(
-        quadratic_loss, data, points, jax.random.key(0), weights=tasks.weights, **more
+        quadratic_loss,
+        data,
+        points,
+        jax.random.key(0),
+        weights=tasks.weights,
+        examples=1,
+        iterations=2,
+        **more,
     )
 
 
 def test_measured_constants_of_the_testbed():
     """Null: means over data of what is measured are `constants`; |z| < 4 by the stated errors,
     one data set each. Smoothness to 1e-8 (Lanczos ends: two dimensions)."""
-    tasks = replace(mixed(), samples=[60, 90, 90])
+    tasks = replace(mixed(), samples=400)
     known = merging.constants(tasks)
     data = data_of(tasks, 0)
     means = np.array([z.mean(0) for z in data])
@@ -428,8 +442,8 @@ def test_measured_constants_of_the_testbed():
         np.mean([quadratic_loss({"a": best}, z) for z in data]),
         np.asarray(tasks.weights) @ [float(quadratic_loss({"a": surrogate}, z)) for z in data],
     ]
-    slow = {"a": jnp.asarray(best + np.array([0.0, 0.7]))}  # along the least curvature
-    found = measure(tasks, data, [{"a": tasks.start}, slow], infimum=least)
+    flat = {"a": jnp.asarray(best + np.array([0.0, 0.7]))}  # along the least curvature
+    found = measure(tasks, data, [{"a": tasks.start}, flat], infimum=least)
     np.testing.assert_allclose(found.values.smoothness, 1.0, rtol=1e-8)
     for name in ("variance", "heterogeneity"):
         value, error = (np.asarray(getattr(half, name)) for half in found)
@@ -455,10 +469,7 @@ def test_stated_errors_cover():
         *merging.constants(tasks)[2:4],
         np.asarray(tasks.weights) @ losses,
     )
-    found = [
-        measure(tasks, data_of(tasks, seed), [{"a": tasks.start}], examples=1, iterations=2)
-        for seed in range(200)
-    ]
+    found = [measure(tasks, data_of(tasks, seed), [{"a": tasks.start}]) for seed in range(200)]
     for name, slack in (("variance", 0.33), ("gap", 0.5), ("pl", 0.5), ("heterogeneity", 0.33)):
         value, error = (np.array([getattr(m[i], name)[0] for m in found]) for i in (0, 1))
         spread = np.mean(((value - np.asarray(getattr(truth, name))) / error) ** 2)
@@ -497,15 +508,17 @@ def test_measured_constants_of_a_network():
     )
     assert found.values.variance.shape == (2, 2)
 
+    unravel = ravel_pytree(params)[1]
+
+    def each(v, data):
+        return jax.vmap(lambda x, y: tanh_loss(unravel(v), (x[None], y[None])))(*data)
+
+    value, slope, curve = jax.jit(each), jax.jit(jax.jacobian(each)), jax.jit(jax.hessian(each))
     for p, point in enumerate((params, shifted)):
-        flat, unravel = jax.flatten_util.ravel_pytree(point)
-
-        def each(v, data, unravel=unravel):
-            return jax.vmap(lambda x, y: tanh_loss(unravel(v), (x[None], y[None])))(*data)
-
-        losses = [np.asarray(jax.jit(each)(flat, data)) for data in tasks]
-        slopes = [np.asarray(jax.jit(jax.jacobian(each))(flat, data)) for data in tasks]
-        curves = np.concatenate([jax.jit(jax.hessian(each))(flat, data) for data in tasks])
+        flat = ravel_pytree(point)[0]
+        losses = [np.asarray(value(flat, data)) for data in tasks]
+        slopes = [np.asarray(slope(flat, data)) for data in tasks]
+        curves = np.concatenate([curve(flat, data) for data in tasks])
         top = np.abs(np.linalg.eigvalsh(curves)).max()
         np.testing.assert_allclose(found.values.smoothness[p], top, rtol=1e-6)
         assert found.stderr.smoothness[p] < 1e-3 * top
