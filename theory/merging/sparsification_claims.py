@@ -18,7 +18,7 @@ from theory.merging.testbeds import PAPER, generator, measured
 
 WEIGHTS = (0.4, 0.3, 0.2, 0.1)
 N, D, DRAWS = 4, 50, 40
-SHARED = 10.0
+SHARED = 3.0
 
 
 def _votes(d: Array) -> TaskVectors:
