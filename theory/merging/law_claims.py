@@ -1,4 +1,5 @@
-"""Unified merging (arXiv 2601.21690), Remark 5 and Appendix A-A1: the laws in n, b, K, η and N."""
+"""Unified merging (arXiv 2601.21690), step sizes (Theorem 3, eq. 14), and Remark 5 with
+Appendix A-A1: the laws in n, b, K, η and N."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,66 @@ from theory.merging.tasks import QuadraticTasks, Training
 from theory.merging.testbeds import PAPER, bound, drawn, expected, measured
 
 SOURCE = f"{PAPER} Remark 5, Appendix A-A1"
+
+
+def _rates(smoothness: float, tasks: int, steps: int) -> tuple[float, float]:
+    return (tasks / steps) ** 0.5, 1 / (8 * steps * smoothness)
+
+
+def _proximal_weight() -> float:
+    """The share of task 1 in the movement of the merged model under the proximal updates
+    x <- x - η(g_i + μ(x - x_0)), gradients orthonormal and constant, αη = ημ = .1."""
+    rate, mu, steps = 0.5, 0.2, (5, 20)
+    moved = []
+    for k in steps:
+        x = 0.0
+        for _ in range(k):
+            x -= rate * (1.0 + mu * x)
+        moved.append(x)
+    return moved[0] / sum(moved)
+
+
+def _step_sizes() -> list[Claim]:
+    at = 1 / (8 * 20**0.5)
+    decay = [1 - 0.9**k for k in (5, 20)]
+    return [
+        Claim(
+            f"{PAPER}/step-sizes/printed",
+            "η=√(N/K̄) (Theorem 2) is a rate ≤ 1/(8KL) (Lemma 3)",
+            f"{PAPER} Theorem 3",
+            "L=1, N=2, K=10",
+            lambda: _rates(1.0, 2, 10)[1],
+            measured(lambda: _rates(1.0, 2, 10)[0]),
+            relation="<=",
+            expected=False,
+        ),
+        Claim(
+            f"{PAPER}/step-sizes/corrected",
+            "√(N/K) ≤ 1/(8KL) iff L√(NK) ≤ 1/8; equal at L√(NK) = 1/8",
+            f"{PAPER} Theorem 3",
+            "N=2, K=10",
+            lambda: _rates(at, 2, 10)[1],
+            measured(lambda: _rates(at, 2, 10)[0]),
+        ),
+        Claim(
+            f"{PAPER}/eq14-proximal/printed",
+            "λᵢ = (1 - (1-α)^Kᵢ/N) / Σ(1 - (1-α)^Kᵢ)/N",
+            f"{PAPER} after eq. (20)",
+            "α=.1, K=(5, 20), constant gradients",
+            lambda: (1 - 0.9**5 / 2) / (sum(decay) / 2),
+            measured(_proximal_weight),
+            expected=False,
+            note="they do not sum to one",
+        ),
+        Claim(
+            f"{PAPER}/eq14-proximal/corrected",
+            "λᵢ = (1 - (1-α)^Kᵢ) / Σ(1 - (1-α)^Kᵢ)",
+            f"{PAPER} eq. (14)",
+            "α=.1, K=(5, 20), constant gradients",
+            lambda: decay[0] / sum(decay),
+            measured(_proximal_weight),
+        ),
+    ]
 
 
 def _few(samples: int = 10, batch: float = 1, steps: int = 20, rate: float = 0.05):
@@ -209,4 +270,4 @@ def _tasks() -> list[Claim]:
     ]
 
 
-CLAIMS = (*_samples(), *_batch(), *_steps(), *_rate(), *_tasks())
+CLAIMS = (*_step_sizes(), *_samples(), *_batch(), *_steps(), *_rate(), *_tasks())
