@@ -471,6 +471,8 @@ def test_configurations_that_tensors_contradict(name):
         ("bert", {"hidden_dropout_prob": 0.5, "initializer_range": 1.0}, None),
         ("llama", {"eos_token_id": 3, "use_cache": False, "dtype": "bfloat16"}, None),
         ("qwen3", {"layer_types": None}, None),
+        ("flax mlp", {"widths": [12, 10]}, None),
+        ("flax resnet", {"widths": [8, 6]}, None),
     ],
 )
 def test_whole_targets_of_another_function(name, changes, text):

@@ -30,6 +30,7 @@ ROOMS = (
     "theory.two_layer.claims",
     "theory.linearity.claims",
     "theory.initialisation.claims",
+    "theory.merging.claims",
 )
 
 # |z| beyond which "the two sides agree" is rejected: 6e-5 two-sided for one Gaussian claim, 0.6 %

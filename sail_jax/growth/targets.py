@@ -268,8 +268,9 @@ def _whole(
     if old != new:
         raise ValueError(f"a network grows within its architecture: it is {old!r}, to is {new!r}")
     sizes = {key for key, _ in rules.settings} | {*counts, *TIES}
+    sizes |= {key.rpartition(".")[0] for key in sizes if key.rpartition(".")[2].isdigit()}  # lists
     for key, (was, now) in differences(config, to).items():
-        if key not in sizes and key.rpartition(".")[0] not in sizes:
+        if key not in sizes:
             raise ValueError(f"growth keeps {key!r}: it is {was!r}, to states {now!r}")
     # what is not stated stays, so that no default takes its place
     out = {key: config[key] for key in _KEPT_ENTRIES if key in config} | dict(to)

@@ -1,0 +1,14 @@
+"""The ledger of unified merging (arXiv 2601.21690), in the order of its statements.
+
+Simulators are SGD runs on drawn data with and without the other sample, merged and measured, and
+the merging rules of `sail_jax` on task vectors.
+"""
+
+from theory.merging import gradient_claims, law_claims, sparsification_claims, stability_claims
+
+CLAIMS = (
+    *stability_claims.CLAIMS,
+    *gradient_claims.CLAIMS,
+    *sparsification_claims.CLAIMS,
+    *law_claims.CLAIMS,
+)

@@ -1,0 +1,265 @@
+"""The constants of the merging bounds, from a real training run.
+
+Every assumption asks for a supremum over all parameters; here is the largest value at the points
+visited, so that all of these err low as constants, whatever their standard errors say.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, PyTree
+
+from sail_jax.trees import leaf_paths
+from theory.merging.bounds import Constants
+from theory.merging.tasks import Weights, check_sum
+from theory.problems import check
+
+Loss = Callable[[Any, Any], Array]  # (params, batch with a leading axis) -> mean loss of it
+
+
+class Measured(NamedTuple):
+    """values: at each point, leading axis P. stderr: their errors, the data taken as samples of
+    their tasks; of smoothness instead the distance within which an eigenvalue surely lies."""
+
+    values: Constants
+    stderr: Constants
+
+    def worst(self) -> Constants:
+        """The largest over points, for a bound; the gap is that of the first point, the start."""
+        most = Constants(*(np.max(np.asarray(x), 0) for x in self.values))
+        return most._replace(gap=np.asarray(self.values.gap)[0])
+
+
+def measure_constants(
+    loss: Loss,
+    tasks: Sequence[PyTree],
+    points: Sequence[PyTree],
+    key: Array,
+    *,
+    weights: Weights | None = None,
+    infimum: ArrayLike = 0.0,
+    examples: int = 4,
+    iterations: int = 16,
+    batch_size: int = 32,
+) -> Measured:
+    """L, C, sigma_i^2, zeta_i^2 and the gap at some points of a run.
+
+    loss(params, batch): the mean over the leading axis of the batch's leaves. tasks: the data D_i,
+    leaves [n_i, ...]. points: params, the start first; C is asked for at the merged model, so that
+    one belongs there. weights: of the merge, equal by default.
+
+    smoothness [P]: the largest |eigenvalue| of the Hessian of one example's loss, over `examples`
+    drawn of each task, by `iterations` of Lanczos: errs low (few examples; Ritz values lie inside
+    the spectrum). variance [P N]: mean |grad l(x; z_j) - grad f_i(x)|^2 over D_i, exactly.
+    heterogeneity [P N]: |grad f_i - grad f|^2, exactly for these data, f the plain mean of tasks;
+    as an estimate for other data of the tasks it errs high by what |mean of noise|^2 adds, which
+    the bounds ask for; its error errs high. pl [P]: (f - infimum) / |grad f|^2, gap [P]:
+    f~ - infimum; `infimum`, a number or one of f and one of f~, errs low if it is 0 and the loss
+    is not, and then both err high. As C of Assumption 5, which holds for all x, it errs low: the
+    worst x is not among the points.
+
+    `batch_size` gradients are held at once beside one per task, and `iterations` Lanczos vectors.
+    ValueError for tasks of fewer than two samples, uneven leaves, and an infimum above the loss;
+    TypeError for params that are not floating.
+    """
+    sizes = [_size(i, data) for i, data in enumerate(tasks)]
+    points, N = list(points), len(sizes)
+    if not points or not sizes:
+        raise ValueError(f"tasks and points must not be empty; got {N} and {len(points)}")
+    for x in points:
+        for path, leaf in zip(leaf_paths(x), jax.tree.leaves(x), strict=True):
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                raise TypeError(f"points must hold floating leaves; {path} is {leaf.dtype}")
+    for name, value in (
+        ("examples", examples),
+        ("iterations", iterations),
+        ("batch_size", batch_size),
+    ):
+        check(name, value, lambda v: v >= 1, ">= 1")
+    w = np.full(N, 1 / N) if weights is None else np.asarray(weights, float)
+    if w.shape != (N,):
+        raise ValueError(f"weights must have one entry per task, {N}; got shape {w.shape}")
+    check_sum(jnp.asarray(w))
+    least = np.broadcast_to(np.asarray(infimum, float), (2,))
+    keys = jax.random.split(key, N)
+    rows = [
+        _point(loss, tasks, x, w, least, keys, np.array(sizes), examples, iterations, batch_size)
+        for x in points
+    ]
+    values, errors = (
+        Constants(*(np.array(column) for column in zip(*half, strict=True)))
+        for half in zip(*rows, strict=True)
+    )
+    return Measured(values, errors)
+
+
+def _point(
+    loss: Loss,
+    tasks: Sequence[PyTree],
+    x: PyTree,
+    w: np.ndarray,
+    least: np.ndarray,
+    keys: Array,
+    n: np.ndarray,
+    examples: int,
+    iterations: int,
+    batch_size: int,
+) -> tuple[Constants, Constants]:
+    N = len(tasks)
+    means = [_mean(loss, batch_size, x, data) for data in tasks]
+    g = jnp.stack([one for _, one in means])
+    ways = jnp.concatenate([g - g.mean(0), g.mean(0)[None]])  # grad f_i - grad f, then grad f
+    sides = [
+        _sides(loss, batch_size, x, data, one, ways)
+        for data, (_, one) in zip(tasks, means, strict=True)
+    ]
+    losses = [np.asarray(s[0]) for s in sides]
+    squares = [np.asarray(s[1]) for s in sides]
+    along = [np.asarray(s[2]) for s in sides]
+
+    variance = np.array([s.mean() for s in squares])
+    variance_error = np.array([s.std(ddof=1) for s in squares]) / np.sqrt(n)
+    # of the mean gradients: the covariance along each way, and its trace
+    slopes = np.array([a.var(0, ddof=1) for a in along]) / n[:, None]
+    traces = variance / (n - 1)
+    share = (np.eye(N) - 1 / N) ** 2  # [task i, data j]: of grad f_j in grad f_i - grad f
+    zeta2 = np.sum(np.asarray(ways[:-1], float) ** 2, 1)
+    zeta2_error = np.sqrt(
+        4 * np.einsum("ij,ji->i", share, slopes[:, :-1]) + 2 * (share @ traces) ** 2
+    )
+
+    each = np.array([one.mean() for one in losses])
+    excess, gap = each.mean() - least[0], w @ each - least[1]
+    slack = 1e3 * np.finfo(np.asarray(g).dtype).eps * max(1.0, abs(each).max())
+    if min(excess, gap) < -slack:
+        raise ValueError(f"infimum must be at most the loss; got {least} for {each.mean():g}")
+    square = float(np.sum(np.asarray(ways[-1], float) ** 2))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        C = np.divide(max(excess, 0.0), square)
+        influence = [
+            (one - one.mean()) / square - 2 * C / square * a[:, -1]
+            for one, a in zip(losses, along, strict=True)
+        ]
+        linear = sum(f.var(ddof=1) / size for f, size in zip(influence, n, strict=True)) / N**2
+        C_error = np.sqrt(linear + 2 * (C / square * traces.sum() / N**2) ** 2)
+    gap_error = np.sqrt(w**2 @ np.array([one.var(ddof=1) for one in losses] / n))
+
+    tops = [
+        np.asarray(_tops(loss, iterations, examples, k, x, data))
+        for k, data in zip(keys, tasks, strict=True)
+    ]
+    top, error = max(np.concatenate(tops), key=lambda pair: pair[0])
+    return (
+        Constants(top, C, variance, zeta2, gap),
+        Constants(error, C_error, variance_error, zeta2_error, gap_error),
+    )
+
+
+def _size(i: int, data: PyTree) -> int:
+    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
+    if len(lengths) != 1 or () in lengths:
+        raise ValueError(f"tasks[{i}] must have leaves of one length; got {sorted(lengths)}")
+    (n,) = lengths.pop()
+    if n < 2:
+        raise ValueError(f"tasks[{i}] must hold at least 2 samples; got {n}")
+    return n
+
+
+def _one(loss: Loss, unravel: Callable[[Array], PyTree], data: PyTree) -> Callable[..., Array]:
+    """The loss of example j at flat parameters."""
+
+    def one(flat: Float[Array, " p"], j: Array) -> Array:
+        value = loss(unravel(flat), jax.tree.map(lambda leaf: jnp.asarray(leaf)[j][None], data))
+        if jnp.shape(value) != ():
+            raise ValueError(f"loss must return a scalar; got shape {jnp.shape(value)}")
+        return value
+
+    return one
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _mean(loss: Loss, size: int, x: PyTree, data: PyTree) -> tuple[Array, Float[Array, " p"]]:
+    flat, unravel = ravel_pytree(x)
+    one, n = _one(loss, unravel, data), len(jax.tree.leaves(data)[0])
+    places = jnp.arange(-(-n // size) * size).reshape(-1, size)
+
+    def add(total: Any, j: Array) -> tuple[Any, None]:
+        def part(flat: Array) -> Array:  # the last part is filled up
+            return jnp.sum(jnp.where(j < n, jax.vmap(one, (None, 0))(flat, j % n), 0)) / n
+
+        return jax.tree.map(jnp.add, total, jax.value_and_grad(part)(flat)), None
+
+    return lax.scan(add, (jnp.zeros((), flat.dtype), jnp.zeros_like(flat)), places)[0]
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _sides(
+    loss: Loss, size: int, x: PyTree, data: PyTree, mean: Array, ways: Float[Array, "ways p"]
+) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, "n ways"]]:
+    """Of every example: its loss, |g - mean|^2, and (g - mean).ways."""
+    flat, unravel = ravel_pytree(x)
+    one = _one(loss, unravel, data)
+
+    def side(j: Array) -> tuple[Array, Array, Array]:
+        value, g = jax.value_and_grad(one)(flat, j)
+        return value, jnp.sum((g - mean) ** 2), ways @ (g - mean)
+
+    return lax.map(side, jnp.arange(len(jax.tree.leaves(data)[0])), batch_size=size)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _tops(
+    loss: Loss, iterations: int, examples: int, key: Array, x: PyTree, data: PyTree
+) -> Float[Array, "examples 2"]:
+    """Of examples drawn without replacement: the largest |Ritz value| and its residual."""
+    flat, unravel = ravel_pytree(x)
+    one, n = _one(loss, unravel, data), len(jax.tree.leaves(data)[0])
+    pick, begin = jax.random.split(key)
+    drawn = jax.random.permutation(pick, n)[: min(examples, n)]
+    first = jax.random.normal(begin, flat.shape, flat.dtype)
+
+    def top(j: Array) -> Array:
+        def product(v: Array) -> Array:
+            return jax.jvp(lambda p: jax.grad(one)(p, j), (flat,), (v,))[1]
+
+        return jnp.stack(largest_ritz_value(product, first, min(iterations, flat.size)))
+
+    return lax.map(top, drawn)
+
+
+def largest_ritz_value(
+    product: Callable[[Array], Array], first: Float[Array, " p"], iterations: int
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The largest |eigenvalue| that Lanczos finds of a symmetric map, from `first`, with full
+    reorthogonalisation, and |A v - theta v|, within which of it an eigenvalue lies."""
+    tiny = jnp.finfo(first.dtype).eps
+    basis = jnp.zeros((iterations, first.size), first.dtype)
+
+    def step(state: tuple[Array, Array, Array], k: Array) -> tuple[Any, tuple[Array, Array]]:
+        basis, v, size = state
+        basis = basis.at[k].set(v)
+        u = product(v)
+        alpha = u @ v
+        for _ in range(2):  # twice is enough
+            u = u - basis.T @ (basis @ u)
+        beta = jnp.linalg.norm(u)
+        size = jnp.maximum(size, jnp.maximum(jnp.abs(alpha), beta))
+        go_on = beta > 100 * tiny * size  # else rounding: the subspace is invariant
+        beta = jnp.where(go_on, beta, 0.0)
+        v = jnp.where(go_on, u / jnp.where(go_on, beta, 1.0), 0.0)
+        return (basis, v, size), (alpha, beta)
+
+    state = basis, first / jnp.linalg.norm(first), jnp.zeros((), first.dtype)
+    _, (alpha, beta) = lax.scan(step, state, jnp.arange(iterations))
+    values, vectors = jnp.linalg.eigh(
+        jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
+    )
+    best = jnp.argmax(jnp.abs(values))
+    return jnp.abs(values[best]), beta[-1] * jnp.abs(vectors[-1, best])

@@ -1,0 +1,152 @@
+"""Exact expectations of what the merging bounds are about, on `QuadraticTasks`."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from theory.merging.bounds import Constants
+from theory.merging.tasks import QuadraticTasks
+from theory.problems import check
+
+# f = mean_i f_i: the mean of the tasks' empirical risks, with minimiser x^; F its expectation;
+# f~ = sum_i w_i f_i the surrogate; x the merged model.
+
+
+class Quantities(NamedTuple):
+    """Expectations over data and batches, or (`simulate`) draws along a leading axis.
+
+    risk F(x); excess F(x) - f(x^); generalisation F(x) - f(x); optimisation f(x) - f(x^);
+    gradient |grad f(x)|^2; surrogate_gradient |grad f~(x)|^2; sample_gradient
+    mean_i |grad l(x; z)|^2 with z of D_i; local_stability |x_i - x_i'|^2 where one of n_i samples
+    is another and batches have the same places; stability of the merged, mean over the one task
+    perturbed (Definition 2); cross <x_i - x_i', grad l(x_i'; z) - grad l(x_i'; z')>; variance
+    sigma_i^2 of a sample's gradient in D_i; heterogeneity |grad f_i - grad f|^2, the same at every
+    point; gap f~(start) - inf f~; update |x_i - start|^2; dispersion
+    sum_i w_i |x_i - x|^2.
+    """
+
+    risk: Float[Array, "*r"]
+    excess: Float[Array, "*r"]
+    generalisation: Float[Array, "*r"]
+    optimisation: Float[Array, "*r"]
+    gradient: Float[Array, "*r"]
+    surrogate_gradient: Float[Array, "*r"]
+    sample_gradient: Float[Array, "*r"]
+    stability: Float[Array, "*r"]
+    local_stability: Float[Array, "*r N"]
+    cross: Float[Array, "*r N"]
+    variance: Float[Array, "*r N"]
+    heterogeneity: Float[Array, "*r N"]
+    gap: Float[Array, "*r"]
+    update: Float[Array, "*r N"]
+    dispersion: Float[Array, "*r"]
+
+
+class _Moments(NamedTuple):
+    """Per task and eigenvalue, [N d]: x_i = (1 - pull) start + pull * (data mean) + SGD noise."""
+
+    pull: Float[Array, "N d"]
+    data: Float[Array, "N d"]  # variance of the mean of the data, s^2 / n
+    noise: Float[Array, "N d"]  # variance that batches add
+    memory: Float[Array, "N d"]  # (rate h)^2 sum_k (1 - rate h)^2k
+
+
+def _moments(tasks: QuadraticTasks) -> _Moments:
+    u = tasks.rate * tasks.curvature  # in (0, 2)
+    k = tasks.steps[:, None]
+    log = jnp.where(u < 1, jnp.log1p(-jnp.minimum(u, 1.0)), jnp.log(jnp.abs(u - 1)))
+    odd = (u > 1) & (k % 2 == 1)
+    # 1 - (1 - u)^K without cancellation for small u
+    pull = jnp.where(odd, 1 + jnp.exp(k * log), -jnp.expm1(k * log))
+    memory = u / (2 - u) * -jnp.expm1(2 * k * log)
+    n, b = tasks.samples[:, None], tasks.batch[:, None]
+    s2 = tasks.noise**2
+    noise = memory * s2 * (1 - 1 / n) / b
+    return _Moments(pull, jnp.broadcast_to(s2 / n, pull.shape), noise, memory)
+
+
+@jax.jit
+def exact(tasks: QuadraticTasks) -> Quantities:
+    """All of it in closed form."""
+    h, c, start, w = tasks.curvature, tasks.centres, tasks.start, tasks.weights[:, None]
+    n, s2, N = tasks.samples[:, None], tasks.noise**2, tasks.number
+    pull, data, noise, memory = _moments(tasks)
+
+    def square(of_start: Array, of_data: Array, of_noise: Array) -> Array:
+        """E of (of_start x start + sum_j of_data_j x data mean_j + sum_j of_noise_j x noise_j)^2,
+        [d]; coefficients [d], [N d], [N d]."""
+        mean = of_start * start + jnp.sum(of_data * c, 0)
+        return mean**2 + jnp.sum(of_data**2 * data + of_noise**2 * noise, 0)
+
+    one = jnp.eye(N)[:, :, None]  # the mean of the data of task i
+    kept = jnp.sum(w * (1 - pull), 0)
+    to_minimum = square(kept, w * pull - 1 / N, w)
+    to_surrogate = square(kept, w * (pull - 1), w)
+    to_task = jax.vmap(lambda e: square(kept, w * pull - e, w))(one)
+    between = jax.vmap(lambda e: square(jnp.zeros_like(h), e - 1 / N, 0 * w))(one)
+    to_centre = (kept * start + jnp.sum(w * pull * c, 0) - c) ** 2
+    to_centre = to_centre + jnp.sum((w * pull) ** 2 * data + w**2 * noise, 0)
+    moved = pull**2 * ((c - start) ** 2 + data) + noise
+    merged = square(kept - 1, w * pull, w)
+    first = square(jnp.ones_like(h), -w * jnp.ones_like(pull), 0 * w)
+    local = 2 * s2 * jnp.sum((pull / n) ** 2 + memory * (1 - 1 / n) / (n * _batch(tasks)), 1)
+    risk = jnp.mean(jnp.sum(h * (to_centre + s2), 1)) / 2
+    optimisation = jnp.sum(h * to_minimum) / 2
+    generalisation = jnp.mean(jnp.sum(h * w * pull * data, 1))
+    return Quantities(
+        risk=risk,
+        excess=generalisation + optimisation,
+        generalisation=generalisation,
+        optimisation=optimisation,
+        gradient=jnp.sum(h**2 * to_minimum),
+        surrogate_gradient=jnp.sum(h**2 * to_surrogate),
+        sample_gradient=jnp.mean(jnp.sum(h**2 * (to_task + s2 * (1 - 1 / n)), 1)),
+        stability=jnp.mean(tasks.weights**2 * local),
+        local_stability=local,
+        cross=-2 * s2 * jnp.sum(h * pull / n, 1),
+        variance=s2 * (1 - 1 / tasks.samples) * jnp.sum(h**2),
+        heterogeneity=jnp.sum(h**2 * between, 1),
+        gap=jnp.sum(h * first) / 2,
+        update=jnp.sum(moved, 1),
+        dispersion=jnp.sum(w * moved) - jnp.sum(merged),
+    )
+
+
+def _batch(tasks: QuadraticTasks) -> Float[Array, "N 1"]:
+    return tasks.batch[:, None]
+
+
+def constants(tasks: QuadraticTasks) -> Constants:
+    """L, C = 1 / (2 mu), sigma_i^2, zeta_i^2 and the gap, of the assumptions and exact. Those that
+    depend on the data are expectations over them."""
+    found, h = exact(tasks), jnp.asarray(tasks.curvature)
+    return Constants(h.max(), 1 / (2 * h.min()), found.variance, found.heterogeneity, found.gap)
+
+
+class Dropped(NamedTuple):
+    """Excess risk and dispersion of task vectors after DARE."""
+
+    excess: Float[Array, ""]
+    dispersion: Float[Array, ""]
+
+
+def dare(tasks: QuadraticTasks, rate: ArrayLike) -> Dropped:
+    """What DARE (Yu et al. 2024) of drop rate p does, rescaled: both grow, by p / (1 - p) times
+    sum_i w_i^2 E|x_i - start|_H^2 / 2, and times sum_i w_i (1 - w_i) E|x_i - start|^2."""
+    check("rate", rate, lambda p: (p >= 0) & (p < 1), "in [0, 1)")
+    return _dare(tasks, jnp.asarray(rate, float))
+
+
+@jax.jit
+def _dare(tasks: QuadraticTasks, p: Float[Array, ""]) -> Dropped:
+    before = exact(tasks)
+    pull, data, noise, _ = _moments(tasks)
+    moved = pull**2 * ((tasks.centres - tasks.start) ** 2 + data) + noise
+    w, odds = tasks.weights, p / (1 - p)
+    return Dropped(
+        before.excess + odds * jnp.sum(w[:, None] ** 2 * tasks.curvature * moved) / 2,
+        before.dispersion + odds * jnp.sum(w * (1 - w) * before.update),
+    )

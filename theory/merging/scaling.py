@@ -1,0 +1,74 @@
+"""What the exact excess risk and its bounds do as one hyperparameter varies."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from theory.merging.bounds import Bound, excess_risk_bound
+from theory.merging.quadratic import Quantities, constants, exact
+from theory.merging.tasks import QuadraticTasks
+
+Law = Literal["steps", "batch", "rate", "samples", "tasks"]
+
+
+class Laws(NamedTuple):
+    """Along `values`, the leading axis of every leaf. Quantities per task are means over tasks.
+    corrected is NaN where it claims nothing (rates above 1 / L, single samples)."""
+
+    values: Float[np.ndarray, " v"]
+    exact: Quantities
+    bound: Bound
+    corrected: Bound
+
+
+def scaling(
+    tasks: QuadraticTasks, law: Law, values: Sequence[float], *, coefficient: float = 5.0
+) -> Laws:
+    """Exact quantities, Theorem 3 and the repaired bound, all other numbers as in `tasks`.
+
+    "steps", "batch", "samples": of every task. "tasks": the first N tasks, their weights in the
+    same proportions.
+
+    >>> tasks = QuadraticTasks([1.0], [[1.0], [-1.0]], noise=1.0, samples=40, steps=20, batch=4,
+    ...                        rate=0.1)
+    >>> laws = scaling(tasks, "batch", [1, 4, 16])
+    >>> bool(laws.exact.stability[0] > laws.exact.stability[-1])
+    True
+    >>> bool(laws.bound.stability[0] < laws.bound.stability[-1])
+    True
+    """
+    if law not in get_args(Law):
+        raise ValueError(f"law must be one of {get_args(Law)}; got {law!r}")
+    if np.ndim(values) != 1 or not len(values):
+        raise ValueError(f"values must be a non-empty sequence; got shape {np.shape(values)}")
+    settings = [_with(tasks, law, value) for value in values]
+    points = [_point(one, coefficient) for one in settings]
+    found, printed, corrected = jax.tree.map(lambda *x: jnp.stack(x), *points)
+    return Laws(np.asarray(values, float), found, printed, corrected)
+
+
+def _with(tasks: QuadraticTasks, law: Law, value: float) -> QuadraticTasks:
+    if law != "tasks":
+        return replace(tasks, **{law: value})
+    if not 1 <= value <= tasks.number or value != int(value):
+        raise ValueError(f"tasks must be whole numbers in 1 .. {tasks.number}; got {value:g}")
+    first = slice(int(value))
+    parts = {name: getattr(tasks, name)[first] for name in ("centres", "samples", "steps", "batch")}
+    weights = tasks.weights[first]
+    return replace(tasks, weights=weights / weights.sum(), **parts)
+
+
+@partial(jax.jit, static_argnums=1)
+def _point(tasks: QuadraticTasks, coefficient: float) -> tuple[Quantities, Bound, Bound]:
+    found, known = exact(tasks), constants(tasks)
+    printed = excess_risk_bound(known, tasks.training, coefficient=coefficient)
+    corrected = excess_risk_bound(known, tasks.training, form="corrected")
+    claimed = (tasks.rate * known.smoothness <= 1 + 1e-6) & (tasks.samples.min() >= 2)
+    corrected = jax.tree.map(lambda x: jnp.where(claimed, x, jnp.nan), corrected)
+    return jax.tree.map(lambda x: x.mean(), found), printed, corrected
