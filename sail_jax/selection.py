@@ -123,8 +123,15 @@ def histogram(
 ) -> Wide:
     """How many keys that begin with `prefix` have which 16-bit digit at bit `shift`, [task, 65536].
 
-    `inside` says which keys count, all by default. ValueError for leaves of 2**32 entries and more.
+    `inside` says which keys count, all by default. ValueError for leaves of 2**32 entries and more,
+    and for a rule made in one precision and applied in another.
     """
+    if keys.dtype != prefix.dtype:
+        bits = 8 * prefix.dtype.itemsize
+        raise ValueError(
+            f"this rule counts digits of {bits} bits, as jax_enable_x64 was when it was made, and "
+            f"is applied to {8 * keys.dtype.itemsize}: make it under the setting it is applied in"
+        )
     if math.prod(keys.shape[1:]) >= 1 << 32:
         raise ValueError(f"cannot count a leaf of shape {keys.shape[1:]}: expected < 2**32 entries")
 

@@ -65,7 +65,7 @@ def order_statistics(
         summary = Partial(_count_digits(shifts[0]), tuple(f[0] for f in found), keys)
         return Fold(summary, go_on, _add, grain)
 
-    return Fold(Partial(_count_first(shift), keys), first, _add, grain)
+    return Fold(Partial(_count_first(shift), prefix, keys), first, _add, grain)
 
 
 def _add(a: Sequence[selection.Wide], b: Sequence[selection.Wide]) -> tuple[selection.Wide, ...]:
@@ -75,11 +75,11 @@ def _add(a: Sequence[selection.Wide], b: Sequence[selection.Wide]) -> tuple[sele
 @functools.cache
 def _count_first(shift: int) -> Kernel:
     def summary(
-        keys: Kernel, place: Place, delta: Array, weight: Array
+        prefix: Array, keys: Kernel, place: Place, delta: Array, weight: Array
     ) -> tuple[selection.Wide, selection.Wide]:
         values, inside = keys(place, delta, weight), place.inside(delta.shape[1:])
         here = values != 0 if inside is None else (values != 0) & inside
-        counts = selection.histogram(values, jnp.zeros((), values.dtype), shift, inside)
+        counts = selection.histogram(values, prefix, shift, inside)
         return counts, selection.occurrences(here, range(1, values.ndim))
 
     return summary

@@ -15,6 +15,7 @@ import pytest
 
 from sail_jax import selection
 from sail_jax.rules import drop, elect, trim
+from sail_jax.sparsifiers import outliers
 from sail_jax.task_vectors import Chain, Each, Fold, Leafwise, TaskVectors, chain, masked, whole
 
 KEY = jax.random.key(0)
@@ -380,6 +381,7 @@ def test_results_do_not_depend_on_sharding():
         import jax, jax.numpy as jnp, numpy as np
         from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
         from sail_jax.rules import drop, elect, trim
+from sail_jax.sparsifiers import outliers
         from sail_jax.task_vectors import TaskVectors, chain
         grid = jnp.float32(np.random.default_rng(0).integers(-4, 5, (2, 3, 8, 8)) / 8)
         votes = TaskVectors(dict(zip("ab", grid)), dict.fromkeys("ab", jnp.ones((3, 1, 1))))
@@ -401,3 +403,11 @@ def test_results_do_not_depend_on_sharding():
         env={**os.environ, **flags}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.stdout.strip() == "equal", done.stderr
+
+
+@pytest.mark.parametrize("rule", [lambda: trim(0.5), lambda: outliers(0.5, 0.1)])
+def test_a_rule_made_in_another_precision_is_refused(rule):
+    made = rule()
+    votes = TaskVectors({"a": np.arange(8.0).reshape(1, 8)}, {"a": np.ones((1, 1))})
+    with jax.enable_x64(True), pytest.raises(ValueError, match=r"digits of 32 bits.*applied to 64"):
+        made(votes)
