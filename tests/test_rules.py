@@ -381,7 +381,6 @@ def test_results_do_not_depend_on_sharding():
         import jax, jax.numpy as jnp, numpy as np
         from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
         from sail_jax.rules import drop, elect, trim
-from sail_jax.sparsifiers import outliers
         from sail_jax.task_vectors import TaskVectors, chain
         grid = jnp.float32(np.random.default_rng(0).integers(-4, 5, (2, 3, 8, 8)) / 8)
         votes = TaskVectors(dict(zip("ab", grid)), dict.fromkeys("ab", jnp.ones((3, 1, 1))))
