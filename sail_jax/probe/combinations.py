@@ -16,15 +16,33 @@ from sail_jax.task_vectors import TaskVectors, apply, origin, task_vectors
 
 Numbers = Any  # np.ndarray of float64, or jax.Array while traced
 
-__all__ = ["line", "mixer", "numbers", "points", "simplex_grid", "stack", "weighted"]
+__all__ = ["line", "mixer", "numbers", "points", "simplex_grid", "stack", "sweep", "weighted"]
 
 
 def stack(models: Sequence[PyTree]) -> PyTree:
     """The floating leaves of models on a leading axis, in float32 at least. ValueError, naming
     model and leaf, for models of different structure, values not finite, unequal integers."""
-    if isinstance(models, Sequence) and not isinstance(models, str) and len(models):
+    if isinstance(models, str) or not isinstance(models, Sequence) or not models:
+        return task_vectors(models, None).delta  # which says what is wrong
+    try:
+        stacked, well = _stack(tuple(models))
+    except TypeError:  # a leaf that is no array
         return task_vectors(models, origin(models[0])).delta
-    return task_vectors(models, None).delta  # which says what is wrong
+    if (known := concrete(well)) is not None and not known:
+        task_vectors(models, origin(models[0]))  # likewise
+    return stacked
+
+
+@jax.jit
+def _stack(models: tuple[PyTree, ...]) -> tuple[PyTree, Array]:
+    """And whether all values are as they should be: `task_vectors` cannot see them here."""
+    stacked = task_vectors(models, origin(models[0])).delta
+    well = [jnp.isfinite(x).all() for x in jax.tree.leaves(stacked)]
+    first, *others = map(jax.tree.leaves, models)
+    for leaves in others:
+        pairs = zip(first, leaves, strict=True)
+        well += [(a == b).all() for a, b in pairs if not jnp.issubdtype(a.dtype, jnp.floating)]
+    return stacked, jnp.array(well, bool).all()
 
 
 def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], PyTree]:
@@ -35,7 +53,8 @@ def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], Py
         weight = jax.tree.map(
             lambda x: w.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1)), stacked
         )
-        return apply(zero, total(TaskVectors(stacked, weight)))
+        # once, and not again by every consumer that XLA could fuse it into
+        return lax.optimization_barrier(apply(zero, total(TaskVectors(stacked, weight))))
 
     return mix
 
@@ -43,6 +62,12 @@ def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], Py
 def weighted(w: Float[Array, "n"], x: Float[Array, "n ..."]) -> Float[Array, "..."]:
     """sum_n w_n x_n, in full precision on every device."""
     return jnp.tensordot(w.astype(x.dtype), x, 1, precision=lax.Precision.HIGHEST)
+
+
+def sweep(f: Callable[[Any], Any], over: Any, chunk_size: int) -> Any:
+    """f of every entry, `chunk_size` side by side; one by one without the cost of batched code."""
+    n = len(jax.tree.leaves(over)[0])
+    return lax.map(f, over, batch_size=min(chunk_size, n) if chunk_size > 1 else None)
 
 
 def numbers(name: str, x: Any) -> Numbers:

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.checks import nearest
-from sail_jax.probe.combinations import mixer, points, stack, weighted
+from sail_jax.probe.combinations import mixer, points, stack, sweep, weighted
 from sail_jax.probe.estimates import Estimate, check_finite, check_size, examples, over_examples
 from sail_jax.probe.networks import (
     OUTPUT,
@@ -90,7 +90,7 @@ def _averaging(
                 raise ValueError(f"apply: expected logits [{n}, ..., class], got {_shape(out)}")
             return out
 
-        each = lax.map(logits, jnp.eye(k), batch_size=min(chunk_size, k))
+        each = sweep(logits, jnp.eye(k), chunk_size)
         members = jnp.stack([_scored(metric, each[i], batch) for i in range(k)], -1)
 
         def at(w: Array) -> tuple[Array, ...]:
@@ -99,7 +99,7 @@ def _averaging(
             agreement = same.reshape(n, -1).mean(1, dtype=w.dtype)
             return _scored(metric, average, batch), _scored(metric, ensemble, batch), agreement
 
-        found = lax.map(at, w, batch_size=min(chunk_size, len(w)))
+        found = sweep(at, w, chunk_size)
         average, ensemble, agreement = (x.T for x in found)
         return average, ensemble, members, agreement
 

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.checks import concrete
-from sail_jax.probe.combinations import line, mixer, points, stack
+from sail_jax.probe.combinations import line, mixer, points, stack, sweep
 from sail_jax.probe.estimates import check_finite, check_size, examples, mean
 
 __all__ = ["Barrier", "Loss", "barrier", "simplex_barrier"]
@@ -127,4 +126,4 @@ def _losses(
         params = mix(w)
         return mean(lambda batch: loss(params, batch), data, batch_size)
 
-    return lax.map(at, w, batch_size=min(chunk_size, len(w)))
+    return sweep(at, w, chunk_size)

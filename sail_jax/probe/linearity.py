@@ -10,7 +10,7 @@ feature connectivity (LLFC, Zhou et al. 2023) asks for cosines near 1, cross-tas
 for coefficients near 1 as well.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -20,7 +20,16 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from sail_jax.probe.combinations import Numbers, line, mixer, numbers, points, stack, weighted
+from sail_jax.probe.combinations import (
+    Numbers,
+    line,
+    mixer,
+    numbers,
+    points,
+    stack,
+    sweep,
+    weighted,
+)
 from sail_jax.probe.estimates import Estimate, check_finite, check_size, examples, over_examples
 from sail_jax.probe.networks import Apply, Names, features, layers
 
@@ -197,18 +206,17 @@ def _linearity(
         found = features(apply, mix(w), batch)
         return [_flat(found[name]) for name in names]
 
-    def sweep(f: Callable[[Any], Any], over: Any) -> Any:
-        return lax.map(f, over, batch_size=min(chunk_size, len(jax.tree.leaves(over)[0])))
-
     def at(batch: PyTree, members: Array, shares: Array) -> tuple[Any, Any]:
-        known = sweep(lambda w: combined(w, batch), members)  # [member, example, unit] by layer
+        known = sweep(
+            lambda w: combined(w, batch), members, chunk_size
+        )  # [member, example, unit] by layer
 
         def side(share: Array) -> Array:
             left = combined(weighted(share, members), batch)
             right = [weighted(share, x) for x in known]
             return jnp.stack([_compare(a, b) for a, b in zip(left, right, strict=True)])
 
-        return sweep(side, shares), jnp.stack([_baseline(x) for x in known])
+        return sweep(side, shares, chunk_size), jnp.stack([_baseline(x) for x in known])
 
     def values(batch: PyTree) -> tuple[Array, Array]:
         # [point, share, layer, quantity, example], [point, layer, member, member, example]

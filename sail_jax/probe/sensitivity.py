@@ -145,7 +145,12 @@ def _at(
     loss: Loss, params: PyTree, data: PyTree, batch_size: int | None
 ) -> Callable[[Array], Array]:
     back = flatten(params)[1]
-    return lambda t: mean(lambda batch: loss(back(t), batch), data, batch_size)
+
+    def at(theta: Array) -> Array:
+        moved = lax.optimization_barrier(back(theta))
+        return mean(lambda batch: loss(moved, batch), data, batch_size)
+
+    return at
 
 
 def _deviation(deviation: PyTree, params: PyTree) -> Float[Array, "p"]:
