@@ -11,8 +11,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.checks import concrete
-from sail_jax.counts import total
-from sail_jax.task_vectors import TaskVectors, apply, origin, task_vectors
+from sail_jax.task_vectors import origin, task_vectors
 
 Numbers = Any  # np.ndarray of float64, or jax.Array while traced
 
@@ -47,14 +46,19 @@ def _stack(models: tuple[PyTree, ...]) -> tuple[PyTree, Array]:
 
 def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], PyTree]:
     """weights -> sum_k w_k theta_k, in the dtypes of `like`, whose other leaves it keeps."""
-    zero = origin(like)
+
+    def leaf(x: Array | None, kept: Any, w: Float[Array, "model"]) -> Any:
+        if x is None:
+            return kept
+        terms = (w[i].astype(x.dtype) * x[i] for i in range(1, len(x)))
+        return sum(terms, w[0].astype(x.dtype) * x[0]).astype(jnp.result_type(kept))
 
     def mix(w: Float[Array, "model"]) -> PyTree:
-        weight = jax.tree.map(
-            lambda x: w.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1)), stacked
+        mixed = jax.tree.map(
+            lambda *both: leaf(*both, w), stacked, like, is_leaf=lambda x: x is None
         )
         # once, and not again by every consumer that XLA could fuse it into
-        return lax.optimization_barrier(apply(zero, total(TaskVectors(stacked, weight))))
+        return lax.optimization_barrier(mixed)
 
     return mix
 
