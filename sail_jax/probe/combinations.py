@@ -55,7 +55,7 @@ def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], Py
 
     def mix(w: Float[Array, "model"]) -> PyTree:
         mixed = jax.tree.map(
-            lambda *both: leaf(*both, w), stacked, like, is_leaf=lambda x: x is None  # pyright: ignore[reportCallIssue]
+            lambda x, kept: leaf(x, kept, w), stacked, like, is_leaf=lambda x: x is None
         )
         # once, and not again by every consumer that XLA could fuse it into
         return lax.optimization_barrier(mixed)
