@@ -7,7 +7,7 @@ Merging: `sail_jax.methods.<name>(models, base, ...)`, each an expression of `ru
 `merge_checkpoints(...)`, the same on files, tensor by tensor.
 """
 
-from sail_jax import align, architectures, counts, growth, methods, rules
+from sail_jax import align, architectures, counts, growth, methods, probe, rules
 from sail_jax.certificate import Certificate, Report, certificate, exactness
 from sail_jax.change_basis import change_basis, unfuse
 from sail_jax.checkpoint import merge_checkpoints
@@ -44,6 +44,7 @@ __all__ = [
     "masked",
     "merge_checkpoints",
     "methods",
+    "probe",
     "rules",
     "select",
     "spec",

@@ -1,0 +1,202 @@
+"""Probes beside the passes they need: how much of their time is the network's own.
+
+A small transformer and an MLP. A bare pass is the compiled loss, or its gradient, of one model on
+all of the data; a product with the Hessian needs two gradients. Each probe and its passes take
+turns, and the fastest of each counts (compilation left out). Sizes are such that a pass takes some
+milliseconds: much smaller ones time dispatch. `interference` needs no pass and is given beside a
+copy of its models.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.models.gpt import GPT
+from experiments.models.mlp import MLP
+from sail_jax import disk, probe
+
+SCHEMA = "sail-jax bench probe 1"
+LIMIT = 2.0
+
+
+class Case(NamedTuple):
+    """A network with its data, three models around one, and what probes need of it."""
+
+    name: str
+    apply: probe.Apply
+    data: dict[str, jax.Array]
+    models: list[Any]
+    metric: probe.Metric
+
+    def loss(self, params: Any, batch: Any) -> jax.Array:
+        return self.metric(probe.features(self.apply, params, batch)["output"], batch).mean()
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+class Timing(NamedTuple):
+    """Milliseconds of a probe and of its bare passes, forward and gradients."""
+
+    network: str
+    probe: str
+    forward: int
+    gradients: int
+    ms: float
+    bare_ms: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ms / self.bare_ms
+
+
+def _metric(logits: jax.Array, batch: Any) -> jax.Array:
+    """Cross-entropy, the mean over positions."""
+    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"][..., None], -1)
+    return -picked.reshape(len(logits), -1).mean(1)
+
+
+def _case(name: str, module: nn.Module, layers: str, x: Any, y: Any) -> Case:
+    apply = probe.flax_network(
+        module.apply, layers, intercept=nn.intercept_methods, inputs=lambda batch: batch["x"]
+    )
+    init = jax.jit(module.init)
+    base = init(jax.random.key(0), x[:1])
+    near = [
+        jax.tree.map(lambda a, b: a + 0.1 * b, base, init(jax.random.key(i), x[:1])) for i in (1, 2)
+    ]
+    return Case(name, apply, {"x": jnp.asarray(x), "y": jnp.asarray(y)}, [base, *near], _metric)
+
+
+def cases(batch: int) -> list[Case]:
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 64, (batch // 8, 65))
+    images = random.normal(size=(4 * batch, 64)).astype(np.float32)
+    gpt = GPT(vocab=64, context=64, width=64, layers=2, heads=4, head_dim=16, hidden=256)
+    return [
+        _case("gpt", gpt, "block_?", tokens[:, :-1], tokens[:, 1:]),
+        _case("mlp", MLP((256, 256), 10), "*", images, random.integers(0, 10, len(images))),
+    ]
+
+
+def probes(case: Case) -> dict[str, tuple[int, int, Callable[[], Any]]]:
+    """Passes forward, gradients, and the call."""
+    base, one, two = case.models
+    apply, data, metric, loss = case.apply, case.data, case.metric, case.loss
+    key, thirds = jax.random.key(0), [0.25, 0.5, 0.75]
+    weights = np.stack([thirds, np.subtract(1, thirds)], 1)
+    depth = len(jax.eval_shape(lambda: apply(base, data)[1]))
+    return {
+        "barrier": (13, 0, lambda: probe.barrier(loss, one, two, data)),
+        "simplex_barrier": (
+            13,
+            0,
+            lambda: probe.simplex_barrier(loss, case.models, data, probe.simplex_grid(3, 3)),
+        ),
+        "cross_task_linearity": (
+            5,
+            0,
+            lambda: probe.cross_task_linearity(apply, one, two, data, thirds),
+        ),
+        "addition": (6, 0, lambda: probe.addition(apply, base, [one, two], data, [0.3, 1.0])),
+        "negation": (6, 0, lambda: probe.negation(apply, base, one, data, [0.3, 1.0])),
+        "averaging": (5, 0, lambda: probe.averaging(apply, [one, two], data, metric, weights)),
+        "stitching": (
+            2 + depth,
+            0,
+            lambda: probe.stitching(apply, [one], base, data, metric),
+        ),
+        "hessian_spectrum": (
+            0,
+            32,
+            lambda: probe.hessian_spectrum(loss, base, data, key, steps=8, probes=2),
+        ),
+        "gaussian_sensitivity": (
+            9,
+            4,
+            lambda: probe.gaussian_sensitivity(loss, base, data, key, [0.1, 1.0], draws=2),
+        ),
+        "fine_tuning_sensitivity": (
+            4,
+            2,
+            lambda: probe.fine_tuning_sensitivity(loss, base, one, data, thirds),
+        ),
+    }
+
+
+def _once(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(call())
+    return 1e3 * (time.perf_counter() - start)
+
+
+def timings(case: Case, repeats: int) -> Iterator[Timing]:
+    forward, gradient = jax.jit(case.loss), jax.jit(jax.grad(case.loss))
+    params = case.models[0]
+    for name, (passes, gradients, call) in probes(case).items():
+
+        def bare(f: int = passes, g: int = gradients) -> None:
+            for _ in range(f):
+                jax.block_until_ready(forward(params, case.data))
+            for _ in range(g):
+                jax.block_until_ready(gradient(params, case.data))
+
+        _once(call)
+        _once(bare)
+        times = [(_once(call), _once(bare)) for _ in range(repeats)]
+        ms, bare_ms = (min(column) for column in zip(*times, strict=True))
+        yield Timing(case.name, name, passes, gradients, ms, bare_ms)
+    copy = jax.jit(lambda trees: jax.tree.map(lambda x: x + 1, trees))
+    pairs = [
+        (
+            _once(lambda: probe.interference(params, case.models[1:])),
+            _once(lambda: copy(case.models)),
+        )
+        for _ in range(repeats + 1)
+    ][1:]
+    yield Timing(case.name, "interference", 0, 0, *map(min, zip(*pairs, strict=True)))
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(prog="sail-jax bench probe", description=__doc__)
+    add = parser.add_argument
+    add("--batch", type=int, default=128, help="examples, in units; default: %(default)s")
+    add("--repeats", type=int, default=3, help="timed runs of each; default: %(default)s")
+    add("--json", type=Path, metavar="FILE", help="also write a record there")
+    args = parser.parse_args(argv)
+    if args.repeats < 1 or args.batch < 16:
+        parser.error("--repeats: expected at least 1; --batch: at least 16")
+    print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
+    print("network  probe                    forward  gradients        ms   bare ms  ratio")
+    found: list[Timing] = []
+    for case in cases(args.batch):
+        for t in timings(case, args.repeats):
+            found.append(t)
+            print(
+                f"{t.network:7}  {t.probe:23}  {t.forward:7}  {t.gradients:9}  {t.ms:8.1f}  "
+                f"{t.bare_ms:8.1f}  {t.ratio:5.2f}",
+                flush=True,
+            )
+    passing = [t for t in found if t.forward + t.gradients]
+    worst = max(passing, key=lambda t: t.ratio)
+    print(f"worst ratio: {worst.ratio:.2f} ({worst.probe}, {worst.network}); limit {LIMIT:g}")
+    if args.json:
+        from experiments.store import provenance
+
+        about = {"schema": SCHEMA, "argv": list(argv), **provenance()}
+        record = {**about, "timings": [{**t._asdict(), "ratio": t.ratio} for t in found]}
+        disk.write_atomic(args.json, json.dumps(record, indent=2).encode() + b"\n")
+    return 0 if worst.ratio <= LIMIT else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""Probes: measurements on trained models that say whether, and how well, they will merge.
+
+Pure functions of (apply, params, batch) or (loss, params, data), compiled inside and to be used
+inside `jax.jit` as well; a probe is compiled again for every new function object, so pass the same
+one. Networks: `networks`, for which `flax_network` and `sequential` make any Flax module or chain
+of plain functions. Results are named tuples of arrays.
+
+Connectivity: `barrier`, `simplex_barrier`. Features: `cross_task_linearity`, `k_model_linearity`,
+`addition`, `negation`, `stitching`; outputs: `averaging`. Curvature: `hessian_spectrum`,
+`spectral_density`. Sensitivity: `gaussian_sensitivity`, `fine_tuning_sensitivity`. Parameters
+alone: `interference`.
+"""
+
+from sail_jax.probe.combinations import simplex_grid
+from sail_jax.probe.combining import Averaging, Metric, Stitching, averaging, stitching
+from sail_jax.probe.connectivity import Barrier, Loss, barrier, simplex_barrier
+from sail_jax.probe.curvature import Spectrum, hessian_spectrum, spectral_density
+from sail_jax.probe.estimates import Estimate
+from sail_jax.probe.linearity import (
+    Linearity,
+    addition,
+    cross_task_linearity,
+    k_model_linearity,
+    negation,
+)
+from sail_jax.probe.networks import Apply, Names, features, flax_network, sequential
+from sail_jax.probe.sensitivity import (
+    Sensitivity,
+    TuningSensitivity,
+    fine_tuning_sensitivity,
+    gaussian_sensitivity,
+)
+from sail_jax.probe.tasks import Conflict, Interference, interference
+
+__all__ = [
+    "Apply",
+    "Averaging",
+    "Barrier",
+    "Conflict",
+    "Estimate",
+    "Interference",
+    "Linearity",
+    "Loss",
+    "Metric",
+    "Names",
+    "Sensitivity",
+    "Spectrum",
+    "Stitching",
+    "TuningSensitivity",
+    "addition",
+    "averaging",
+    "barrier",
+    "cross_task_linearity",
+    "features",
+    "fine_tuning_sensitivity",
+    "flax_network",
+    "gaussian_sensitivity",
+    "hessian_spectrum",
+    "interference",
+    "k_model_linearity",
+    "negation",
+    "sequential",
+    "simplex_barrier",
+    "simplex_grid",
+    "spectral_density",
+    "stitching",
+]

@@ -1,0 +1,132 @@
+"""Models as points: stacks of them, their combinations, and the weights of these."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, PyTree
+
+from sail_jax.checks import concrete
+from sail_jax.task_vectors import origin, task_vectors
+
+Numbers = Any  # np.ndarray of float64, or jax.Array while traced
+
+__all__ = ["line", "mixer", "numbers", "points", "simplex_grid", "stack", "sweep", "weighted"]
+
+
+def stack(models: Sequence[PyTree]) -> PyTree:
+    """The floating leaves of models on a leading axis, in float32 at least. ValueError, naming
+    model and leaf, for models of different structure, values not finite, unequal integers."""
+    if isinstance(models, str) or not isinstance(models, Sequence) or not models:
+        return task_vectors(models, None).delta  # which says what is wrong
+    try:
+        stacked, well = _stack(tuple(models))
+    except TypeError:  # a leaf that is no array
+        return task_vectors(models, origin(models[0])).delta
+    if (known := concrete(well)) is not None and not known:
+        task_vectors(models, origin(models[0]))  # likewise
+    return stacked
+
+
+@jax.jit
+def _stack(models: tuple[PyTree, ...]) -> tuple[PyTree, Array]:
+    """And whether all values are as they should be: `task_vectors` cannot see them here."""
+    stacked = task_vectors(models, origin(models[0])).delta
+    well = [jnp.isfinite(x).all() for x in jax.tree.leaves(stacked)]
+    first, *others = map(jax.tree.leaves, models)
+    for leaves in others:
+        pairs = zip(first, leaves, strict=True)
+        well += [(a == b).all() for a, b in pairs if not jnp.issubdtype(a.dtype, jnp.floating)]
+    return stacked, jnp.array(well, bool).all()
+
+
+def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], PyTree]:
+    """weights -> sum_k w_k theta_k, in the dtypes of `like`, whose other leaves it keeps."""
+
+    def leaf(x: Array | None, kept: Any, w: Float[Array, "model"]) -> Any:
+        if x is None:
+            return kept
+        terms = (w[i].astype(x.dtype) * x[i] for i in range(1, len(x)))
+        return sum(terms, w[0].astype(x.dtype) * x[0]).astype(jnp.result_type(kept))
+
+    def mix(w: Float[Array, "model"]) -> PyTree:
+        mixed = jax.tree.map(
+            lambda x, kept: leaf(x, kept, w), stacked, like, is_leaf=lambda x: x is None
+        )
+        # once, and not again by every consumer that XLA could fuse it into
+        return lax.optimization_barrier(mixed)
+
+    return mix
+
+
+def weighted(w: Float[Array, "n"], x: Float[Array, "n ..."]) -> Float[Array, "..."]:
+    """sum_n w_n x_n, in full precision on every device."""
+    return jnp.tensordot(w.astype(x.dtype), x, 1, precision=lax.Precision.HIGHEST)
+
+
+def sweep(f: Callable[[Any], Any], over: Any, chunk_size: int) -> Any:
+    """f of every entry, `chunk_size` side by side; one by one without the cost of batched code."""
+    n = len(jax.tree.leaves(over)[0])
+    return lax.map(f, over, batch_size=min(chunk_size, n) if chunk_size > 1 else None)
+
+
+def numbers(name: str, x: Any) -> Numbers:
+    """A vector of finite numbers, at least one."""
+    found = _real(name, x)
+    if found.ndim != 1 or not found.size:
+        raise ValueError(f"{name}: expected a vector of numbers, got shape {found.shape}")
+    return found
+
+
+def line(alphas: Any) -> Numbers:
+    """Weights alpha and 1 - alpha of two models, [point, 2]."""
+    return numbers("alphas", alphas)[:, None] * np.array([1, -1]) + np.array([0, 1])
+
+
+def points(weights: Any, models: int, sum_to_one: bool = True) -> Numbers:
+    """Finite weights of each model, [point, model]; uniform ones, one point, if None."""
+    if weights is None:
+        return np.full((1, models), 1 / models)
+    found = _real("weights", weights)
+    if found.ndim != 2 or found.shape[1] != models or not len(found):
+        raise ValueError(
+            f"weights: expected [point, model] with {models} models, got shape {found.shape}"
+        )
+    if sum_to_one and isinstance(found, np.ndarray):
+        sums, slack = found.sum(1), 4 * models * float(jnp.finfo(jnp.result_type(float)).eps)
+        if not (abs(sums - 1) <= slack * (1 + abs(found).sum(1))).all():
+            raise ValueError(f"weights: expected rows that sum to 1, got sums {sums}")
+    return found
+
+
+def _real(name: str, x: ArrayLike) -> Numbers:
+    """On the host where the values are known: arithmetic on a few of them compiles nothing."""
+    try:
+        known = concrete(x)
+        found = jnp.asarray(x, jnp.result_type(float)) if known is None else known.astype(float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: expected numbers, got {x!r}") from error
+    if isinstance(found, np.ndarray) and not np.isfinite(found).all():
+        raise ValueError(f"{name}: expected finite values, got {found}")
+    return found
+
+
+def simplex_grid(models: int, divisions: int) -> Float[np.ndarray, "point model"]:
+    """All weights on the simplex that are multiples of 1 / divisions; for samples in place of a
+    grid `jax.random.dirichlet(key, jnp.ones(models), (n,))`.
+
+    >>> simplex_grid(2, 2).tolist(), len(simplex_grid(4, 6))
+    ([[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]], 84)
+    """
+    if models < 1 or divisions < 1:
+        raise ValueError(f"models, divisions: expected >= 1, got {models}, {divisions}")
+    # stars and bars: what lies between `models - 1` bars among `divisions` stars
+    places = models + divisions - 1
+    bars = np.array(list(itertools.combinations(range(places), models - 1)), int)
+    bars = bars.reshape(len(bars), models - 1)
+    edges = np.pad(bars, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, places)))
+    return (np.diff(edges, axis=1) - 1) / divisions
