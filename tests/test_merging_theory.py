@@ -541,16 +541,6 @@ def test_measured_constants_of_a_network():
     assert np.isfinite(bound.excess)
 
 
-def test_lanczos_finds_the_largest_in_absolute_value():
-    """And stops at an invariant subspace: the rest of the spectrum is 0."""
-    q = np.linalg.qr(np.random.default_rng(2).normal(size=(6, 6)))[0]
-    for values in ([-5.0, 1, 2, 3, 0.1, 0.2], [4.0, 4, 0, 0, 0, 0]):
-        A = jnp.asarray(q * np.array(values) @ q.T)
-        top, residual = merging.largest_ritz_value(lambda v, A=A: A @ v, jnp.ones(6) + A[0], 6)
-        close(top, np.abs(values).max())
-        assert residual < 1e-6
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

@@ -19,6 +19,7 @@ from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
 from sail_jax import probe
 from sail_jax.probe.connectivity import _barrier
+from sail_jax.probe.curvature import lanczos, ritz
 
 ROUNDING = 1e-12
 EPS32 = float(np.finfo(np.float32).eps)
@@ -939,3 +940,15 @@ def test_memory_does_not_grow_with_points_and_batches():
     assert needs(256, 64, 64) < small + 64 * 64  # a few vectors of points
     assert needs(4096, 4, 64) < 1.1 * small
     assert needs(4096, 4, None) > 5 * small
+
+
+def test_ritz_values_of_repeated_eigenvalues_and_invariant_subspaces():
+    """In exact arithmetic as many steps as dimensions find all; float32, so to 1e-5 of the norm."""
+    q = np.linalg.qr(np.random.default_rng(2).normal(size=(6, 6)))[0]
+    for values in ([-5.0, 1, 2, 3, 0.1, 0.2], [4.0, 4, 0, 0, 0, 0]):
+        A = jnp.asarray(q * np.array(values) @ q.T)
+        start = jnp.ones(6) / 6**0.5
+        found, first, residuals = ritz(*lanczos(lambda v, A=A: A @ v, start, 6, jax.random.key(0)))
+        np.testing.assert_allclose(found, np.sort(values), atol=1e-5 * max(map(abs, values)))
+        np.testing.assert_allclose(jnp.sum(first**2), 1, rtol=1e-5)
+        assert residuals.max() < 1e-4 * max(map(abs, values))

@@ -19,7 +19,16 @@ from sail_jax.probe.combinations import numbers, stack
 from sail_jax.probe.estimates import Estimate, check_finite, check_size, estimate, examples, mean
 from sail_jax.probe.networks import Apply, outputs
 
-__all__ = ["Spectrum", "dot", "flatten", "hessian_spectrum", "product", "spectral_density"]
+__all__ = [
+    "Spectrum",
+    "dot",
+    "flatten",
+    "hessian_spectrum",
+    "lanczos",
+    "product",
+    "ritz",
+    "spectral_density",
+]
 
 Vector = Float[Array, "p"]
 dot = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
@@ -155,12 +164,11 @@ def _spectrum(
     dtype = flatten(params)[0].dtype
 
     def probe(key: Array) -> tuple[Array, ...]:
-        first, fresh = jax.random.split(key)
-        start = jax.random.rademacher(first, (size,), dtype) / jnp.sqrt(size).astype(dtype)
+        begin, fresh = jax.random.split(key)
+        start = jax.random.rademacher(begin, (size,), dtype) / jnp.sqrt(size).astype(dtype)
         alpha, beta = lanczos(multiply, start, steps, fresh)
-        T = jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
-        nodes, S = jnp.linalg.eigh(T)
-        return nodes, S[0] ** 2, jnp.abs(beta[-1] * S[-1]), size * alpha[0]
+        nodes, first, residuals = ritz(alpha, beta)
+        return nodes, first**2, residuals, size * alpha[0]
 
     nodes, weights, residuals, traces = lax.map(probe, jax.random.split(key, probes))
 
@@ -226,3 +234,13 @@ def lanczos(
     V = jnp.zeros((steps, start.size), start.dtype)
     _, found = lax.scan(step, (V, start, zero, zero), jnp.arange(steps))
     return found
+
+
+def ritz(
+    alpha: Float[Array, "step"], beta: Float[Array, "step"]
+) -> tuple[Float[Array, "step"], Float[Array, "step"], Float[Array, "step"]]:
+    """The eigenvalues of T, ascending, the first entries of their vectors, and how far off at most
+    an eigenvalue of A is from each, |beta_m s_mi|."""
+    T = jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
+    nodes, S = jnp.linalg.eigh(T)
+    return nodes, S[0], jnp.abs(beta[-1] * S[-1])

@@ -20,7 +20,7 @@ from theory.merging.heterogeneity import (
     heterogeneity,
     updates,
 )
-from theory.merging.measure import Measured, largest_ritz_value, measure_constants
+from theory.merging.measure import Measured, measure_constants
 from theory.merging.quadratic import Dropped, Quantities, constants, dare, exact
 from theory.merging.scaling import Laws, scaling
 from theory.merging.simulation import simulate
@@ -44,7 +44,6 @@ __all__ = [
     "exact",
     "excess_risk_bound",
     "heterogeneity",
-    "largest_ritz_value",
     "local_stability",
     "measure_constants",
     "scaling",

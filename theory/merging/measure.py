@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
+from sail_jax.probe.curvature import lanczos, ritz
 from sail_jax.trees import leaf_paths
 from theory.merging.bounds import Constants
 from theory.merging.tasks import Weights, check_sum
@@ -221,45 +222,17 @@ def _tops(
     """Of examples drawn without replacement: the largest |Ritz value| and its residual."""
     flat, unravel = ravel_pytree(x)
     one, n = _one(loss, unravel, data), len(jax.tree.leaves(data)[0])
-    pick, begin = jax.random.split(key)
+    pick, begin, fresh = jax.random.split(key, 3)
     drawn = jax.random.permutation(pick, n)[: min(examples, n)]
     first = jax.random.normal(begin, flat.shape, flat.dtype)
+    first = first / jnp.linalg.norm(first)
 
     def top(j: Array) -> Array:
         def product(v: Array) -> Array:
             return jax.jvp(lambda p: jax.grad(one)(p, j), (flat,), (v,))[1]
 
-        return jnp.stack(largest_ritz_value(product, first, min(iterations, flat.size)))
+        values, _, residuals = ritz(*lanczos(product, first, min(iterations, flat.size), fresh))
+        best = jnp.argmax(jnp.abs(values))
+        return jnp.stack([jnp.abs(values[best]), residuals[best]])
 
     return lax.map(top, drawn)
-
-
-def largest_ritz_value(
-    product: Callable[[Array], Array], first: Float[Array, " p"], iterations: int
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The largest |eigenvalue| that Lanczos finds of a symmetric map, from `first`, with full
-    reorthogonalisation, and |A v - theta v|, within which of it an eigenvalue lies."""
-    tiny = jnp.finfo(first.dtype).eps
-    basis = jnp.zeros((iterations, first.size), first.dtype)
-
-    def step(state: tuple[Array, Array, Array], k: Array) -> tuple[Any, tuple[Array, Array]]:
-        basis, v, size = state
-        basis = basis.at[k].set(v)
-        u = product(v)
-        alpha = u @ v
-        for _ in range(2):  # twice is enough
-            u = u - basis.T @ (basis @ u)
-        beta = jnp.linalg.norm(u)
-        size = jnp.maximum(size, jnp.maximum(jnp.abs(alpha), beta))
-        go_on = beta > 100 * tiny * size  # else rounding: the subspace is invariant
-        beta = jnp.where(go_on, beta, 0.0)
-        v = jnp.where(go_on, u / jnp.where(go_on, beta, 1.0), 0.0)
-        return (basis, v, size), (alpha, beta)
-
-    state = basis, first / jnp.linalg.norm(first), jnp.zeros((), first.dtype)
-    _, (alpha, beta) = lax.scan(step, state, jnp.arange(iterations))
-    values, vectors = jnp.linalg.eigh(
-        jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
-    )
-    best = jnp.argmax(jnp.abs(values))
-    return jnp.abs(values[best]), beta[-1] * jnp.abs(vectors[-1, best])
