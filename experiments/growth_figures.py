@@ -71,7 +71,9 @@ def _loss(dataset: "xr.Dataset") -> "Figure":
         _band(ax, dataset, SCRATCH, style.FAINT)
         _band(ax, dataset, method, KINDS[_kind(dataset, method)])
         ax.set_title(_label(method))
-    top = start + 0.8 * (start - low) + 1e-3
+    scratch = dataset["loss"].sel(way=SCRATCH).mean("seed").values
+    # from scratch it starts far above: its later course is to be seen, and all of the grown ones'
+    top = max(start + 0.8 * (start - low), float(scratch[len(scratch) // 3])) + 1e-3
     axes[0, 0].set_ylim(low - 0.08 * (top - low), top)
     for ax in axes.flat[len(methods) :]:
         ax.set_axis_off()
