@@ -110,6 +110,12 @@ def check_shapes(name, new, growth):
         assert rules.resized(growth.config, rules.spec(new)) == growth.config
 
 
+def test_masks_are_not_exact_where_a_norm_writes_into_the_stream():
+    """Masked units are zero, so that the stream is mapped linearly: CLIP's first norm sees that."""
+    growth = plan(models.model("clip").params, config("clip"), {"width": 2}, "msg", key=KEY)
+    assert [s.space for s in growth.report.spaces if not s.exact] == ["vision.resid"]
+
+
 def slow_unless(fast, *values):
     return pytest.param(*values, marks=[] if fast else pytest.mark.slow)
 
@@ -157,10 +163,13 @@ FAST = {("llama", "hypercloning"), ("llama", "msg"), ("llama", "llama_pro"), ("v
         for method in LOSSLESS
         if name not in POST_NORM or LOSSLESS[method][0] == {"width": 2}
         if name != "flax mlp" or "depth" not in LOSSLESS[method][0]
+        if (name, method) != ("clip", "msg")
     ],
 )
 def test_lossless_methods(name, method):
     to, knobs = LOSSLESS[method]
+    if to == {"width": 1.5} and name in ("clip", "flax mlp"):  # 3 heads, 5 units
+        to = {"width": 2}
     assert METHODS[method].lossless
     new, _ = check_exact(name, to, method, **knobs)
     if method == "hypercloning":
