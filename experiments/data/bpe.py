@@ -1,0 +1,166 @@
+"""Byte-level byte-pair encoding (Sennrich et al., 2016; Radford et al., 2019), learnt from text."""
+
+import heapq
+import re
+from collections import Counter, defaultdict
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int, Int32, UInt16
+
+from experiments.data.files import DataError, reading
+from sail_jax import disk
+
+MAX_VOCAB = 1 << 16
+# Merges stay within these: words, numbers, signs, white space. Every byte is in one of them, and
+# none is longer than 33, which bounds the work and the length of a token.
+_WORD = re.compile(
+    rb" ?[A-Za-z\x80-\xff]{1,32}| ?[0-9]{1,3}| ?[^\sA-Za-z0-9\x80-\xff]{1,32}|\s{1,32}(?!\S)|\s"
+)
+MAX_TOKEN = 33  # bytes
+_SCHEMA = "byte-level BPE"
+
+
+class Bpe(NamedTuple):
+    """Tokens 0 to 255 are the bytes; token 256 + k is the k-th pair of earlier ones, joined."""
+
+    merges: Int32[np.ndarray, "k 2"]
+
+    @property
+    def vocab(self) -> int:
+        return 256 + len(self.merges)
+
+
+def _joined(word: list[int], pair: tuple[int, int], token: int) -> list[int]:
+    """The word with `token` for each occurrence of the pair, from left to right."""
+    out, k, last = [], 0, len(word) - 1
+    first, second = pair
+    while k <= last:
+        if k < last and word[k] == first and word[k + 1] == second:
+            out.append(token)
+            k += 2
+        else:
+            out.append(word[k])
+            k += 1
+    return out
+
+
+def train(text: bytes, merges: int) -> Bpe:
+    """The `merges` pairs that are, in turn, the most frequent; of equal ones the lowest.
+
+    Fewer if no pair is left. The result depends on the arguments alone.
+
+    >>> train(b"aaab aaab", 2).merges.tolist()
+    [[97, 97], [97, 98]]
+    """
+    if not 0 <= merges <= MAX_VOCAB - 256:
+        raise ValueError(f"merges must be from 0 to {MAX_VOCAB - 256}; got {merges}")
+    found = Counter(_WORD.findall(text))
+    words, weights = [list(word) for word in found], list(found.values())
+    counts: dict[tuple[int, int], int] = defaultdict(int)
+    where: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for k, word in enumerate(words):
+        for pair in pairwise(word):
+            counts[pair] += weights[k]
+            where[pair].add(k)
+    # No count is higher than the heap says: lower ones are put back when they come up.
+    heap = [(-count, pair) for pair, count in counts.items()]
+    heapq.heapify(heap)
+    out: list[tuple[int, int]] = []
+    while heap and len(out) < merges:
+        least, best = heapq.heappop(heap)
+        if counts[best] != -least:
+            if counts[best]:
+                heapq.heappush(heap, (-counts[best], best))
+            continue
+        token, grown = 256 + len(out), set()
+        out.append(best)
+        for k in where.pop(best):
+            old = words[k]
+            words[k] = new = _joined(old, best, token)
+            for pair in pairwise(old):
+                counts[pair] -= weights[k]
+            for pair in pairwise(new):
+                counts[pair] += weights[k]
+                if token in pair:
+                    where[pair].add(k)
+                    grown.add(pair)
+        for pair in grown:
+            heapq.heappush(heap, (-counts[pair], pair))
+    return Bpe(np.array(out, np.int32).reshape(-1, 2))
+
+
+def encode(bpe: Bpe, text: bytes) -> UInt16[np.ndarray, " n"]:
+    """The tokens of any bytes; `decode` gives exactly those bytes back."""
+    ranks = {(a, b): k for k, (a, b) in enumerate(bpe.merges.tolist())}
+    known: dict[bytes, list[int]] = {}
+    found = _WORD.findall(text)
+    for word in found:
+        if word not in known:
+            known[word] = _encoded(list(word), ranks)
+    return np.fromiter(chain.from_iterable(map(known.__getitem__, found)), np.uint16)
+
+
+def _encoded(word: list[int], ranks: dict[tuple[int, int], int]) -> list[int]:
+    none = len(ranks)
+    while len(word) > 1:
+        best = min(pairwise(word), key=lambda pair: ranks.get(pair, none))
+        if best not in ranks:
+            break
+        word = _joined(word, best, 256 + ranks[best])
+    return word
+
+
+def _table(bpe: Bpe) -> list[bytes]:
+    table = [bytes([k]) for k in range(256)]
+    for a, b in bpe.merges.tolist():
+        table.append(table[a] + table[b])
+    return table
+
+
+def decode(bpe: Bpe, tokens: Int[np.ndarray, " n"]) -> bytes:
+    """The bytes that tokens stand for; `ValueError` for a token beyond the vocabulary.
+
+    >>> bpe = train(b"the theory", 3)
+    >>> decode(bpe, encode(bpe, b"other \\xff"))
+    b'other \\xff'
+    """
+    tokens = np.asarray(tokens)
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < bpe.vocab:
+        raise ValueError(
+            f"tokens must be from 0 to {bpe.vocab - 1}; got {tokens.min()} to {tokens.max()}"
+        )
+    return b"".join(map(_table(bpe).__getitem__, tokens.tolist()))
+
+
+def save(path: str | Path, bpe: Bpe) -> None:
+    """Writes the merges as JSON with their checksum; the same bytes always."""
+    record = {"format": disk.FORMAT, "schema": _SCHEMA, "merges": bpe.merges.tolist()}
+    disk.write_record(Path(path), record)
+
+
+def load(path: str | Path) -> Bpe:
+    """What `save` wrote; `DataError` (a `ValueError`) if the file was damaged or cannot be."""
+    path = Path(path)
+    with reading(path):
+        record = disk.read_record(path, {"schema": str, "merges": list})
+    if record["schema"] != _SCHEMA:
+        raise DataError(f"{path} holds {record['schema'][:99]!r}; expected {_SCHEMA!r}")
+    merges, lengths = record["merges"], [1] * 256
+    if len(merges) > MAX_VOCAB - 256:
+        raise DataError(f"{path} has {len(merges)} merges; expected at most {MAX_VOCAB - 256}")
+    for k, pair in enumerate(merges):
+        if (
+            not isinstance(pair, list)
+            or len(pair) != 2
+            or not all(type(token) is int and 0 <= token < 256 + k for token in pair)
+        ):
+            raise DataError(f"{path}: merge {k} is {repr(pair)[:99]}; expected two earlier tokens")
+        lengths.append(lengths[pair[0]] + lengths[pair[1]])
+        if lengths[-1] > MAX_TOKEN:
+            raise DataError(f"{path}: merge {k} has {lengths[-1]} bytes; expected {MAX_TOKEN}")
+    if len(set(map(tuple, merges))) != len(merges):
+        raise DataError(f"{path} has a merge twice")
+    return Bpe(np.array(merges, np.int32).reshape(-1, 2))

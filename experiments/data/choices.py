@@ -1,0 +1,275 @@
+"""Multiple-choice questions: JSON lines as HellaSwag, ARC, PIQA and others spell them, questions
+that are generated, and the choice by length-normalised log-likelihood (Brown et al., 2020)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Int32
+
+from experiments.data.files import MAX_BYTES, DataError, Source, lines, opened
+from sail_jax.checkpoint.files import strict_json
+
+SOURCE = Source(
+    "multiple choice in JSON lines",
+    "rowanzellers.com/hellaswag, yonatanbisk.com/piqa or allenai.org/data (ARC, WinoGrande, SciQ)",
+    "generated questions (experiments.data.choices.generate)",
+)
+MAX_LINE = 1 << 20  # bytes of one question
+MAX_CHOICES = 64
+
+
+class Item(NamedTuple):
+    """A text, ways to go on (each with the space that it begins with), and which is right."""
+
+    context: str
+    choices: tuple[str, ...]
+    answer: int
+
+
+class Packed(NamedTuple):
+    """Items as tokens, shorter choices filled up with zeros and fewer with empty ones.
+
+    `scored` marks the tokens of the choices, `length` is a choice's in bytes of UTF-8.
+    """
+
+    tokens: Int32[np.ndarray, "item choice token"]
+    scored: Bool[np.ndarray, "item choice token"]
+    length: Int32[np.ndarray, "item choice"]
+    answer: Int32[np.ndarray, " item"]
+
+
+def read(path: str | Path, answers: str | Path | None = None) -> tuple[Item, ...]:
+    """The questions of a file of JSON lines, blank ones passed over.
+
+    `answers` names a file with one number per question, as PIQA has it. `DataError` (a
+    `ValueError`) names the file and line that is no question, or whose answer is no choice.
+    """
+    path, items, given = Path(path), [], None
+    if answers is not None:
+        given = lines(Path(answers), SOURCE)
+    with opened(path, SOURCE) as (file, _):
+        number = 0
+        while line := file.readline(MAX_LINE + 1):
+            number += 1
+            what = f"{path}, line {number}"
+            if len(line) > MAX_LINE:
+                raise DataError(f"{what}: longer than {MAX_LINE} bytes")
+            if not line.strip():
+                continue
+            record = strict_json(line, what)
+            if given is not None:
+                if len(items) >= len(given):
+                    raise DataError(f"{answers} has {len(given)} answers, {path} more questions")
+                record = {key: record[key] for key in record if key not in _ANSWERS}
+                record["label"] = given[len(items)]
+            items.append(_item(record, what, len(items)))
+    if given is not None and len(given) != len(items):
+        raise DataError(f"{answers} has {len(given)} answers, {path} has {len(items)} questions")
+    if not items:
+        raise DataError(f"{path} is empty; expected a question in JSON on each line")
+    return tuple(items)
+
+
+def _item(record: Mapping[str, Any], what: str, index: int) -> Item:
+    """One question, by the first spelling whose fields are all there."""
+    for fields, take in _SPELLINGS:
+        if all(field in record for field in fields):
+            context, choices, answer, names = take(record, what, index)
+            break
+    else:
+        held = repr(", ".join(sorted(record))[:99])
+        raise DataError(
+            f"{what}: expected the fields of a question, such as question, choices and answer, or "
+            f"ctx, endings and label; got {held}"
+        )
+    if not isinstance(choices, list) or not 2 <= len(choices) <= MAX_CHOICES:
+        got = len(choices) if isinstance(choices, list) else type(choices).__name__
+        raise DataError(f"{what}: expected a list of 2 to {MAX_CHOICES} choices, got {got}")
+    for text in (context, *choices):
+        if not isinstance(text, str) or not text.strip(" "):
+            raise DataError(f"{what}: expected texts that are not empty, got {str(text)[:99]!r}")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{what}: {text[:99]!a} is not Unicode") from None
+    where = {str(name): k for k, name in enumerate(names)}
+    if len(where) != len(choices):
+        raise DataError(f"{what}: {len(choices)} choices have {len(where)} distinct names")
+    if type(answer) not in (int, str) or str(answer).strip() not in where:
+        raise DataError(
+            f"{what} is mislabelled: its answer is {str(answer)[:99]!r}; expected one of "
+            f"{', '.join(where)[:99]!r}"
+        )
+    spaced = tuple(text if text[0].isspace() else f" {text}" for text in choices)
+    return Item(context.rstrip() or context, spaced, where[str(answer).strip()])
+
+
+_Taken = tuple[Any, Any, Any, Sequence[Any]]
+_CONTEXTS = ("ctx", "context", "question", "prompt", "query", "goal", "premise", "stem")
+_LISTS = ("choices", "endings", "options")
+_ANSWERS = ("answer", "label", "answerKey", "answer_index", "gold")
+
+
+def _first(record: Mapping[str, Any], fields: Sequence[str], what: str) -> Any:
+    for field in fields:
+        if field in record:
+            return record[field]
+    raise DataError(f"{what}: expected one of the fields {', '.join(fields)}")
+
+
+def _plain(record: Mapping[str, Any], what: str, _: int) -> _Taken:
+    context, choices = _first(record, _CONTEXTS, what), _first(record, _LISTS, what)
+    answer, names = _first(record, _ANSWERS, what), None
+    if isinstance(context, dict):  # ARC's own files
+        choices, context = context.get("choices", choices), context.get("stem")
+    if isinstance(choices, dict):  # ARC in columns
+        choices, names = choices.get("text"), choices.get("label")
+    elif isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
+        names = [choice.get("label") for choice in choices]
+        choices = [choice.get("text") for choice in choices]
+    if names is None:
+        letters = isinstance(answer, str) and len(answer) == 1 and answer.isupper()
+        count = len(choices) if isinstance(choices, list) else 0
+        names = list(ascii_uppercase[:count]) if letters else list(range(count))
+    if not isinstance(names, list):
+        raise DataError(f"{what}: expected a list of the choices' names, got {str(names)[:99]!r}")
+    return context, choices, answer, names
+
+
+def _arc(record: Mapping[str, Any], what: str, index: int) -> _Taken:
+    question = record["question"]
+    held = question if isinstance(question, dict) else {}
+    return _plain({**record, "choices": record.get("choices", held.get("choices"))}, what, index)
+
+
+def _numbered(context: str, choice: str) -> Callable[[Mapping[str, Any], str, int], _Taken]:
+    def take(record: Mapping[str, Any], what: str, _: int) -> _Taken:
+        both = [record[f"{choice}1"], record[f"{choice}2"]]
+        text = record[context]
+        if context == "premise":  # COPA
+            joint = {"cause": "because", "effect": "so"}.get(str(record["question"]))
+            if joint is None:
+                raise DataError(f"{what}: expected the question cause or effect")
+            text = f"{str(text).rstrip().removesuffix('.')} {joint}"
+            both = [c[:1].lower() + c[1:] if isinstance(c, str) else c for c in both]
+        return text, both, _first(record, _ANSWERS, what), (0, 1)
+
+    return take
+
+
+def _blank(record: Mapping[str, Any], what: str, _: int) -> _Taken:
+    """WinoGrande: either option in place of the blank, each with the rest of the sentence; one that
+    begins with the blank goes on from a new line."""
+    sentence, options = record["sentence"], [record["option1"], record["option2"]]
+    if not isinstance(sentence, str) or sentence.count("_") != 1:
+        raise DataError(f"{what}: expected a sentence with one blank, _")
+    before, after = sentence.split("_")
+    choices = [text + after if isinstance(text, str) else text for text in options]
+    return before or "\n", choices, _first(record, _ANSWERS, what), (1, 2)
+
+
+def _distracted(record: Mapping[str, Any], _: str, index: int) -> _Taken:
+    """SciQ: the right answer stands at a place that turns with the question, never always first."""
+    choices = [record[f"distractor{k}"] for k in (1, 2, 3)]
+    choices.insert(index % 4, record["correct_answer"])
+    return record["question"], choices, index % 4, range(4)
+
+
+_SPELLINGS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, int], _Taken]], ...] = (
+    (("goal", "sol1", "sol2"), _numbered("goal", "sol")),
+    (("premise", "choice1", "choice2", "question"), _numbered("premise", "choice")),
+    (("sentence", "option1", "option2"), _blank),
+    (("question", "correct_answer", "distractor1", "distractor2", "distractor3"), _distracted),
+    (("question", "answerKey"), _arc),
+    *(((text, many), _plain) for text in _CONTEXTS for many in _LISTS),
+)
+
+
+def generate(seed: int, items: int, choices: int = 4) -> tuple[Item, ...]:
+    """Questions in turn about sums, differences, products and sequences; each answer is equally
+    likely at each place.
+
+    >>> generate(0, 1)[0].context.endswith(" =")
+    True
+    """
+    if not (items >= 1 and 2 <= choices <= 8 and seed >= 0):
+        raise ValueError(
+            "seed, items, choices must be at least 0, at least 1 and 2 to 8; got "
+            f"{seed}, {items}, {choices}"
+        )
+    rng, out = np.random.default_rng(seed), []
+    for k in range(items):
+        a, b = rng.integers(2, 50, 2).tolist()
+        context, right = (
+            (f"{a} + {b} =", a + b),
+            (f"{a + b} - {b} =", a),
+            (f"{a} * {b % 8 + 2} =", a * (b % 8 + 2)),
+            (", ".join(str(a + i * b) for i in range(4)) + ",", a + 4 * b),
+        )[k % 4]
+        offsets = rng.permutation([d for d in range(-9, 10) if d and right + d >= 0])
+        values = [right + d for d in offsets[: choices - 1].tolist()]
+        answer = int(rng.integers(choices))
+        values.insert(answer, right)
+        out.append(Item(context, tuple(f" {value}" for value in values), answer))
+    return tuple(out)
+
+
+def pack(
+    items: Sequence[Item], encode: Callable[[bytes], Int[np.ndarray, " n"]], length: int
+) -> Packed:
+    """Each context followed by each of its choices, in `length` tokens.
+
+    A context that is too long loses its beginning. `ValueError` names an item of which no token of
+    the context is left, or whose choice has none.
+    """
+    widest = max((len(item.choices) for item in items), default=0)
+    if not widest or length < 2:
+        raise ValueError(
+            f"items, length must be one or more and 2 or more; got {len(items)}, {length}"
+        )
+    if 5 * len(items) * widest * length > MAX_BYTES:
+        raise ValueError(
+            f"items: {len(items)} of {widest} choices and {length} tokens are too many"
+        )
+    tokens = np.zeros((len(items), widest, length), np.int32)
+    scored, sizes = np.zeros(tokens.shape, bool), np.zeros(tokens.shape[:2], np.int32)
+    for i, item in enumerate(items):
+        context = np.asarray(encode(item.context.encode()))
+        for j, text in enumerate(item.choices):
+            choice = np.asarray(encode(text.encode()))
+            kept = min(len(context), length - len(choice))
+            if kept < 1 or not len(choice):
+                raise ValueError(
+                    f"items[{i}]: choice {j} has {len(choice)} tokens and the context "
+                    f"{len(context)}; expected some of both in {length}"
+                )
+            end = kept + len(choice)
+            tokens[i, j, :end] = np.concatenate([context[len(context) - kept :], choice])
+            scored[i, j, kept:end] = True
+            sizes[i, j] = len(text.encode())
+    return Packed(tokens, scored, sizes, np.array([item.answer for item in items], np.int32))
+
+
+def scores(
+    log_likelihood: Float[Array, "*any token"],
+    scored: Bool[Array, "*any token"],
+    length: Int[Array, "*any"] | None = None,
+) -> Float[Array, "*any"]:
+    """The log-likelihood of a choice per token of it, or per unit of `length` (as bytes).
+
+    `log_likelihood[..., t]` is that of token t given those before. A choice without tokens
+    has -inf.
+    """
+    scored = jnp.asarray(scored)
+    total = jnp.where(scored, log_likelihood, 0).sum(-1)
+    units = scored.sum(-1) if length is None else jnp.asarray(length)
+    return jnp.where(scored.any(-1), total / jnp.maximum(units, 1), -jnp.inf)
+
+
+def accuracy(score: Float[Array, "*any choice"], answer: Int[Array, "*any"]) -> Float[Array, ""]:
+    """The share of items whose right choice has the highest score; the first of equal ones."""
+    return (jnp.argmax(score, -1) == jnp.asarray(answer)).mean()

@@ -1,0 +1,125 @@
+"""The binary versions of CIFAR-10 and CIFAR-100 (Krizhevsky, 2009)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import UInt8
+
+from experiments.data.files import (
+    DataError,
+    Images,
+    Source,
+    checked_labels,
+    fill,
+    inside,
+    lines,
+    opened,
+)
+
+PIXELS = 3 * 32 * 32  # bytes: the red plane, the green one, the blue one
+_HOME = "Alex Krizhevsky's page at the University of Toronto"
+_OFFLINE = "scikit-learn's digits (experiments.data.digits)"
+
+
+class Version(NamedTuple):
+    """The files of a data set, and the columns of labels before each image with their classes."""
+
+    source: Source
+    train: Sequence[str]
+    test: Sequence[str]
+    columns: dict[str, int]
+    names: dict[str, str]
+
+
+VERSIONS = {
+    "cifar-10": Version(
+        Source("CIFAR-10 (binary version)", _HOME, _OFFLINE),
+        [f"data_batch_{k}.bin" for k in range(1, 6)],
+        ["test_batch.bin"],
+        {"fine": 10},
+        {"fine": "batches.meta.txt"},
+    ),
+    "cifar-100": Version(
+        Source("CIFAR-100 (binary version)", _HOME, _OFFLINE),
+        ["train.bin"],
+        ["test.bin"],
+        {"coarse": 20, "fine": 100},
+        {"coarse": "coarse_label_names.txt", "fine": "fine_label_names.txt"},
+    ),
+}
+
+
+def read(path: str | Path, name: str = "cifar-10") -> UInt8[np.ndarray, "n record"]:
+    """The records of one file: its columns of labels, then 3072 bytes of an image."""
+    path, version = Path(path), VERSIONS[name]
+    record = len(version.columns) + PIXELS
+    with opened(path, version.source) as (file, size):
+        if not size:
+            raise DataError(f"{path} is empty; expected records of {record} bytes")
+        if size % record:
+            others = [
+                v.source.name for v in VERSIONS.values() if not size % (len(v.columns) + PIXELS)
+            ]
+            hint = f" (they would be those of {others[0]})" if others else ""
+            raise DataError(
+                f"{path} is truncated or not {version.source.name}: its {size} bytes are no whole "
+                f"number of records of {record}{hint}"
+            )
+        records = fill(file, (size // record, record), path)
+    for column, (kind, classes) in enumerate(version.columns.items()):
+        if (worst := records[:, column].max()) >= classes:
+            raise DataError(
+                f"{path} has the {kind} label {worst}; expected 0 to {classes - 1}: it is damaged "
+                f"or not {version.source.name}"
+            )
+    return records
+
+
+def load(
+    folder: str | Path, name: str = "cifar-10", split: str = "train", labels: str = "fine"
+) -> Images:
+    """The "train" or "test" images of one of `VERSIONS`, with their "fine" or "coarse" labels.
+
+    `DataError` (a `ValueError`) names the file that is missing, truncated or mislabelled, as where
+    a fine class of CIFAR-100 lies in two coarse ones.
+    """
+    if name not in VERSIONS or split not in ("train", "test"):
+        raise ValueError(
+            f"name, split: expected {' or '.join(VERSIONS)} and train or test; got {name!r} and "
+            f"{split!r}"
+        )
+    version, folder = VERSIONS[name], Path(folder)
+    if labels not in version.columns:
+        raise ValueError(f"labels: {name} has {' and '.join(version.columns)}; got {labels!r}")
+    paths = [inside(folder, file) for file in (version.train if split == "train" else version.test)]
+    for path in paths:  # the last may be missing: say so before the first is read
+        with opened(path, version.source):
+            pass
+    records = np.concatenate([read(path, name) for path in paths])
+    if len(version.columns) == 2:
+        pairs = np.unique(records[:, :2], axis=0)
+        fine, first, count = np.unique(pairs[:, 1], return_index=True, return_counts=True)
+        if np.any(count > 1):
+            k = int(np.argmax(count > 1))
+            raise DataError(
+                f"{paths[0]} is mislabelled: the fine class {fine[k]} lies in {count[k]} coarse "
+                f"ones, first in {pairs[first[k], 0]}; expected one"
+            )
+    column, classes = list(version.columns).index(labels), version.columns[labels]
+    chosen = checked_labels(records[:, column], classes, paths[0])
+    images = records[:, len(version.columns) :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return Images(np.ascontiguousarray(images), chosen, _names(folder, version, labels))
+
+
+def _names(folder: Path, version: Version, labels: str) -> tuple[str, ...]:
+    path, classes = inside(folder, version.names[labels]), version.columns[labels]
+    if not path.exists():
+        return tuple(map(str, range(classes)))
+    names = lines(path, version.source)
+    if len(set(names)) != len(names) or len(names) != classes:
+        raise DataError(
+            f"{path} names {len(set(names))} classes in {len(names)} lines; expected {classes}"
+        )
+    return tuple(names)

@@ -1,0 +1,142 @@
+"""The idx files of MNIST (LeCun et al., 1998) and of the data sets that took over its format."""
+
+import gzip
+import math
+import struct
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+import numpy as np
+from jaxtyping import Int32, UInt8
+
+from experiments.data.files import (
+    DataError,
+    Images,
+    Source,
+    checked_labels,
+    fill,
+    inside,
+    opened,
+    reading,
+)
+
+MAX_UNPACKED = 1 << 30  # bytes: EMNIST's largest file has 547 million
+_OFFLINE = "scikit-learn's digits (experiments.data.digits)"
+
+
+class Family(NamedTuple):
+    """What the files of one data set begin with, and how they count and store."""
+
+    source: Source
+    prefix: str
+    classes: int
+    first: int = 0  # the lowest label stored
+    transposed: bool = False
+
+
+def _emnist(part: str, classes: int, first: int = 0) -> Family:
+    source = Source(f"EMNIST ({part})", "NIST's 'The EMNIST Dataset'", _OFFLINE)
+    return Family(source, f"emnist-{part}-", classes, first, transposed=True)
+
+
+FAMILIES = {
+    "mnist": Family(Source("MNIST", "yann.lecun.com/exdb/mnist", _OFFLINE), "", 10),
+    "fashion": Family(
+        Source("Fashion-MNIST", "GitHub's zalandoresearch/fashion-mnist", _OFFLINE), "", 10
+    ),
+    "emnist-byclass": _emnist("byclass", 62),
+    "emnist-bymerge": _emnist("bymerge", 47),
+    "emnist-balanced": _emnist("balanced", 47),
+    "emnist-letters": _emnist("letters", 26, first=1),
+    "emnist-digits": _emnist("digits", 10),
+    "emnist-mnist": _emnist("mnist", 10),
+}
+
+
+def _read(path: Path, axes: int, source: Source) -> UInt8[np.ndarray, "..."]:
+    wanted = {1: "labels", 3: "images"}[axes]
+    with opened(path, source) as (raw, size):
+        packed = path.suffix == ".gz"
+        file = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
+        # Deflate packs at most 1032 to 1: a larger claim is a lie, or a bomb.
+        bound = min(1032 * size, MAX_UNPACKED) if packed else size
+        head = file.read(4)
+        if not head:
+            raise DataError(f"{path} is empty; expected {wanted} in an idx file")
+        if head[:2] == b"\x1f\x8b":
+            raise DataError(f"{path} is compressed; expected idx, or the ending .gz")
+        if len(head) < 4 or head[:2] != b"\0\0":
+            raise DataError(f"{path} is not an idx file: it begins with {head!r}")
+        if head[2] != 8:
+            raise DataError(f"{path} holds entries of idx type {head[2]}; expected 8, bytes")
+        if head[3] != axes:
+            raise DataError(
+                f"{path} holds an array of {head[3]} axes where {wanted}, of {axes}, are expected: "
+                "are the files of images and labels swapped?"
+            )
+        if len(rest := file.read(4 * axes)) < 4 * axes:
+            raise DataError(f"{path} is truncated: it ends within its header")
+        shape = struct.unpack(f">{axes}I", rest)
+        need = 4 + 4 * axes + math.prod(shape)
+        if not math.prod(shape):
+            raise DataError(f"{path} is empty: its header says {list(shape)}")
+        if need > bound or (not packed and need != size):
+            has = f"of {size} packed bytes {bound}" if packed else f"the file has {size}"
+            raise DataError(
+                f"{path} is truncated or damaged: its header says {list(shape)}, {need} bytes, and "
+                f"{has}{' at most are unpacked' if packed else ''}"
+            )
+        data = fill(file, shape, path)
+        if file.read(1):
+            raise DataError(f"{path} is damaged: it goes on after the {need} bytes of its header")
+        return data
+
+
+def read_images(
+    path: str | Path, source: Source = FAMILIES["mnist"].source
+) -> UInt8[np.ndarray, "n height width"]:
+    """The images of an idx3-ubyte file, or of one in .gz; `DataError` if they are not all there."""
+    return _read(Path(path), 3, source)
+
+
+def read_labels(
+    path: str | Path,
+    classes: int = 10,
+    source: Source = FAMILIES["mnist"].source,
+    first: int = 0,
+) -> Int32[np.ndarray, " n"]:
+    """The labels of an idx1-ubyte file, or of one in .gz: from 0 on, where the file's are from
+    `first` on."""
+    path = Path(path)
+    return checked_labels(_read(path, 1, source), classes, path, first=first)
+
+
+def _find(folder: Path, stem: str, axes: int) -> Path:
+    """The file under either of its spellings, unpacked or not; the usual one if there is none."""
+    names = [f"{stem}{mark}idx{axes}-ubyte{end}" for end in ("", ".gz") for mark in "-."]
+    found = (inside(folder, name) for name in names)
+    with reading(folder):
+        return next((path for path in found if path.exists()), folder / names[2])
+
+
+def load(folder: str | Path, name: str = "mnist", split: str = "train") -> Images:
+    """The "train" or "test" images, one channel, of one of `FAMILIES`; EMNIST's are set upright.
+
+    `DataError` (a `ValueError`) names the file that is missing, truncated, swapped or mislabelled.
+    """
+    if name not in FAMILIES or split not in ("train", "test"):
+        raise ValueError(
+            f"name, split: expected one of {', '.join(FAMILIES)} and train or test; got {name!r} "
+            f"and {split!r}"
+        )
+    family, folder = FAMILIES[name], Path(folder)
+    part = {"train": "train", "test": "test" if family.prefix else "t10k"}[split]
+    stem = family.prefix + part
+    path = _find(folder, f"{stem}-labels", 1)
+    images = read_images(_find(folder, f"{stem}-images", 3), family.source)
+    stored = _read(path, 1, family.source)
+    labels = checked_labels(stored, family.classes, path, len(images), family.first)
+    if family.transposed:
+        images = images.swapaxes(1, 2)
+    names = tuple(str(k + family.first) for k in range(family.classes))
+    return Images(np.ascontiguousarray(images)[..., None], labels, names)

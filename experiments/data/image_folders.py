@@ -1,0 +1,191 @@
+"""Images in folders, one per class: Tiny-ImageNet's layout (Le and Yang, 2015), and plain ones."""
+
+import os
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+from experiments.data.files import (
+    MAX_BYTES,
+    DataError,
+    Images,
+    Source,
+    inside,
+    lines,
+    missing,
+    opened,
+    reading,
+)
+
+TINY = Source(
+    "Tiny-ImageNet",
+    "Stanford's course CS231n (cs231n.stanford.edu)",
+    "scikit-learn's digits (experiments.data.digits)",
+)
+PLAIN = Source("a folder of images for each class", "wherever the data set is from", TINY.offline)
+MAX_FILE = 1 << 25  # bytes of an image file
+MAX_PIXELS = 1 << 26  # of an image before it is made smaller
+ENDINGS = (".jpeg", ".jpg", ".png")
+_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
+
+
+def decode(
+    path: str | Path, side: int, *, crop: bool = False, source: Source = PLAIN
+) -> UInt8[np.ndarray, "side side 3"]:
+    """A JPEG or PNG as red, green and blue; with `crop`, its central square made `side` wide.
+
+    Its size is read and compared with what is allowed before a pixel is decoded; `DataError`
+    otherwise, as for an image that is truncated or, without `crop`, of other than this side.
+    """
+    from PIL import Image
+
+    path = Path(path)
+    with opened(path, source) as (file, size), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sizes, which are checked here, and of odd metadata
+        if not 0 < size <= MAX_FILE:
+            raise DataError(f"{path} has {size} bytes; expected an image of 1 to {MAX_FILE}")
+        try:
+            image = Image.open(file, formats=("JPEG", "PNG"))
+        except Image.DecompressionBombError:
+            raise DataError(f"{path} would have more than {MAX_PIXELS} pixels") from None
+        except Image.UnidentifiedImageError:
+            raise DataError(f"{path} is neither a JPEG nor a PNG, or damaged") from None
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            raise DataError(f"{path} would have {width}x{height}, more than {MAX_PIXELS} pixels")
+        if not crop and (width, height) != (side, side):
+            raise DataError(f"{path} has {width}x{height} pixels; expected {side}x{side}")
+        if image.mode not in _MODES:
+            raise DataError(f"{path} has pixels of mode {image.mode}; expected 8 bits per colour")
+        image = image.convert("RGB")
+        if (width, height) != (side, side):
+            short = min(width, height)
+            left, top = (width - short) / 2, (height - short) / 2
+            box = (left, top, left + short, top + short)
+            image = image.resize((side, side), Image.Resampling.BICUBIC, box)
+        return np.asarray(image, np.uint8)
+
+
+def _listed(folder: Path, source: Source, *, folders: bool) -> list[str]:
+    """The names of the images, or of the folders, in a folder: sorted, none leading elsewhere."""
+    with reading(folder):
+        if not folder.is_dir():
+            raise missing(folder, source)
+        with os.scandir(folder) as entries:
+            names = []
+            for entry in entries:
+                if entry.is_symlink() or not entry.name.isprintable():
+                    inside(folder, entry.name)
+                kind = entry.is_dir() if folders else entry.name.lower().endswith(ENDINGS)
+                if kind and not entry.name.startswith("."):
+                    names.append(entry.name)
+        return sorted(names)
+
+
+def _images(
+    paths: list[Path],
+    labels: Iterable[int],
+    names: list[str],
+    side: int,
+    crop: bool,
+    source: Source,
+) -> Images:
+    if side < 1:
+        raise ValueError(f"side must be at least 1; got {side}")
+    if (need := len(paths) * side * side * 3) > MAX_BYTES:
+        raise DataError(
+            f"{paths[0].parent}: {len(paths)} images of side {side} need {need} bytes, more than "
+            f"{MAX_BYTES}"
+        )
+    out = np.empty((len(paths), side, side, 3), np.uint8)
+    for k, path in enumerate(paths):
+        out[k] = decode(path, side, crop=crop, source=source)
+    return Images(out, np.fromiter(labels, np.int32, len(paths)), tuple(names))
+
+
+def load(folder: str | Path, side: int) -> Images:
+    """Images of a folder per class, cropped to their central square and made `side` wide.
+
+    Classes are the folders in sorted order; files other than .jpeg, .jpg and .png are passed over.
+    """
+    folder = Path(folder)
+    names = _listed(folder, PLAIN, folders=True)
+    if not names:
+        raise DataError(f"{folder} is empty; expected a folder of images for each class")
+    paths, labels = [], []
+    for label, name in enumerate(names):
+        home = inside(folder, name)
+        found = _listed(home, PLAIN, folders=False)
+        if not found:
+            raise DataError(f"{home} is empty; expected images (.jpeg, .jpg or .png) of a class")
+        paths += [home / file for file in found]
+        labels += [label] * len(found)
+    return _images(paths, labels, names, side, True, PLAIN)
+
+
+def tiny_imagenet(folder: str | Path, split: str = "train", side: int = 64) -> Images:
+    """Tiny-ImageNet's "train" images or its "val" ones, which serve as the test set.
+
+    Classes are the WordNet identifiers of wnids.txt in sorted order. `DataError` (a `ValueError`)
+    names what is missing, truncated or mislabelled: folders that are not those of wnids.txt, an
+    image whose name begins with another class, annotations that are not one per image.
+    """
+    if split not in ("train", "val"):
+        raise ValueError(
+            f"split: expected train or val, the test images have no labels; got {split!r}"
+        )
+    folder = Path(folder)
+    path = inside(folder, "wnids.txt")
+    names = sorted(lines(path, TINY))
+    if not names or len(set(names)) != len(names):
+        raise DataError(f"{path} has {len(names)} classes, {len(set(names))} of them distinct")
+    part = inside(folder, split)
+    found = _train(part, names, path) if split == "train" else _val(part, names)
+    paths, labels = zip(*found, strict=True)
+    return _images(list(paths), labels, names, side, False, TINY)
+
+
+def _train(part: Path, names: list[str], wnids: Path) -> list[tuple[Path, int]]:
+    held = _listed(part, TINY, folders=True)
+    if odd := sorted(set(held) ^ set(names)):
+        raise DataError(
+            f"{part} has {len(held)} classes, {wnids} names {len(names)}; {odd[0]!r} is only in "
+            f"{'the folder' if odd[0] in held else 'the list'}"
+        )
+    found = []
+    for label, name in enumerate(names):
+        inside(part, name)
+        home = inside(part, name, "images")
+        files = _listed(home, TINY, folders=False)
+        if not files:
+            raise DataError(f"{home} is empty; expected the images of its class")
+        for file in files:
+            if file.split("_")[0] != name:
+                raise DataError(f"{home / file} is mislabelled: expected a name like {name}_0.JPEG")
+            found.append((home / file, label))
+    return found
+
+
+def _val(part: Path, names: list[str]) -> list[tuple[Path, int]]:
+    path, home = inside(part, "val_annotations.txt"), inside(part, "images")
+    label, found = {name: k for k, name in enumerate(names)}, {}
+    for number, line in enumerate(lines(path, TINY), 1):
+        file, *rest = line.split("\t")
+        if not rest or rest[0] not in label:
+            raise DataError(
+                f"{path}, line {number}: expected an image and one of {len(names)} classes between "
+                f"tabs, got {line[:99]!r}"
+            )
+        if file in found:
+            raise DataError(f"{path}, line {number}: {file[:99]!r} is labelled twice")
+        found[file] = label[rest[0]]
+    held = _listed(home, TINY, folders=False)
+    if odd := sorted(set(held) ^ found.keys()):
+        where = f"is not labelled in {path}" if odd[0] in held else "is labelled but not there"
+        raise DataError(f"{home}: {odd[0][:99]!r} {where}")
+    if not found:
+        raise DataError(f"{path} is empty; expected a line for every image")
+    return [(home / file, found[file]) for file in held]

@@ -1,0 +1,92 @@
+"""Images as latents of an autoencoder, for SiT (Ma et al., 2024): .npy with labels, or one .npz."""
+
+import contextlib
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int32
+
+from experiments.data.files import (
+    MAX_BYTES,
+    DataError,
+    Source,
+    checked_labels,
+    inside,
+    missing,
+    open_npy,
+    reading,
+)
+from sail_jax.checkpoint.files import File
+from sail_jax.checkpoint.npz import read_file
+
+SOURCE = Source(
+    "the latents of ImageNet's images under an autoencoder such as Stable Diffusion's",
+    "no one place: ImageNet is at image-net.org, its encoding is described by SiT and REPA",
+    "scikit-learn's digits (experiments.data.digits)",
+)
+SCALE = 0.18215  # Table 3 of SAIL: what a model is shown is SCALE * latent
+CHUNK = 1 << 24  # entries looked at together
+
+
+class Latents(NamedTuple):
+    """Latents as stored, before SCALE, in float16, bfloat16, float32 or float64, and labels."""
+
+    latents: Float[np.ndarray, "n channel height width"]
+    labels: Int32[np.ndarray, " n"]
+
+
+def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1000) -> Latents:
+    """Latents of a .npy, left on disk, with the labels of another (`labels.npy` beside it), or both
+    of a .npz that holds `latents` and `labels`.
+
+    `DataError` (a `ValueError`) names what is missing, truncated, swapped, mislabelled or infinite.
+    """
+    path = Path(path)
+    if path.suffix == ".npz":
+        if labels is not None:
+            raise ValueError(f"labels: {path} holds its own; got {labels}")
+        where, found = path, _archive(path)
+        latents, classes_of = found["latents"], found["labels"]
+    else:
+        where = inside(path.parent, "labels.npy") if labels is None else Path(labels)
+        latents, classes_of = open_npy(path, SOURCE), open_npy(where, SOURCE)
+    kinds = ("float16", "bfloat16", "float32", "float64")
+    if latents.ndim != 4 or latents.dtype.name not in kinds:
+        raise DataError(
+            f"{path} holds {latents.dtype}{list(latents.shape)} where latents [n, channel, height, "
+            "width] of real numbers are expected: are the files of latents and labels swapped?"
+        )
+    checked = checked_labels(np.asarray(classes_of), classes, where, len(latents))
+    some = max(1, CHUNK // math.prod(latents.shape[1:]))
+    for start in range(0, len(latents), some):
+        finite = np.isfinite(latents[start : start + some]).all((1, 2, 3))
+        if not finite.all():
+            raise DataError(
+                f"{path} is damaged: latent {start + int(np.argmin(finite))} is not finite"
+            )
+    return Latents(latents, checked)
+
+
+def _archive(path: Path) -> dict[str, np.ndarray]:
+    if not path.exists():
+        raise missing(path, SOURCE)
+    out = {}
+    with reading(path), contextlib.closing(File(path)) as file:
+        tensors, _ = read_file(file)
+        for name in ("latents", "labels"):
+            if name not in tensors:
+                held = repr(", ".join(sorted(tensors))[:99])
+                raise DataError(f"{path} holds no '{name}'; it holds {held}")
+            tensor = tensors[name]
+            size = math.prod(tensor.shape)
+            if not 0 < size * tensor.dtype.itemsize <= MAX_BYTES:
+                raise DataError(
+                    f"{path}: '{name}' is {tensor.dtype}{list(tensor.shape)}, which is empty or "
+                    f"more than {MAX_BYTES} bytes"
+                )
+            flat = np.empty(size, tensor.dtype)
+            tensor.read(flat)
+            out[name] = flat.reshape(tensor.shape)
+    return out
