@@ -1,1 +1,1 @@
-"""Real data sets that need no network."""
+"""Data sets that every installation has, and loaders of those of the papers."""
