@@ -14,30 +14,33 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import xarray as xr
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array
 
+from experiments import scaling_networks as networks
 from experiments import validate
 from experiments.data import digits
-from experiments.models.mlp import MLP
 from experiments.progress import Stage
 from experiments.scaling_figures import plot as plot
 from experiments.scaling_figures import summary as summary
 from experiments.store import direct
-from sail_jax import learn, methods
-from theory.merging import QuadraticTasks, Training, dare, excess_risk_bound, scaling, simulate
-from theory.merging.measure import measure_constants
+from theory.merging import (
+    Constants,
+    QuadraticTasks,
+    Training,
+    dare,
+    excess_risk_bound,
+    scaling,
+    simulate,
+)
 from theory.merging.scaling import Law
 
-CLASSES = 10
 LAWS: tuple[Law, ...] = get_args(Law)
-MERGES = ("average", "TIES", "DARE", "AdaMerging")
 FIELDS = {"tasks": "merged"}  # of the config, where they are not called as the law
 
 
@@ -154,40 +157,32 @@ class Config:
 PRESETS = {"default": Config, "many": Config.many, "tiny": Config.tiny}
 
 
-class Exam(NamedTuple):
-    """Of each replicate and task, tasks in the replicate's own order: what experts see, one sample
-    more than the most; inputs for AdaMerging; the test."""
-
-    images: Float[np.ndarray, "R T n 64"]
-    labels: np.ndarray
-    unlabelled: Float[np.ndarray, "R T batches 32 64"]
-    test: digits.Task
-
-
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Both halves, on the coordinates `law` and `point`."""
     split = digits.split(
         config.seed, config.replicates, train=config.pretrain, validation=config.pool
     )
     upright = jax.tree.map(lambda x: x[:, 0], digits.pick([digits.load()], split.train))
-    exam = _exam(config, split)
+    exam = networks.examine(config, split)
     base_key, key, merge_key, bed_key = jax.random.split(jax.random.key(config.seed), 4)
     keys = jax.random.split(key, config.replicates)
     merge_keys = jax.random.split(merge_key, config.replicates)
 
     base = stage(
         "pre-train the base",
-        lambda: _pretrain(config, upright, jax.random.split(base_key, config.replicates)),
+        lambda: networks.pretrain(config, upright, jax.random.split(base_key, config.replicates)),
     )
 
     def trained(setting: Mapping[str, Any], marks: tuple[int, ...]) -> Any:
         how = jnp.array(marks), base, exam.images, exam.labels
-        return _finetune(config, setting["batch"], *how, setting["samples"], setting["rate"], keys)
+        return networks.finetune(
+            config, setting["batch"], *how, setting["samples"], setting["rate"], keys
+        )
 
     def measured(setting: Mapping[str, Any], pairs: Any, mark: int) -> dict[str, Any]:
         experts, twins = (jax.tree.map(lambda x: x[:, :, mark], tree) for tree in pairs)
         how = setting["samples"], setting["tasks"]
-        return _measure(config, base, experts, twins, exam, *how, merge_keys)
+        return networks.measure(config, base, experts, twins, exam, *how, merge_keys)
 
     def centre() -> dict[str, Any]:
         """Networks at other K are the same ones earlier and later; at other N, more of them."""
@@ -214,7 +209,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             )
     constants = stage(
         "constants of a run",
-        lambda: _constants(config, base, found[f"steps{middle}"]["merged"], exam),
+        lambda: networks.constants(config, base, found[f"steps{middle}"]["merged"], exam),
     )
     bed = stage("quadratics", lambda: _testbed(config, bed_key))
     points = range(len(config.steps))
@@ -226,14 +221,14 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _dataset(
-    config: Config, networks: dict[str, Any], constants: dict[str, Any], bed: dict[str, Any]
+    config: Config, nets: dict[str, Any], constants: dict[str, Any], bed: dict[str, Any]
 ) -> xr.Dataset:
     at = ("law", "point")
     each: dict[str, tuple[str, ...]] = dict.fromkeys(
         ("loss", "accuracy", "train_loss"), (*at, "replicate", "merge")
     )
     each["stability"] = (*at, "replicate")
-    data = {name: (each[name], values) for name, values in networks.items()}
+    data = {name: (each[name], values) for name, values in nets.items()}
     data |= {f"network_{k}": (at, v) for k, v in _bounds(config, constants).items()}
     data |= {f"testbed_{k}": (at, v) for k, v in bed.items()}
     data["value"] = (at, np.array([config.values(law) for law in LAWS], float))
@@ -241,12 +236,12 @@ def _dataset(
     attrs = {k: float(v) for k, v in constants.items()} | {
         f"centre_{k}": v for k, v in centre.items()
     }
-    return xr.Dataset(data, {"law": list(LAWS), "merge": list(MERGES)}, attrs)
+    return xr.Dataset(data, {"law": list(LAWS), "merge": list(networks.MERGES)}, attrs)
 
 
 def _bounds(config: Config, constants: dict[str, Any]) -> dict[str, np.ndarray]:
     """Theorem 3 along every law, its constants those measured."""
-    known = _known(constants)
+    known = Constants(**{name: constants[name] for name in Constants._fields})
     rows = []
     for law in LAWS:
         for value in config.values(law):
@@ -256,184 +251,6 @@ def _bounds(config: Config, constants: dict[str, Any]) -> dict[str, np.ndarray]:
             rows.append((found.excess, found.stability))
     excess, stability = np.reshape(rows, (len(LAWS), -1, 2)).transpose(2, 0, 1)
     return {"bound_excess": excess, "bound_stability": stability}
-
-
-def _known(constants: dict[str, Any]) -> Any:
-    from theory.merging import Constants
-
-    return Constants(**{name: constants[name] for name in Constants._fields})
-
-
-def _constants(config: Config, base: PyTree, merged: PyTree, exam: Exam) -> dict[str, Any]:
-    """Of the first replicate at the centre: the largest at its start and at its average, over tasks
-    too. The losses' infimum is taken to be 0."""
-    here = config.at()
-    n, count = here["samples"], here["tasks"]
-    tasks = [(exam.images[0, i, :n], exam.labels[0, i, :n]) for i in range(count)]
-    points = [jax.tree.map(lambda x: jnp.asarray(x[0]), tree) for tree in (base, merged)]
-    key = jax.random.key(config.seed)
-    worst = measure_constants(partial(_mean_loss, config), tasks, points, key).worst()
-    return {name: np.max(value) for name, value in worst._asdict().items()}
-
-
-def _mean_loss(config: Config, params: PyTree, batch: tuple[Array, Array]) -> Array:
-    return _losses(config, params, *batch).mean()
-
-
-def _losses(config: Config, params: PyTree, images: Any, labels: Any) -> Array:
-    logits = _logits(config, params, images)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-
-
-def _logits(config: Config, params: PyTree, images: Any) -> Any:
-    return MLP(config.widths, CLASSES).apply(params, images)
-
-
-def _exam(config: Config, split: digits.Split) -> Exam:
-    rng = np.random.default_rng(config.seed)
-    most = max(config.samples) + 1
-    tasks = [digits.load(task) for task in config.tasks]
-    rows = []
-    for pool, test in zip(split.validation, split.test, strict=True):
-        for i in rng.permutation(len(tasks)):
-            images, labels, member = tasks[i]
-            own, seen = pool[member[pool]][:most], test[member[test]]
-            if len(own) < most or not len(seen):
-                raise ValueError(
-                    f"samples must be at most {len(own) - 1}, which is what {config.tasks[i]!r} has"
-                    f" of {config.pool} digits; got {max(config.samples)}"
-                )
-            some = rng.choice(seen, (16, 32))
-            part = images[test], labels[test], member[test]
-            rows.append((images[own], labels[own], images[some], *part))
-    shape = (config.replicates, len(tasks))
-    own, labels, some, *test = (
-        np.stack(x).reshape(*shape, *np.shape(x[0])) for x in zip(*rows, strict=True)
-    )
-    return Exam(own, labels, some, digits.Task(*test))
-
-
-@partial(jax.jit, static_argnums=0)
-@partial(jax.vmap, in_axes=(None, 0, 0))
-def _pretrain(config: Config, exam: digits.Task, key: Array) -> PyTree:
-    first, rest = jax.random.split(key)
-    params = MLP(config.widths, CLASSES).init(first, exam.images[:1])
-
-    def step(params: PyTree, key: Array) -> tuple[PyTree, None]:
-        drawn = jax.random.randint(key, (64,), 0, len(exam.labels))
-        batch = jnp.asarray(exam.images)[drawn], jnp.asarray(exam.labels)[drawn]
-        return _descend(config, params, batch, config.base_rate), None
-
-    return jax.lax.scan(step, params, jax.random.split(rest, config.base_steps))[0]
-
-
-def _descend(config: Config, params: PyTree, batch: tuple[Array, Array], rate: Any) -> PyTree:
-    gradient = jax.grad(partial(_mean_loss, config))(params, batch)
-    return jax.tree.map(lambda x, g: x - rate * g, params, gradient)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _finetune(
-    config: Config,
-    batch: int,
-    marks: Int[Array, " m"],
-    base: PyTree,
-    images: Array,
-    labels: Array,
-    samples: Any,
-    rate: Any,
-    keys: Array,
-) -> tuple[PyTree, PyTree]:
-    """Experts and their twins, `[replicate, task, m]`, after each number of steps in `marks`."""
-    spans = jnp.stack([jnp.roll(marks, 1).at[0].set(0), marks], 1)
-
-    def one(start: PyTree, images: Array, labels: Array, key: Array) -> Any:
-        def step(k: Array, pair: PyTree) -> PyTree:
-            uniform = jax.random.uniform(jax.random.fold_in(key, k), (batch,))
-            place = jnp.minimum((uniform * samples).astype(int), samples - 1)
-            # the twin's first sample is the one that no expert has
-            both = jnp.stack([place, jnp.where(place == 0, len(labels) - 1, place)])
-            descend = partial(_descend, config, rate=rate)
-            return jax.vmap(descend)(pair, (images[both], labels[both]))
-
-        def until(pair: PyTree, span: Array) -> tuple[PyTree, PyTree]:
-            pair = jax.lax.fori_loop(span[0], span[1], step, pair)
-            return pair, pair
-
-        pair = jax.tree.map(lambda x: jnp.stack([x, x]), start)
-        return jax.lax.scan(until, pair, spans)[1]  # [m, 2]
-
-    def replicate(start: PyTree, images: Array, labels: Array, key: Array) -> Any:
-        # a task's batches do not depend on how many others there are
-        each = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
-        return jax.vmap(partial(one, start))(images, labels, each)
-
-    found = jax.vmap(replicate)(base, images, labels, keys)
-    experts, twins = (jax.tree.map(lambda x, i=i: x[:, :, :, i], found) for i in (0, 1))
-    return experts, twins
-
-
-@partial(jax.jit, static_argnums=0)
-@partial(jax.vmap, in_axes=(None, 0, 0, 0, 0, None, None, 0))
-def _measure(
-    config: Config,
-    base: PyTree,
-    experts: PyTree,
-    twins: PyTree,
-    exam: Exam,
-    samples: Any,
-    count: Any,
-    key: Array,
-) -> dict[str, Any]:
-    """The first `count` experts of one replicate, merged in every way: means over their tasks,
-    `[merge]`."""
-    every = range(len(exam.labels))
-    merged = jnp.arange(len(every)) < count
-    # the others are the base, of which no merge takes anything: one compilation for all counts
-    models = [
-        jax.tree.map(lambda b, x, i=i: jnp.where(merged[i], x[i], b), base, experts) for i in every
-    ]
-    weights = merged / count
-
-    def predict(i: int, params: PyTree, images: Array) -> Array:
-        return jnp.where(merged[i], _logits(config, params, images), 0)
-
-    ways = [
-        methods.linear(models, weights=weights),
-        methods.ties(models, base, density=config.density),
-        methods.dare_linear(models, base, weights=weights, density=1 - config.drop, key=key),
-        learn.adamerging(
-            models,
-            base,
-            [partial(predict, i) for i in every],
-            [exam.unlabelled[i] for i in every],
-            init=1 / count,
-            steps=config.ada_steps,
-            optimizer=optax.adam(config.ada_rate),
-        ).params,
-    ]
-    seen = jnp.broadcast_to(jnp.arange(exam.labels.shape[1]) < samples, exam.labels.shape)
-
-    def mean(values: Array, member: Array) -> Array:
-        return weights @ ((values * member).sum(-1) / member.sum(-1))
-
-    def grade(params: PyTree) -> tuple[Array, ...]:
-        test = exam.test
-        right = _logits(config, params, test.images).argmax(-1) == test.labels
-        return (
-            mean(_losses(config, params, test.images, test.labels), jnp.asarray(test.member)),
-            mean(right, jnp.asarray(test.member)),
-            mean(_losses(config, params, exam.images, exam.labels), seen),
-        )
-
-    graded = [jnp.stack(x) for x in zip(*map(grade, ways), strict=True)]
-    squares = jax.tree.map(
-        lambda a, b: jnp.sum((a - b).reshape(len(a), -1) ** 2, 1), experts, twins
-    )
-    # Definition 2: the mean over which expert is perturbed, and the average moves by its share
-    stability = (weights / count**2) @ sum(jax.tree.leaves(squares))
-    names = ("loss", "accuracy", "train_loss")
-    return {**dict(zip(names, graded, strict=True)), "stability": stability, "merged": ways[0]}
 
 
 def quadratics(

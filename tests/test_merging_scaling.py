@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import merging_scaling as ms
+from experiments import scaling_networks as networks
 from experiments import store
 from experiments.data import digits
 from experiments.merging_scaling import LAWS, Config, quadratics, run
@@ -101,7 +102,7 @@ def test_averages_are_graded_as_numpy_does(ran):
     dataset, stages = ran
     merged = stages["networks by steps and by tasks"]["steps1"]["merged"]
     split = digits.split(SMALL.seed, SMALL.replicates, train=SMALL.pretrain, validation=SMALL.pool)
-    exam = ms._exam(SMALL, split)
+    exam = networks.examine(SMALL, split)
     n, count = SMALL.at()["samples"], SMALL.at()["tasks"]
     at = dataset.sel(law="steps", merge="average").isel(point=1)
     for r in range(SMALL.replicates):
@@ -122,7 +123,7 @@ def test_tasks_differ_by_replicate_and_nothing_leaks():
     merges tasks in its own order."""
     config = dataclasses.replace(Config.tiny(), tasks=("upright", "digits 0-4", "digits 5-9"))
     split = digits.split(0, 6, train=config.pretrain, validation=config.pool)
-    exam = ms._exam(dataclasses.replace(config, replicates=6), split)
+    exam = networks.examine(dataclasses.replace(config, replicates=6), split)
     assert exam.images.shape == (6, 3, max(config.samples) + 1, 64)
     kinds = {tuple((labels.max(1) < 5) | (2 * (labels.min(1) > 4))) for labels in exam.labels}
     assert len(kinds) > 1
@@ -138,12 +139,14 @@ def test_twins_differ_by_the_replaced_sample_only():
     config = Config.tiny()
     images = np.random.default_rng(0).random((2, 1, 21, 64), np.float32)
     labels = np.tile(np.arange(21) % 10, (2, 1, 1))
-    params = ms.MLP(config.widths, 10).init(jax.random.key(0), images[0, 0, :1])
+    params = networks.MLP(config.widths, 10).init(jax.random.key(0), images[0, 0, :1])
     base = jax.tree.map(lambda x: np.stack([x, x]), params)
     keys, marks = jax.random.split(jax.random.key(1), 2), np.array([5, 10])
 
     def moved(samples, labels):
-        experts, twins = ms._finetune(config, 4, marks, base, images, labels, samples, 0.2, keys)
+        experts, twins = networks.finetune(
+            config, 4, marks, base, images, labels, samples, 0.2, keys
+        )
         kernel = experts["params"]["out"]["kernel"]
         return kernel, np.abs(kernel - twins["params"]["out"]["kernel"]).max((1, 3, 4))
 
