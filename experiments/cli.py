@@ -72,9 +72,21 @@ def _verify(argv: Sequence[str]) -> int:
     parser.add_argument("--json", metavar="FILE", help="also write the ledger there")
     parser.add_argument("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="smaller simulations")
+    parser.add_argument(
+        "--coverage",
+        action="store_true",
+        help="only list which claims answer to which statement of the papers, and what is missing",
+    )
     args = parser.read(argv)
+    if args.coverage and len(argv) > 1:
+        raise UsageError("--coverage simulates nothing, and takes no other option")
     from experiments import ledger, store
     from sail_jax import disk
+
+    if args.coverage:
+        text, complete = ledger.accounted()
+        print(text)
+        return 0 if complete else 1
 
     try:
         config = ledger.Config(claims=args.claims, seed=args.seed, quick=args.quick)

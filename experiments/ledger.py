@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from experiments import style
 from experiments.progress import Stage
 from experiments.store import direct
-from theory import claims
+from theory import claims, coverage
 
 SCHEMA = "sail-jax ledger 1"
 
@@ -124,6 +124,16 @@ def summary(dataset: xr.Dataset) -> str:
     if ok.all():
         return f"{text}. Every verdict is the expected one."
     return f"{text}. NOT as expected: {', '.join(map(str, dataset['claim'].values[~ok]))}."
+
+
+def accounted() -> tuple[str, bool]:
+    """Which claims answer to which statement of which paper, as text, and whether none is missing.
+
+    Nothing is simulated.
+    """
+    ids = [claim.id for claim in claims.all_claims()]
+    complete = not coverage.gaps(ids) and not coverage.orphans(ids)
+    return coverage.report(ids), complete
 
 
 def as_json(dataset: xr.Dataset, about: Mapping[str, Any]) -> bytes:

@@ -20,6 +20,7 @@ import xarray as xr
 from experiments import cli, ledger, registry, store, style
 from experiments.quickstart import HEADINGS
 from sail_jax import disk
+from theory import coverage
 from theory.claims import Verdict
 
 _load = registry.load
@@ -141,6 +142,7 @@ BAD = [
     ("verify --seed -1", "argument --seed: expected an integer from 0 to 2^31 - 1, got '-1'"),
     ("verify --seed 1.5", "expected an integer"),
     ("verify x", "unexpected argument 'x'"),
+    ("verify --coverage --quick", "--coverage simulates nothing, and takes no other option"),
     ("verify --claims features-are-fate/T3.77*", "no claim matches 'features-are-fate/T3.77*'"),
     ("quickstart --quik", "unknown option '--quik'; did you mean '--quick'?"),
     ("quickstart --seed", "argument --seed: expected one argument"),
@@ -387,6 +389,29 @@ def test_verify_with_real_claims(call):
     code, out, _ = call("verify", "--claims", ledger.Config.tiny().claims, "--quick")
     assert code == 0
     assert "Every verdict is the expected one." in out
+
+
+def test_verify_coverage_lists_statements_and_simulates_nothing(verdicts, call):
+    asked = verdicts(GOOD)
+    code, out, _ = call("verify", "--coverage")
+    assert (code, asked) == (0, [])
+    for paper in coverage.EQUATIONS:
+        assert f"{paper}: {coverage.EQUATIONS[paper]} numbered equations" in out
+    assert "Theorem 1, eq. 13: T1/printed, T1/corrected" in out
+    assert "no claims: " in out
+
+
+def test_verify_coverage_fails_where_something_is_missing(call, monkeypatch):
+    known = ledger.claims.all_claims()
+    left = [c for c in known if not c.id.startswith("unified-merging/L4/")]
+    monkeypatch.setattr(ledger.claims, "all_claims", lambda: left)
+    code, out, _ = call("verify", "--coverage")
+    assert code == 1
+    assert out.endswith("Gaps:\n  unified-merging: Assumption 6 and Lemma 4: L4/*\n")
+    monkeypatch.setattr(ledger.claims, "all_claims", lambda: [*known, _verdict("sail/T99/new")])
+    code, out, _ = call("verify", "--coverage")
+    assert code == 1
+    assert out.endswith("Claims that answer to no statement:\n  sail/T99/new\n")
 
 
 def test_bench_hands_over(monkeypatch, call):

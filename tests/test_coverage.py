@@ -35,9 +35,36 @@ def test_what_is_missing_is_named():
     nothing."""
     without = [i for i in IDS if not i.startswith("sail/T2-")]
     assert coverage.gaps(without) == {"sail": ["Theorem 2, Appendix B: T2-*"]}
-    table = [s for s in STATEMENTS if s.equations != (6, 7)]
+    table = [s for s in STATEMENTS if (s.paper, s.equations) != ("sail", (6, 7))]
     assert coverage.gaps(IDS, table) == {"sail": ["eq. (6)", "eq. (7)"]}
     assert {i for i in IDS if i.startswith("sail/T2-")} == set(coverage.orphans(IDS, table))
     bare = coverage.Statement("overtrained", "Theorem 9", (), ())
     assert coverage.gaps(IDS, [*STATEMENTS, bare]) == {"overtrained": ["Theorem 9"]}
     assert coverage.orphans(["sail/T9/exact", "elsewhere/T9/exact", IDS[0]]) == ["sail/T9/exact"]
+
+
+def test_the_report_names_every_claim_and_every_reason():
+    found = coverage.report(IDS)
+    text = " ".join(found.split())
+    for statement in STATEMENTS:
+        assert statement.name in text
+        assert statement.reason in text
+        for name in statement.answers(IDS):
+            assert name.removeprefix(f"{statement.paper}/") in text
+    assert max(map(len, found.splitlines())) <= 100
+    assert "Gaps" not in found
+    assert text.endswith("every claim on them answers to a statement.")
+
+
+def test_the_report_ends_with_what_is_missing():
+    without = [i for i in IDS if not i.startswith("sail/T2-")]
+    found = coverage.report([*without, "sail/T9/exact"])
+    assert found.endswith(
+        "Gaps:\n  sail: Theorem 2, Appendix B: T2-*\n\n"
+        "Claims that answer to no statement:\n  sail/T9/exact"
+    )
+
+
+@pytest.mark.parametrize("text", ["1", "1-3", "1-3 7", "4 6 8-9"])
+def test_equations_are_spelt_as_the_table_does(text):
+    assert coverage._spelt(coverage._numbers(text)) == text

@@ -13,6 +13,9 @@ import pytest
         ("theory.deep_linear", ("matplotlib", "xarray", "flax", "optax", "experiments")),
         ("theory.student_teacher", ("matplotlib", "xarray", "flax", "optax", "experiments")),
         ("theory.two_layer", ("matplotlib", "xarray", "flax", "optax", "experiments")),
+        ("theory.linearity", ("matplotlib", "xarray", "flax", "optax", "experiments")),
+        ("theory.initialisation", ("matplotlib", "xarray", "flax", "optax", "experiments")),
+        ("theory.merging", ("matplotlib", "xarray", "flax", "optax", "experiments")),
     ],
 )
 def test_import_is_light(package, forbidden):

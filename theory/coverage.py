@@ -6,6 +6,7 @@ states a result; equations are listed by their numbers, so that none can go miss
 """
 
 import fnmatch
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ EQUATIONS = {
     "overtrained": 20,
     "cross-task-linearity": 4,
     "sail": 13,
+    "unified-merging": 24,
 }
 
 
@@ -58,6 +60,7 @@ def _table(
 
 _DEFINES, _ASSUMES = "defines, and states nothing", "an assumption of the statements below it"
 _MEASURES = "a measurement on networks of the paper's own: an experiment, not a claim"
+_INTERPRETS = "reads the statements beside it, whose claims judge it"
 _BEYOND = "Beyond the paper"
 
 _FATE = {
@@ -150,11 +153,33 @@ _SAIL = {
     "Sections 4.3 to 4.5, Appendices H to K": ("", "", _MEASURES),
 }
 
+_MERGING = {
+    "Population and empirical risk": ("1 2", "", _DEFINES),
+    "Excess error": ("3", "excess/* generalisation/* optimisation/*"),
+    "Definition 1": ("", "", _DEFINES),
+    "Definition 2": ("4", "T1/exact"),
+    "Assumptions 1 to 5": ("", "", _ASSUMES),
+    "Lemma 1 (= Lemma 2)": ("5", "L1-* eq5-*"),
+    "Theorem 1": ("13", "T1/* T1-*"),
+    "Theorem 2": ("6 7", "T2/* T2-* surrogate-gradient/* chi-square/* eq7/* eq7-*"),
+    "Theorem 3": ("23 24", "T3/* T3-* step-sizes/*"),
+    "Corollary 1": ("8-10", "C1-* eq9/* eq10/*"),
+    "Lemma 3": ("11 12", "L3-*"),
+    "Effective steps and weights": ("14", "eq14-*"),
+    "Assumption 6 and Lemma 4": ("15-18", "L4/* eq17/*"),
+    "Theorem 4": ("19 20", "C2/* C2-* chi-square/* eq7/* eq14-*"),
+    "Corollary 2": ("21 22", "C2/* C2-* T2-coefficient/* chi-square/* eq7/*"),
+    "Remark 5, Appendix A-A1": ("", "law-*"),
+    "Remarks 1 to 4 and 6": ("", "", _INTERPRETS),
+    "Section V, Appendices B and C": ("", "", _MEASURES),
+}
+
 STATEMENTS = (
     *_table("features-are-fate", _FATE),
     *_table("overtrained", _OVERTRAINED),
     *_table("cross-task-linearity", _LINEARITY),
     *_table("sail", _SAIL),
+    *_table("unified-merging", _MERGING),
 )
 
 
@@ -182,3 +207,65 @@ def orphans(ids: Iterable[str], statements: Sequence[Statement] = STATEMENTS) ->
         for name in ids
         if name.split("/")[0] in EQUATIONS and not any(s.answers([name]) for s in statements)
     ]
+
+
+def report(ids: Iterable[str], statements: Sequence[Statement] = STATEMENTS) -> str:
+    """Paper by paper, each statement with its claims or the reason why it has none; what is
+    missing comes last, or that nothing is.
+
+    >>> only = [Statement("sail", "Definition 1", (3, 4), ("T3a/*",))]
+    >>> print(report(["sail/T3a/exact", "sail/T4/exact"], only).partition("Gaps:")[0].rstrip())
+    sail: 13 numbered equations, 1 statement, 1 claim
+      Definition 1, eqs. 3-4: T3a/exact
+    """
+    ids, blocks = list(ids), []
+    for paper, equations in EQUATIONS.items():
+        own = [s for s in statements if s.paper == paper]
+        if own:
+            found = {name for s in own for name in s.answers(ids)}
+            head = f"{paper}: {equations} numbered equations"
+            counts = f"{_count(len(own), 'statement')}, {_count(len(found), 'claim')}"
+            lines = [f"{head}, {counts}", *(_line(s, s.answers(ids)) for s in own)]
+            blocks.append("\n".join(lines))
+    missing, astray = gaps(ids, statements), orphans(ids, statements)
+    if missing:
+        lines = (f"  {paper}: {'; '.join(found)}" for paper, found in missing.items())
+        blocks.append("\n".join(["Gaps:", *lines]))
+    if astray:
+        blocks.append(
+            "\n".join(["Claims that answer to no statement:", *(f"  {i}" for i in astray)])
+        )
+    if not missing and not astray:
+        blocks.append(
+            f"Every statement and numbered equation of {len(EQUATIONS)} papers has claims or a\n"
+            "reason to have none; every claim on them answers to a statement."
+        )
+    return "\n\n".join(blocks)
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _line(statement: Statement, answers: Sequence[str]) -> str:
+    where = ", eq{}. {}".format(
+        "s" if len(statement.equations) > 1 else "", _spelt(statement.equations)
+    )
+    names = [name.removeprefix(f"{statement.paper}/") for name in answers]
+    text = ", ".join(names) or f"no claims: {statement.reason or 'and no reason'}"
+    whole = f"{statement.name}{where if statement.equations else ''}: {text}"
+    return textwrap.fill(
+        whole, 100, initial_indent="  ", subsequent_indent=" " * 6, break_on_hyphens=False
+    )
+
+
+def _spelt(numbers: Sequence[int]) -> str:
+    """1, 2, 3, 7 is "1-3 7"."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    ends = ("-".join(str(n) for n in sorted({run[0], run[-1]})) for run in runs)
+    return " ".join(ends)
