@@ -14,6 +14,8 @@ QUESTIONS = {
     "overtraining_linear": "When does more pre-training hurt, in networks that can be solved?",
     "merge_digits": "Which merge keeps what the experts know, on real data?",
     "growth_training": "Which ways of growing a trained network save training?",
+    "proximal_spirals": "Where between two models should training start, on two spirals?",
+    "proximal_gamma": "Does the distance between texts say where between two models to start?",
     "ledger": "Which of the papers' claims hold, and which only when corrected?",
 }
 
