@@ -40,7 +40,7 @@ def mark_best(ax: "Axes", values: "xr.DataArray", best: "xr.DataArray", i: int) 
     """The best gamma of every seed, at the height of its lowest loss."""
     heights = values.min("gamma").transpose(*best.dims)
     color = look(i)["color"]
-    ax.plot(best, heights, "o", ms=4, mec="white", mew=0.6, color=color, zorder=4)
+    ax.plot(best, heights, "o", ms=4, mec="white", mew=0.6, color=color, zorder=4, clip_on=False)
 
 
 def mark_predicted(ax: "Axes", predicted: "xr.DataArray") -> None:

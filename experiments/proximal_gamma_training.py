@@ -148,6 +148,15 @@ def parts(
     return filled, np.tile(np.array(count, np.int32), (len(pairs), 1))
 
 
+def _over(config: "Config", fn: Callable[..., Any], *trees: PyTree) -> Any:
+    """`fn` mapped over the two leading axes, `config.at_once` runs at a time."""
+    seeds, several = jax.tree.leaves(trees)[0].shape[:2]
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), trees)
+    count = min(config.at_once, seeds * several)
+    found = jax.lax.map(lambda some: fn(*some), flat, batch_size=count)
+    return jax.tree.map(lambda leaf: leaf.reshape(seeds, several, *leaf.shape[1:]), found)
+
+
 @partial(jax.jit, static_argnums=0)
 def learn(config: "Config", first: PyTree, data: Data, which: Array, count: Array) -> PyTree:
     """theta_1, theta_2 and theta*, `[seed, 3]`, with the held-out loss on the target at all looks:
@@ -159,7 +168,7 @@ def learn(config: "Config", first: PyTree, data: Data, which: Array, count: Arra
         model, loss = trained(config, params, blocks, part, key, steps, measure)
         return {"model": model, "loss": loss[_looks(config, steps)]}
 
-    return jax.vmap(jax.vmap(one))(first, (which, count), _keys(config)[:, 3:])
+    return _over(config, one, first, (which, count), _keys(config)[:, 3:])
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -169,16 +178,15 @@ def tune(config: "Config", steps: int, models: PyTree, data: Data) -> dict[str, 
     part = target, jnp.asarray(len(target))
     measure = partial(held_out_loss, config, jnp.asarray(data.held_out))
 
-    def one(models: PyTree, key: Array) -> Array:
-        first, second = (jax.tree.map(lambda leaf, i=i: leaf[i], models) for i in range(2))
+    def one(seed: Array, gamma: Array) -> Array:
+        first, second = (jax.tree.map(lambda leaf, i=i: leaf[seed, i], models) for i in range(2))
+        params = line.on_line(first, second, gamma)
+        key = _keys(config)[seed, 5]
+        return trained(config, params, blocks, part, key, steps, measure)[1][_looks(config, steps)]
 
-        def at(gamma: Array) -> Array:
-            params = line.on_line(first, second, gamma)
-            return trained(config, params, blocks, part, key, steps, measure)[1]
-
-        return jax.vmap(at)(jnp.asarray(config.gamma(), jnp.float32))[:, _looks(config, steps)]
-
-    return {"loss": jax.vmap(one)(models, _keys(config)[:, 5])}
+    gamma = jnp.asarray(config.gamma(), jnp.float32)
+    pairs = jnp.meshgrid(jnp.arange(config.replicates), gamma, indexing="ij")
+    return {"loss": _over(config, one, *pairs)}
 
 
 def unigrams(some: UInt8[np.ndarray, "block length"]) -> Float[np.ndarray, "block vocab"]:

@@ -298,8 +298,8 @@ def summary(dataset: xr.Dataset) -> str:
         f"Best gamma (weight of theta_1; mean ± s.e. over {dataset.sizes['seed']} seeds) after "
         f"{when} epochs, by sources: {best}. The predicted gamma is within {line.DECIDED:g} s.e. "
         f"of it, among the {len(known)} cases in which it is known to ± {line.SHARP:g}: {met}. "
-        f"Training loss from the best start on the line, beside that from scratch, after {when} "
-        f"epochs: {ahead}."
+        f"Training loss from the best start on the line (chosen in hindsight), beside that from "
+        f"scratch, after {when} epochs: {ahead}."
     )
 
 

@@ -287,6 +287,13 @@ def test_held_out_blocks_are_like_the_target_and_not_learned_from(texts):
     assert data.held_out.mean(1).min() >= means.min()
 
 
+def test_the_text_has_blocks_enough_for_every_preset():
+    for preset in pg.PRESETS.values():
+        data = gpt.load(preset())
+        for alpha, beta in ((0.0, 1.0), (1.0, 0.0)):
+            assert gpt.sources(preset(), data, alpha, beta).shape[1] == 2
+
+
 # What is refused
 
 
