@@ -8,7 +8,6 @@ from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 
 from experiments import style
 from experiments.proximal_sweep import mean_and_error
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS = "sDv^P*Xo<>"
-PLAIN = FuncFormatter(lambda x, _: f"{x:g}")
 DASHES = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)))
 GAMMA = "γ, weight of θ₁"
 BELOW = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
@@ -219,27 +217,33 @@ def _gamma_loss(dataset: "xr.Dataset") -> "Figure":
     """Figure 2b: a panel for each kind of start."""
     from experiments.proximal_gamma import LABELS
 
-    starts, looks = dataset["start"].values.astype(str), dataset["look"].values
-    width = max(5.2, 9.0 / len(starts))
-    fig, axes = style.figure(1, len(starts), width=width, height=4.6, sharey=True)
+    starts, looks = dataset["start"].values.astype(str), list(dataset["look"].values)
+    groups = [some for some in (looks[: looks.count(0)], looks[looks.count(0) :]) if some]
+    fig, axes = style.figure(
+        len(groups),
+        len(starts),
+        width=max(5.2, 9.0 / len(starts)),
+        height=2.9,
+        sharex=True,
+        sharey="row",
+    )
     grid = dataset["gamma"].values
-    for ax, start in zip(axes[0], starts, strict=True):
-        one = dataset.sel(start=start)
-        for i, n in enumerate(looks):
-            values = one["loss"].sel(look=n)
-            band(ax, grid, values, **look(i))
-            scratch, _ = mean_and_error(one["scratch_loss"].sel(look=n))
-            edge = {"transform": ax.get_yaxis_transform(), "clip_on": False}
-            ax.plot(1.0, scratch, "<", color=look(i)["color"], ms=5, **edge)
-            mark_best(ax, values, one["best"].sel(look=n), i)
-        ax.set_xlim(grid[0], grid[-1])
-        mark_predicted(ax, one["predicted"])
-        ax.set_title(f"{start} initial weights", pad=9)
+    for row, some in zip(axes, groups, strict=True):
+        for ax, start in zip(row, starts, strict=True):
+            one = dataset.sel(start=start)
+            for n in some:
+                i, values = looks.index(n), one["loss"].sel(look=n)
+                band(ax, grid, values, **look(i))
+                scratch, _ = mean_and_error(one["scratch_loss"].sel(look=n))
+                edge = {"transform": ax.get_yaxis_transform(), "clip_on": False}
+                ax.plot(1.0, scratch, "<", color=look(i)["color"], ms=5, **edge)
+                mark_best(ax, values, one["best"].sel(look=n), i)
+            ax.set_xlim(grid[0], grid[-1])
+            mark_predicted(ax, one["predicted"])
+            ax.set_title(f"{start} initial weights", pad=9)
+        row[0].set_ylabel(STEP_LABEL)
+    for ax in axes[-1]:
         ax.set_xlabel(GAMMA)
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(PLAIN)
-        ax.yaxis.set_minor_formatter(PLAIN)
-    axes[0, 0].set_ylabel(STEP_LABEL)
     lines = [Line2D([], [], label=f"after {n} steps", **look(i)) for i, n in enumerate(looks)]
     lines += [
         Line2D([], [], ls="", marker="o", color=style.INK, mec="white", label="lowest, by seed"),
@@ -324,6 +328,10 @@ def _gamma_overlap(dataset: "xr.Dataset") -> "Figure":
             x, _ = mean_and_error(one["overlap_predicted"].sel(distance="mmd"))
             if grid[0] < x < grid[-1]:
                 ax.axvline(float(x), color=drawn["color"], ls=drawn["ls"], lw=0.9)
+            elif np.isfinite(x):
+                place, marker = (0.0, "<") if x < grid[0] else (1.0, ">")
+                inside = {"transform": ax.transAxes, "clip_on": False, "color": drawn["color"]}
+                ax.plot(place, 0.9 - 0.07 * i, marker, ms=6, **inside)
         ax.set_title(f"share β = {beta:g} of either source from Dₜ")
     for ax in axes.flat[len(betas) :]:
         ax.set_axis_off()
@@ -339,11 +347,11 @@ def _gamma_overlap(dataset: "xr.Dataset") -> "Figure":
     dot: dict[str, Any] = {"marker": "o", "mec": "white", "color": style.INK}
     lines += [
         Line2D([], [], ls="", label="lowest, by seed", **dot),
-        Line2D([], [], color=style.INK, lw=0.9, label="predicted, MMD of unigrams"),
+        Line2D([], [], color=style.INK, lw=0.9, label="predicted, MMD of unigrams (◂ beyond)"),
     ]
     title = (
         f"after {dataset.attrs['overlap_steps']} steps, {dataset['start'].values[0]} start, mean ± "
         f"s.e. over {dataset.sizes['seed']} seeds; α: share common to D₁ and D₂"
     )
-    fig.legend(handles=lines, title=title, ncols=min(5, len(lines)), **BELOW)
+    fig.legend(handles=lines, title=title, ncols=min(3, len(lines)), **BELOW)
     return fig

@@ -123,23 +123,25 @@ def decided(values: xr.DataArray) -> int:
 
 
 def barrier(one: xr.Dataset) -> bool:
-    """Whether the mean of the models is worse than either of them, by `end_excess`: then there is a
-    best gamma on either side, and a mean over seeds lies between them."""
+    """Whether the mean of the models is worse than either of them, by `end_excess`: where seeds
+    have their best gamma on both sides, the mean over seeds lies between."""
     loss = one["end_excess"]
     return all(decided(loss.sel(end=0.5) - loss.sel(end=end)) > 0 for end in (0.0, 1.0))
 
 
 def is_known(one: xr.Dataset) -> bool:
     """Whether seeds agree on the best gamma."""
-    return not barrier(one) and float(mean_and_error(one["best"])[1]) <= SHARP
+    return float(mean_and_error(one["best"])[1]) <= SHARP
 
 
 def stated_best(one: xr.Dataset) -> str:
-    """The best gamma, or on which sides of a barrier seeds have it."""
+    """The best gamma, or how many seeds have it on which side where a barrier parts them."""
+    below, count = int((one["best"] < 0.5).sum()), one["best"].size
     if not barrier(one):
         return stated(one["best"])
-    below = int((one["best"] < 0.5).sum())
-    return f"either side of a barrier at 1/2 ({below} of {one['best'].size} seeds below)"
+    if below in (0, count):
+        return f"{stated(one['best'])} (a barrier at 1/2)"
+    return f"either side of a barrier at 1/2 ({below} of {count} seeds below)"
 
 
 def met(known: Sequence[tuple[xr.Dataset, int]], way: str) -> str:

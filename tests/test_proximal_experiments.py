@@ -139,6 +139,10 @@ def test_a_barrier_is_told_from_a_valley():
 
     assert line.barrier(case(0.5))
     assert "2 of 3 seeds below" in line.stated_best(case(0.5))
+    one_side = case(0.5).assign(best=("seed", np.array([0.0, 0.1, 0.2])))
+    assert line.stated_best(one_side) == "+0.10 ± 0.06 (a barrier at 1/2)"
+    assert line.is_known(one_side)
+    assert not line.is_known(case(0.5))
     assert not line.barrier(case(0.05))
 
 
