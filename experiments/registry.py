@@ -15,6 +15,8 @@ QUESTIONS = {
     "merge_digits": "Which merge keeps what the experts know, on real data?",
     "merging_scaling": "How does a merge change with steps, batch, rate, samples and tasks?",
     "growth_training": "Which ways of growing a trained network save training?",
+    "proximal_spirals": "Where between two models should training start, on two spirals?",
+    "proximal_gamma": "Does the distance between texts say where between two models to start?",
     "ledger": "Which of the papers' claims hold, and which only when corrected?",
 }
 
