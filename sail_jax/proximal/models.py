@@ -74,6 +74,9 @@ def after_training(
 
     loss(params, batch). train: leaves [step, ...], one step of `optimizer` (SGD at 1e-2 by default)
     on each entry; None for none. Memory for a gradient: one state of training per step.
+
+    An optimizer that divides by the root of a moment (Adam) has no derivative where a gradient is
+    exactly 0, as those of dead units are: give it `eps_root` (1e-12), or the gradient is NaN.
     """
     if not len(models):
         raise ValueError("models: expected at least one, got none")
