@@ -169,15 +169,18 @@ def _random(dataset: "xr.Dataset") -> list[str]:
         ("resnet_batch", "ResNet, statistics of the digits probed"),
     ):
         layer = "layer" if name.startswith("mlp") else "block"
-        out = dataset[f"random_{name}_gap"].sel({layer: "output"})
+        gap = dataset[f"random_{name}_gap"].sel({layer: "output"})
         learned = dataset[f"random_{name.split('_')[0]}_learned"]
-        told = ", ".join(f"{kind} {pm(out.sel(labels=kind))}" for kind in out["labels"].values)
-        worse = verdict(out.sel(labels="random") - out.sel(labels="true"))
+        told = []
+        for target in gap["target"].values.astype(str):
+            out = gap.sel(target=target)
+            each = ", ".join(f"{k} {pm(out.sel(labels=k))}" for k in out["labels"].values)
+            worse = verdict(out.sel(labels="random") - out.sel(labels="true"))
+            told.append(f"tuned on {target} {each} (random labels are worse than true: {worse})")
         lines.append(
             f"Random labels, {words} (accuracy on the labels pre-trained on: true "
-            f"{pm(learned.sel(learned='true'))}, random {pm(learned.sel(learned='random'))}): "
-            f"relative gap at the output by labels of pre-training: {told}; random labels are "
-            f"worse than true ones: {worse}."
+            f"{pm(learned.sel(learned='true'))}, random {pm(learned.sel(learned='random'))}), "
+            f"relative gap at the output by labels of pre-training: {'; '.join(told)}."
         )
     return lines
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 TURN = "1 − cosine"
 MARKERS = "oDs^v"
+EPS = float(np.finfo(np.float32).eps)
 LEGEND: dict[str, Any] = {"loc": "outside upper center", "frameon": False, "fontsize": 9}
 KINDS = {"turn": TURN, "coefficient": "coefficient", "gap": "relative gap"}
 
@@ -25,8 +26,8 @@ def draw(dataset: "xr.Dataset") -> "dict[str, Figure]":
         "split_classes": lambda: _line(
             dataset,
             {
-                "split_interpolated": "split classes, ResNet, running statistics interpolated",
-                "split_batch": "split classes, ResNet, statistics of the digits probed",
+                "split_interpolated": "ResNet, statistics interpolated",
+                "split_batch": "ResNet, statistics of the digits",
             },
             "block",
         ),
@@ -82,13 +83,13 @@ def _line(dataset: "xr.Dataset", rows: dict[str, str], layer: str) -> "Figure":
         _steps(row[1], dataset[layer].values)
         _interval(row[1], x - 0.12, dataset[f"{name}_spread_turn"], style.PALETTE[1], "o")
         _interval(row[1], x + 0.12, dataset[f"{name}_spread_baseline"], style.INK, "D")
-        row[1].set_ylabel(f"{TURN} over the digits, α = 0.5")
+        row[1].set_ylabel(f"{TURN} by digit, α = 0.5")
         for ax in row[:2]:
             ax.set_yscale("log")
         _steps(row[2], dataset[layer].values)
         row[2].axhline(1, color=style.FAINT, lw=1, ls="--")
         _interval(row[2], x, dataset[f"{name}_spread_coefficient"], style.PALETTE[1], "o")
-        row[2].set_ylabel("coefficient over the digits, α = 0.5")
+        row[2].set_ylabel("coefficient by digit, α = 0.5")
         row[1].set_title(words)
     handles = axes[0, 0].get_legend_handles_labels()
     title = f"{_seeds(dataset)}, mean over pairs; over the digits: median, quartiles, 5 to 95 %"
@@ -106,21 +107,30 @@ def _scratch(dataset: "xr.Dataset") -> "Figure":
             x = _steps(ax, dataset["layer"].values)
             for i, way in enumerate(ways):
                 values, shift = some[f"scratch_{kind}"].sel(way=way), 0.1 * (i - 1.5)
+                values = values.clip(min=EPS) if kind != "coefficient" else values
                 _points(ax, x + shift, values, i, _unaligned(way))
             ax.set_ylabel(f"{words} (± s.e.)")
             ax.set_title(setting)
-        row[0].set_yscale("log")
+        for ax in (row[0], row[2]):
+            ax.set_yscale("log")
         row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
         for i, way in enumerate(ways):
             _points(row[3], [i], some["scratch_barrier"].sel(way=way), i, "", ls="")
-        row[3].set_xticks(range(len(ways)), [w.replace(" ", "\n", 1) for w in ways])
-        row[3].tick_params(axis="x", labelsize=7.5)
+        short = [w.removesuffix(" matching") if w != "none" else "scratch" for w in ways]
+        row[3].set_xticks(range(len(ways)), [w.replace("-", "-\n") for w in short])
+        row[3].tick_params(axis="x", labelsize=8)
         row[3].set_xlim(-0.5, len(ways) - 0.5)
-        row[3].set_ylim(bottom=0)
-        row[3].set_ylabel("barrier of the loss (nats, ± s.e.)")
+        top = max(0.1, 1.1 * float(some["scratch_barrier"].mean("replicate").max()))
+        row[3].set_ylim(-0.04 * top, top)
+        row[3].set_ylabel("loss barrier (nats, ± s.e.)")
         row[3].set_title(setting)
     handles = axes[0, 0].get_legend_handles_labels()
-    fig.legend(*handles, title=f"middle of the line, {_seeds(dataset)}", ncols=4, **LEGEND)
+    fig.legend(
+        *handles,
+        title=f"middle of the line (no less than rounding, ε), {_seeds(dataset)}",
+        ncols=4,
+        **LEGEND,
+    )
     return fig
 
 
@@ -139,16 +149,19 @@ def _random(dataset: "xr.Dataset") -> "Figure":
     for row, (name, (words, layer)) in zip(axes, rows.items(), strict=True):
         for ax, (kind, label) in zip(row, KINDS.items(), strict=True):
             x = _steps(ax, dataset[layer].values)
-            for i, labels in enumerate(dataset["labels"].values.astype(str)):
-                values = dataset[f"random_{name}_{kind}"].sel(labels=labels)
-                told = f"{labels} labels" if labels != "none" else "no pre-training"
-                _points(ax, x + 0.1 * (i - 1), values, i, told)
+            for j, target in enumerate(dataset["target"].values.astype(str)):
+                look: dict[str, Any] = {"ls": "--", "mfc": "none"} if j else {}
+                for i, labels in enumerate(dataset["labels"].values.astype(str)):
+                    values = dataset[f"random_{name}_{kind}"].sel(labels=labels, target=target)
+                    told = f"{labels} labels" if labels != "none" else "no pre-training"
+                    at = x + 0.1 * (i - 1) + 0.04 * (j - 0.5)
+                    _points(ax, at, values, i, f"{told}, {target}", **look)
             ax.set_ylabel(f"{label} (± s.e.)")
             ax.set_title(words)
         row[0].set_yscale("log")
         row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
     handles = axes[0, 0].get_legend_handles_labels()
-    title = f"pre-trained on, then tuned twice on one task: {_seeds(dataset)}"
+    title = f"labels of pre-training, and what two models are tuned on: {_seeds(dataset)}"
     fig.legend(*handles, title=title, ncols=3, **LEGEND)
     return fig
 
@@ -195,6 +208,8 @@ def _averaging(dataset: "xr.Dataset") -> "Figure":
     line.set_xlabel("weight α of the first model")
     line.set_ylabel("accuracy on both tasks (± s.e.)")
     line.set_title("two tasks, interpolated:")
+    bottom, top = line.get_ylim()
+    line.set_ylim(bottom - 0.35 * (top - bottom), top)
     line.legend(frameon=False, fontsize=8.5, loc="lower center")
     return fig
 
@@ -212,13 +227,13 @@ def _arithmetic(dataset: "xr.Dataset") -> "Figure":
     for row, (name, words) in zip(axes, rows.items(), strict=True):
         some = dataset.sel(scale=near)
         x = _steps(row[0], dataset["layer"].values)
-        _points(row[0], x - 0.06, some[f"{name}_turn"], 0, "both sides of the equation")
+        _points(row[0], x - 0.06, some[f"{name}_turn"], 4, "both sides of the equation")
         look = {"color": style.INK, "ls": "--", "mfc": "none"}
         _points(row[0], x + 0.06, some[f"{name}_baseline"], 1, "the models of one side", **look)
         row[0].set_yscale("log")
         row[0].set_ylabel(f"{TURN} (± s.e.)")
         _steps(row[1], dataset["layer"].values)
-        _points(row[1], x, some[f"{name}_coefficient"], 0, "")
+        _points(row[1], x, some[f"{name}_coefficient"], 4, "")
         row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
         row[1].set_ylabel("coefficient (± s.e.)")
         gap = dataset[f"{name}_gap"]
@@ -244,7 +259,7 @@ def _stitching(dataset: "xr.Dataset") -> "Figure":
     fig, axes = style.figure(1, 4, width=3.1, height=3.5, sharey=True)
     plain, added, task, upright = axes[0]
     x = _steps(plain, dataset["hidden"].values)
-    _points(plain, x, dataset["stitched_stitched"], 0, "stitched")
+    _points(plain, x, dataset["stitched_stitched"], 3, "stitched")
     for name, ls, label in (("own", "--", "the lower model"), ("upper", ":", "the upper model")):
         mean = float(mean_error(dataset[f"stitched_{name}"])[0])
         plain.axhline(mean, color=style.INK, ls=ls, lw=1, label=label)

@@ -28,6 +28,7 @@ from experiments.cross_task_runs import (
     RESNET,
     SETTINGS,
     STATISTICS,
+    TARGETS,
     WAYS,
     Runs,
 )
@@ -85,7 +86,7 @@ class Config:
     """Scales of task vectors of the stitched models."""
     members: int = 8
     """Models fine-tuned on one task in `averaging`, at rates that differ."""
-    rates: tuple[float, float] = (0.03, 0.3)
+    rates: tuple[float, float] = (0.01, 0.1)
     """The least and the largest rate of `averaging` and `theorem`."""
     checkpoints: int = 4
     """Checkpoints in `theorem`; each has been trained for twice the steps of the one before."""
@@ -143,6 +144,11 @@ class Config:
         return cls(replicates=10, parts=(*ON_ROTATIONS, "theorem"))
 
     @classmethod
+    def far(cls) -> "Config":
+        """Models tuned at rates up to three times that of pre-training end far apart."""
+        return cls(parts=("averaging", "theorem"), rates=(0.03, 0.3))
+
+    @classmethod
     def resnet(cls) -> "Config":
         """The ResNet's parts, larger and for longer."""
         return cls(parts=RESNET, resnet_widths=(16, 32), resnet_steps=600, resnet_batch=64)
@@ -151,6 +157,7 @@ class Config:
 PRESETS: dict[str, Callable[[], Config]] = {
     "default": Config,
     "mlp": Config.mlp,
+    "far": Config.far,
     "resnet": Config.resnet,
     "tiny": Config.tiny,
 }
@@ -214,7 +221,7 @@ def _dataset(config: Config, found: dict[str, dict[str, Any]]) -> xr.Dataset:
                 one = dict(tree[name])
                 put(f"random_{name}", {"learned": one.pop("learned")}, "replicate learned")
                 for how, measured in one.items():
-                    half(f"random_{name}_{how}", measured, "replicate labels", layer)
+                    half(f"random_{name}_{how}", measured, "replicate target labels", layer)
         elif part == "averaging":
             sets = tree["sets"] | {"gap": np.swapaxes(tree["sets"]["gap"], 1, 2)}
             axes = {"members": "replicate member", "gap": "replicate subset layer"}
@@ -259,6 +266,7 @@ def _coordinates(config: Config) -> dict[str, Any]:
         "quantile": list(QUANTILES),
         "setting": list(SETTINGS),
         "way": list(WAYS),
+        "target": list(TARGETS),
         "labels": list(LABELS),
         "learned": list(LABELS[:2]),
         "member": np.arange(config.members),

@@ -21,6 +21,7 @@ RESNET = ("split_classes", "random_labels")
 PARTS = (*ON_ROTATIONS, *RESNET, "theorem")
 SETTINGS = ("one task", "two tasks")
 WAYS = ("none", "weight matching", "activation matching", "pre-trained")
+TARGETS = ("the same digits", "rotated digits")
 LABELS = ("true", "random", "none")
 STATISTICS = ("interpolated", "batch")
 
@@ -163,13 +164,17 @@ class Runs:
         return measure.split_classes(self.resnet, tuned, data.test, self.config.alphas)
 
     def random_labels(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Two models tuned on one task at two rates, from each of `LABELS`: a base that learned
-        the labels of upright digits, shuffled ones, or none (the initial weights)."""
+        """Two models tuned at two rates, on each of `TARGETS`, from each of `LABELS`: a base that
+        learned the labels of upright digits, shuffled ones, or none (the initial weights)."""
         c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
-        upright, data = self.data("upright").learn, self.data(task)
+        data, kinds = self.data("upright", task), len(LABELS)
+        learn, tests = (
+            jax.tree.map(lambda x: np.repeat(x, kinds, 1), part) for part in data
+        )  # [replicate, target x label, ...]
+        upright = self.data("upright").learn
         random = models.shuffled(upright, c.seed)
         both = joined(upright, random)
-        found = {}
+        found, shape = {}, (c.replicates, len(TARGETS), kinds)
         for name, model, rate in (
             ("mlp", self.mlp, c.rate),
             ("resnet", self.resnet, c.resnet_rate),
@@ -178,15 +183,17 @@ class Runs:
             start = self.init(model, keys[:, :1])
             same = np.repeat(keys[:, 1:2], 2, 1)
             bases = self.train(model, repeated(start, 2), both, same, rate, c.memorise)
-            starts = joined(bases, start)
+            starts = joined(bases, start, bases, start)
             tuned = [
-                self.train(model, starts, repeated(data.learn, 3), np.repeat(key, 3, 1), r)
+                self.train(model, starts, learn, np.repeat(key, 2 * kinds, 1), r)
                 for key, r in ((keys[:, 3:4], rate), (keys[:, 4:5], rate / 2))
             ]
             by_heart = measure.of_each(partial(models.accuracy, model), bases, both)
-            some = (*tuned, repeated(data.test, 3))
             ways = {
-                how: measure.of_each(partial(measure.halfway, model, how), *some)
+                how: jax.tree.map(
+                    lambda x: x.reshape(*shape, *x.shape[2:]),
+                    measure.of_each(partial(measure.halfway, model, how), *tuned, tests),
+                )
                 for how in (STATISTICS if name == "resnet" else STATISTICS[:1])
             }
             found[name] = {"learned": by_heart, **ways}
