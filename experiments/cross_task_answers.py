@@ -6,6 +6,7 @@ A claim holds, or fails, by more than two standard errors over repetitions; else
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -39,7 +40,7 @@ def r_squared(
 
     def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         x, y = (v.reshape(*v.shape[:-2], -1) for v in (x, y))
-        return np.asarray(correlation.regression(x, y), float)
+        return np.asarray(correlation.regression(jnp.asarray(x), jnp.asarray(y)), float)
 
     value, draws = fit(x, y), fit(x[:, drawn], y[drawn])
     low, high = np.nanquantile(draws, (0.025, 0.975), axis=1)

@@ -111,8 +111,9 @@ def _scratch(dataset: "xr.Dataset") -> "Figure":
                 _points(ax, x + shift, values, i, _unaligned(way))
             ax.set_ylabel(f"{words} (± s.e.)")
             ax.set_title(setting)
-        for ax in (row[0], row[2]):
-            ax.set_yscale("log")
+        row[0].set_yscale("log")
+        if float(some["scratch_gap"].min()) < 0.01:
+            row[2].set_yscale("log")
         row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
         for i, way in enumerate(ways):
             _points(row[3], [i], some["scratch_barrier"].sel(way=way), i, "", ls="")

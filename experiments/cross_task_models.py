@@ -28,7 +28,7 @@ from sail_jax.probe import Apply, features, flax_network, sequential
 
 CLASSES, SIDE = 10, 8
 Model = MLP | ResNet
-Key = UInt32[ArrayLike, "2"]  # the data of a key
+Key = UInt32[Array, "2"]  # the data of a key
 
 
 class Batch(NamedTuple):
@@ -43,6 +43,13 @@ class Index(NamedTuple):
 
     learn: Int[np.ndarray, "replicate class n"]
     test: Int[np.ndarray, "replicate class n"]
+
+
+class Examples(NamedTuple):
+    """The digits of one task, or of several, [replicate, task, ...]."""
+
+    learn: Batch
+    test: Batch
 
 
 class Descent(NamedTuple):
@@ -80,7 +87,7 @@ def union(one: Batch, two: Batch) -> Batch:
     return jax.tree.map(lambda *x: np.concatenate(x), one, two)
 
 
-def _seen(model: Model, images: Float[Array, "n 64"]) -> Array:
+def _seen(model: Model, images: Any) -> Array:
     return images.reshape(-1, SIDE, SIDE, 1) if isinstance(model, ResNet) else images
 
 
@@ -107,7 +114,6 @@ def _mlp(
     return sequential(chain)(params, batch, override)
 
 
-@functools.cache
 def network(model: Model, normalise: str = "interpolated") -> Apply:
     """The network as the probes take it: of an MLP the units of each layer after their ReLU, of a
     ResNet what each block gives, and the logits. One object for each model, to compile once.
@@ -115,8 +121,12 @@ def network(model: Model, normalise: str = "interpolated") -> Apply:
     normalise: "interpolated", by running statistics that are variables like others; "batch", by
     the statistics of the digits seen, all at once.
     """
-    if isinstance(model, MLP):
-        return _mlp
+    kept: Any = model
+    return _mlp if isinstance(model, MLP) else _resnet(kept, normalise)
+
+
+@functools.cache
+def _resnet(model: Any, normalise: str) -> Apply:
 
     def by_batch(variables: PyTree, x: Array, mutable: list[str], **options: Any) -> Any:
         return model.apply(variables, x, True, mutable=[*mutable, "batch_stats"], **options)
@@ -128,14 +138,18 @@ def network(model: Model, normalise: str = "interpolated") -> Apply:
     )
 
 
-@functools.cache
 def loss(
     model: Model, normalise: str = "interpolated"
 ) -> Callable[[PyTree, Batch], Float[Array, ""]]:
-    """Mean cross-entropy in nats."""
+    """Mean cross-entropy in nats; one function for each model."""
+    return _loss(network(model, normalise))
+
+
+@functools.cache
+def _loss(net: Apply) -> Callable[[PyTree, Batch], Float[Array, ""]]:
 
     def of(params: PyTree, batch: Batch) -> Float[Array, ""]:
-        logits = network(model, normalise)(params, batch)[0]
+        logits = net(params, batch)[0]
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels).mean()
 
     return of
@@ -172,7 +186,7 @@ def train(
         if isinstance(model, ResNet):
             logits, rest = model.apply(variables, x, True, mutable=["batch_stats"])
         else:
-            logits = model.apply(variables, x)
+            logits: Any = model.apply(variables, x)
         each = optax.softmax_cross_entropy_with_integer_labels(logits, some.labels)
         return each.mean(), rest
 
@@ -213,8 +227,8 @@ def aligned(model: MLP, how: str, reference: PyTree, params: PyTree, batch: Batc
     if how == "weights":
         maps = weight_matching(reference, params, spec)
     else:
-        by_space = [_by_space(p, batch) for p in (reference, params)]
-        maps = activation_matching(*by_space, spec)
+        one, two = (_by_space(p, batch) for p in (reference, params))
+        maps = activation_matching(one, two, spec)
     return change_basis(params, spec, maps)
 
 

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from experiments import cross_task_models as models
 from experiments import cross_task_parts as measure
-from experiments.cross_task_models import Batch, Descent, Index
+from experiments.cross_task_models import Batch, Descent, Examples
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
 
@@ -44,9 +44,9 @@ class Runs:
         keys = jax.random.split(own, (self.config.replicates, count))
         return np.asarray(jax.random.key_data(keys))
 
-    def data(self, *tasks: str) -> Index:
+    def data(self, *tasks: str) -> Examples:
         """Digits to learn from and to test on, of tasks of one size, [replicate, task, ...]."""
-        return Index(
+        return Examples(
             *(models.stack([models.pick(t, part) for t in tasks], 1) for part in self.index)
         )
 
