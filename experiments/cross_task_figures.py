@@ -154,6 +154,7 @@ def _random(dataset: "xr.Dataset") -> "Figure":
                 look: dict[str, Any] = {"ls": "--", "mfc": "none"} if j else {}
                 for i, labels in enumerate(dataset["labels"].values.astype(str)):
                     values = dataset[f"random_{name}_{kind}"].sel(labels=labels, target=target)
+                    values = values if kind == "coefficient" else values.clip(min=EPS)
                     told = f"{labels} labels" if labels != "none" else "no pre-training"
                     at = x + 0.1 * (i - 1) + 0.04 * (j - 0.5)
                     _points(ax, at, values, i, f"{told}, {target}", **look)
@@ -162,7 +163,7 @@ def _random(dataset: "xr.Dataset") -> "Figure":
         row[0].set_yscale("log")
         row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
     handles = axes[0, 0].get_legend_handles_labels()
-    title = f"labels of pre-training, and what two models are tuned on: {_seeds(dataset)}"
+    title = f"labels of pre-training, and what two models are tuned on (from rounding, ε), {_seeds(dataset)}"
     fig.legend(*handles, title=title, ncols=3, **LEGEND)
     return fig
 
