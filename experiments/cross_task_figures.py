@@ -163,7 +163,8 @@ def _random(dataset: "xr.Dataset") -> "Figure":
         row[0].set_yscale("log")
         row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
     handles = axes[0, 0].get_legend_handles_labels()
-    title = f"labels of pre-training, and what two models are tuned on (from rounding, ε), {_seeds(dataset)}"
+    told = "labels of pre-training, and what two models are tuned on (from rounding, ε)"
+    title = f"{told}, {_seeds(dataset)}"
     fig.legend(*handles, title=title, ncols=3, **LEGEND)
     return fig
 
