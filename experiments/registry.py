@@ -14,6 +14,7 @@ QUESTIONS = {
     "overtraining_linear": "When does more pre-training hurt, in networks that can be solved?",
     "merge_digits": "Which merge keeps what the experts know, on real data?",
     "merging_scaling": "How does a merge change with steps, batch, rate, samples and tasks?",
+    "cross_task_linearity": "Do models tuned from one checkpoint act as linear maps of weights?",
     "growth_training": "Which ways of growing a trained network save training?",
     "proximal_spirals": "Where between two models should training start, on two spirals?",
     "proximal_gamma": "Does the distance between texts say where between two models to start?",

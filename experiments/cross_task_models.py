@@ -1,0 +1,237 @@
+"""What `cross_task_linearity` trains and probes: digits, a ReLU MLP and a ResNet, and gradient
+descent on them.
+
+Splits are stratified, so that the test sets of all tasks have one shape, and unions of them too.
+BatchNorm's running statistics are parameters like others to the probes, which interpolate them;
+or they are forgotten, and a network normalises by the very digits that it is probed on.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree, UInt32
+
+from experiments.data import digits
+from experiments.models.mlp import MLP
+from experiments.models.resnet import ResNet
+from sail_jax.align import activation_matching, weight_matching
+from sail_jax.architectures import of
+from sail_jax.change_basis import change_basis
+from sail_jax.probe import Apply, features, flax_network, sequential
+
+CLASSES, SIDE = 10, 8
+Model = MLP | ResNet
+Key = UInt32[Array, "2"]  # the data of a key
+
+
+class Batch(NamedTuple):
+    """Digits, pixels in [0, 1], with labels; some axes may stand before these."""
+
+    images: Float[np.ndarray, "*any n 64"]
+    labels: Int[np.ndarray, "*any n"]
+
+
+class Index(NamedTuple):
+    """Which digits to learn from and to test on, of every class."""
+
+    learn: Int[np.ndarray, "replicate class n"]
+    test: Int[np.ndarray, "replicate class n"]
+
+
+class Examples(NamedTuple):
+    """The digits of one task, or of several, [replicate, task, ...]."""
+
+    learn: Batch
+    test: Batch
+
+
+class Descent(NamedTuple):
+    """Stochastic gradient descent: steps of `batch` digits, drawn with replacement."""
+
+    steps: int
+    batch: int
+    momentum: float
+
+
+def split(seed: int, replicates: int, *, learn: int, test: int) -> Index:
+    """Independent draws of `learn` and `test` digits of each class, with no digit in both."""
+    rng = np.random.default_rng(seed)
+    labels = digits.load().labels
+    where = [np.flatnonzero(labels == c) for c in range(CLASSES)]
+    drawn = [[rng.permutation(w)[: learn + test] for w in where] for _ in range(replicates)]
+    return Index(*np.split(np.array(drawn), [learn], axis=2))
+
+
+def pick(task: str, index: Int[np.ndarray, "replicate class n"]) -> Batch:
+    """The digits of a task (`experiments.data.digits`): [replicate, class of the task x n]."""
+    _, classes = digits.parse(task)
+    every = digits.load(task)
+    chosen = index[:, list(classes)].reshape(len(index), -1)
+    return Batch(np.asarray(every.images[chosen]), np.asarray(every.labels[chosen]))
+
+
+def shuffled(batch: Batch, seed: int) -> Batch:
+    """The labels of each replicate in random order: nothing to learn but by heart."""
+    rng = np.random.default_rng(seed)
+    return batch._replace(labels=rng.permuted(batch.labels, axis=-1))
+
+
+def union(one: Batch, two: Batch) -> Batch:
+    return jax.tree.map(lambda *x: np.concatenate(x), one, two)
+
+
+def _seen(model: Model, images: Any) -> Array:
+    return images.reshape(-1, SIDE, SIDE, 1) if isinstance(model, ResNet) else images
+
+
+@partial(jax.jit, static_argnames="model")
+def init(model: Model, key: Key) -> PyTree:
+    return model.init(jax.random.wrap_key_data(key), _seen(model, jnp.zeros((1, SIDE**2))))
+
+
+def _mlp(
+    params: PyTree, batch: Batch, override: Mapping[str, Array] | None = None
+) -> tuple[Array, dict[str, Array]]:
+    """An `MLP` that shows what its units give, after the ReLU."""
+
+    def layer(name: str) -> Callable[[PyTree, Any], Array]:
+        def apply(p: PyTree, x: Any) -> Array:
+            x = x.images if isinstance(x, Batch) else x
+            y = x @ p["params"][name]["kernel"] + p["params"][name]["bias"]
+            return y if name == "out" else nn.relu(y)
+
+        return apply
+
+    hidden = [f"hidden_{i}" for i in range(len(params["params"]) - 1)]
+    chain = {name: layer(name) for name in hidden} | {"output": layer("out")}
+    return sequential(chain)(params, batch, override)
+
+
+def network(model: Model, normalise: str = "interpolated") -> Apply:
+    """The network as the probes take it: of an MLP the units of each layer after their ReLU, of a
+    ResNet what each block gives, and the logits. One object for each model, to compile once.
+
+    normalise: "interpolated", by running statistics that are variables like others; "batch", by
+    the statistics of the digits seen, all at once.
+    """
+    kept: Any = model
+    return _mlp if isinstance(model, MLP) else _resnet(kept, normalise)
+
+
+@functools.cache
+def _resnet(model: Any, normalise: str) -> Apply:
+
+    def by_batch(variables: PyTree, x: Array, mutable: list[str], **options: Any) -> Any:
+        return model.apply(variables, x, True, mutable=[*mutable, "batch_stats"], **options)
+
+    return flax_network(
+        model.apply if normalise == "interpolated" else by_batch,
+        "stage?_block?",
+        inputs=lambda batch: _seen(model, batch.images),
+    )
+
+
+def loss(
+    model: Model, normalise: str = "interpolated"
+) -> Callable[[PyTree, Batch], Float[Array, ""]]:
+    """Mean cross-entropy in nats; one function for each model."""
+    return _loss(network(model, normalise))
+
+
+@functools.cache
+def _loss(net: Apply) -> Callable[[PyTree, Batch], Float[Array, ""]]:
+
+    def of(params: PyTree, batch: Batch) -> Float[Array, ""]:
+        logits = net(params, batch)[0]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels).mean()
+
+    return of
+
+
+def correct(logits: Float[Array, "n class"], batch: Batch) -> Float[Array, " n"]:
+    """1 where the class is right: a metric of the probes."""
+    return (logits.argmax(-1) == batch.labels).astype(logits.dtype)
+
+
+@partial(jax.jit, static_argnames=("model", "normalise"))
+def accuracy(
+    model: Model, params: PyTree, batch: Batch, normalise: str = "interpolated"
+) -> Float[Array, ""]:
+    return correct(network(model, normalise)(params, batch)[0], batch).mean()
+
+
+@partial(jax.jit, static_argnames=("model", "descent"))
+def train(
+    model: Model,
+    start: PyTree,
+    batch: Batch,
+    count: Int[ArrayLike, ""],
+    key: Key,
+    rate: ArrayLike,
+    descent: Descent,
+) -> PyTree:
+    """Gradient descent at a constant rate on the cross-entropy of the first `count` digits (of a
+    ResNet normalised by each minibatch, whose statistics it follows)."""
+    optimizer = optax.trace(descent.momentum)
+
+    def cost(params: PyTree, rest: PyTree, some: Batch) -> tuple[Array, PyTree]:
+        variables, x = {"params": params, **rest}, _seen(model, some.images)
+        if isinstance(model, ResNet):
+            logits, rest = model.apply(variables, x, True, mutable=["batch_stats"])
+        else:
+            logits: Any = model.apply(variables, x)
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, some.labels)
+        return each.mean(), rest
+
+    def step(state: Any, key: Array) -> tuple[Any, None]:
+        params, rest, memory = state
+        drawn = jax.random.randint(key, (descent.batch,), 0, count)
+        gradient, rest = jax.grad(cost, has_aux=True)(
+            params, rest, jax.tree.map(lambda x: x[drawn], batch)
+        )
+        update, memory = optimizer.update(gradient, memory)
+        params = jax.tree.map(lambda p, u: p - rate * u, params, update)
+        return (params, rest, memory), None
+
+    rest = {name: x for name, x in start.items() if name != "params"}
+    state = start["params"], rest, optimizer.init(start["params"])
+    keys = jax.random.split(jax.random.wrap_key_data(key), descent.steps)
+    params, rest, _ = jax.lax.scan(step, state, keys)[0]
+    return {"params": params, **rest}
+
+
+def each(fn: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
+    """`fn` of every entry of the leading axis, one after the other: what it calls is compiled once
+    for all, and on a CPU networks this small gain nothing side by side."""
+    stacked = jax.tree.map(np.asarray, stacked)
+    n = len(jax.tree.leaves(stacked)[0])
+    return stack([fn(*jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(n)])
+
+
+def stack(trees: list[PyTree], axis: int = 0) -> PyTree:
+    return jax.tree.map(lambda *leaves: np.stack(leaves, axis), *trees)
+
+
+def aligned(model: MLP, how: str, reference: PyTree, params: PyTree, batch: Batch) -> PyTree:
+    """`params` with their units in the order of the reference's (Git Re-Basin): by "weights" or,
+    by the correlations over a batch, by "activations"."""
+    sizes = {"model_type": "flax_mlp", "widths": list(model.widths), "outputs": CLASSES}
+    spec = of(sizes).rules(sizes).spec(params)
+    if how == "weights":
+        maps = weight_matching(reference, params, spec)
+    else:
+        one, two = (_by_space(p, batch) for p in (reference, params))
+        maps = activation_matching(one, two, spec)
+    return change_basis(params, spec, maps)
+
+
+def _by_space(params: PyTree, batch: Batch) -> dict[str, Array]:
+    found = features(_mlp, params, batch)
+    return {f"hidden.{i}": found[f"hidden_{i}"] for i in range(len(found) - 1)}

@@ -1,0 +1,301 @@
+"""Cross-task linearity on digits: laws of what is measured, the run, and what is refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import cross_task_answers as answers
+from experiments import cross_task_linearity as ctl
+from experiments import cross_task_models as models
+from experiments import cross_task_parts as parts
+from experiments import style
+from experiments.cross_task_models import Batch, Descent
+from experiments.cross_task_runs import Runs
+from experiments.models.mlp import MLP
+from experiments.models.resnet import ResNet
+from theory.linearity import product_gap
+
+EPS = float(jnp.finfo(jnp.float32).eps)
+SOFTMAX, ONE, TWO = MLP((), 10), MLP((12,), 10), MLP((12, 9), 10)
+FAST = ("rotated", "scratch", "averaging", "arithmetic", "stitching", "theorem")
+TINY = dataclasses.replace(ctl.Config.tiny(), parts=FAST)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    index = models.split(0, 2, learn=6, test=5)
+    return jax.tree.map(lambda x: x[0], models.pick("rotate 45", index.test))
+
+
+def _init(model, seed):
+    """No bias, scale or statistic at its initial zeros and ones."""
+    rng = np.random.default_rng(seed)
+    params = models.init(model, jax.random.key_data(jax.random.key(seed)))
+    return jax.tree.map(lambda x: x + 0.1 * rng.random(x.shape, np.float32), params)
+
+
+@pytest.fixture(scope="module")
+def ran():
+    return ctl.run(TINY)
+
+
+def test_a_network_linear_in_its_parameters_has_no_gap(digits):
+    a, b = (_init(SOFTMAX, seed) for seed in (0, 1))
+    found = parts.linearity(SOFTMAX, "", (0.25, 0.5, 0.75), a, b, digits)
+    # three sums of 64 terms in float32
+    assert np.max(found["gap"]) < 64 * EPS
+    np.testing.assert_allclose(found["coefficient"], 1, atol=64 * EPS)
+    assert np.min(found["baseline"]) > 0.01
+    tuned = jax.tree.map(lambda x, y: np.stack([x, y, x - y])[None], a, b)
+    both = parts.averaging(SOFTMAX, tuned, jax.tree.map(lambda x: x[None], digits))
+    np.testing.assert_array_equal(both["average"], both["ensemble"])
+
+
+def test_two_linear_layers_have_the_gap_of_their_product(digits):
+    """With weights and pixels >= 0 no ReLU clips; gap -a (1 - a) dW1 dW2 (theory.linearity)."""
+    a, b = (jax.tree.map(abs, _init(ONE, seed)) for seed in (0, 1))
+    a, b = (jax.tree.map(lambda x: x * (x.ndim > 1), p) for p in (a, b))
+    kernels = [[p["params"][n]["kernel"].T for n in ("hidden_0", "out")] for p in (a, b)]
+    stacked = [jnp.stack(layer) for layer in zip(*kernels, strict=True)]
+    alpha = 0.3
+    (gap,) = product_gap(tuple(stacked), jnp.array([alpha, 1 - alpha]))
+    want = digits.images @ np.asarray(gap).T
+    ends = [models.network(ONE)(p, digits)[0] for p in (a, b)]
+    right = alpha * ends[0] + (1 - alpha) * ends[1]
+    relative = np.sqrt(np.sum(want**2) / np.sum(right**2))
+    found = parts.linearity(ONE, "", (alpha,), a, b, digits)["gap"]
+    np.testing.assert_allclose(found[-1, 0], relative, rtol=1e-3)
+    assert found[0, 0] < 64 * EPS  # the first layer is linear in its own weights
+
+
+@pytest.mark.parametrize("how", ["weights", "activations"])
+def test_a_permuted_copy_is_aligned_and_has_no_barrier(digits, how):
+    a = _init(TWO, 0)
+    a["params"]["out"] = jax.tree.map(lambda x: 20 * x, a["params"]["out"])  # sure of its classes
+    digits = digits._replace(labels=np.asarray(models.network(TWO)(a, digits)[0].argmax(1)))
+    order = [np.random.default_rng(3).permutation(n) for n in TWO.widths]
+    p = a["params"]
+    b = {
+        "hidden_0": {k: v[..., order[0]] for k, v in p["hidden_0"].items()},
+        "hidden_1": {
+            "kernel": p["hidden_1"]["kernel"][order[0]][:, order[1]],
+            "bias": p["hidden_1"]["bias"][order[1]],
+        },
+        "out": {"kernel": p["out"]["kernel"][order[1]], "bias": p["out"]["bias"]},
+    }
+    b = {"params": b}
+    apart = parts.halfway(TWO, "", a, b, digits)
+    assert apart["barrier"] > 0.01
+    assert apart["gap"][-1] > 0.1
+    back = models.aligned(TWO, how, a, b, digits)
+    jax.tree.map(np.testing.assert_array_equal, back, a)
+    found = parts.halfway(TWO, "", a, back, digits)
+    assert found["barrier"] < 10 * EPS  # a mean of losses near ln 10
+    assert found["gap"].max() < 10 * EPS
+    assert found["middle"] == found["ends"]
+
+
+def test_aligned_networks_compute_what_they_did(digits):
+    a, b = (_init(TWO, seed) for seed in (0, 1))
+    out = models.network(TWO)(b, digits)[0]
+    for how in ("weights", "activations"):
+        moved = models.aligned(TWO, how, a, b, digits)
+        np.testing.assert_allclose(models.network(TWO)(moved, digits)[0], out, atol=100 * EPS)
+
+
+def test_quantiles_are_of_what_the_probe_means(digits):
+    """Over copies of one digit all quantiles are the probe's mean."""
+    a, b = (_init(TWO, seed) for seed in (0, 1))
+    for n in (0, 33):
+        same = Batch(*(np.repeat(x[n : n + 1], 2, 0) for x in digits))
+        line = parts.linearity(TWO, "", (0.5,), a, b, same)
+        found = parts.distribution(TWO, "", 0.5, a, b, same)
+        wide = lambda x: np.repeat(np.reshape(x, (-1, 1)), len(parts.QUANTILES), 1)  # noqa: E731
+        for name in ("turn", "coefficient", "baseline"):
+            np.testing.assert_allclose(found[name], wide(line[name]), atol=100 * EPS)
+    spread = parts.distribution(TWO, "", 0.5, a, b, digits)["turn"]
+    assert (np.diff(spread, axis=1) > 0).all()
+
+
+def test_features_of_a_model_in_itself_change_nothing(digits):
+    base, a = (_init(TWO, seed) for seed in (0, 1))
+    lead = lambda tree, n: jax.tree.map(lambda x: np.stack([x] * n)[None], tree)  # noqa: E731
+    single = jax.tree.map(lambda x: x[None], (base, digits))
+    found = parts.stitching(TWO, single[0], lead(a, 2), lead(digits, 2), single[1], (0.25, 1e-9))
+    plain = found["plain"]
+    np.testing.assert_array_equal(plain["stitched"], plain["own"][..., None] * np.ones(2))
+    added = found["addition"]
+    # of one model twice, features and weights and the single one are the same
+    for name in ("weights", "single"):
+        np.testing.assert_array_equal(added["features"], added[name])
+    least = found["negation"]["features_task"][:, :, 1]
+    np.testing.assert_array_equal(least, found["base"]["task"][..., None] * np.ones(2))
+
+
+def test_theorem_1_without_remainder_holds_and_is_second_order(digits):
+    """A convex loss of near models: the gap is that of second order along the line, which the norm
+    of the Hessian there bounds; the remainder is a hundredth of it."""
+    a = _init(SOFTMAX, 0)
+    b = parts.moved(a, _init(SOFTMAX, 1), 0.02)
+    tuned = jax.tree.map(lambda x, y: np.stack([x, y])[None], a, b)
+    one = jax.tree.map(lambda x: np.asarray(x)[None], (a, digits))
+    keys = np.asarray(jax.random.key_data(jax.random.key(0)))[None]
+    with jax.enable_x64(True):
+        found = parts.theorem(SOFTMAX, one[0], _wide(tuned), _wide(one[1]), keys, 30)
+    np.testing.assert_allclose(found["gap"], found["along_in_middle"], rtol=0.01)
+    assert (found["gap"] < found["norm_on_segment"]).all()
+    distance = sum(np.sum((x - y) ** 2) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
+    np.testing.assert_allclose(found["distance"], distance, rtol=1e-4)
+    np.testing.assert_allclose(found["main_term"], found["norm"] * distance / 8, rtol=1e-4)
+
+
+def _wide(tree):
+    return jax.tree.map(lambda x: x.astype(float) if x.dtype == np.float32 else x, tree)
+
+
+def test_r_squared_of_what_follows_the_main_term_and_of_independent_factors():
+    rng = np.random.default_rng(0)
+    shape = (400, 3)
+    norm = np.repeat(rng.gamma(4, size=(400, 1)), 3, 1)  # squared coefficient of variation 1/4
+    distance = rng.gamma(2, size=shape)  # 1/2
+    found = dict.fromkeys(answers.PREDICTORS, norm * distance / 8)
+    found |= {"norm": norm, "distance": distance, "gap": norm * distance / 8}
+    told = answers.r_squared(found, 0)
+    r = dict(zip(answers.PREDICTORS, told["r_squared"][1], strict=True))
+    assert r["main_term"] == pytest.approx(1)
+    low, high = (told[f"r_squared_{end}"][1] for end in ("low", "high"))
+    assert (low - 10 * EPS <= told["r_squared"][1]).all()
+    assert (told["r_squared"][1] <= high + 10 * EPS).all()
+    # null: the closed form, at most 4 bootstrap deviations (a quarter of the 95 % interval) away
+    for name, value in zip(answers.FACTORS, told["independent"][1], strict=True):
+        i = answers.PREDICTORS.index(name)
+        assert abs(r[name] - value) <= (high[i] - low[i]) + 10 * EPS
+    assert r["distance"] > r["norm"]
+
+
+def test_splits_are_stratified_and_disjoint():
+    index = models.split(0, 3, learn=20, test=10)
+    for part in index:
+        labels = models.pick("upright", part).labels.reshape(3, 10, -1)
+        assert (labels == np.arange(10)[:, None]).all()
+    for learn, test in zip(*index, strict=True):
+        assert len(np.union1d(learn, test)) == 300
+    assert models.pick("digits 4-5", index.test).labels.shape == (3, 20)
+    batch = models.pick("upright", index.learn)
+    random = models.shuffled(batch, 0)
+    np.testing.assert_array_equal(np.sort(random.labels), np.sort(batch.labels))
+    assert (random.labels != batch.labels).mean() > 0.5
+
+
+def test_padding_is_never_drawn_and_digits_are_learned():
+    index = models.split(0, 1, learn=50, test=50)
+    learn, test = (jax.tree.map(lambda x: x[0], models.pick("digits 0-1", x)) for x in index)
+    padded = Batch(*(np.concatenate([x, np.full_like(x, 9)]) for x in learn))
+    start, key = _init(TWO, 0), jax.random.key_data(jax.random.key(1))
+    descent = Descent(60, 32, 0.9)
+    found = [models.train(TWO, start, x, 100, key, 0.05, descent) for x in (learn, padded)]
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    assert models.accuracy(TWO, found[0], test) > 0.9
+
+
+def test_batch_norm_forgets_its_statistics_or_has_them_interpolated(digits):
+    net = ResNet((4,), 1, 10)
+    a, b = (_init(net, seed) for seed in (0, 1))
+    mixed = {"params": a["params"], "batch_stats": b["batch_stats"]}
+    by_batch, running = (models.network(net, how) for how in ("batch", "interpolated"))
+    (one, shown), (two, _) = (by_batch(p, digits) for p in (a, mixed))
+    np.testing.assert_array_equal(one, two)
+    assert list(shown) == ["stage0_block0"]
+    assert not np.allclose(running(a, digits)[0], running(mixed, digits)[0])
+
+
+def test_tasks_and_random_labels_are_trained_in_one_shape():
+    config = dataclasses.replace(
+        ctl.Config.tiny(), parts=("random_labels",), memorise=3, resnet_steps=1, resnet_batch=4
+    )
+    runs = Runs(config)
+    keys = runs.keys("random_labels", 2)
+    assert keys.shape == (3, 2, 2)
+    assert len(np.unique(keys.reshape(-1, 2), axis=0)) == 6
+    data = runs.data("digits 4-5", "digits 6-7")
+    assert data.learn.images.shape == (3, 2, 2 * config.learn, 64)
+
+
+def test_the_run_measures_what_it_says(ran):
+    assert np.isfinite(ran["rotated_turn"]).all()
+    assert list(ran["layer"].values) == ["hidden 1", "hidden 2", "output"]
+    # the first layer is nearest to linear: one matrix before the ReLU
+    gap = ran["rotated_gap"].mean(["replicate", "pair", "alpha"])
+    assert gap[0] < gap[-1]
+    # own weights: f(theta + 0) = f(theta); members of all sizes
+    np.testing.assert_array_equal(ran["size"], [2, 2, 2, 3])
+    for end in (0, -1):
+        values = [ran[f"line_{name}"].isel(weight=end) for name in ("average", "ensemble", "chord")]
+        np.testing.assert_allclose(values[0], values[1], atol=EPS)
+        np.testing.assert_allclose(values[0], values[2], atol=10 * EPS)
+    # f(t - s tau) - 2 f(t) + f(t + s tau) of equation 4 is -2 times the gap of equation 3
+    assert (ran["reflection_gap"] > ran["midpoint_gap"]).all()
+    assert ran["theorem_gap"].shape == (3, 2, 3)
+    assert (ran["r_squared_low"] <= ran["r_squared_high"]).all()
+
+
+def test_a_run_is_repeatable_and_the_seed_matters(ran):
+    some = dataclasses.replace(TINY, parts=("arithmetic",))
+    again = ctl.run(some)
+    for name in again.data_vars:
+        np.testing.assert_array_equal(again[name], ran[name])
+    other = ctl.run(dataclasses.replace(some, seed=1))
+    assert not np.allclose(other["addition_gap"], again["addition_gap"])
+    assert ctl.summary(again).count("Equation") == 3
+    assert list(ctl.plot(again)) == ["arithmetic"]
+
+
+def test_figures_are_drawn_for_the_parts_that_ran(ran):
+    figures = ctl.plot(ran)
+    assert list(figures) == list(FAST)
+    assert style.png(figures["theorem"])[:4] == b"\x89PNG"
+    said = ctl.summary(ran)
+    assert "Theorem 1" in said
+    assert "Random labels" not in said
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seed", -1),
+        ("replicates", 2),
+        ("parts", ()),
+        ("parts", ("rotate",)),
+        ("angles", (45,)),
+        ("angles", (45, 45)),
+        ("angles", (45, 1000)),
+        ("widths", ()),
+        ("widths", (0,)),
+        ("resnet_widths", ()),
+        ("learn", 0),
+        ("test", 55),
+        ("steps", 0),
+        ("rate", float("nan")),
+        ("resnet_rate", 0.0),
+        ("memorise", 0),
+        ("splits", ("digits 0-3", "digits 4-5")),
+        ("splits", ("digits 0-3", "digits 4-5", "digits 9")),
+        ("alphas", (0.25,)),
+        ("alphas", (0.5, 1.5)),
+        ("scales", (0.0, 1.0)),
+        ("stitch_scales", ()),
+        ("members", 2),
+        ("rates", (0.0, 0.1)),
+        ("checkpoints", 0),
+        ("pair_members", 1),
+        ("lanczos_steps", 0),
+        ("line_points", 1),
+    ],
+)
+def test_bad_fields_are_one_line_that_names_them(field, value):
+    with pytest.raises(ValueError, match=field) as caught:
+        dataclasses.replace(ctl.Config(), **{field: value})
+    assert "\n" not in str(caught.value)
