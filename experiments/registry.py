@@ -13,6 +13,7 @@ QUESTIONS = {
     "divergences": "Does the distance between two data sets predict transfer?",
     "overtraining_linear": "When does more pre-training hurt, in networks that can be solved?",
     "merge_digits": "Which merge keeps what the experts know, on real data?",
+    "merge_prediction": "Which measurements, taken before merging, tell how it will turn out?",
     "growth_training": "Which ways of growing a trained network save training?",
     "ledger": "Which of the papers' claims hold, and which only when corrected?",
 }
