@@ -79,7 +79,10 @@ def _scatter(ax: Axes, some: xr.Dataset, name: str) -> None:
             )  # fmt: skip
     low = np.abs(x[np.isfinite(x) & (x != 0)])
     if low.size and low.max() > 8 * np.median(low):
-        ax.set_xscale("symlog", linthresh=float(np.quantile(low, 0.05)))
+        if (x > 0).all():
+            ax.set_xscale("log")
+        else:
+            ax.set_xscale("symlog", linthresh=float(np.quantile(low, 0.05)))
     ax.set_yscale("symlog", linthresh=0.1)
     rho = float(some["rho"].sel(scope="all", predictor=name))
     ax.set_title(f"rank correlation {rho:.2f}")

@@ -17,7 +17,7 @@ from experiments import prediction_tasks as tasks
 from sail_jax import distances, methods, probe
 from theory import linearity, merging
 
-PROBED = 32  # held-out examples of each task that probes see
+PROBED = 32  # held-out examples of each task that probes see, and outcomes do not
 BOUND = 12  # examples to learn from, of each task, for the constants of the bounds
 DRAWS, PRODUCTS, STARTS = 4, 8, 2  # noise; Lanczos' products from so many starts
 HVP = 6  # passes forward that a product with the Hessian costs: two gradients
@@ -61,7 +61,7 @@ PREDICTORS = {
     "gradients": Predictor("ζ², spread of gradients", "bound", _CONSTANTS),
     "bound": Predictor("Theorem 3 as printed", "bound", _CONSTANTS),
     "bound_corrected": Predictor("Theorem 3 corrected", "bound", _CONSTANTS),
-    "sample": Predictor("the merge, on few examples", "outcome", (1, 1)),
+    "sample": Predictor("the merge itself, few examples", "outcome", (1, 1)),
 }
 METHODS = ("averaging", "task arithmetic", "TIES")
 SCALE, DENSITY = 0.7, 0.2  # of task arithmetic's sum, and of what TIES keeps
@@ -90,8 +90,8 @@ def measure(
     def one(i: int) -> dict[str, Any]:
         merge = at(merges, i)
         base, models = at(bases, merge.base), [at(experts, j) for j in merge.expert]
-        each = [at(data.held_out, t) for t in merge.task]
-        few = [at(batch, slice(PROBED)) for batch in each]
+        few = [at(data.held_out, (t, slice(PROBED))) for t in merge.task]
+        each = [at(data.held_out, (t, slice(PROBED, None))) for t in merge.task]
         learnt = [at(data.learn, (t, slice(BOUND))) for t in merge.task]
         merged = _merged(base, models)
         found = {
@@ -142,7 +142,7 @@ def _outcome(
 def _weights(base: PyTree, models: list[PyTree]) -> dict[str, Array]:
     clash = probe.interference(base, models)
     cosines = probe.interference(jax.tree.map(jnp.zeros_like, base), models).total.cosines
-    size = linearity.bounds.sizes(jax.tree.map(lambda x: x[None], base))[0]
+    size = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(base)))
     return {
         "sign_conflict": clash.total.sign_conflict,
         "task_cosine": 1 - _pairs(clash.total.cosines),
@@ -228,7 +228,7 @@ def _pairs(x: Float[Array, "k k"]) -> Float[Array, ""]:
 def _bounds(
     family: str, base: PyTree, mean: PyTree, some: list[tasks.Batch], merge: Merges, n: int,
     key: PRNGKeyArray,
-) -> dict[str, np.ndarray]:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """Theorem 3 of unified merging, with constants measured at the base and at the average on some
     of the n examples that experts learnt from. The corrected form holds for rates up to 1 / L only,
     and is taken there if the rate was larger."""
@@ -239,7 +239,7 @@ def _bounds(
         merging.Training.of, samples=n, steps=int(merge.steps),
         batch=tasks.BATCH, tasks=len(merge.task),
     )  # fmt: skip
-    safe = min(float(merge.rate), 0.999 / float(constants.smoothness))
+    safe = min(float(merge.rate), 0.999 / float(np.asarray(constants.smoothness)))
     printed = merging.excess_risk_bound(constants, train(rate=float(merge.rate))).excess
     corrected = merging.excess_risk_bound(constants, train(rate=safe), form="corrected").least
     values = np.mean(constants.heterogeneity), printed, corrected

@@ -20,15 +20,15 @@ from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
 from sail_jax import probe
 
-CONTEXT, HELD_OUT = 32, 128  # characters of a window; held-out examples of a task
+CONTEXT, HELD_OUT = 32, 160  # characters of a window; held-out examples of a task
 BATCH, BASE_RATE = 16, 3e-3
 
 
 class Batch(NamedTuple):
     """What goes in, and the labels that should come out."""
 
-    inputs: Array
-    labels: Array
+    inputs: Any
+    labels: Any
 
 
 class Data(NamedTuple):
@@ -59,12 +59,13 @@ def rotations_and_classes(seed: int, tasks: tuple[str, ...]) -> Data:
     learn, kept = split.train[0], split.test[0]
     images, labels, _ = digits.load()
     base = Batch(images[learn], labels[learn])
-    parts: list[tuple[Batch, Batch]] = []
+    sides: tuple[list[Batch], list[Batch]] = [], []
     for task in tasks:
         images, labels, member = digits.load(task)
         a, b = (index[member[index]] for index in (learn, kept))
-        parts.append(tuple(Batch(images[i], labels[i]) for i in (a[:300], b[:HELD_OUT])))
-    train, test = (jax.tree.map(lambda *x: np.stack(x), *side) for side in zip(*parts, strict=True))
+        for side, i in zip(sides, (a[:300], b[:HELD_OUT]), strict=True):
+            side.append(Batch(images[i], labels[i]))
+    train, test = (jax.tree.map(lambda *x: np.stack(x), *side) for side in sides)
     classes = np.eye(10, dtype=np.float32)[train.labels]
     return Data(base, train, test, np.concatenate([train.inputs, classes], -1))
 
@@ -84,8 +85,9 @@ def quantiles_of_text(seed: int, tasks: tuple[str, ...]) -> Data:
             index = rng.permutation(order[first:last])[:keep]
             parts.append(jax.tree.map(lambda x, index=index: x[index], found))
         sides.append(jax.tree.map(lambda *x: np.stack(x), *parts))
-    frequency = np.eye(text.VOCAB, dtype=np.float32)[sides[0].inputs].mean(-2)
-    return Data(base, *sides, frequency)
+    learn, held_out = sides
+    frequency = np.eye(text.VOCAB, dtype=np.float32)[learn.inputs].mean(-2)
+    return Data(base, learn, held_out, frequency)
 
 
 def _windows(rng: np.random.Generator, line: np.ndarray, n: int) -> Batch:
@@ -148,7 +150,7 @@ def pretrain(family: str, data: Batch, key: PRNGKeyArray, steps: ArrayLike) -> P
 
 @partial(jax.jit, static_argnums=0)
 def tune(
-    family: str, base: PyTree, learn: Batch, rate: ArrayLike, key: PRNGKeyArray, steps: Array
+    family: str, base: PyTree, learn: Batch, rate: Array | float, key: PRNGKeyArray, steps: Array
 ) -> PyTree:
     """The experts of one rate on every task at `steps`, ascending: [task, kept, ...]."""
     sgd = optax.sgd(rate)

@@ -118,7 +118,10 @@ def test_outcomes_and_probes_are_of_the_merge(tiny):
     merge = probes.at(merges, 0)
     models = [probes.at(trained["expert"], i) for i in merge.expert]
     base = probes.at(trained["base"], merge.base)
-    held = [jax.tree.map(lambda x, t=t: x[t], data.held_out) for t in merge.task]
+    few, held = (
+        [jax.tree.map(lambda x, t=t, part=part: x[t, part], data.held_out) for t in merge.task]
+        for part in (slice(probes.PROBED), slice(probes.PROBED, None))
+    )
     loss, average = tasks.LOSSES[name], methods.linear(models)
     own = np.mean([loss(m, b) for m, b in zip(models, held, strict=True)])
     excess = np.mean([loss(average, b) for b in held]) - own
@@ -129,7 +132,6 @@ def test_outcomes_and_probes_are_of_the_merge(tiny):
     clash = probe.interference(base, models).total
     value = found["value"]
     assert abs(float(value.sel(predictor="sign_conflict")) - float(clash.sign_conflict)) < 1e-6
-    few = [jax.tree.map(lambda x: x[: probes.PROBED], b) for b in held]
     own = np.mean([loss(m, b) for m, b in zip(models, few, strict=True)])
     sample = np.mean([loss(average, b) for b in few]) - own
     assert abs(float(value.sel(predictor="sample")) - sample) < slack

@@ -23,7 +23,7 @@ from sail_jax.checkpoint.tensors import Tensor
 from sail_jax.checkpoint.tokenizers import read_vocabulary
 from sail_jax.growth.targets import differences
 from sail_jax.probe.networks import Names
-from sail_jax.probe.tasks import Conflict, Sums, conflict, sums
+from sail_jax.probe.tasks import Conflict, conflict, sums
 
 __all__ = ["Comparison", "Vectors", "compare_checkpoints", "pooled"]
 
@@ -227,22 +227,22 @@ def _add(
         raise CheckpointError(f"'{column[0].name}': squares of its values overflow float32")
 
 
-def _vectors(parts: Sequence[Sums], sizes: np.ndarray) -> Vectors:
+def _vectors(parts: Sequence[Sequence[np.ndarray]], sizes: np.ndarray) -> Vectors:
     each = [np.stack(x) for x in zip(*parts, strict=True)]
-    total = [x.sum(0) for x in each]
+    return Vectors(_conflict([x.sum(0) for x in each], sizes.sum()), _conflict(each, sizes))
+
+
+def _conflict(found: Sequence[np.ndarray], size: np.ndarray) -> Conflict:
     with jax.enable_x64(True):
-        found = conflict(tuple(map(jnp.asarray, total)), jnp.asarray(float(sizes.sum())))
-        every = conflict(tuple(map(jnp.asarray, each)), jnp.asarray(sizes, float))
-    return Vectors(*(Conflict(*map(np.asarray, side)) for side in (found, every)))
+        products, opposed, apart = (jnp.asarray(x, float) for x in found)
+        made = conflict((products, opposed, apart), jnp.asarray(size, float))
+    return jax.tree.map(np.asarray, made)
 
 
 def pooled(vectors: Vectors, sizes: Int[np.ndarray, "tensor"], chosen: Sequence[int]) -> Conflict:
     """The conflict of some of the tensors together."""
     at = np.asarray(chosen, int)
-    some = Conflict(*(np.asarray(x)[at] for x in vectors.each))
-    outer = some.norms[:, :, None] * some.norms[:, None, :]
-    parts = some.cosines * outer, some.sign_conflict * sizes[at], some.heterogeneity
-    with jax.enable_x64(True):
-        total = tuple(jnp.asarray(x.sum(0)) for x in parts)
-        found = conflict(total, jnp.asarray(float(sizes[at].sum())))
-    return Conflict(*map(np.asarray, found))
+    norms, cosines, signs, apart = (np.asarray(x)[at] for x in vectors.each)
+    products = cosines * norms[:, :, None] * norms[:, None, :]
+    parts = [x.sum(0) for x in (products, signs * sizes[at], apart)]
+    return _conflict(parts, sizes[at].sum())
