@@ -102,11 +102,12 @@ def verdict(record: Mapping[str, Any]) -> list[str]:
     if "losses" in data:
         mean = sum(data["losses"]) / len(data["losses"])
         more = data["average"] - mean
+        margins = more, data["average"] - max(data["losses"])
+        side, worst = ("above" if x > 0 else "below" for x in margins)
         lines.append(
             f"Your examples tell more ({_interval(SAMPLE)} for each expert on its own task, a "
-            f"quarter of the outcome's own examples among them): the average's loss is {abs(more):.4f} {'above' if more > 0 else 'below'} the models' "
-            f"mean there, {'above' if data['average'] > max(data['losses']) else 'not above'} the "
-            "worst."
+            "quarter of the outcome's own examples among them): the average's loss is "
+            f"{abs(more):.4f} {side} the models' mean there, {worst} the worst."
         )
     else:
         lines.append("To run the merge on a few examples tells more than any of this: --data.")
