@@ -1,4 +1,6 @@
-"""`sail-jax inspect`: what is in a checkpoint, and which tensors share which spaces."""
+"""`sail-jax inspect`: what is in a checkpoint, and which tensors share which spaces.
+
+Of two or more, what merging them will meet (`compare_command`)."""
 
 import json
 import math
@@ -15,24 +17,39 @@ FIGURE, SCHEMA = "spaces.png", "sail-jax inspect 1"
 
 def add_arguments(parser: Any) -> None:
     add = parser.add_argument
-    add("checkpoint", metavar="CKPT", type=Path, help="a folder, or a file of tensors")
+    what = "a folder, or a file of tensors; of two or more it is told how they would merge"
+    add("checkpoint", metavar="CKPT", type=Path, nargs="+", help=what)
+    add("--base", metavar="CKPT", type=Path, help="of several: what they were fine-tuned from")
+    add("--data", metavar="FILE", type=Path, help="of several: run them on an .npz of examples")
     add("--config", metavar="FILE", type=Path, help="instead of CKPT/config.json")
     add("--spec", metavar="FILE", type=Path, help="which spaces the tensors live in (YAML, JSON)")
     add("--draft", action="store_true", help="print such a file to start from, and stop")
     add("--full", action="store_true", help="a row for every tensor and space of every layer")
-    add("--out", metavar="DIR", type=Path, help=f"draw which tensors share which space: {FIGURE}")
+    add(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help=f"draw which tensors share which space, {FIGURE}, or where models conflict",
+    )
     add("--json", metavar="FILE", type=Path, help="also write a record there")
     add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
 
 
 def run(args: Namespace) -> int:
     """Raises ValueErrors with one line each for what the user can put right."""
+    if len(args.checkpoint) > 1:
+        from experiments import compare_command
+
+        return compare_command.run(args)
+    for option in ("base", "data"):
+        if getattr(args, option) is not None:
+            raise ValueError(f"--{option} is for two checkpoints or more; one was named")
     from sail_jax import disk
     from sail_jax.checkpoint import open_checkpoint, tables
 
     if args.json is not None:
         disk.admit(args.json, SCHEMA, "a record of inspect")
-    with open_checkpoint(args.checkpoint, allow_pickle=args.allow_pickle) as checkpoint:
+    with open_checkpoint(args.checkpoint[0], allow_pickle=args.allow_pickle) as checkpoint:
         if args.draft:
             print(tables.draft_table(checkpoint), end="")
             return 0

@@ -15,6 +15,7 @@ QUESTIONS = {
     "merge_digits": "Which merge keeps what the experts know, on real data?",
     "merging_scaling": "How does a merge change with steps, batch, rate, samples and tasks?",
     "cross_task_linearity": "Do models tuned from one checkpoint act as linear maps of weights?",
+    "merge_prediction": "Which measurements, taken before merging, tell how it will turn out?",
     "growth_training": "Which ways of growing a trained network save training?",
     "proximal_spirals": "Where between two models should training start, on two spirals?",
     "proximal_gamma": "Does the distance between texts say where between two models to start?",

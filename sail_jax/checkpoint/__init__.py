@@ -7,6 +7,7 @@ whose tensors are computed when read: grown (`grow_checkpoint`), or in another b
 """
 
 from sail_jax.checkpoint.aligning import align_checkpoints
+from sail_jax.checkpoint.comparing import Comparison, compare_checkpoints
 from sail_jax.checkpoint.files import CheckpointError
 from sail_jax.checkpoint.growing import grow_checkpoint
 from sail_jax.checkpoint.merging import merge_checkpoints, merge_recipe
@@ -17,8 +18,10 @@ from sail_jax.checkpoint.writer import create, save_checkpoint
 __all__ = [
     "Checkpoint",
     "CheckpointError",
+    "Comparison",
     "Tensor",
     "align_checkpoints",
+    "compare_checkpoints",
     "create",
     "grow_checkpoint",
     "load_checkpoint",

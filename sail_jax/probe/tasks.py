@@ -17,7 +17,9 @@ from sail_jax.probe.networks import Names
 from sail_jax.task_vectors import Weights, tally, task_vectors, task_weights
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Conflict", "Interference", "interference"]
+__all__ = ["Conflict", "Interference", "conflict", "interference", "sums"]
+
+Sums = tuple[Array, Array, Array]
 
 
 class Conflict(NamedTuple):
@@ -82,16 +84,15 @@ def interference(
     known = concrete(w)
     if known is not None and (known < 0).any():
         raise ValueError(f"weights: expected values >= 0, got {known}")
-    sums = [_sums(x, w) for x in leaves]
-    sums = jax.tree.map(lambda *x: jnp.stack(x), *sums)
+    each = jax.tree.map(lambda *x: jnp.stack(x), *(sums(x, w) for x in leaves))
     size = jnp.array([x[0].size for x in leaves], w.dtype)
     matrices = [i for i, x in enumerate(leaves) if x.ndim > 2 and x.size]
     overlaps = [_overlap(leaves[i], rank) for i in matrices]
     chances = [_chance(leaves[i].shape, rank) for i in matrices]
     return Interference(
-        _conflict(jax.tree.map(lambda x: x.sum(0), sums), size.sum()),
+        conflict(jax.tree.map(lambda x: x.sum(0), each), size.sum()),
         names,
-        _conflict(sums, size),
+        conflict(each, size),
         Names(names[i] for i in matrices),
         jnp.stack(overlaps) if matrices else jnp.zeros((0, 2, k, k)),
         jnp.array(chances) if matrices else jnp.zeros((0, 2)),
@@ -99,16 +100,18 @@ def interference(
 
 
 @jax.jit
-def _sums(delta: Float[Array, "model ..."], w: Array) -> tuple[Array, Array, Array]:
-    """Inner products, entries of both signs, and the weighted square of deviations."""
+def sums(delta: Float[Array, "model ..."], w: Float[Array, "model"]) -> Sums:
+    """Inner products, entries of both signs, and the weighted square of deviations: these add up
+    over the parts of a leaf, and over leaves."""
     wide = w.astype(delta.dtype).reshape(-1, *(1,) * (delta.ndim - 1))
     opposed = (delta > 0).any(0) & (delta < 0).any(0)
     apart = tally(wide * (delta - tally(wide * delta)) ** 2)
     return gram(delta), opposed.sum(dtype=w.dtype), apart.sum()
 
 
-def _conflict(sums: tuple[Array, Array, Array], size: Array) -> Conflict:
-    products, opposed, apart = sums
+def conflict(found: Sums, size: Float[Array, "*leaf"]) -> Conflict:
+    """Of what `sums` found, of so many entries."""
+    products, opposed, apart = found
     norms = jnp.sqrt(jnp.diagonal(products, axis1=-2, axis2=-1))
     outer = norms[..., :, None] * norms[..., None, :]
     cosines = jnp.where(outer > 0, products / jnp.where(outer > 0, outer, 1), 0)

@@ -1,0 +1,43 @@
+"""The figure of `sail-jax inspect A B`: where task vectors are at odds, layer by layer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments import style
+
+
+def draw(groups: Sequence[Mapping[str, Any]], models: int) -> Figure:
+    """Columns are layers, rows modules: the cosine of the models (or, with a base, of their task
+    vectors), and the sign conflict of the task vectors."""
+    kinds = [k for k in ("cosine", "sign conflict") if any(k in group for group in groups)]
+    layers = list(dict.fromkeys(group["layer"] for group in groups))
+    modules = list(dict.fromkeys(group["module"] for group in groups))
+    at = {(group["module"], group["layer"]): group for group in groups}
+    width = 2.9 + 0.28 * len(layers) + 0.06 * max(map(len, modules))
+    fig, axes = style.figure(1, len(kinds), width=width, height=1.5 + 0.24 * len(modules))
+    for ax, kind in zip(axes[0], kinds, strict=True):
+        values = np.array(
+            [[at.get((m, n), {}).get(kind, np.nan) for n in layers] for m in modules], float
+        )
+        scale: dict[str, Any] = (
+            {"cmap": style.DIVERGING, "vmin": -1, "vmax": 1}
+            if kind == "cosine"
+            else {"vmin": 0, "vmax": 1}
+        )
+        style.heatmap(ax, values, **scale)
+        ax.set_facecolor("#F2F2F2")
+        few = range(0, len(layers), max(1, len(layers) // 16))
+        ax.set_xticks(list(few), [layers[i] or "-" for i in few])
+        ax.set_xlabel("layer (-: outside of layers)")
+        ax.set_yticks(range(len(modules)), modules if ax is axes[0, 0] else [])
+        ax.tick_params(axis="y", labelsize=8)
+        ax.invert_yaxis()
+    what = "changes" if len(kinds) > 1 else "weights"
+    axes[0, 0].set_title(f"cosine of {what} (unrelated: 0)", loc="left")
+    if len(kinds) > 1:
+        chance = 1 - 2.0 ** (1 - models)
+        axes[0, 1].set_title(f"sign conflict (unrelated: {chance:.3g})", loc="left")
+    return fig

@@ -1,0 +1,182 @@
+"""What `merge_prediction` merges: two families of tasks, base models, and experts tuned from them.
+
+A base model is trained by Adam, for some steps or none. Experts are tuned from it by plain SGD, of
+which the merging bounds speak, and kept at several steps along the way.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
+
+from experiments.data import digits, text
+from experiments.models.gpt import GPT
+from experiments.models.mlp import MLP
+from sail_jax import probe
+
+CONTEXT, HELD_OUT = 32, 160  # characters of a window; held-out examples of a task
+BATCH, BASE_RATE = 16, 3e-3
+
+
+class Batch(NamedTuple):
+    """What goes in, and the labels that should come out."""
+
+    inputs: Any
+    labels: Any
+
+
+class Data(NamedTuple):
+    """Of one family: what base models learn from, [n, ...], and every task, [task, n, ...].
+
+    points: the examples as vectors, [task, n, dim], between which distances are taken.
+    """
+
+    base: Batch
+    learn: Batch
+    held_out: Batch
+    points: Float[np.ndarray, "task n dim"]
+
+
+class Family(NamedTuple):
+    """A network, its tasks and how experts learn them. layers: those between the ends."""
+
+    net: nn.Module
+    tasks: tuple[str, ...]
+    rates: tuple[float, ...]
+    layers: str
+    load: Callable[[int, tuple[str, ...]], Data]
+
+
+def rotations_and_classes(seed: int, tasks: tuple[str, ...]) -> Data:
+    """Digits turned, and digits of some classes; every task has examples of its own members."""
+    split = digits.split(seed, 1, train=1197, validation=0)
+    learn, kept = split.train[0], split.test[0]
+    images, labels, _ = digits.load()
+    base = Batch(images[learn], labels[learn])
+    sides: tuple[list[Batch], list[Batch]] = [], []
+    for task in tasks:
+        images, labels, member = digits.load(task)
+        a, b = (index[member[index]] for index in (learn, kept))
+        for side, i in zip(sides, (a[:300], b[:HELD_OUT]), strict=True):
+            side.append(Batch(images[i], labels[i]))
+    train, test = (jax.tree.map(lambda *x: np.stack(x), *side) for side in sides)
+    classes = np.eye(10, dtype=np.float32)[train.labels]
+    return Data(base, train, test, np.concatenate([train.inputs, classes], -1))
+
+
+def quantiles_of_text(seed: int, tasks: tuple[str, ...]) -> Data:
+    """Windows of source text in order of their mean token: a task is a range of percentiles, such
+    as 'text 25-75'. Spaces are token 0, so that low ones are mostly indentation."""
+    rng, sides = np.random.default_rng(seed), []
+    every = text.load()
+    base = _windows(rng, every.train, 3000)
+    for line, n, keep in ((every.train, 3000, 300), (every.held_out, 1500, HELD_OUT)):
+        found = _windows(rng, line, n)
+        order = np.argsort(found.inputs.mean(1), kind="stable")
+        parts = []
+        for task in tasks:
+            first, last = (int(x) * n // 100 for x in task.removeprefix("text ").split("-"))
+            index = rng.permutation(order[first:last])[:keep]
+            parts.append(jax.tree.map(lambda x, index=index: x[index], found))
+        sides.append(jax.tree.map(lambda *x: np.stack(x), *parts))
+    learn, held_out = sides
+    frequency = np.eye(text.VOCAB, dtype=np.float32)[learn.inputs].mean(-2)
+    return Data(base, learn, held_out, frequency)
+
+
+def _windows(rng: np.random.Generator, line: np.ndarray, n: int) -> Batch:
+    start = rng.integers(len(line) - CONTEXT - 1, size=n)
+    window = line[start[:, None] + np.arange(CONTEXT + 1)].astype(np.int32)
+    return Batch(window[:, :-1], window[:, 1:])
+
+
+FAMILIES = {
+    "digits": Family(
+        MLP((48, 48), 10),
+        ("rotate -30", "rotate 30", "rotate 60", "digits 0-4", "digits 5-9", "digits 2-7"),
+        (0.03, 0.3),
+        "hidden_?",
+        rotations_and_classes,
+    ),
+    "text": Family(
+        GPT(text.VOCAB, CONTEXT, width=24, layers=2, heads=2, head_dim=12, hidden=48),
+        ("text 0-20", "text 40-60", "text 80-100", "text 0-50", "text 50-100"),
+        (0.1, 1.0),
+        "block_?",
+        quantiles_of_text,
+    ),
+}
+
+
+def of_logits(logits: Array, labels: Array) -> Float[Array, ""]:
+    """Mean cross-entropy in nats."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def logits(family: str, params: PyTree, batch: Batch) -> Array:
+    found: Any = FAMILIES[family].net.apply(params, batch.inputs)
+    return found
+
+
+def accuracy(family: str, params: PyTree, batch: Batch) -> Float[Array, ""]:
+    return jnp.mean(logits(family, params, batch).argmax(-1) == batch.labels)
+
+
+def _loss(family: str, params: PyTree, batch: Batch) -> Float[Array, ""]:
+    return of_logits(logits(family, params, batch), batch.labels)
+
+
+# the same function objects each time, so that probes compile once
+LOSSES = {name: partial(_loss, name) for name in FAMILIES}
+NETWORKS = {
+    name: probe.flax_network(f.net.apply, f.layers, inputs=lambda batch: batch.inputs)
+    for name, f in FAMILIES.items()
+}
+
+
+@partial(jax.jit, static_argnums=0)
+def pretrain(family: str, data: Batch, key: PRNGKeyArray, steps: ArrayLike) -> PyTree:
+    """A base model: initial weights, and so many steps of Adam."""
+    first, rest = jax.random.split(key)
+    params, adam = FAMILIES[family].net.init(first, data.inputs[:1]), optax.adam(BASE_RATE)
+    return _descend(family, adam, (params, adam.init(params)), data, rest, 0, steps)[0]
+
+
+@partial(jax.jit, static_argnums=0)
+def tune(
+    family: str, base: PyTree, learn: Batch, rate: Array | float, key: PRNGKeyArray, steps: Array
+) -> PyTree:
+    """The experts of one rate on every task at `steps`, ascending: [task, kept, ...]."""
+    sgd = optax.sgd(rate)
+    ends = jnp.stack([jnp.append(0, steps[:-1]), steps], -1)
+
+    def one(learn: Batch, key: PRNGKeyArray) -> PyTree:
+        def until(state: Any, ends: Array) -> tuple[Any, PyTree]:
+            state = _descend(family, sgd, state, learn, key, *ends)
+            return state, state[0]
+
+        return jax.lax.scan(until, (base, sgd.init(base)), ends)[1]
+
+    keys = jax.random.split(key, len(learn.labels))
+    return jax.lax.map(lambda both: one(*both), (learn, keys))
+
+
+def _descend(
+    family: str, optimizer: Any, state: Any, data: Batch, key: PRNGKeyArray, start: ArrayLike,
+    stop: ArrayLike,
+) -> Any:  # fmt: skip
+    def step(i: Array, state: Any) -> Any:
+        params, memory = state
+        drawn = jax.random.randint(jax.random.fold_in(key, i), (BATCH,), 0, len(data.labels))
+        some = jax.tree.map(lambda x: jnp.asarray(x)[drawn], data)
+        gradient = jax.grad(LOSSES[family])(params, some)
+        update, memory = optimizer.update(gradient, memory, params)
+        return optax.apply_updates(params, update), memory
+
+    return jax.lax.fori_loop(start, stop, step, state)
