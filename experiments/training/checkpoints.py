@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import multihost_utils
 
 from experiments.store import _differences as differences
 from experiments.store import config_record
@@ -50,8 +51,9 @@ class Checkpoints:
         self._orbax: Any = None
         with disk.explained("write to", self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
-            for leftover in self.directory.glob(".*.part"):  # of a process that died
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            if jax.process_index() == 0:
+                for leftover in self.directory.glob(".*.part"):  # of a process that died
+                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         if self.steps():
             self._manifest(self.steps()[-1])
 
@@ -118,8 +120,11 @@ class Checkpoints:
     def wait(self) -> None:
         """Until the last `save` is on disk; raises what went wrong with it."""
         pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        if pending is None:
+            return
+        pending.result()
+        if jax.process_count() > 1:  # what one of them has named, all see
+            multihost_utils.sync_global_devices(f"checkpoint {self.directory}")
 
     def restore(self, like: State) -> State | None:
         """The latest state, each array laid out as in `like`; None if there is none.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -40,8 +41,9 @@ def fully_sharded(mesh: Mesh, tree: PyTree, *, least: int = 1 << 16) -> PyTree:
 
 
 def place(tree: PyTree, shardings: PyTree) -> PyTree:
-    """The tree in new buffers, laid out so."""
-    return jax.device_put(tree, shardings, may_alias=False)
+    """The tree, which every process has whole, in new buffers laid out so."""
+    copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=shardings)
+    return copied(tree)
 
 
 def split(mesh: Mesh, batch: PyTree) -> PyTree:
