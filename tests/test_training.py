@@ -88,13 +88,8 @@ def taken(training, steps, loss=None, mutable=None, params=None, **how):
     return state, seen
 
 
-RULES = [
-    optimizer(rule="sgd", clip=1.0, weight_decay=0.1),
-    optimizer(rule="sgd", nesterov=True),
-    optimizer(rule="adam", weight_decay=0.01),
-    optimizer(rule="adamw", clip=1.0, weight_decay=0.1, b2=0.95),
-]
-named = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.rule)
+SGD = optimizer(rule="sgd", clip=1.0, weight_decay=0.1, nesterov=True)
+ADAMW = optimizer(rule="adamw", clip=1.0, weight_decay=0.1, b2=0.95)
 
 
 # schedules and optimisers
@@ -179,12 +174,17 @@ def test_a_rule_is_that_of_optax(rule, reference):
     ours = optimizer(rule=rule, weight_decay=0.1 if rule == "adamw" else 0.0)
     theirs = reference(ours.schedule, ours.decayed)
     state, _ = taken(Training(ours), 3)
+
+    @jax.jit
+    def their_step(params, kept, batch):
+        grads = jax.grad(lambda p: squared(p, batch, None)[0])(params)
+        update, kept = theirs.update(grads, kept, params)
+        return optax.apply_updates(params, update), kept
+
     params = parameters()
     kept = theirs.init(params)
     for t in range(3):
-        grads = jax.grad(lambda p, t=t: squared(p, batch(t), None)[0])(params)
-        update, kept = theirs.update(grads, kept, params)
-        params = optax.apply_updates(params, update)
+        params, kept = their_step(params, kept, batch(t))
     chex.assert_trees_all_close(state.params, params, atol=10 * EPS, rtol=100 * EPS)
 
 
@@ -201,7 +201,7 @@ def test_clipping_bounds_the_update_but_not_the_metric():
 # the step
 
 
-@named
+@pytest.mark.parametrize("rule", [SGD, ADAMW], ids=lambda rule: rule.rule)
 def test_accumulation_equals_the_big_batch(rule):
     whole, seen = taken(Training(rule), 3)
     parts, seen_parts = taken(Training(rule, micro_batches=4), 3)
@@ -301,7 +301,7 @@ class Whole:
     seed: int = 1
 
 
-TRAINING = Training(RULES[3], micro_batches=2, compute="bfloat16", ema=0.9)
+TRAINING = Training(ADAMW, micro_batches=2, compute="bfloat16", ema=0.9)
 STEPS = 12
 
 
@@ -364,7 +364,7 @@ def test_the_rows_are_of_every_step_and_fall(whole):
     assert 0 <= whole.input_share <= 1 - whole.step_share <= 1
 
 
-@pytest.mark.parametrize(("at", "stored"), [(2, None), (8, 6), (11, 9)])
+@pytest.mark.parametrize(("at", "stored"), [(2, None), (8, 6)])
 def test_resuming_equals_never_having_stopped(tmp_path, whole, at, stored):
     with pytest.raises(DiedError):
         learn(tmp_path, batch=dying(at))
