@@ -543,6 +543,11 @@ def test_a_damaged_row_is_named_and_a_torn_one_is_not_missed(tmp_path):
     path.write_bytes(b'{"step": 0}\n{"st\n{"step": 2}\n')
     with pytest.raises(StoreError, match=r"metrics.jsonl is damaged in line 2"):
         Rows(path, 3)
+    path.unlink()
+    assert Rows(path, 0).rows == []
+    path.unlink()
+    with pytest.raises(StoreError, match=r"metrics.jsonl is missing: put it back"):
+        Rows(path, 3)
 
 
 # beyond one device

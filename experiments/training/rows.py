@@ -14,7 +14,8 @@ class Rows:
     """The rows of the steps before `step`, from the file if there is one; then those that follow.
 
     What the file holds of later steps, and a torn last line, is dropped: those steps come again.
-    `StoreError` names a line that is damaged otherwise. Without a path the rows are only kept.
+    `StoreError` names a line that is damaged otherwise, or a file that is gone. Without a path
+    the rows are only kept.
     """
 
     def __init__(self, path: Path | None, step: int) -> None:
@@ -23,8 +24,11 @@ class Rows:
         if path is None:
             return
         if path.exists():
-            found = _read(path)
-            self.rows = [row for row in found if row["step"] < step]
+            self.rows = [row for row in _read(path) if row["step"] < step]
+        elif step:
+            raise disk.StoreError(
+                f"{path} is missing: put it back, or remove the checkpoints too, to begin again"
+            )
         disk.write_atomic(path, b"".join(map(_line, self.rows)))
 
     def add(self, row: Row) -> None:
