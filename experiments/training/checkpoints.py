@@ -1,0 +1,242 @@
+"""The states of a training on disk, from which it goes on as if it had never stopped.
+
+    <step>/arrays          an orbax checkpoint of the state, by the paths of its leaves
+    <step>/manifest.json   the config, every leaf's type and shape, every file's checksum
+
+A folder gets its name, the number of steps taken, by the last of the operations that write it.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+
+from experiments.store import _differences as differences
+from experiments.store import config_record
+from experiments.training.step import State
+from sail_jax import disk
+from sail_jax.checkpoint.orbax import admit
+from sail_jax.checkpoint.trees import nested
+from sail_jax.disk import RefusedError, StoreError
+from sail_jax.trees import leaf_paths
+
+MANIFEST, ARRAYS = "manifest.json", "arrays"
+_FIELDS = {"step": int, "config": dict, "leaves": dict, "key": str, "files": dict}
+
+
+class Checkpoints:
+    """The latest `keep` checkpoints of one training in `directory`, which is made if it is missing.
+
+    `config`, a dataclass, is all that the training depends on: `RefusedError` names what differs
+    from the stored one. Written in the background; `with` waits for the last at the end.
+    """
+
+    def __init__(self, directory: str | Path, config: Any, *, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1; got {keep}")
+        self.directory = Path(directory)
+        self.config = config_record(config)
+        self.keep = keep
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
+        self._orbax: Any = None
+        with disk.explained("write to", self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            if jax.process_index() == 0:
+                for leftover in self.directory.glob(".*.part"):  # of a process that died
+                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        if self.steps():
+            self._manifest(self.steps()[-1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.wait()
+        finally:
+            self._pool.shutdown()
+            if self._orbax is not None:
+                self._orbax.close()
+
+    def steps(self) -> list[int]:
+        """The steps that are stored, ascending."""
+        folders = (p for p in self.directory.iterdir() if p.name.isdecimal() and p.is_dir())
+        return sorted(int(folder.name) for folder in folders)
+
+    def save(self, state: State) -> None:
+        """Stores the state; returns once its arrays have been copied off the device.
+
+        Raises `StoreError` for what went wrong with the one before.
+        """
+        self.wait()
+        step = int(state.step)
+        folder, part = self.directory / str(step), self.directory / f".{step}.part"
+        if folder.exists():
+            return
+        arrays = _by_path(state)
+        manifest = {
+            "format": disk.FORMAT,
+            "step": step,
+            "config": self.config,
+            "leaves": {path: _spelt(x) for path, x in arrays.items()},
+            "key": str(jax.random.key_impl(state.key)),
+        }
+        if jax.process_index() == 0:
+            with disk.explained("write", folder):
+                part.mkdir()
+        with _orbax(folder, "write"):
+            if self._orbax is None:
+                self._orbax = _checkpointer()
+            tree = _filled(nested(arrays), arrays)
+            self._orbax.save((part / ARRAYS).absolute(), tree)
+        self._pending = self._pool.submit(self._commit, folder, part, manifest)
+
+    def _commit(self, folder: Path, part: Path, manifest: dict[str, Any]) -> None:
+        with _orbax(folder, "write"):
+            self._orbax.wait_until_finished()
+        if jax.process_index() != 0:
+            return
+        with disk.explained("write", folder):
+            for path in (part / ARRAYS, *(part / ARRAYS).rglob("*")):
+                disk.sync(path)
+            disk.write_record(part / MANIFEST, {**manifest, "files": _checksums(part / ARRAYS)})
+            os.replace(part, folder)
+            disk.sync(self.directory)
+            for step in self.steps()[: -self.keep]:
+                old = self.directory / f".{step}.part"  # half of it never bears the name
+                os.replace(self.directory / str(step), old)
+                shutil.rmtree(old)
+
+    def wait(self) -> None:
+        """Until the last `save` is on disk; raises what went wrong with it."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        pending.result()
+        if jax.process_count() > 1:  # what one of them has named, all see
+            multihost_utils.sync_global_devices(f"checkpoint {self.directory}")
+
+    def restore(self, like: State) -> State | None:
+        """The latest state, each array laid out as in `like`; None if there is none.
+
+        `StoreError`, in one sentence, for a damaged file, or a leaf of another type or shape.
+        """
+        self.wait()
+        if not self.steps():
+            return None
+        step = self.steps()[-1]
+        folder, manifest = self.directory / str(step), self._manifest(step)
+        found = {path: _spelt(x) for path, x in _by_path(like).items()}
+        unlike = differences(manifest["leaves"], found)
+        if unlike or manifest["key"] != str(jax.random.key_impl(like.key)):
+            why = unlike[0] if unlike else f"its random keys are {manifest['key']}"
+            raise RefusedError(f"{folder} is of another network or optimiser: {why}")
+        with disk.explained("read", folder):
+            files = _checksums(folder / ARRAYS)
+        for file in sorted(files.keys() | manifest["files"].keys()):
+            if files.get(file) != manifest["files"].get(file):
+                raise StoreError(
+                    f"{folder / ARRAYS / file} is damaged or missing; {self._without(step)}"
+                )
+        with _orbax(folder, "read"):
+            arrays = _read((folder / ARRAYS).absolute(), _by_path(like))
+        state = jax.tree.unflatten(jax.tree.structure(like), [arrays[p] for p in leaf_paths(like)])
+        key = jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(like.key))
+        return state._replace(key=key)
+
+    def _manifest(self, step: int) -> dict[str, Any]:
+        path = self.directory / str(step) / MANIFEST
+        try:
+            manifest = disk.read_record(path, _FIELDS)
+        except StoreError as exc:
+            raise StoreError(f"{exc}; {self._without(step)}") from exc
+        if manifest["step"] != step:
+            raise StoreError(f"{path} is of step {manifest['step']}; {self._without(step)}")
+        unlike = differences(manifest["config"], self.config)
+        if unlike:
+            raise RefusedError(
+                f"{self.directory} holds another training ({'; '.join(unlike)}): give that config, "
+                "or choose another directory"
+            )
+        return manifest
+
+    def _without(self, step: int) -> str:
+        earlier = [s for s in self.steps() if s < step]
+        where = f"from step {earlier[-1]}" if earlier else "from the beginning"
+        return f"remove {self.directory / str(step)} to go on {where}"
+
+
+def _by_path(state: State) -> dict[str, Any]:
+    """The state's arrays by path, random keys as their numbers."""
+    state = state._replace(key=jax.random.key_data(state.key))
+    arrays = dict(zip(leaf_paths(state), map(jnp.asarray, jax.tree.leaves(state)), strict=True))
+    empty = [path for path, x in arrays.items() if not x.size]
+    if empty:
+        raise ValueError(f"{empty[0]}: an empty array cannot be stored")
+    admit(arrays)
+    return arrays
+
+
+def _spelt(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}"
+
+
+def _filled(node: Any, arrays: dict[str, Any]) -> Any:
+    if isinstance(node, dict):
+        return {key: _filled(child, arrays) for key, child in node.items()}
+    return arrays[node]
+
+
+def _checkpointer() -> Any:
+    import orbax.checkpoint as ocp  # slow to import
+
+    return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+
+
+def _read(path: Path, like: dict[str, Any]) -> dict[str, jax.Array]:
+    import orbax.checkpoint as ocp
+
+    how = {
+        name: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape, dtype=x.dtype)
+        for name, x in like.items()
+    }
+    spelt: Any = nested(like)
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        args = ocp.args.PyTreeRestore(_filled(spelt, like), _filled(spelt, how))
+        tree: Any = checkpointer.restore(path, args=args)
+    return {"/".join(k.key for k in keys): x for keys, x in jax.tree.leaves_with_path(tree)}
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if not path.is_dir():
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found[path.relative_to(folder).as_posix()] = digest
+    return found
+
+
+@contextlib.contextmanager
+def _orbax(folder: Path, doing: str) -> Iterator[None]:
+    """Whatever orbax and tensorstore raise and log, as one sentence."""
+    absl = logging.getLogger("absl")
+    quiet = lambda record: False  # noqa: E731
+    absl.addFilter(quiet)
+    try:
+        yield
+    except Exception as exc:
+        why = " ".join(str(exc).split())[:300] or type(exc).__name__
+        raise StoreError(f"cannot {doing} {folder}: {why}") from exc
+    finally:
+        absl.removeFilter(quiet)

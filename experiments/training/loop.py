@@ -1,0 +1,284 @@
+"""Runs the steps of a training: input prepared ahead, metrics, checkpoints, progress."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from experiments import progress
+from experiments.training.checkpoints import Checkpoints
+from experiments.training.rows import Row, Rows
+from experiments.training.step import State, Step, examples, places, watched
+from sail_jax.disk import StoreError
+
+AHEAD = 2  # batches prepared, and steps in flight
+METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+
+
+class Trained(NamedTuple):
+    """The state in the end, and how it went."""
+
+    state: State
+    rows: list[Row]
+    """Metrics by step, those before a resume included: loss and gradient of the parameters after
+    `step` updates, and what `evaluate` found of them, in rows of their own."""
+    seconds: float
+    """Wall time of this process's steps but the first, which compiles."""
+    step_share: float
+    """Of it spent on steps, not waiting for input, evaluating or storing; NaN for no steps."""
+    input_share: float
+    """Of it spent waiting for input; NaN for no steps."""
+
+
+def train(
+    step: Step,
+    state: State,
+    batch: Callable[[int], PyTree],
+    steps: int,
+    *,
+    directory: str | Path | None = None,
+    config: Any = None,
+    save_every: int = 1000,
+    keep: int = 2,
+    log_every: int = 10,
+    evaluate: Callable[[State], dict[str, float]] | None = None,
+    evaluate_every: int = 100,
+    place: Callable[[PyTree], PyTree] = jax.device_put,
+    say: Callable[[str], None] | None = progress.say,
+    say_every: float = 10.0,
+) -> Trained:
+    """Trains from `state`, which stays valid, to step `steps`, or from what `directory` holds.
+
+    batch: the batch of a step, of its number alone; called on a thread, `AHEAD` steps early, and
+        handed to `place` there. config: the dataclass that `directory` is for. `evaluate` sees the
+        state before every `evaluate_every`-th step and in the end. `say_every` is in seconds.
+
+    Killed at any time and called again with the same arguments it ends in the same state and rows.
+    The first SIGINT or SIGTERM stores the state before KeyboardInterrupt is raised. Raises
+    `FloatingPointError`, naming the step and what was first not finite there, within `log_every`
+    steps and before any such state is stored; and what `Checkpoints` raises.
+    """
+    for name, value in (
+        ("steps", steps), ("save_every", save_every), ("log_every", log_every),
+        ("evaluate_every", evaluate_every),
+    ):  # fmt: skip
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1; got {value}")
+    if directory is not None and config is None:
+        raise ValueError("directory: a config is needed beside it, to tell trainings apart")
+    with contextlib.ExitStack() as stack:
+        kept, path = None, None
+        if directory is not None:
+            folder = Path(directory)
+            kept = stack.enter_context(Checkpoints(folder / CHECKPOINTS, config, keep=keep))
+            path = folder / METRICS if jax.process_index() == 0 else None
+        found = kept.restore(state) if kept is not None else None
+        state = jax.tree.map(jnp.copy, state) if found is None else found
+        start = int(state.step)
+        if start > steps:
+            raise ValueError(f"steps must be at least {start}, which were taken; got {steps}")
+        rows = Rows(path, start)
+        if found is not None and say:
+            say(f"  resumed at step {start} of {steps}")
+        stopping = stack.enter_context(_signals())
+        feed = stack.enter_context(_prefetched(lambda t: place(batch(t)), start, steps))
+        clock = _Clock(start, steps, say, say_every)
+        flying: deque[tuple[int, Any, Any]] = deque()
+        taken: Any = None
+
+        def land() -> None:
+            """Waits for the oldest step in flight; looks at it if it is one of `log_every`."""
+            t, metrics, fault = flying.popleft()
+            jax.block_until_ready(fault)
+            if t % log_every == 0 or t == steps - 1:
+                checked(fault, metrics)
+                row = {"step": t, **{k: float(v) for k, v in jax.device_get(metrics).items()}}
+                rows.add(row)
+                clock.tell(t, row)
+
+        def checked(fault: Any, metrics: Any) -> None:
+            at, which = np.asarray(fault).tolist()
+            if at >= 0:
+                raise _not_finite(at, places(state, taken, metrics)[which], kept)
+
+        def store() -> None:
+            if kept is None or int(state.step) in kept.steps():
+                return
+            checked(state.fault, last)
+            bad = _first_bad(state)
+            if bad is not None:
+                raise _not_finite(int(state.step), bad, kept)
+            rows.sync()
+            kept.save(state)
+
+        last: Any = {}
+        for t in range(start, steps):
+            if stopping.is_set() or (t > start and t % save_every == 0):
+                while flying:
+                    land()
+                with clock.apart():
+                    store()
+            if stopping.is_set():
+                if kept is not None:
+                    kept.wait()
+                raise KeyboardInterrupt(_how(t, steps, directory))
+            if evaluate is not None and t % evaluate_every == 0:
+                while flying:
+                    land()
+                with clock.apart():
+                    rows.add({"step": t, **evaluate(state)})
+            with clock.waiting():
+                taken = next(feed)
+            state, last, fault = step(state, taken)
+            flying.append((t, last, fault))
+            if t == start:
+                jax.block_until_ready(fault)
+                clock.start(examples(taken))
+            while len(flying) > AHEAD:
+                land()
+        while flying:
+            land()
+        clock.stop()
+        bad = _first_bad(state)
+        if bad is not None:
+            raise _not_finite(steps, bad, kept)
+        store()
+        if evaluate is not None:
+            rows.add({"step": steps, **evaluate(state)})
+        rows.sync()
+    return Trained(state, rows.rows, clock.wall, *clock.shares())
+
+
+def _first_bad(state: State) -> str | None:
+    """What of a state is not finite, which the next step would meet."""
+    leaves = watched((), state.params, state.mutable, (), {})
+    fine = jax.device_get(_finite([leaf for _, leaf in leaves]))
+    return next((name for (name, _), ok in zip(leaves, fine, strict=True) if not ok), None)
+
+
+@jax.jit
+def _finite(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.isfinite(leaf).all() for leaf in leaves]
+
+
+def _not_finite(step: int, place: str, kept: Checkpoints | None) -> FloatingPointError:
+    stored = []
+    if kept is not None:
+        with contextlib.suppress(StoreError):  # of the two errors this one says more
+            kept.wait()
+        stored = kept.steps()
+    where = f"; step {stored[-1]} is stored and finite" if stored else ""
+    return FloatingPointError(f"step {step}: {place} is not finite, the first to be so{where}")
+
+
+def _how(step: int, steps: int, directory: Any) -> str:
+    if directory is None:
+        return f"stopped before step {step} of {steps}; nothing is stored without a directory"
+    return (
+        f"stopped before step {step} of {steps}, which {directory} holds: run the same again to "
+        "go on from there"
+    )
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """Set by the first SIGINT or SIGTERM; the second does what it did before."""
+    stopping = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopping
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def stop(*_: Any) -> None:
+        stopping.set()
+        restore()
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield stopping
+    finally:
+        restore()
+
+
+@contextlib.contextmanager
+def _prefetched(make: Callable[[int], PyTree], start: int, stop: int) -> Iterator[Iterator[PyTree]]:
+    """`make(start)`, `make(start + 1)`, ..., `AHEAD` of them made early on a thread."""
+    pool = ThreadPoolExecutor(1, "input")
+    ahead: deque[Future[PyTree]] = deque()
+
+    def batches() -> Iterator[PyTree]:
+        for t in range(start, stop):
+            while len(ahead) <= AHEAD and t + len(ahead) < stop:
+                ahead.append(pool.submit(make, t + len(ahead)))
+            yield ahead.popleft().result()
+
+    try:
+        yield batches()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class _Clock:
+    """Where the wall time goes, from the end of the first step on."""
+
+    def __init__(self, first: int, steps: int, say: Callable[[str], None] | None, every: float):
+        self.first, self.steps, self.say, self.every = first, steps, say, every
+        self.wall = self.input = self.other = 0.0
+        self.examples, self.began, self.told = 0, None, -float("inf")
+
+    def start(self, examples: int) -> None:
+        self.began, self.examples = time.perf_counter(), examples
+        self.input = self.other = 0.0
+
+    def stop(self) -> None:
+        if self.began is not None:
+            self.wall = time.perf_counter() - self.began
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.input += time.perf_counter() - start
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.other += time.perf_counter() - start
+
+    def shares(self) -> tuple[float, float]:
+        if not self.wall:
+            return float("nan"), float("nan")
+        return 1 - (self.input + self.other) / self.wall, self.input / self.wall
+
+    def tell(self, t: int, row: Row) -> None:
+        """A line of progress, if the last is `every` seconds old or this step is the last."""
+        self.stop()
+        now, done = time.perf_counter(), t - self.first
+        if not self.say or (now - self.told < self.every and t < self.steps - 1):
+            return
+        self.told = now
+        line = f"  step {t + 1}/{self.steps}  loss {row['loss']:.4g}"
+        if done and self.wall:
+            rate = done / self.wall
+            left = round((self.steps - t - 1) / rate)
+            line += (
+                f"  {rate:.3g} steps/s  {rate * self.examples:.3g} examples/s"
+                f"  {left // 60}:{left % 60:02d} left  waiting for input {self.shares()[1]:.0%}"
+            )
+        self.say(line)

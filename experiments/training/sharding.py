@@ -1,0 +1,66 @@
+"""Where the arrays of a training lie on a mesh of devices with the one axis `data`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import PyTree
+
+AXIS = "data"
+
+
+def mesh(devices: Sequence[Any] | None = None) -> Mesh:
+    """All devices in a row, or those given."""
+    some = jax.devices() if devices is None else devices
+    return jax.make_mesh((len(some),), (AXIS,), (AxisType.Auto,), devices=some)
+
+
+def replicated(mesh: Mesh, tree: PyTree) -> PyTree:
+    """Every array whole on every device: data-parallel training."""
+    return jax.tree.map(lambda _: NamedSharding(mesh, P()), tree)
+
+
+def fully_sharded(mesh: Mesh, tree: PyTree, *, least: int = 1 << 16) -> PyTree:
+    """Every array of at least `least` elements split along its longest axis that the devices divide
+    evenly (the first of equals), others whole; optimiser moments and averages lie as their
+    parameters do, having their shapes (Rajbhandari et al., 2020, ZeRO)."""
+    devices = mesh.shape[AXIS]
+
+    def rule(x: Any) -> NamedSharding:
+        splits = [i for i, length in enumerate(x.shape) if length % devices == 0]
+        if not splits or x.size < least:
+            return NamedSharding(mesh, P())
+        longest = max(splits, key=lambda i: x.shape[i])
+        return NamedSharding(mesh, P(*[None] * longest, AXIS))
+
+    return jax.tree.map(rule, tree)
+
+
+def place(tree: PyTree, shardings: PyTree) -> PyTree:
+    """The tree, which every process has whole, in new buffers laid out so."""
+    copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=shardings)
+    return copied(tree)
+
+
+def split(mesh: Mesh, batch: PyTree) -> PyTree:
+    """A batch, known to every process as a whole, shared out along its first axis.
+
+    `ValueError` names an array that the devices do not divide evenly.
+    """
+    devices, sharding = mesh.shape[AXIS], NamedSharding(mesh, P(AXIS))
+
+    def one(path: Any, x: Any) -> jax.Array:
+        x = np.asarray(x)
+        if x.ndim < 1 or x.shape[0] % devices:
+            where = jax.tree_util.keystr(path, simple=True, separator="/") or "batch"
+            raise ValueError(
+                f"{where}: {x.shape[0] if x.ndim else 1} examples cannot be shared evenly by "
+                f"{devices} devices"
+            )
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+    return jax.tree.map_with_path(one, batch)
