@@ -89,11 +89,11 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def _differences(old: Any, new: Any, at: str = "") -> list[str]:
+def differences(old: Any, new: Any, at: str = "") -> list[str]:
     """Field by field, where two JSON records disagree."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = dict.fromkeys([*new, *old])
-        below = (_differences(old.get(k), new.get(k), f"{at}.{k}" if at else k) for k in keys)
+        below = (differences(old.get(k), new.get(k), f"{at}.{k}" if at else k) for k in keys)
         return [line for lines in below for line in lines]
     return [] if old == new else [f"{at} was {json.dumps(old)}, now {json.dumps(new)}"]
 
@@ -289,10 +289,10 @@ def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
     if not (path / RECORD).exists():
         raise RefusedError(f"{path} is not empty and holds no run; choose another --out")
     record = _read_run_record(path)
-    differences = _differences({k: record[k] for k in wanted}, wanted)
-    if differences:
+    unlike = differences({k: record[k] for k in wanted}, wanted)
+    if unlike:
         raise RefusedError(
-            f"{path} holds another run ({'; '.join(differences)}); choose another --out"
+            f"{path} holds another run ({'; '.join(unlike)}); choose another --out"
         )
     if not resume:
         how = "add --resume to continue it, or choose another --out"

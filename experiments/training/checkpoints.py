@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
-from experiments.store import _differences as differences
+from experiments.store import differences
 from experiments.store import config_record
 from experiments.training.step import State
 from sail_jax import disk
