@@ -291,9 +291,7 @@ def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
     record = _read_run_record(path)
     unlike = differences({k: record[k] for k in wanted}, wanted)
     if unlike:
-        raise RefusedError(
-            f"{path} holds another run ({'; '.join(unlike)}); choose another --out"
-        )
+        raise RefusedError(f"{path} holds another run ({'; '.join(unlike)}); choose another --out")
     if not resume:
         how = "add --resume to continue it, or choose another --out"
         if record["status"] == "finished":

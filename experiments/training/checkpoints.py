@@ -20,8 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
-from experiments.store import differences
-from experiments.store import config_record
+from experiments.store import config_record, differences
 from experiments.training.step import State
 from sail_jax import disk
 from sail_jax.checkpoint.orbax import admit
