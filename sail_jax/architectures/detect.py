@@ -39,6 +39,7 @@ _MODEL_TYPES = {
         "flax_mlp": ("flax_mlp", flax.flax_mlp),
         "flax_resnet": ("flax_resnet", flax.flax_resnet),
         "flax_gpt": ("flax_gpt", flax.flax_gpt),
+        "flax_llama": ("flax_llama", flax.flax_llama),
         "flax_vit": ("flax_vit", flax.flax_vit),
     }.items()
 }
