@@ -18,6 +18,8 @@ from experiments.models.gpt import GPT
 from experiments.models.llama import Llama, rotary
 from experiments.models.presets import MODULES, PRESETS, build, config, describe
 from experiments.models.pretrained import convert, load_pretrained, module_of
+from experiments.models.resnet import ResNet
+from experiments.models.sit import SiT, sine_positions
 from sail_jax import architectures, growth
 from sail_jax.certificate import certificate, exactness
 from sail_jax.change_basis import change_basis
@@ -37,8 +39,12 @@ def same(a, b):
 
 
 @cache
-def run(module: Any):
+def jitted(module):
     return jax.jit(module.apply)
+
+
+def run(module: Any):
+    return jitted(module)
 
 
 # Presets.
@@ -50,9 +56,15 @@ INPUTS = {
 }
 
 
-def shapes(c, module=None):
-    inputs = INPUTS[c["model_type"]]
-    return jax.eval_shape((module or build(c)).init, KEY, inputs)
+def shapes(c):
+    inputs = INPUTS.get(c["model_type"])
+    if c["model_type"] == "flax_sit":
+        side = (1, c["side"], c["side"], c["channels"])
+        inputs = tuple(
+            jax.ShapeDtypeStruct(s, d)
+            for s, d in ((side, jnp.float32), ((1,), jnp.float32), ((1,), jnp.int32))
+        )
+    return jax.eval_shape(build(c).init, KEY, *(inputs if isinstance(inputs, tuple) else (inputs,)))
 
 
 def size(tree):
@@ -72,6 +84,11 @@ PUBLISHED = {
     "olmo-90m": of_llama(PRESETS["olmo-90m"]),
     # GPT-2 small as released
     "gpt2-small": 124_439_808,
+    # by hand; Ma et al. 2024 say 130M
+    "sit-b/2": 12 * (18 * 768**2 + 15 * 768)
+    + (16 * 768 + 768 + 256 * 768)
+    + (256 * 768 + 768 + 768**2 + 768 + 1001 * 768)
+    + (2 * 768**2 + 2 * 768 + 768 * 16 + 16),
     # He et al. 2016 as torchvision has them, for 1000 classes
     "resnet18": 11_689_512,
     "resnet34": 21_797_672,
@@ -125,6 +142,7 @@ def test_bad_names_and_fields():
 
 # Decoders.
 
+SIZES = ("width", "layers", "head_dim", "hidden")
 SMALL: dict[str, Any] = {
     "vocab": 17,
     "context": 8,
@@ -148,9 +166,9 @@ def variables(name):
     return drawn(DECODERS[name], WORDS)
 
 
-def drawn(module, inputs):
+def drawn(module, *inputs):
     """Variables with nothing at its initial zero or one: a mistake would not show."""
-    like = jax.eval_shape(module.init, KEY, inputs)
+    like = jax.eval_shape(module.init, KEY, *inputs)
     random = np.random.default_rng(0)
 
     def draw(path, x):
@@ -198,7 +216,7 @@ def test_dropout_is_of_training_alone():
     for made in (GPT(**sizes), Llama(**sizes)):
         v = drawn(made, WORDS)
         plain = made.clone(dropout=0.0)
-        np.testing.assert_array_equal(run(made)(v, WORDS), run(plain)(v, WORDS))
+        np.testing.assert_array_equal(jax.jit(made.apply)(v, WORDS), jax.jit(plain.apply)(v, WORDS))
         rngs = [{"dropout": jax.random.key(k)} for k in (0, 0, 1)]
         train = jax.jit(lambda v, r, made=made: made.apply(v, WORDS, True, rngs=r))
         one, again, other = (train(v, r) for r in rngs)
@@ -252,7 +270,7 @@ def certify(c, params, new_c, new, inputs):
 
     def f(named, x):
         ((name, p),) = named.items()
-        return run(made[name])(p, x)
+        return run(made[name])(p, *x)
 
     return certificate(f, {"old": params}, {"new": new}, inputs)
 
@@ -282,16 +300,142 @@ def test_twice_the_network_is_the_same_function(name):
         *(2 * c["heads"], 4, 16),
     )
     assert not plan.config.get("tied")
-    assert certify(c, params, plan.config, new, WORDS).preserved
+    assert certify(c, params, plan.config, new, (WORDS,)).preserved
 
 
 def test_larger_heads_keep_their_rotary_frequencies():
     c, params = describe(DECODERS["llama"]), variables("llama")
     new, plan = grow(params, c, {"head_dim": 8}, "lemon", require_lossless=True)
-    assert certify(c, params, plan.config, new, WORDS).preserved
+    assert certify(c, params, plan.config, new, (WORDS,)).preserved
     new, plan = grow(params, c, {"head_dim": 6}, "lemon")
     assert not plan.report.exact
-    assert not certify(c, params, plan.config, new, WORDS).preserved
+    assert not certify(c, params, plan.config, new, (WORDS,)).preserved
+
+
+# Images.
+
+IMAGES = jnp.asarray(np.random.default_rng(1).standard_normal((2, 16, 16, 3)), jnp.float32)
+RESNET = ResNet((4, 6), (1, 2), 3, stem="standard")
+SIT = SiT(side=4, channels=3, classes=5, patch=2, **{k: SMALL[k] for k in SIZES}, heads=2)
+LATENTS = (IMAGES[:, :4, :4], jnp.array([0.2, 0.7]), jnp.array([1, 5]))
+
+
+def test_stems_divide_the_image():
+    network = networks.flax_network(RESNET.apply)
+    v = drawn(RESNET, IMAGES)
+    found = jax.eval_shape(lambda v: networks.features(network, v, IMAGES), v)
+    assert found["stem"].shape == (2, 8, 8, 4)
+    assert found["stage0_block0"].shape == (2, 4, 4, 4)
+    assert found["stage1_block1"].shape == (2, 2, 2, 6)
+    small = networks.flax_network(RESNET.clone(stem="small").apply)
+    like = jax.eval_shape(RESNET.clone(stem="small").init, KEY, IMAGES)
+    found = jax.eval_shape(lambda v: networks.features(small, v, IMAGES), like)
+    assert found["stage0_block0"].shape == (2, 16, 16, 4)
+    with pytest.raises(ValueError, match="stem must be 'small' or 'standard', got 'none'"):
+        jax.eval_shape(RESNET.clone(stem="none").init, KEY, IMAGES)
+    with pytest.raises(ValueError, match=r"2 widths of stages, but blocks \(1,\)"):
+        jax.eval_shape(RESNET.clone(blocks=(1,)).init, KEY, IMAGES)
+    with pytest.raises(ValueError, match="'blocks' must name 2 stages, got"):
+        architectures.flax_resnet({"widths": [4, 6], "blocks": [1]})
+
+
+def test_running_statistics_are_updated_in_training():
+    v = drawn(RESNET, IMAGES)
+    train = jax.jit(lambda v: RESNET.apply(v, IMAGES, True, mutable=["batch_stats"]))
+    out, state = train(v)
+    assert out.shape == (2, 3)
+    old, new = (leaf_values(x["batch_stats"]) for x in (v, state))
+    assert all(np.abs(a - b).max() > 1e-6 for a, b in zip(old, new, strict=True))
+    # a tenth of the way from the old mean to that of the batch
+    stem = jax.lax.conv_general_dilated(
+        *(IMAGES, v["params"]["stem"]["kernel"], (2, 2), ((3, 3), (3, 3))),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    ).mean((0, 1, 2))
+    want = 0.9 * v["batch_stats"]["stem_bn"]["mean"] + 0.1 * stem
+    np.testing.assert_allclose(state["batch_stats"]["stem_bn"]["mean"], want, 1e-5, 1e-6)
+
+
+def leaf_values(tree):
+    return [np.asarray(x) for x in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize("to", [{"widths": [8, 12]}, {"blocks": [2, 3]}])
+def test_stages_grow_one_by_one(to):
+    c, params = describe(RESNET), drawn(RESNET, IMAGES)
+    new, plan = grow(params, c, to, "lemon", require_lossless=True)
+    assert plan.report.exact
+    key = next(iter(to))
+    assert plan.config[key] == to[key]
+    assert certify(c, params, plan.config, new, (IMAGES,)).preserved
+
+
+def test_a_new_diffusion_transformer_is_zero_and_its_blocks_the_identity():
+    v = jax.jit(SIT.init)(KEY, *LATENTS)
+    apply = jax.jit(lambda v: SIT.apply(v, *LATENTS, capture_intermediates=True, mutable=True))
+    out, state = apply(v)
+    np.testing.assert_array_equal(out, jnp.zeros((2, 4, 4, 3)))
+    blocks = [state["intermediates"][f"block_{i}"]["__call__"][0] for i in range(2)]
+    np.testing.assert_array_equal(*blocks)
+
+
+def test_velocities_stand_where_their_patches_do():
+    v = drawn(SIT, *LATENTS)
+    f = run(SIT)
+    out = f(v, *LATENTS)
+    assert out.shape == LATENTS[0].shape
+    head = jax.tree.map(jnp.zeros_like, v["params"]["head"])
+    head["bias"] = jnp.arange(12.0)
+    told = f({"params": v["params"] | {"head": head}}, *LATENTS)
+    patch = jnp.arange(12.0).reshape(2, 2, 3)
+    np.testing.assert_array_equal(told, jnp.broadcast_to(jnp.tile(patch, (2, 2, 1)), told.shape))
+    x, t, labels = LATENTS
+    for other in ((x, t + 0.1, labels), (x, t, labels - 1), (x[:, ::-1], t, labels)):
+        assert (np.abs(f(v, *other) - out).max((1, 2, 3)) > 1e-4).all()
+    with pytest.raises(ValueError, match=r"\[batch, 4, 4, 3\].* got shape \[2, 16, 16, 3\]"):
+        SIT.apply(v, IMAGES, t, labels)
+
+
+def test_sine_positions_tell_patches_apart():
+    x = sine_positions(4, 8)
+    assert x.shape == (16, 8)
+    near = np.linalg.norm(x[5] - x[[4, 6, 1, 9]], axis=1)  # its neighbours in row and column
+    np.testing.assert_allclose(near, near[0], rtol=1e-6)
+    assert np.linalg.norm(x[5] - x[10]) > near[0]
+    with pytest.raises(ValueError, match="width must be a multiple of 4 for sine positions, got 6"):
+        sine_positions(4, 6)
+
+
+def test_positions_of_patches_are_not_trained():
+    v = drawn(SIT, *LATENTS)
+    gradient = jax.jit(jax.grad(lambda v: jnp.sum(jnp.square(SIT.apply(v, *LATENTS)))))(v)["params"]
+    assert not jnp.any(gradient.pop("position_embed"))
+    # nor is a key's bias, which moves all logits of a query alike
+    keys = [gradient[f"block_{i}"]["k"].pop("bias") for i in range(2)]
+    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradient))
+    assert max(float(jnp.abs(x).max()) for x in keys) < 1e3 * EPS * largest
+    assert all(bool(jnp.any(x)) for x in jax.tree.leaves(gradient))
+
+
+def test_a_diffusion_transformer_can_be_permuted_and_grown():
+    c, params = describe(SIT), drawn(SIT, *LATENTS)
+    spec = architectures.of(c).rules(c).spec(params)
+    maps = {
+        s.name: growth.permute(jnp.roll(jnp.arange(s.size), 1))
+        for s in spec.spaces
+        if s.nonlinearity != "outer"
+    }
+    assert len(maps) == 3 + 2 * 4
+    assert exactness(spec, maps).exact
+    new = change_basis(params, spec, maps)
+    assert certify(c, params, c, new, LATENTS).preserved
+    for space in ("channel", "frequency", "label", "velocity"):
+        n = spec.space(space).size
+        assert not exactness(spec, {space: growth.permute(jnp.roll(jnp.arange(n), 1))}).exact
+    grown, plan = grow(params, c, {"width": 2, "depth": 2}, "lemon", key=KEY, require_lossless=True)
+    assert (plan.config["width"], plan.config["layers"], plan.config["heads"]) == (16, 4, 4)
+    assert certify(c, params, plan.config, grown, LATENTS).preserved
+    # an average of units, gated by an average, is no average: other multiples are not exact
+    assert not grow(params, c, {"width": 1.5}, "lemon")[1].report.exact
 
 
 # Checkpoints of Hugging Face.

@@ -11,6 +11,7 @@ from experiments.models.gpt import GPT
 from experiments.models.llama import Llama
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
+from experiments.models.sit import SiT
 from experiments.models.vit import ViT
 from sail_jax.checks import nearest
 
@@ -22,6 +23,7 @@ MODULES: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
         "flax_llama": Llama,
         "flax_mlp": MLP,
         "flax_resnet": ResNet,
+        "flax_sit": SiT,
         "flax_vit": ViT,
     }
 )
@@ -75,6 +77,16 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "resnet34": _resnet([3, 4, 6, 3]),
         "resnet18-modified": _resnet([2, 2, 2, 2], modified=True),
         "resnet34-modified": _resnet([3, 4, 6, 3], modified=True),
+        # SAIL, Appendix J: the latents of 256 x 256 images, 130M; the velocity alone, without the
+        # variances that the released code also has as outputs
+        "sit-b/2": {
+            **{"model_type": "flax_sit", "side": 32, "channels": 4, "classes": 1000, "patch": 2},
+            **{"width": 768, "layers": 12, "heads": 12, "head_dim": 64, "hidden": 3072},
+        },
+        "sit-tiny": {
+            **{"model_type": "flax_sit", "side": 8, "channels": 1, "classes": 10, "patch": 2},
+            **{"width": 32, "layers": 2, "heads": 4, "head_dim": 8, "hidden": 128},
+        },
         "resnet-tiny": {**_resnet([1, 2], modified=True), "widths": [8, 16]},
     }
 )

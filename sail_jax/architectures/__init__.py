@@ -12,6 +12,7 @@ from sail_jax.architectures.flax import (
     flax_llama,
     flax_mlp,
     flax_resnet,
+    flax_sit,
     flax_vit,
     mlp,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "flax_llama",
     "flax_mlp",
     "flax_resnet",
+    "flax_sit",
     "flax_vit",
     "forward",
     "gpt2",

@@ -5,7 +5,7 @@ Kernels are [..., in, out]; a tree may start at its collections ("params/...") o
 
 from sail_jax.architectures.table import Config, Rules, count, divided, flag, pairs, setting
 
-__all__ = ["flax_gpt", "flax_llama", "flax_mlp", "flax_resnet", "flax_vit", "mlp"]
+__all__ = ["flax_gpt", "flax_llama", "flax_mlp", "flax_resnet", "flax_sit", "flax_vit", "mlp"]
 
 
 def flax_mlp(config: Config) -> Rules:
@@ -135,6 +135,37 @@ def flax_vit(config: Config) -> Rules:
         "**head/bias": "labels",
     }
     return Rules(*_with(table, _SPACES | {"labels": "outer"}), settings=_SETTINGS, layers=_LAYERS)
+
+
+def flax_sit(config: Config) -> Rules:
+    """A diffusion transformer whose norms have no parameters of their own: shifts, scales and gates
+    are read, layer by layer, from one condition of time and class.
+
+    A gate or a scale multiplies the stream unit by unit, so that no unit of that is an average of
+    others ("odd"); the condition is read through a nonlinearity.
+    """
+    setting(config, "width")
+    table = {
+        "**patch_embed/kernel": "_ _ channel* resid",
+        "**patch_embed/bias": "resid",
+        "**position_embed": "_ resid",
+        "**time_in/kernel": "frequency* time",
+        "**time_in/bias": "time",
+        "**time_out/kernel": "time* cond",
+        "**time_out/bias": "cond",
+        "**label_embed/embedding": "label* cond",
+        **{p: a for p, a in _blocks().items() if "ln" not in p},
+        "**block_{i}/ada/kernel": "cond* _ resid",
+        "**block_{i}/ada/bias": "_ resid",
+        "**ada_out/kernel": "cond* _ resid",
+        "**ada_out/bias": "_ resid",
+        "**head/kernel": "resid* velocity",
+        "**head/bias": "velocity",
+    }
+    own = dict.fromkeys(("channel", "frequency", "label", "velocity"), "outer")
+    own |= {"resid": "layernorm odd", "cond": "elementwise", "time": "elementwise"}
+    settings = (*_SETTINGS, ("width", "cond"), ("width", "time"))
+    return Rules(*_with(table, _SPACES | own), settings=settings, layers=_LAYERS)
 
 
 _SPACES = {
