@@ -270,6 +270,24 @@ def test_shared_keys_are_keys_repeated():
         shared.clone(norm="batch").init(KEY, WORDS)
 
 
+@pytest.mark.parametrize("name", ["gpt", "llama, tied", "olmo", "sit", "resnet"])
+def test_half_precision_is_kept_throughout(name):
+    """Parameters and images in bfloat16: no submodule goes back to float32."""
+    module, inputs = {"sit": (SIT, LATENTS), "resnet": (RESNET, (IMAGES,))}.get(name) or (
+        DECODERS[name],
+        (WORDS,),
+    )
+
+    def half(x):
+        return x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    v = jax.eval_shape(lambda: jax.tree.map(half, module.init(KEY, *inputs)))
+    x = half(inputs[0]), *inputs[1:]
+    network = networks.flax_network(lambda v, x, **more: module.apply(v, *x, **more))
+    found = jax.eval_shape(lambda v: networks.features(network, v, x), v)
+    assert {f.dtype for f in found.values()} == {jnp.dtype(jnp.bfloat16)}
+
+
 # Tables.
 
 

@@ -96,7 +96,8 @@ class SiT(nn.Module):
                 f"of {self.patch} divide {self.side}: got shape {list(x.shape)}"
             )
         n, p = self.side // self.patch, self.patch
-        c = nn.Dense(self.width, name="time_in")(timestep_embedding(t, self.frequencies))
+        c = timestep_embedding(t, self.frequencies).astype(x.dtype)
+        c = nn.Dense(self.width, name="time_in")(c)
         c = nn.Dense(self.width, name="time_out")(nn.silu(c))
         c = c + nn.Embed(self.classes + 1, self.width, name="label_embed")(labels)
         x = nn.Conv(self.width, (p, p), p, "VALID", name="patch_embed")(x)
