@@ -1,16 +1,23 @@
-"""A residual network with BatchNorm (He et al. 2016), for small images."""
+"""Residual networks of two-convolution blocks with BatchNorm (He et al. 2016)."""
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Literal
 
 import flax.linen as nn
 from jaxtyping import Array, Float
 
+Stem = Literal["small", "standard"]
+
 
 class ResNet(nn.Module):
-    """A stage of `blocks` blocks per width; the first block of each but the first halves the
-    image and projects. `train` normalises by the batch and updates `batch_stats`.
+    """A stage of blocks per width, `blocks` of them, or stage by stage; the first block of each
+    stage but the first halves the image and projects. ResNet-18 has blocks (2, 2, 2, 2), ResNet-34
+    (3, 4, 6, 3). `train` normalises by the batch and updates `batch_stats`.
 
-    `inner` gives the width inside each block, stage by stage, where it is not the stage's own.
+    The "standard" stem divides the image by four, by a convolution of 7 x 7 and a pooling; "small",
+    for small images ("modified"), is a convolution of 3 x 3. `inner` gives the width inside each
+    block, stage by stage, where it is not the stage's own.
 
     >>> import jax, jax.numpy as jnp
     >>> model = ResNet(widths=(4, 8), blocks=1, outputs=10)
@@ -20,22 +27,25 @@ class ResNet(nn.Module):
     """
 
     widths: Sequence[int]
-    blocks: int
+    blocks: int | Sequence[int]
     outputs: int
     inner: Sequence[int] | None = None
+    stem: Stem = "small"
 
     @nn.compact
     def __call__(
         self, x: Float[Array, "batch height width c"], train: bool = False
     ) -> Float[Array, "batch outputs"]:
-        def norm(name):
-            return nn.BatchNorm(not train, momentum=0.9, name=name)
-
-        x = nn.relu(norm("stem_bn")(_conv(self.widths[0], "stem")(x)))
-        for s, (width, inner) in enumerate(
-            zip(self.widths, self.inner or self.widths, strict=True)
-        ):
-            for b in range(self.blocks):
+        n = len(self.widths)
+        blocks = [self.blocks] * n if isinstance(self.blocks, int) else self.blocks
+        if len(blocks) != n or len(self.inner or blocks) != n:
+            raise ValueError(f"{n} widths of stages, but blocks {blocks} and inner {self.inner}")
+        x = nn.relu(_norm(train)(name="stem_bn")(_stem(self.stem, self.widths[0])(x)))
+        if self.stem == "standard":
+            x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
+        for s, width in enumerate(self.widths):
+            inner = (self.inner or self.widths)[s]
+            for b in range(blocks[s]):
                 name = f"stage{s}_block{b}"
                 x = _Block(width, inner, project=s > 0 and b == 0, name=name)(x, train)
         return nn.Dense(self.outputs, name="head")(x.mean(axis=(1, 2)))
@@ -48,15 +58,25 @@ class _Block(nn.Module):
 
     @nn.compact
     def __call__(self, x, train: bool):
-        def norm(name):
-            return nn.BatchNorm(not train, momentum=0.9, name=name)
-
-        stride = 2 if self.project else 1
-        y = nn.relu(norm("bn1")(_conv(self.inner, "conv1", stride)(x)))
-        y = norm("bn2")(_conv(self.width, "conv2")(y))
+        norm, stride = _norm(train), 2 if self.project else 1
+        y = nn.relu(norm(name="bn1")(_conv(self.inner, "conv1", stride)(x)))
+        y = norm(name="bn2")(_conv(self.width, "conv2")(y))
         if self.project:
-            x = norm("proj_bn")(nn.Conv(self.width, (1, 1), 2, use_bias=False, name="proj")(x))
+            x = nn.Conv(self.width, (1, 1), 2, use_bias=False, name="proj")(x)
+            x = norm(name="proj_bn")(x)
         return nn.relu(x + y)
+
+
+def _norm(train: bool):
+    return partial(nn.BatchNorm, not train, momentum=0.9)
+
+
+def _stem(stem: Stem, width: int) -> nn.Conv:
+    if stem == "standard":
+        return nn.Conv(width, (7, 7), 2, ((3, 3), (3, 3)), use_bias=False, name="stem")
+    if stem == "small":
+        return _conv(width, "stem")
+    raise ValueError(f"stem must be 'small' or 'standard', got {stem!r}")
 
 
 def _conv(width: int, name: str, stride: int = 1) -> nn.Conv:

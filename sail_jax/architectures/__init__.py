@@ -7,7 +7,15 @@
 from sail_jax.architectures import forward
 from sail_jax.architectures.detect import Architecture, of
 from sail_jax.architectures.draft import Draft, Question, draft
-from sail_jax.architectures.flax import flax_gpt, flax_mlp, flax_resnet, flax_vit, mlp
+from sail_jax.architectures.flax import (
+    flax_gpt,
+    flax_llama,
+    flax_mlp,
+    flax_resnet,
+    flax_sit,
+    flax_vit,
+    mlp,
+)
 from sail_jax.architectures.table import Rules
 from sail_jax.architectures.text import bert, gpt2, llama, roberta, t5
 from sail_jax.architectures.vision import clip, vit
@@ -21,8 +29,10 @@ __all__ = [
     "clip",
     "draft",
     "flax_gpt",
+    "flax_llama",
     "flax_mlp",
     "flax_resnet",
+    "flax_sit",
     "flax_vit",
     "forward",
     "gpt2",

@@ -39,6 +39,8 @@ _MODEL_TYPES = {
         "flax_mlp": ("flax_mlp", flax.flax_mlp),
         "flax_resnet": ("flax_resnet", flax.flax_resnet),
         "flax_gpt": ("flax_gpt", flax.flax_gpt),
+        "flax_llama": ("flax_llama", flax.flax_llama),
+        "flax_sit": ("flax_sit", flax.flax_sit),
         "flax_vit": ("flax_vit", flax.flax_vit),
     }.items()
 }

@@ -3,9 +3,9 @@
 Kernels are [..., in, out]; a tree may start at its collections ("params/...") or inside one.
 """
 
-from sail_jax.architectures.table import Config, Rules, count, flag, pairs, setting
+from sail_jax.architectures.table import Config, Rules, count, divided, flag, pairs, setting
 
-__all__ = ["flax_gpt", "flax_mlp", "flax_resnet", "flax_vit", "mlp"]
+__all__ = ["flax_gpt", "flax_llama", "flax_mlp", "flax_resnet", "flax_sit", "flax_vit", "mlp"]
 
 
 def flax_mlp(config: Config) -> Rules:
@@ -33,15 +33,19 @@ def _mlp(config: Config, layer: str, last: str) -> Rules:
 
 def flax_resnet(config: Config) -> Rules:
     """A ResNet with BatchNorm, its running statistics in `batch_stats`; `config` has `widths`,
-    one per stage, `blocks` per stage, and may have `inner`, the widths inside the blocks. A
-    stage is one space; its first block projects.
+    one per stage, `blocks` of each stage or a list of them by stage, and may have `inner`, the
+    widths inside the blocks. A stage is one space; its first block projects.
 
     A running variance is a gain: it stays beside its unit, with neither sign nor scale.
     """
-    stages, blocks = len(_widths(config)), count(config, "blocks")
+    stages, listed = len(_widths(config)), setting(config, "blocks")
+    each = isinstance(listed, list | tuple)
+    if each and len(listed) != stages:
+        raise ValueError(f"the configuration's 'blocks' must name {stages} stages, got {listed!r}")
+    blocks = [count({"blocks": n}, "blocks") for n in (listed if each else [listed] * stages)]
     table = {"**stem/kernel": "_ _ image* stage.0", **_batchnorm("**stem_bn", "stage.0")}
     for s in range(stages):
-        for b in range(blocks):
+        for b in range(blocks[s]):
             x, source = f"**stage{s}_block{b}/", f"stage.{s - (s > 0 and b == 0)}"
             hidden, out = f"hidden.{s}.{b}", f"stage.{s}"
             table[f"{x}conv1/kernel"] = f"_ _ {source}* {hidden}"
@@ -57,6 +61,8 @@ def flax_resnet(config: Config) -> Rules:
     settings = tuple((f"widths.{s}", f"stage.{s}") for s in range(stages))
     settings += tuple((f"inner.{s}", f"hidden.{s}.{{b}}") for s in range(stages))
     layers = {"blocks": "**stage{s}_block{i}/"}
+    if each:
+        layers = {f"blocks.{s}": f"**stage{s}_block{{i}}/" for s in range(stages)}
     return Rules(*_with(table, spaces), settings=settings, layers=layers)
 
 
@@ -80,6 +86,44 @@ def flax_gpt(config: Config) -> Rules:
     return Rules(*_with(table, _SPACES | {"vocab": "outer"}), settings=_SETTINGS, layers=_LAYERS)
 
 
+def flax_llama(config: Config) -> Rules:
+    """A decoder of RMSNorm, SwiGLU and rotary positions, whose units are told apart; `config` has
+    `heads` and `head_dim`, and may have `kv_heads` (each serving a group of queries), `tied`, and
+    `norm`: "rmsnorm", or "layernorm" without parameters."""
+    tied, norm = flag(config, "tied", default=False), setting(config, "norm", default="rmsnorm")
+    if norm not in ("rmsnorm", "layernorm"):
+        raise ValueError(
+            f"the configuration's 'norm' must be 'rmsnorm' or 'layernorm', got {norm!r}"
+        )
+    heads = count(config, "heads")
+    shared = count(config, "kv_heads", default=heads)
+    group = divided(heads, shared, "kv_heads among heads")
+    size = count(config, "head_dim")
+    x = "**block_{i}/"
+    table = {
+        "**token_embed/embedding": "vocab* resid | vocab resid*" if tied else "vocab* resid",
+        f"{x}q/kernel": "resid* (head.{i} group.{i} qk.{i})",
+        f"{x}k/kernel": "resid* (head.{i} qk.{i}*)",
+        f"{x}v/kernel": "resid* (head.{i} v.{i})",
+        f"{x}o/kernel": "(head.{i} group.{i} v.{i})* resid",
+        f"{x}{{gate,up}}/kernel": "resid* hidden.{i}",
+        f"{x}down/kernel": "hidden.{i}* resid",
+    }
+    if norm == "rmsnorm":
+        table |= {f"{x}norm_{{1,2}}/scale": "diag(resid)", "**norm/scale": "diag(resid)"}
+    if not tied:
+        table["**unembed/kernel"] = "resid* vocab"
+    own = {"resid": norm, "group.{i}": "elementwise", "qk.{i}": "outer", "vocab": "outer"}
+    settings = [(k, v) for k, v in _SETTINGS if k != "heads"]
+    settings += [("kv_heads", "head.{i}"), ("heads", "head.{i} group.{i}")]
+    return Rules(
+        *_with(table, _SPACES | own)[:2],
+        {"head.{i}": shared, "group.{i}": group, "qk.{i}": size, "v.{i}": size},
+        settings=tuple(settings),
+        layers=_LAYERS,
+    )
+
+
 def flax_vit(config: Config) -> Rules:
     """A vision transformer: convolved patches, the mean of the last norm classified."""
     table = {
@@ -91,6 +135,37 @@ def flax_vit(config: Config) -> Rules:
         "**head/bias": "labels",
     }
     return Rules(*_with(table, _SPACES | {"labels": "outer"}), settings=_SETTINGS, layers=_LAYERS)
+
+
+def flax_sit(config: Config) -> Rules:
+    """A diffusion transformer whose norms have no parameters of their own: shifts, scales and gates
+    are read, layer by layer, from one condition of time and class.
+
+    A gate or a scale multiplies the stream unit by unit, so that no unit of that is an average of
+    others ("odd"); the condition is read through a nonlinearity.
+    """
+    setting(config, "width")
+    table = {
+        "**patch_embed/kernel": "_ _ channel* resid",
+        "**patch_embed/bias": "resid",
+        "**position_embed": "_ resid",
+        "**time_in/kernel": "frequency* time",
+        "**time_in/bias": "time",
+        "**time_out/kernel": "time* cond",
+        "**time_out/bias": "cond",
+        "**label_embed/embedding": "label* cond",
+        **{p: a for p, a in _blocks().items() if "ln" not in p},
+        "**block_{i}/ada/kernel": "cond* _ resid",
+        "**block_{i}/ada/bias": "_ resid",
+        "**ada_out/kernel": "cond* _ resid",
+        "**ada_out/bias": "_ resid",
+        "**head/kernel": "resid* velocity",
+        "**head/bias": "velocity",
+    }
+    own = dict.fromkeys(("channel", "frequency", "label", "velocity"), "outer")
+    own |= {"resid": "layernorm odd", "cond": "elementwise", "time": "elementwise"}
+    settings = (*_SETTINGS, ("width", "cond"), ("width", "time"))
+    return Rules(*_with(table, _SPACES | own), settings=settings, layers=_LAYERS)
 
 
 _SPACES = {

@@ -1,0 +1,230 @@
+"""Checkpoints of Hugging Face in the parameters of our modules: GPT-2, Llama, OLMo (1)."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import DTypeLike, PyTree
+
+from experiments.models.gpt import GPT
+from experiments.models.llama import Llama
+from experiments.models.presets import describe
+from sail_jax.architectures.table import Config, count, divided, flag
+from sail_jax.checkpoint import load_checkpoint
+from sail_jax.trees import path_str
+
+__all__ = ["Pretrained", "convert", "load_pretrained", "module_of"]
+
+_BLOCK = r"block_(\d+)/"
+
+# our leaf and theirs, {} being the layer; of a fused tensor, which third
+_GPT2 = {
+    "token_embed/embedding": "wte.weight",
+    "position_embed": "wpe.weight",
+    "block_{}/ln_1/scale": "h.{}.ln_1.weight",
+    "block_{}/ln_1/bias": "h.{}.ln_1.bias",
+    **{
+        f"block_{{}}/{ours}/{leaf}": f"h.{{}}.attn.c_attn.{theirs}:{part}"
+        for part, ours in enumerate("qkv")
+        for leaf, theirs in (("kernel", "weight"), ("bias", "bias"))
+    },
+    "block_{}/o/kernel": "h.{}.attn.c_proj.weight",
+    "block_{}/o/bias": "h.{}.attn.c_proj.bias",
+    "block_{}/ln_2/scale": "h.{}.ln_2.weight",
+    "block_{}/ln_2/bias": "h.{}.ln_2.bias",
+    "block_{}/in/kernel": "h.{}.mlp.c_fc.weight",
+    "block_{}/in/bias": "h.{}.mlp.c_fc.bias",
+    "block_{}/out/kernel": "h.{}.mlp.c_proj.weight",
+    "block_{}/out/bias": "h.{}.mlp.c_proj.bias",
+    "ln/scale": "ln_f.weight",
+    "ln/bias": "ln_f.bias",
+    "unembed/kernel": "lm_head.weight",
+}
+_LLAMA = {
+    "token_embed/embedding": "embed_tokens.weight",
+    "block_{}/norm_1/scale": "layers.{}.input_layernorm.weight",
+    **{f"block_{{}}/{n}/kernel": f"layers.{{}}.self_attn.{n}_proj.weight" for n in "qkvo"},
+    "block_{}/norm_2/scale": "layers.{}.post_attention_layernorm.weight",
+    **{
+        f"block_{{}}/{n}/kernel": f"layers.{{}}.mlp.{n}_proj.weight" for n in ("gate", "up", "down")
+    },
+    "norm/scale": "norm.weight",
+    "unembed/kernel": "lm_head.weight",
+}
+# buffers that some releases saved with the parameters
+_BUFFERS = re.compile(r".*\.attn\.(masked_)?bias|.*rotary_emb\.inv_freq")
+
+
+class Pretrained(NamedTuple):
+    """A module, its variables, and its configuration (`flax_gpt` or `flax_llama`)."""
+
+    module: nn.Module
+    variables: PyTree
+    config: dict[str, Any]
+
+
+def load_pretrained(
+    path: str | Path,
+    *,
+    vocab: int | None = None,
+    context: int | None = None,
+    dtype: DTypeLike = jnp.float32,
+) -> Pretrained:
+    """The network of a local folder that holds `config.json` and the weights.
+
+    - vocab: of the tokens that it is to read; a checkpoint may have it padded to the next 512;
+    - context: the longest sequence that it is to read; the positions it has are kept where None.
+
+    Raises ValueError in one sentence for a model that our modules are not, for a vocabulary or
+    positions that do not fit, and as `convert`.
+    """
+    folder = Path(path)
+    told = folder / "config.json"
+    if not told.is_file():
+        raise ValueError(f"{folder}: expected a folder with config.json and the weights beside it")
+    try:
+        config = json.loads(told.read_text())
+    except ValueError as error:
+        raise ValueError(f"{told} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{told}: expected an object, got {type(config).__name__}")
+    module = module_of(config)
+    if vocab is not None and not vocab <= module.vocab <= -(-vocab // 512) * 512:
+        raise ValueError(
+            f"{folder}: the checkpoint's vocabulary has {module.vocab} tokens, the data's {vocab}"
+        )
+    if context is not None and context > module.context:
+        raise ValueError(
+            f"{folder}: sequences of {context} were asked for, but the checkpoint has positions "
+            f"for {module.context}"
+        )
+    variables = convert(load_checkpoint(folder), module, dtype=dtype)
+    return Pretrained(module, variables, describe(module))
+
+
+def module_of(config: Config) -> GPT | Llama:
+    """The module that a configuration of Hugging Face describes.
+
+    Raises ValueError, naming the entry, for what our modules do not compute.
+    """
+    kind = config.get("model_type")
+    if kind == "gpt2":
+        return _gpt2(config)
+    if kind in ("llama", "olmo"):
+        return _llama(config)
+    raise ValueError(f"'model_type' must be 'gpt2', 'llama' or 'olmo', got {kind!r}")
+
+
+def _gpt2(config: Config) -> GPT:
+    _demand(config, "activation_function", "gelu_new", "gelu_pytorch_tanh")
+    _demand(config, "scale_attn_weights", True)
+    _demand(config, "scale_attn_by_inverse_layer_idx", False)
+    _demand(config, "add_cross_attention", False)
+    width, heads = count(config, "n_embd"), count(config, "n_head")
+    return GPT(
+        vocab=count(config, "vocab_size"),
+        context=count(config, "n_positions"),
+        width=width,
+        layers=count(config, "n_layer"),
+        heads=heads,
+        head_dim=divided(width, heads, "n_head heads in n_embd units"),
+        hidden=count(config, "n_inner", default=4 * width),
+        tied=flag(config, "tie_word_embeddings", default=True),
+        layer_norm_eps=config.get("layer_norm_epsilon", 1e-5),
+    )
+
+
+def _llama(config: Config) -> Llama:
+    olmo = config["model_type"] == "olmo"
+    _demand(config, "hidden_act", "silu")
+    _demand(config, "attention_bias", False)
+    _demand(config, "mlp_bias", False)
+    _demand(config, "clip_qkv", None)
+    rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
+    rope |= {"rope_type": rope.get("rope_type", rope.get("type", "default"))}
+    _demand(rope, "rope_type", "default")
+    width, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
+    size = count(config, "head_dim", default=0)
+    return Llama(
+        vocab=count(config, "vocab_size"),
+        context=count(config, "max_position_embeddings", default=2048),
+        width=width,
+        layers=count(config, "num_hidden_layers"),
+        heads=heads,
+        head_dim=size or divided(width, heads, "num_attention_heads heads in hidden_size units"),
+        hidden=count(config, "intermediate_size"),
+        kv_heads=count(config, "num_key_value_heads", default=heads),
+        tied=flag(config, "tie_word_embeddings", default=False),
+        norm="layernorm" if olmo else "rmsnorm",
+        rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
+        rms_norm_eps=1e-5 if olmo else config.get("rms_norm_eps", 1e-6),
+    )
+
+
+def _demand(config: Config, key: str, *known: Any) -> None:
+    """The entry is one of the values known, the first of which is what not stating it means."""
+    value = config.get(key, known[0])
+    if value not in known:
+        expected = " or ".join(map(repr, known))
+        raise ValueError(f"the configuration's {key!r} must be {expected} here, got {value!r}")
+
+
+def convert(
+    tensors: Mapping[str, Any], module: GPT | Llama, *, dtype: DTypeLike = jnp.float32
+) -> PyTree:
+    """The variables of a module from tensors by their Hugging Face names.
+
+    Raises ValueError, naming it, for a tensor that is missing, is left over, or has another shape,
+    and for a head beside tied embeddings that is not them.
+    """
+    gpt = isinstance(module, GPT)
+    names, prefix = (_GPT2, "transformer.") if gpt else (_LLAMA, "model.")
+    left = {name.removeprefix(prefix): x for name, x in tensors.items()}
+    left = {name: x for name, x in left.items() if not _BUFFERS.fullmatch(name)}
+    have = dict(left)
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), tokens)
+
+    def leaf(path: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+        ours = path_str(path).removeprefix("params/")
+        layer = re.match(_BLOCK, ours)
+        theirs = names[re.sub(_BLOCK, "block_{}/", ours)].format(layer and layer[1])
+        theirs, _, part = theirs.partition(":")
+        if theirs not in have:
+            raise ValueError(f"the checkpoint has no tensor {theirs!r}, which {ours!r} is to hold")
+        left.pop(theirs, None)
+        x = _laid_out(np.asarray(have[theirs]), theirs, ours, part, like.shape, gpt)
+        return jnp.asarray(x, dtype)
+
+    variables = jax.tree.map_with_path(leaf, shapes)
+    if module.tied and "lm_head.weight" in left:
+        table = have["wte.weight" if gpt else "embed_tokens.weight"]
+        if not np.array_equal(left.pop("lm_head.weight"), table):
+            raise ValueError("'lm_head.weight' differs from the embeddings, which are said to tie")
+    if left:
+        raise ValueError(f"the checkpoint has {min(left)!r}, for which the network has no place")
+    return variables
+
+
+def _laid_out(
+    x: np.ndarray, theirs: str, ours: str, part: str, shape: tuple[int, ...], gpt: bool
+) -> np.ndarray:
+    """Their tensor in our layout: [in, out] of GPT-2's blocks, else [out, in]; heads apart."""
+    want = shape
+    if ours.endswith("/kernel"):
+        reads = len(want) - 1 if ours.endswith("o/kernel") else 1
+        want = (int(np.prod(want[:reads])), int(np.prod(want[reads:])))
+    elif "bias" in ours:
+        want = (int(np.prod(want)),)
+    turned = ours.endswith("/kernel") and (not gpt or theirs == "lm_head.weight")
+    stored = want[::-1] if turned else (*want[:-1], 3 * want[-1]) if part else want
+    if x.shape != stored:
+        raise ValueError(f"tensor {theirs!r}: expected shape {list(stored)}, got {list(x.shape)}")
+    x = x.T if turned else np.split(x, 3, axis=-1)[int(part)] if part else x
+    return x.reshape(shape)

@@ -1,0 +1,113 @@
+"""SiT (Ma et al. 2024): a transformer of latents whose blocks a time and a class modulate, by
+adaLN-zero (Peebles and Xie 2023), for the velocity of an interpolant (SAIL, Appendix J)."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from experiments.models.attention import attend
+
+
+def timestep_embedding(t: Float[Array, "batch"], size: int) -> Float[Array, "batch size"]:
+    """Cosines and sines of 1000 t at frequencies from 1 to 1/10000, for times from 0 to 1."""
+    frequencies = jnp.exp(-math.log(10000.0) * jnp.arange(size // 2) / (size // 2))
+    angles = 1000.0 * t[:, None] * frequencies
+    return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
+
+
+def sine_positions(side: int, width: int) -> Float[np.ndarray, "side*side width"]:
+    """Sines and cosines of column, then of row, a quarter of the width each."""
+    if width % 4:
+        raise ValueError(f"width must be a multiple of 4 for sine positions, got {width}")
+    frequencies = 10000.0 ** (-np.arange(width // 4) / (width // 4))
+    row, column = np.divmod(np.arange(side * side), side)
+    parts = [f(x[:, None] * frequencies) for x in (column, row) for f in (np.sin, np.cos)]
+    return np.concatenate(parts, axis=-1).astype(np.float32)
+
+
+class _Block(nn.Module):
+    heads: int
+    head_dim: int
+    hidden: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch time width"], c: Float[Array, "batch width"]):
+        width = x.shape[-1]
+        change = _modulation(6, width, "ada")(nn.silu(c))[:, :, None]
+        shift, scale, gate, shift_2, scale_2, gate_2 = jnp.moveaxis(change, 1, 0)
+        y = _norm("ln_1")(x) * (1 + scale) + shift
+        q, k, v = (nn.DenseGeneral((self.heads, self.head_dim), name=n)(y) for n in "qkv")
+        y = nn.DenseGeneral(width, axis=(-2, -1), name="o")(attend(q, k, v))
+        x = x + gate * y
+        y = _norm("ln_2")(x) * (1 + scale_2) + shift_2
+        y = nn.Dense(width, name="out")(nn.gelu(nn.Dense(self.hidden, name="in")(y)))
+        return x + gate_2 * y
+
+
+def _norm(name: str) -> nn.Module:
+    return nn.LayerNorm(use_bias=False, use_scale=False, name=name)
+
+
+def _modulation(n: int, width: int, name: str) -> nn.Module:
+    """What a condition does to a stream: `n` vectors of its width, zero at the start."""
+    return nn.DenseGeneral((n, width), kernel_init=nn.initializers.zeros, name=name)
+
+
+class SiT(nn.Module):
+    """The velocity of latents [batch, side, side, channels] at times from 0 to 1, given labels; the
+    label `classes` is that of no class, for guidance. Every block is the identity and the velocity
+    zero at the start. Positions are not trained: leave them out of weight decay.
+
+    Features: every submodule's output, of "block_0" and so on [batch, patch, width].
+
+    >>> sizes = dict(width=8, layers=1, heads=2, head_dim=4, hidden=16)
+    >>> model = SiT(side=4, channels=3, classes=10, patch=2, **sizes)
+    >>> inputs = jnp.zeros((5, 4, 4, 3)), jnp.zeros(5), jnp.zeros(5, int)
+    >>> model.apply(model.init(jax.random.key(0), *inputs), *inputs).shape
+    (5, 4, 4, 3)
+    """
+
+    side: int
+    channels: int
+    classes: int
+    patch: int
+    width: int
+    layers: int
+    heads: int
+    head_dim: int
+    hidden: int
+    frequencies: int = 256
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "batch side side channels"],
+        t: Float[Array, "batch"],
+        labels: Int[Array, "batch"],
+    ) -> Float[Array, "batch side side channels"]:
+        want = (self.side, self.side, self.channels)
+        if x.shape[1:] != want or self.side % self.patch:
+            raise ValueError(
+                f"latents must be [batch, {self.side}, {self.side}, {self.channels}], and patches "
+                f"of {self.patch} divide {self.side}: got shape {list(x.shape)}"
+            )
+        n, p = self.side // self.patch, self.patch
+        c = timestep_embedding(t, self.frequencies).astype(x.dtype)
+        c = nn.Dense(self.width, name="time_in")(c)
+        c = nn.Dense(self.width, name="time_out")(nn.silu(c))
+        c = c + nn.Embed(self.classes + 1, self.width, name="label_embed")(labels)
+        x = nn.Conv(self.width, (p, p), p, "VALID", name="patch_embed")(x)
+        sines = jnp.asarray(sine_positions(n, self.width))
+        positions = self.param("position_embed", lambda _: sines)
+        x = x.reshape(len(x), n * n, -1) + jax.lax.stop_gradient(positions)
+        for i in range(self.layers):
+            x = _Block(self.heads, self.head_dim, self.hidden, name=f"block_{i}")(x, c)
+        shift, scale = jnp.moveaxis(_modulation(2, self.width, "ada_out")(nn.silu(c)), 1, 0)
+        x = _norm("ln")(x) * (1 + scale[:, None]) + shift[:, None]
+        x = nn.Dense(p * p * self.channels, kernel_init=nn.initializers.zeros, name="head")(x)
+        x = x.reshape(len(x), n, n, p, p, self.channels)
+        return x.transpose(0, 1, 3, 2, 4, 5).reshape(len(x), *want)
