@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import shlex
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -317,9 +318,17 @@ def _deliver_again(lost: Any) -> None:
     """An interrupt that lands in a finaliser or a garbage collector's callback (JAX has one) cannot
     be raised there, and would be lost: it is delivered again a moment later."""
     if lost.exc_type is KeyboardInterrupt:
-        threading.Timer(0.05, _thread.interrupt_main).start()
+        threading.Timer(0.05, _interrupt).start()
     else:
         sys.__unraisablehook__(lost)
+
+
+def _interrupt() -> None:
+    """A signal that wakes the main thread from whatever it waits for, where the system has them."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """What `growth_training` trains: a network and the examples it learns from, and how it learns."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,11 +20,6 @@ from sail_jax.maps import SpaceMap
 from sail_jax.spaces import Spec
 
 TASKS = {"text": "flax_gpt", "digits_mlp": "flax_mlp", "digits_resnet": "flax_resnet"}
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "flax_gpt": GPT,
-    "flax_mlp": MLP,
-    "flax_resnet": ResNet,
-}
 SIDE = 8  # pixels of an image
 
 
@@ -69,12 +64,6 @@ class Masked(NamedTuple):
         stream = [n for n in maps if "layernorm" in self.spec.space(n).nonlinearity.split()]
         weights = jnp.where(growth.grown(maps[stream[0]]), mask, 1.0) if stream else None
         return growth.mask_units(variables, self.spec, maps, mask), weights
-
-
-def network(sizes: Mapping[str, Any]) -> nn.Module:
-    """The model of a configuration: its fields, and which model as `model_type`."""
-    kind, fields = sizes["model_type"], {k: v for k, v in sizes.items() if k != "model_type"}
-    return MODELS[kind](**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 
 def init(net: nn.Module, data: Data, key: PRNGKeyArray) -> PyTree:

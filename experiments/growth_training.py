@@ -25,6 +25,7 @@ from experiments import growth_tasks as tasks
 from experiments import growth_ways as ways
 from experiments import validate
 from experiments.data import digits, text
+from experiments.models import presets
 from experiments.progress import Stage
 from experiments.registry import nearest
 from experiments.store import direct
@@ -241,7 +242,7 @@ def _keys(config: Config, seed: int) -> jax.Array:
 
 def _source(config: Config, data: list[tasks.Data], seed: int) -> dict[str, Any]:
     first, batches = _keys(config, seed)[:2]
-    net = tasks.network(config.network(large=False))
+    net = presets.build(config.network(large=False))
     variables = tasks.init(net, data[seed], first)
     state = tasks.ADAM.init(variables["params"])
     schedule = config.schedule(config.source_steps)
@@ -256,7 +257,7 @@ def _large(
     """Grows a small network by a method, or starts from scratch, and trains the large one."""
     first, batches, grow = _keys(config, seed)[2:]
     small, large = config.network(large=False), config.network(large=True)
-    net = tasks.network(large)
+    net = presets.build(large)
     one = jax.tree.map(lambda leaf: leaf[seed], dict(source))
     kept = type(tasks.ADAM.init({}))(*(one[k] for k in ("count", "mu", "nu")))
     if method == ways.SCRATCH:
@@ -296,7 +297,7 @@ def _dataset(config: Config, source: Mapping[str, Any], found: Mapping[str, Any]
         below = partial(first_below, level=level[m, seed], every=config.every)
         steps[m, seed], scratch[m, seed] = below(loss[m, seed]) + ahead[m], below(loss[0, seed])
     cost = [
-        tasks.flops(tasks.network(sizes), ways.shapes(sizes), config.batch)
+        tasks.flops(presets.build(sizes), ways.shapes(sizes), config.batch)
         for sizes in (config.network(large=False), config.network(large=True))
     ]
     spent, earlier = cost[1] * scratch, cost[0] * config.source_steps

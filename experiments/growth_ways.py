@@ -8,7 +8,8 @@ import jax
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
-from experiments.growth_tasks import ADAM, Data, Masked, draw, evaluate, network
+from experiments.growth_tasks import ADAM, Data, Masked, draw, evaluate
+from experiments.models.presets import build
 from sail_jax import architectures, change_basis, growth
 from sail_jax.growth import learned, networks
 from sail_jax.maps import SpaceMap
@@ -68,7 +69,7 @@ def shapes(sizes: Mapping[str, Any]) -> PyTree:
         "flax_mlp": jax.ShapeDtypeStruct((1, 64), float),
         "flax_resnet": jax.ShapeDtypeStruct((1, 8, 8, 1), float),
     }
-    return jax.eval_shape(network(sizes).init, jax.random.key(0), inputs[sizes["model_type"]])
+    return jax.eval_shape(build(sizes).init, jax.random.key(0), inputs[sizes["model_type"]])
 
 
 def masked(source: Mapping[str, Any], target: Mapping[str, Any]) -> Masked:
@@ -155,7 +156,7 @@ def _learn(
     how: Learning, source: Any, target: Any, variables: PyTree, data: Data, key: PRNGKeyArray
 ) -> PyTree:
     source, target = dict(source), dict(target)
-    net, (first, second) = network(target), jax.random.split(key)
+    net, (first, second) = build(target), jax.random.split(key)
     deepens = target.get("layers") != source.get("layers")
     if deepens:
         variables = growth.stack_layers(variables, LAYERS_OF)

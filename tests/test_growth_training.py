@@ -12,6 +12,7 @@ from experiments import growth_training as gt
 from experiments import growth_ways as ways
 from experiments import store, style
 from experiments.data import text
+from experiments.models import presets
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 TINY = gt.Config.tiny()
@@ -55,7 +56,7 @@ _loss = jax.jit(lambda *args: tasks.evaluate(*args)[0], static_argnums=(0, 3))
 def _perturbed(config):
     """Data, and the small network of a config with no leaf at its initial zeros or ones."""
     (data,) = tasks.load(config.task, 0, 1, context=config.context, held_out=32)
-    net = tasks.network(config.network(large=False))
+    net = presets.build(config.network(large=False))
     batch = tasks.draw(net, data, jax.random.key(0), 1)
     variables = jax.jit(net.init)(jax.random.key(0), batch.inputs)
     rng = np.random.default_rng(0)
@@ -80,7 +81,7 @@ def test_lossless_growth_starts_at_the_loss_of_the_source(config, method, lossle
     grown = ways.grow(method, variables, state, *sizes, jax.random.key(1), move=False)
     assert grown.exact == lossless
     source = _loss(net, variables, data.held_out)
-    large = tasks.network(sizes[1])
+    large = presets.build(sizes[1])
     loss = _loss(large, grown.variables, data.held_out)
     # float32 forward passes; what is not lossless is far from it
     assert bool(abs(loss - source) < 10 * EPS**0.5) == lossless
@@ -103,7 +104,7 @@ def test_learned_maps_lower_the_loss():
     for steps in (1, 20):
         how = ways.Learning("sail", steps, 8, 1e-2)
         grown = ways.learn(how, variables, *sizes, data, jax.random.key(1))
-        net = tasks.network(sizes[1])
+        net = presets.build(sizes[1])
         losses.append(_loss(net, grown.variables, data.held_out))
     assert losses[1] < losses[0]
 
@@ -182,12 +183,12 @@ def test_steps_are_saved_at_the_lowest_loss_both_reach():
 
 def test_flops_count_what_is_applied():
     sizes = gt.Config().network(large=True)
-    net, shapes = tasks.network(sizes), ways.shapes(sizes)
+    net, shapes = presets.build(sizes), ways.shapes(sizes)
     n, block = 64, 12 * 64**2 + 13 * 64  # matrices, and biases and norms
     want = 6 * 16 * 64 * (2 * block + 2 * n + n * text.VOCAB)
     assert tasks.flops(net, shapes, 16) == want
     sizes = RESNET.network(large=False)
-    net, shapes = tasks.network(sizes), ways.shapes(sizes)
+    net, shapes = presets.build(sizes), ways.shapes(sizes)
     fine = 9 * 4 + 2 * 9 * 16 + 3 * 8
     coarse = 9 * 4 * 8 + 9 * 8 * 8 + 4 * 8 + 3 * 16
     assert tasks.flops(net, shapes, 1) == 6 * (64 * fine + 16 * coarse + 8 * 10 + 10)
@@ -199,7 +200,7 @@ def test_msg_starts_as_the_source_and_ends_unmasked():
     sizes = GPT.network(large=False), GPT.network(large=True)
     grown = ways.grow("msg", variables, state, *sizes, jax.random.key(1), move=False)
     assert grown.masked is not None
-    net = tasks.network(sizes[1])
+    net = presets.build(sizes[1])
     whole = _loss(net, grown.variables, data.held_out)
     source = _loss(small, variables, data.held_out)
     for mask, to_source, to_whole in ((0.0, True, False), (0.5, False, False), (1.0, False, True)):

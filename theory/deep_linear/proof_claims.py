@@ -156,7 +156,7 @@ def _alignment_bound(key: Array, quick: bool) -> Estimate:
     return Estimate(float(max(ratios)), tolerance=1e-6)
 
 
-def _row(
+def row(
     name: str,
     statement: str,
     source: str,
@@ -173,7 +173,7 @@ _RIDGE, _LARGE = 0.3, 100_000
 _AT = f"n={N}, d={D}"
 
 CLAIMS: tuple[Claim, ...] = (
-    _row(
+    row(
         "eq22/printed",
         "the Gaussian initialisation of App. D.1 satisfies (22): largest λ is positive",
         "eq. (22), App. D.1",
@@ -184,7 +184,7 @@ CLAIMS: tuple[Claim, ...] = (
         expected=False,
         note="so the theorems do not apply to the paper's networks",
     ),
-    _row(
+    row(
         "eq22/corrected",
         "W_l = √(L-l+1) · orthogonal, |W_L| = 1 satisfies (22): largest λ",
         "eq. (22)",
@@ -192,7 +192,7 @@ CLAIMS: tuple[Claim, ...] = (
         1.0,
         _assumption(False),
     ),
-    _row(
+    row(
         "eq44/printed",
         "A ≽ 0, D ≽ 0 ⇒ (A+D)² ≽ A²: least eigenvalue of the difference is ≥ 0",
         "eqs. (43), (44)",
@@ -203,7 +203,7 @@ CLAIMS: tuple[Claim, ...] = (
         expected=False,
         note="squaring is not monotone; (46) holds all the same",
     ),
-    _row(
+    row(
         "eq44/corrected",
         "σ_min(AB) ≥ σ_min(A) σ_min(B) for square A, B, which gives (46) from (45) without (44)",
         "eqs. (43), (44), corrected",
@@ -212,7 +212,7 @@ CLAIMS: tuple[Claim, ...] = (
         _product_floor,
         relation=">=",
     ),
-    _row(
+    row(
         "eq46/exact",
         "λ_min(ΦᵀΦ) ≥ (α²λ)^(L-1) along training, Φ = W_1…W_(L-1): least ratio",
         "eqs. (42)-(46)",
@@ -222,7 +222,7 @@ CLAIMS: tuple[Claim, ...] = (
         relation=">=",
         note="tolerance: drift of D_l, O(rate²)",
     ),
-    _row(
+    row(
         "T3.4-norm/exact",
         "Φ → β_s vᵀ with |v| = |β_s|^((L-1)/L - 1)",
         "Thm 3.4, eqs. (73)-(77)",
@@ -230,7 +230,7 @@ CLAIMS: tuple[Claim, ...] = (
         2 ** (-1 / 3),
         _feature_norm,
     ),
-    _row(
+    row(
         "eq69/exact",
         "1 - (v_l·u_(l+1))² ≤ α² C_l / s_(l+1)²: largest ratio",
         "Lemma B.1, eqs. (69), (70)",
@@ -240,7 +240,7 @@ CLAIMS: tuple[Claim, ...] = (
         relation="<=",
         note="with operator norms where (70) prints their squares",
     ),
-    _row(
+    row(
         "eq90/exact",
         "what the data cannot see of W_1 stays as it was: largest change of (I-P) W_1",
         "eqs. (82), (90)",
@@ -249,7 +249,7 @@ CLAIMS: tuple[Claim, ...] = (
         _frozen,
         note="tolerance: float64 rounding",
     ),
-    _row(
+    row(
         "eq96/exact",
         "E|Pβ|² = n/d",
         "eq. (96)",
@@ -257,7 +257,7 @@ CLAIMS: tuple[Claim, ...] = (
         N / D,
         _over_designs(lambda gram: gram[:, 0, 0]),
     ),
-    _row(
+    row(
         "eq102/printed",
         "E tr X⁺ᵀX⁺ = γ/(1-γ) at finite n, d",
         "eqs. (97)-(102)",
@@ -267,7 +267,7 @@ CLAIMS: tuple[Claim, ...] = (
         expected=False,
         note="the limit n, d -> inf",
     ),
-    _row(
+    row(
         "eq102/exact",
         "E tr X⁺ᵀX⁺ = n/(d-n-1)",
         "eqs. (97)-(102), corrected",
@@ -275,7 +275,7 @@ CLAIMS: tuple[Claim, ...] = (
         N / (D - N - 1),
         _over_designs(lambda gram: gram[:, 2, 2]),
     ),
-    _row(
+    row(
         "eq113/exact",
         "E b = cos θ: the refitted scale of β_s is unbiased",
         "eqs. (112), (113)",
@@ -283,7 +283,7 @@ CLAIMS: tuple[Claim, ...] = (
         float(jnp.cos(1.0)),
         _source_fit,
     ),
-    _row(
+    row(
         "eq120/exact",
         "E 1/|z|² = 1/(n-2), z ~ N(0, I_n)",
         "eqs. (115)-(120)",
@@ -292,7 +292,7 @@ CLAIMS: tuple[Claim, ...] = (
         _over_chi2(N, lambda u: 1 / u),
         note="(117) lacks a minus sign in the exponent",
     ),
-    _row(
+    row(
         "eq138/limit",
         "I₁(n, λ) = E[|z|²/(|z|²+nλ)²] → 1/(n(1+λ)²): their ratio",
         "eqs. (129), (138)",
@@ -300,7 +300,7 @@ CLAIMS: tuple[Claim, ...] = (
         1.0,
         _over_chi2(_LARGE, lambda u: _LARGE * (1 + _RIDGE) ** 2 * u / (u + _LARGE * _RIDGE) ** 2),
     ),
-    _row(
+    row(
         "eq139/limit",
         "I₁(n+2, λ) = E[|z|⁴/(|z|²+nλ)²] → 1/(1+λ)²",
         "eqs. (129), (139)",
@@ -308,7 +308,7 @@ CLAIMS: tuple[Claim, ...] = (
         1 / (1 + _RIDGE) ** 2,
         _over_chi2(_LARGE, lambda u: (u / (u + _LARGE * _RIDGE)) ** 2),
     ),
-    _row(
+    row(
         "eq140/limit",
         "I₂(n, λ) = E[|z|²/(|z|²+nλ)] → 1/(1+λ)",
         "eqs. (130), (140)",
@@ -316,7 +316,7 @@ CLAIMS: tuple[Claim, ...] = (
         1 / (1 + _RIDGE),
         _over_chi2(_LARGE, lambda u: u / (u + _LARGE * _RIDGE)),
     ),
-    _row(
+    row(
         "eq144/exact",
         "E⟨ν, (I-P)β_s⟩ = 0",
         "eqs. (143), (144)",
@@ -325,7 +325,7 @@ CLAIMS: tuple[Claim, ...] = (
         _over_designs(lambda gram: -gram[:, 0, 1]),
         note="the sum in (143) runs to d-n, not n-d",
     ),
-    _row(
+    row(
         "T3.6-law/exact",
         "R_sc = Beta((d-n)/2, n/2) + σ² χ²_n/χ²_(d-n+1): √draws · sup|F - F̂| ≤ 1.95",
         "Thm 3.6, the whole law",

@@ -8,7 +8,6 @@ scan of (13), which `eq13/exact` and `eq13-lower` check on data.
 from collections.abc import Callable
 from functools import partial
 from math import cos, pi, sin
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from jaxtyping import Array
 from theory import problems
 from theory.claims import Claim, Estimate, Simulate
 from theory.deep_linear import networks, risks
+from theory.deep_linear.proof_claims import row
 from theory.deep_linear.sparsification_claims import conserved
 
 PAPER = "features-are-fate"
@@ -122,24 +122,11 @@ def _scan(
     return simulate
 
 
-def _row(
-    name: str,
-    statement: str,
-    source: str,
-    domain: str,
-    predicted: float,
-    simulate: Simulate,
-    **more: Any,
-) -> Claim:
-    at = f"{PAPER} {source}"
-    return Claim(f"{PAPER}/{name}", statement, at, domain, lambda: predicted, simulate, **more)
-
-
 _DRIFT = "tolerance: descent of rate .005 leaves the flow by O(rate)"
 _AT = f"d={D}, L={DEPTH}, α={ALPHA}, pretraining at 10 times"
 
 CLAIMS: tuple[Claim, ...] = (
-    _row(
+    row(
         "eq54/exact",
         "|W_l|²_F - |W_L|²_F = α²(|W̄_l|²_F - |W̄_L|²_F): minus the largest error",
         "eqs. (52)-(54)",
@@ -148,7 +135,7 @@ CLAIMS: tuple[Claim, ...] = (
         _over_training(_traces, tolerance=RATE),
         note=_DRIFT,
     ),
-    _row(
+    row(
         "eq59/printed",
         "|W_l|²_op ≥ |W̄_L|²_op + α²(|W̄_L|²_op - |W̄_l|²_op): least excess",
         "eq. (59)",
@@ -159,7 +146,7 @@ CLAIMS: tuple[Claim, ...] = (
         expected=False,
         note="W̄_L for W_L: at the start every layer is of order α",
     ),
-    _row(
+    row(
         "eq59/corrected",
         "|W_l|²_op ≥ |W_L|²_op + α²(|W̄_L|²_op - |W̄_l|²_op): least excess",
         "eqs. (55)-(59)",
@@ -169,7 +156,7 @@ CLAIMS: tuple[Claim, ...] = (
         relation=">=",
         note=_DRIFT,
     ),
-    _row(
+    row(
         "eq62/printed",
         "v_lᵀD_l v_l ≤ α²|D̄_l|²_op: least excess of the right side",
         "eqs. (62), (65), (66), (68), (70)",
@@ -180,7 +167,7 @@ CLAIMS: tuple[Claim, ...] = (
         expected=False,
         note="a norm is squared that is not",
     ),
-    _row(
+    row(
         "eq62/corrected",
         "v_lᵀD_l v_l ≤ α²|D̄_l|_op: least excess of the right side",
         "eqs. (61)-(68), (70), corrected",
@@ -190,7 +177,7 @@ CLAIMS: tuple[Claim, ...] = (
         relation=">=",
         note=_DRIFT,
     ),
-    _row(
+    row(
         "eq71/exact",
         "Π s_l² ≥ |ŷ|²/|X|²_op > 0 at the end of training: their ratio",
         "eqs. (71), (72)",
@@ -199,7 +186,7 @@ CLAIMS: tuple[Claim, ...] = (
         _bounded_away,
         relation=">=",
     ),
-    _row(
+    row(
         "eq13-over/exact",
         "γ > 1: linear transfer hurts iff γ - 1 > σ²/sin²θ",
         "after eq. (13)",
@@ -207,7 +194,7 @@ CLAIMS: tuple[Claim, ...] = (
         3 - float(1 + 0.5**2 / sin(pi / 4) ** 2),
         _scan(1.0, 3.0, pi / 4, 0.5),
     ),
-    _row(
+    row(
         "eq13-noiseless/exact",
         "σ = 0: linear transfer hurts iff cos²θ < γ < 1, of loads below 1",
         "after eq. (13)",
@@ -215,7 +202,7 @@ CLAIMS: tuple[Claim, ...] = (
         1 - cos(1.0) ** 2,
         _scan(0.0, 1.0, 1.0, 0.0),
     ),
-    _row(
+    row(
         "eq13-anomalous/exact",
         "θ = π/2: transfer is positive all the same, for γ within σ² of 1",
         "after eq. (13)",
