@@ -250,8 +250,11 @@ def test_a_real_signal_stops_a_real_run_with_130(call, tmp_path):
 def test_an_interrupt_that_python_cannot_raise_is_delivered_again():
     """One that lands in a callback of the garbage collector, where exceptions are ignored."""
     code = """
-        import gc, sys, time
+        import gc, signal, sys, time
         from experiments import cli
+
+        # a shell ignores interrupts in what it runs in the background, this test perhaps
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
         def interrupted(phase, info):
             gc.callbacks.remove(interrupted)
