@@ -14,9 +14,11 @@ that nothing is judged on. Its questions come as files; offline, held-out text a
 and generated arithmetic is at chance for networks that have seen none.
 """
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any, Literal, get_args
 
 import jax
@@ -24,10 +26,10 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
+from experiments import sail_language_checkpoints, validate
 from experiments import sail_language_data as data
 from experiments import sail_language_parts as parts
-from experiments import validate
-from experiments.data import text, tokens
+from experiments.data import text
 from experiments.findings import Finding
 from experiments.models import presets
 from experiments.progress import Stage
@@ -129,14 +131,14 @@ class Config:
     """The tokenizer.json of byte-level BPE by which questions become tokens (GPT-2's, OLMo's)."""
     checkpoints: tuple[str, ...] | None = None
     """Folders of checkpoints (GPT-2, Llama, OLMo of Hugging Face) to merge, instead of training:
-    the first is theta_1, the mean of the others theta_2; all of the text at `data` is the target."""
+    the first is theta_1, the mean of the others theta_2; the text at `data` is the target."""
     at_once: int = 32
     """Blocks evaluated side by side: memory."""
     shard: Shard = "data"
     """With several devices: 'no', batches shared out ('data'), or weights too ('full')."""
 
     def __post_init__(self) -> None:
-        validate.at_least(self, replicates=3, gammas=3, context=2, width=1, layers=2, heads=2)
+        validate.at_least(self, replicates=3, gammas=3, context=2, width=1, layers=1, heads=1)
         validate.at_least(self, narrow_heads=1, shallow_layers=1, distance_blocks=4, every=1)
         validate.at_least(self, batch=1, warmup=0, learn_steps=1, validation=1, held_out=2)
         validate.at_least(self, items=1, choices=2, ending=1, at_once=1, steps=self.warmup + 1)
@@ -162,12 +164,14 @@ class Config:
             ("steps", self.steps % self.every == 0, f"a multiple of every = {self.every}"),
             ("floor", 0 <= self.floor <= 1, "in [0, 1], a share of the rate"),
             ("heads", self.model or self.width % self.heads == 0, f"a divisor of {self.width}"),
-            ("narrow_heads", self.narrow_heads < sizes["heads"], f"below {sizes['heads']}"),
-            ("shallow_layers", self.shallow_layers < sizes["layers"], f"below {sizes['layers']}"),
+            ("narrow_heads", "narrow" not in self.sources or self.narrow_heads < sizes["heads"],
+             f"below {sizes['heads']}, the target's"),
+            ("shallow_layers", "shallow" not in self.sources
+             or self.shallow_layers < sizes["layers"], f"below {sizes['layers']}, the target's"),
             ("ending", self.ending < self.context, f"below context = {self.context}"),
-            ("context", self.context <= sizes["context"], f"at most {sizes['context']}, the "
-             "positions of the model"),
-            ("series", len(shares) > 1 and 0 < shares[0] and list(shares) == sorted(shares)
+            ("context", self.context <= sizes["context"],
+             f"at most {sizes['context']}, the positions of {self.model}"),
+            ("series", len(shares) > 1 and shares[0] > 0 and list(shares) == sorted(shares)
              and shares[-1] < 1 and len(set(self.series_steps)) == len(shares),
              "two or more shares between 0 and 1 that rise, of different steps"),
             ("alpha", 0 <= self.alpha <= 1, "in [0, 1]"),
@@ -176,6 +180,17 @@ class Config:
         for field, holds, what in checks:
             if not holds:
                 raise ValueError(f"{field} must be {what}; got {getattr(self, field)}")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Those that the ways are made of."""
+        needed = {name for way in self.ways for name in parts.MADE_OF[way]}
+        return tuple(name for name in parts.SOURCES if name in needed | {"one", "two"})
+
+    @property
+    def pairs(self) -> tuple[str, ...]:
+        """The lines that are swept: through theta_1 and theta_2, and through grown sources."""
+        return ("sweep", "grown") if "grown" in self.ways else ("sweep",)
 
     @property
     def series_steps(self) -> tuple[int, ...]:
@@ -207,10 +222,11 @@ class Config:
     def tiny(cls) -> "Config":
         """Seconds, for tests."""
         sizes: dict[str, Any] = {"context": 16, "width": 8, "batch": 4, "ending": 4, "at_once": 8}
-        short: dict[str, Any] = {"source_steps": 40, "steps": 20, "every": 10, "warmup": 5}
+        short: dict[str, Any] = {"source_steps": 40, "steps": 40, "every": 10, "warmup": 5}
         few: dict[str, Any] = {"items": 16, "validation": 8, "held_out": 16, "gammas": 7}
         less: dict[str, Any] = {"source_blocks": 200, "distance_blocks": 40, "learn_steps": 5}
-        return cls(replicates=3, **sizes, **short, **few, **less)
+        ways = tuple(way for way in parts.WAYS if way not in ("ligo", "grown"))
+        return cls(replicates=3, ways=ways, layers=1, **sizes, **short, **few, **less)
 
     @classmethod
     def paper(cls) -> "Config":
@@ -225,26 +241,29 @@ class Config:
         rest: dict[str, Any] = {"validation": 256, "distance_blocks": 2000, "ending": 64}
         return cls(**sizes, **small, **long, **table, **many, **rest, compute="bfloat16")
 
+    @classmethod
+    def of_checkpoints(cls) -> "Config":
+        """Checkpoints on disk, merged: give `checkpoints`, a `data` tokenised for them, and for
+        `questions` their `tokenizer`. Repetitions draw the held-out blocks anew."""
+        sizes: dict[str, Any] = {"context": 256, "ending": 64, "validation": 32, "held_out": 64}
+        return cls(checkpoints=(), items=100, at_once=4, **sizes)
+
 
 PRESETS: dict[str, Callable[[], Config]] = {
     "default": Config,
     "paper": Config.paper,
+    "checkpoints": Config.of_checkpoints,
     "tiny": Config.tiny,
 }
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Sources, weights, and training on the target: stages for each seed and way."""
+    if config.checkpoints is not None:
+        return sail_language_checkpoints.run(config, stage)
     corpus = data.load(config, config.network("target")["vocab"])
     _check(config, corpus)
-    learners = {
-        "source": parts.learner(config, config.network("target"), config.source_steps),
-        "target": parts.learner(config, config.network("target"), config.steps),
-        **{
-            name: parts.learner(config, config.network(name), config.source_steps)
-            for name in ("narrow", "shallow")
-        },
-    }
+    learners = parts.learners(config)
     found: list[dict[str, Any]] = []
     for seed in range(config.replicates):
         learn = partial(parts.learn_sources, config, learners, corpus, seed)
@@ -288,28 +307,22 @@ def _dataset(
     ways, tasks = list(config.ways), list(corpus.questions)
     loss = np.stack([over(lambda one, w=w: one["ways"][w]["loss"]) for w in ways]).astype(float)
     right = np.stack([over(lambda one, w=w: one["ways"][w]["accuracy"]) for w in ways])
-    pair = 2 * config.source_steps * cost.step["target"]
-    small = config.source_steps * (cost.step["narrow"] + cost.step["shallow"])
-    search = config.gammas * cost.validation
-    # FLOPs before training: of the sources, and of what is done with them
-    before = {
-        parts.SCRATCH: (0.0, 0.0),
-        "ligo": (
-            config.source_steps * cost.step["narrow"],
-            config.learn_steps * cost.step["target"],
-        ),
-        "uniform": (pair, 0.0),
-        "greedy": (pair, 3 * cost.validation),
-        "distance": (pair, 0.0),
-        "sweep": (pair, search),
-        "grown": (small, search),
+    each, step = config.source_steps, cost.step["target"]
+    made = lambda way: sum(cost.step[parts.SHAPE[n]] for n in parts.MADE_OF[way])  # noqa: E731
+    # before training: FLOPs of the sources, and of what is done with them
+    search = {
+        "ligo": config.learn_steps * step,
+        "greedy": 3 * cost.validation,
+        "sweep": config.gammas * cost.validation,
+        "grown": config.gammas * cost.validation,
     }
-    earlier, ahead = np.array([before[w] for w in ways]).T / cost.step["target"]
+    earlier = np.array([each * made(way) for way in ways]) / step
+    ahead = np.array([search.get(way, 0.0) for way in ways]) / step
     saved = savings(loss, config.every, ahead=ahead)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = 1 - saved.steps / saved.scratch_steps
         whole = 1 - (saved.steps + earlier[:, None]) / saved.scratch_steps
-    per_seed, kinds = ("way", "seed"), ("sweep", "grown")
+    per_seed, kinds = ("way", "seed"), config.pairs
     chosen = lambda name: over(lambda one: one["chosen"][name]).astype(float)  # noqa: E731
     return xr.Dataset(
         {
@@ -335,7 +348,7 @@ def _dataset(
                 ("seed", "checkpoint", "of"),
                 over(lambda one: one["series"]).astype(float),
             ),
-            "step_flops": ("network", [cost.step[n] for n in ("target", "narrow", "shallow")]),
+            "step_flops": ("network", list(cost.step.values())),
         },
         {
             "way": ways,
@@ -348,7 +361,7 @@ def _dataset(
             "text": ["validation", "held out"],
             "checkpoint": [*map(str, config.series_steps), "mean"],
             "of": ["D_1", "D_t"],
-            "network": ["target", "narrow", "shallow"],
+            "network": list(cost.step),
             "source": ["one", "two"],
         },
         {
@@ -363,18 +376,20 @@ def _dataset(
     )
 
 
+def _told(dataset: xr.Dataset) -> ModuleType:
+    if "model" in dataset.coords:
+        return sail_language_checkpoints
+    return importlib.import_module("experiments.sail_language_findings")
+
+
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """The paper's claims that this tests."""
-    from experiments import sail_language_findings
-
-    return sail_language_findings.findings(dataset)
+    return _told(dataset).findings(dataset)
 
 
 def summary(dataset: xr.Dataset) -> str:
     """Weights, losses, what is saved, answers; and each claim with its verdict."""
-    from experiments import sail_language_findings
-
-    return sail_language_findings.summary(dataset)
+    return _told(dataset).summary(dataset)
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from experiments import choice_scores
 from experiments import proximal_sweep as line
-from experiments.data import choices, text, tokens
+from experiments.data import choices, gpt2_tokens, text, tokens
 from experiments.data.choices import Packed
 from experiments.data.tokens import Batch, Ids
 from sail_jax import distances
@@ -40,8 +40,7 @@ class Corpus(NamedTuple):
 def load(config: "Config", vocab: int) -> Corpus:
     """The corpus of a config: at `config.data`, or the source of Python's standard library.
 
-    Where models are given and not trained, all of the text is the target. ValueError, naming the
-    field, for a text that is too short or has another vocabulary.
+    ValueError, naming the field, for a text that is too short or has another vocabulary.
     """
     if config.data is None:
         found = text.load()
@@ -60,10 +59,9 @@ def load(config: "Config", vocab: int) -> Corpus:
             f"context must be below {shortest}, the tokens of the text; got {config.context}"
         )
     means, of_kept = (tokens.block_means(part, config.context) for part in (train, kept))
-    thresholds = np.percentile(means, PERCENTILES) if not config.checkpoints else np.full(2, -1.0)
+    thresholds = np.percentile(means, PERCENTILES)
     parts = text.by_mean(means[:, None], thresholds)
-    kept_parts = text.by_mean(of_kept[:, None], thresholds)
-    low, high = (kept_parts[k] for k in (2 if config.checkpoints else 0, 2))
+    low, _, high = text.by_mean(of_kept[:, None], thresholds)
     room = min(len(low), len(high) - config.validation)
     if config.held_out > room:
         raise ValueError(
@@ -73,25 +71,26 @@ def load(config: "Config", vocab: int) -> Corpus:
     rng = np.random.default_rng((config.seed, 0))
     low, high = rng.permutation(low), rng.permutation(high)
     count, first = config.held_out, config.validation
-    take = partial(_blocks, kept, config.context)
-    held = take(high[first : first + count])
+    of = partial(take, kept, config.context)
+    held = of(high[first : first + count])
     return Corpus(
         train,
         vocab,
         parts,
-        take(high[:first]),
+        of(high[:first]),
         held,
-        take(low[:count]),
-        _questions(config, held, vocab),
+        of(low[:count]),
+        questions(config, held, vocab),
     )
 
 
-def _blocks(line: Ids, context: int, which: Int[np.ndarray, " n"]) -> Batch:
+def take(line: Ids, context: int, which: Int[np.ndarray, " n"]) -> Batch:
+    """Some blocks of a text, and the token after each of theirs."""
     rows = np.asarray(line[which[:, None] * context + np.arange(context + 1)], np.int32)
     return Batch(rows[:, :-1], rows[:, 1:])
 
 
-def _questions(config: "Config", held: Batch, vocab: int) -> dict[str, Packed]:
+def questions(config: "Config", held: Batch, vocab: int) -> dict[str, Packed]:
     """How held-out blocks of the target go on; and those of the file, or generated arithmetic
     where the tokens are the characters of the offline text."""
     asked = choice_scores.continuations(
@@ -104,12 +103,12 @@ def _questions(config: "Config", held: Batch, vocab: int) -> dict[str, Packed]:
     found = {"continuation": asked}
     if config.questions is not None:
         some = choices.read(config.questions)[: config.items]
-        encode = text.encode if config.tokenizer is None else text.encode
+        encode = text.encode if config.tokenizer is None else gpt2_tokens.load(config.tokenizer)
         packed = choices.pack(some, encode, config.context)
         if packed.tokens.max() >= vocab:
             raise ValueError(
-                f"tokenizer: it has the token {packed.tokens.max()}, the networks' vocabulary is "
-                f"{vocab}"
+                f"tokenizer: it has the token {packed.tokens.max()}, but the networks' vocabulary "
+                f"ends at {vocab - 1}"
             )
         found["file"] = packed
     elif config.data is None:
@@ -153,8 +152,7 @@ def weight(config: "Config", corpus: Corpus, seed: int) -> float:
     parts = (*sources(config, corpus, seed), corpus.parts[2])
     count = config.distance_blocks
     samples = [
-        _blocks(corpus.train, config.context, rng.permutation(part)[:count]).inputs
-        for part in parts
+        take(corpus.train, config.context, rng.permutation(part)[:count]).inputs for part in parts
     ]
     found, squared = _measured(config.distance, samples)
     return line.weight(found, squared=squared)

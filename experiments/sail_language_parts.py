@@ -40,7 +40,14 @@ WAYS = {
     "sweep": "SAIL, γ by sweep",
     "grown": "SAIL, other shapes",
 }
+MADE_OF = {
+    SCRATCH: (),
+    "ligo": ("narrow",),
+    **dict.fromkeys(("uniform", "greedy", "distance", "sweep"), ("one", "two")),
+    "grown": ("narrow", "shallow"),
+}
 SOURCES = ("one", "two", "narrow", "shallow")
+SHAPE = {"one": "target", "two": "target", "narrow": "narrow", "shallow": "shallow"}
 PART = {"one": 0, "two": 1, "narrow": 0, "shallow": 1}  # the source text that each learns from
 
 
@@ -86,6 +93,17 @@ def learner(config: "Config", sizes: Mapping[str, Any], steps: int) -> Learner:
     step = make_step(stateless(loss), training, where)
     spread = lambda state: layout.place(state, where)  # noqa: E731
     return Learner(sizes, net, training, step, partial(layout.split, mesh), spread)
+
+
+def learners(config: "Config") -> dict[str, Learner]:
+    """Of the target, and of its source of each name; those that are alike are one."""
+    made: dict[Any, Learner] = {}
+    wanted = {"target": ("target", config.steps)}
+    wanted |= {name: (SHAPE[name], config.source_steps) for name in config.sources}
+    for what in wanted.values():
+        if what not in made:
+            made[what] = learner(config, config.network(what[0]), what[1])
+    return {name: made[what] for name, what in wanted.items()}
 
 
 @partial(jax.jit, static_argnums=0)
@@ -192,9 +210,8 @@ def learn_sources(
     the checkpoints of the first one's run and of their mean (the last)."""
     key, blocks = keys(config, seed), data.sources(config, corpus, seed)
     found: dict[str, Any] = {}
-    for name in SOURCES:
-        part = PART[name]
-        use = learners["source" if name in ("one", "two") else name]
+    for name in config.sources:
+        part, use = PART[name], learners[name]
         stops = (*(config.series_steps if name == "one" else ()), config.source_steps)
         models, _ = trained(
             config,
@@ -228,10 +245,9 @@ def choose(
     """The weights of the first source, by eq. 11 and by the loss along the line through the
     sources, of the target's shape and of other shapes; and which models the greedy soup takes."""
     net, gamma = learner.net, config.gamma()
-    pairs = {
-        "sweep": [sources["one"], sources["two"]],
-        "grown": of_target_shape(config, sources, seed),
-    }
+    pairs = {"sweep": [sources["one"], sources["two"]]}
+    if "grown" in config.pairs:
+        pairs["grown"] = of_target_shape(config, sources, seed)
     found: dict[str, Any] = {"distance": data.weight(config, corpus, seed)}
     for name, pair in pairs.items():
         losses = [
@@ -334,7 +350,7 @@ def costs(config: "Config", learners: Mapping[str, Learner]) -> Costs:
     shape = jax.ShapeDtypeStruct((config.batch, config.context), np.int32)
     batch = Batch(shape, shape)  # type: ignore[arg-type]
     step = {}
-    for name in ("target", "narrow", "shallow"):
+    for name in dict.fromkeys(["target", *(SHAPE[name] for name in config.sources)]):
         one = learners[name]
         state = jax.eval_shape(
             lambda key, one=one: init(one.training, initial(one.net, key)["params"], key),
