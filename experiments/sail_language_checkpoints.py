@@ -15,6 +15,7 @@ from experiments.data.choices import Packed
 from experiments.data.tokens import Batch
 from experiments.findings import Finding, judged, stated, told
 from experiments.models.pretrained import Pretrained, load_pretrained
+from experiments.sail_language_findings import perplexity
 from experiments.sail_start import brought, merged
 from sail_jax.soups import greedy_soup
 
@@ -126,7 +127,7 @@ def measure(
         *models,
         merged(models, np.full(count, 1 / count)),
         soup.params,
-        merged([models[0], rest], [best, 1 - best]),
+        merged([models[0], rest], np.array([best, 1 - best])),
     ]
     return {
         "loss": np.array([loss(m, held_out) for m in every]),
@@ -171,7 +172,7 @@ def summary(dataset: xr.Dataset) -> str:
         )
         return (
             f"{name} {stated(one['loss'], 3, sign=False)} nats (perplexity "
-            f"{stated(np.exp(one['loss']), sign=False)}; right answers: {right})"
+            f"{stated(perplexity(one), sign=False)}; right answers: {right})"
         )
 
     said = "; ".join(of(name) for name in dataset["model"].values.astype(str))

@@ -7,7 +7,7 @@ from matplotlib.ticker import LogLocator
 
 from experiments import style
 from experiments.findings import mean_and_error
-from experiments.sail_language_findings import COLUMNS, PUBLISHED, TABLE_2
+from experiments.sail_language_findings import COLUMNS, PUBLISHED, TABLE_2, perplexity
 from experiments.sail_language_parts import SCRATCH, WAYS
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ def _band(ax: "Axes", x: np.ndarray, values: "xr.DataArray", **look) -> None:
 def _perplexity(dataset: "xr.Dataset") -> "Figure":
     """Over steps; from scratch begins far above, where the axis of the right panel ends."""
     fig, axes = style.figure(1, 2, width=4.4, height=3.9)
-    steps, perplexity = dataset["step"].values, np.exp(dataset["loss"])
+    steps, value = dataset["step"].values, perplexity(dataset)
     for ax in axes[0]:
         for way in _ways(dataset):
             look = {"color": COLORS[way], "label": WAYS[way]}
-            _band(ax, steps, perplexity.sel(way=way), **look)
+            _band(ax, steps, value.sel(way=way), **look)
         ax.set_xlabel("steps on the target D$_t$")
         ax.set_ylabel("held-out perplexity per token")
     axes[0, 0].set_yscale("log")
@@ -69,9 +69,9 @@ def _perplexity(dataset: "xr.Dataset") -> "Figure":
     axes[0, 0].yaxis.set_major_formatter("{x:g}")
     axes[0, 0].yaxis.set_minor_formatter("")
     axes[0, 0].set_title("all of it")
-    final = perplexity.isel(step=-1)
+    final = value.isel(step=-1)
     low, high = float(final.min()), float(final.max())
-    late = perplexity.isel(step=slice(dataset.sizes["step"] // 3, None))
+    late = value.isel(step=slice(dataset.sizes["step"] // 3, None))
     top = max(high, float(late.max()))
     axes[0, 1].set_ylim(low - 0.08 * (top - low), top + 0.05 * (top - low))
     axes[0, 1].set_title("the end")
@@ -198,7 +198,7 @@ def _checkpoints(dataset: "xr.Dataset") -> "Figure":
     tasks = dataset["task"].values.astype(str)
     height = max(3.2, 1.2 + 0.34 * len(names))
     fig, axes = style.figure(1, 2 + len(tasks), width=3.6, height=height)
-    quantities = [("held-out perplexity per token", np.exp(dataset["loss"]))]
+    quantities = [("held-out perplexity per token", perplexity(dataset))]
     quantities += [
         (f"right answers, {task} (%)", 100 * dataset["accuracy"].sel(task=task)) for task in tasks
     ]

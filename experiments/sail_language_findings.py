@@ -93,7 +93,7 @@ def _near(dataset: "xr.Dataset") -> Finding:
         f"γ by eq. 11 is within {NEAR:g} of the sweep's optimum",
         f"γ* = {PUBLISHED} closely aligns with the optimum (Fig. 2b, after 50 to 200 steps)",
         here,
-        NEAR - np.abs(predicted - best).values,
+        NEAR - abs(predicted - best).values,
     )
 
 
@@ -128,10 +128,8 @@ def _answers(dataset: "xr.Dataset", ways: set[str]) -> list[Finding]:
     paper += f" % ({_OLMO})"
     known = [way for way in COLUMNS if way in ways]
     if len(known) < len(COLUMNS):
-        here = [
-            Finding(where, claim, paper, "not measured", "not tested") for claim in (best, order)
-        ]
-        return here
+        missing = "not measured", "not tested"
+        return [Finding(where, claim, paper, *missing) for claim in (best, order)]
     right = dataset["accuracy"].sel(when="after", task=asked(dataset))
     of = {way: right.sel(way=way) for way in COLUMNS}
     here = ", ".join(
@@ -140,7 +138,7 @@ def _answers(dataset: "xr.Dataset", ways: set[str]) -> list[Finding]:
     here += f" % ({asked(dataset)}, {dataset.attrs['items']} items at most)"
     others = np.max([of[way].values for way in COLUMNS[:-1]], axis=0)
     values = np.stack([of[way].values for way in COLUMNS])
-    tau = [stats.kendalltau(PRINTED, column).statistic for column in values.T]
+    tau = np.array([stats.kendalltau(PRINTED, column)[0] for column in values.T])
     said = f"τ = {stated(right.isel(way=0).copy(data=tau))}"
     return [
         judged(where, best, paper, here, of["sweep"].values - others),
@@ -161,6 +159,11 @@ def _series(dataset: "xr.Dataset") -> Finding:
     )
 
 
+def perplexity(dataset: "xr.Dataset") -> "xr.DataArray":
+    """exp of the loss, of each seed."""
+    return dataset["loss"].copy(data=np.exp(dataset["loss"].values))
+
+
 def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
     """By way: loss before and after training, perplexity, steps and compute saved, answers."""
     rows = [("way", "step 0", "last", "perplexity", "steps saved", "with sources", "answers")]
@@ -171,7 +174,7 @@ def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
         cells = (
             stated(one["loss"].isel(step=0), 3, sign=False),
             stated(last, 3, sign=False),
-            stated(np.exp(last), sign=False),
+            stated(perplexity(one).isel(step=-1), sign=False),
             stated(one["saved"], 0),
             f"{stated(100 * one['compute_saved_with_sources'], 0)} %",
             f"{stated(right, 1, sign=False)} %",

@@ -116,9 +116,9 @@ def held_out_loss(net: nn.Module, variables: PyTree, blocks: Batch, at_once: int
     """The mean over all blocks, `at_once` of them at a time."""
 
     def one(block: Batch) -> Array:
-        return next_token_loss(net, variables, Batch(*(row[None] for row in block)))
+        return next_token_loss(net, variables, jax.tree.map(lambda row: row[None], block))
 
-    rows = Batch(*map(jnp.asarray, blocks))
+    rows = jax.tree.map(jnp.asarray, blocks)
     return jax.lax.map(one, rows, batch_size=min(at_once, len(rows.inputs))).mean()
 
 
@@ -288,7 +288,7 @@ def started(
     if way == "ligo":
         return _ligo(config, corpus, sources["narrow"], seed)
     if way == "uniform":
-        return merged(pair, [0.5, 0.5])
+        return merged(pair, np.array([0.5, 0.5]))
     if way == "greedy":
         return _greedy(learner.net, pair, corpus, config.at_once).params
     if way == "grown":
@@ -296,7 +296,7 @@ def started(
     gamma = float(chosen[way])
     if np.isnan(gamma):  # eq. 11 has no weight where the sources' texts are the same
         gamma = 0.5
-    return merged(pair, [gamma, 1 - gamma])
+    return merged(pair, np.array([gamma, 1 - gamma]))
 
 
 def _ligo(config: "Config", corpus: Corpus, variables: PyTree, seed: int) -> PyTree:

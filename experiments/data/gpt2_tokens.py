@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
@@ -36,7 +37,8 @@ def load(path: str | Path) -> Encode:
     model = record.get("model")
     model = model if isinstance(model, dict) else {}
     before, normal = record.get("pre_tokenizer") or {}, record.get("normalizer") or {}
-    vocab, merges = model.get("vocab"), model.get("merges")
+    vocab: Any = model.get("vocab")
+    merges: Any = model.get("merges")
     plain = (
         model.get("type") == "BPE"
         and isinstance(vocab, dict)
