@@ -83,7 +83,7 @@ def _perplexity(dataset: "xr.Dataset") -> "Figure":
 def _gamma(dataset: "xr.Dataset") -> "Figure":
     """Loss before training along the line through two sources."""
     pairs = dataset["pair"].values.astype(str)
-    titles = {"sweep": "θ$_1$, θ$_2$ of the target's shape", "grown": "narrow and shallow, grown"}
+    titles = {"sweep": "θ$_1$, θ$_2$ of the target's shape", "grown": "shallow and narrow, grown"}
     fig, axes = style.figure(1, len(pairs), width=5.0, height=3.9)
     gamma = dataset["gamma"].values
     for ax, pair in zip(axes[0], pairs, strict=True):

@@ -22,6 +22,7 @@ from experiments.sail_start import brought, merged
 from experiments.training import Optimizer, Schedule, Training, init, make_step, stateless, train
 from experiments.training import sharding as layout
 from experiments.training.flops import flops
+from experiments.training.loop import METRICS
 from experiments.training.step import State, Step
 from sail_jax import proximal
 from sail_jax.soups import greedy_soup
@@ -44,11 +45,11 @@ MADE_OF = {
     SCRATCH: (),
     "ligo": ("narrow",),
     **dict.fromkeys(("uniform", "greedy", "distance", "sweep"), ("one", "two")),
-    "grown": ("narrow", "shallow"),
+    "grown": ("shallow", "narrow"),
 }
 SOURCES = ("one", "two", "narrow", "shallow")
 SHAPE = {"one": "target", "two": "target", "narrow": "narrow", "shallow": "shallow"}
-PART = {"one": 0, "two": 1, "narrow": 0, "shallow": 1}  # the source text that each learns from
+PART = {"one": 0, "two": 1, "narrow": 1, "shallow": 0}  # the source text that each learns from
 
 
 class Learner(NamedTuple):
@@ -182,12 +183,16 @@ def trained(
         return {"held_out": float(found)}
 
     for stop in stops:
+        here = None if folder is None else folder / str(stop)
+        if here is not None and int(state.step):  # the rows before are those of another folder
+            here.mkdir(parents=True, exist_ok=True)
+            (here / METRICS).touch()
         state, rows, *_ = train(
             learner.step,
             state,
             partial(data.batch, config, corpus, chosen, order),
             stop,
-            directory=None if folder is None else folder / str(stop),
+            directory=here,
             config=config,
             evaluate=evaluate if every else None,
             evaluate_every=every or 1,
@@ -262,8 +267,8 @@ def choose(
 
 
 def of_target_shape(config: "Config", sources: Mapping[str, Any], seed: int) -> list[PyTree]:
-    """The narrow and the shallow source, grown."""
-    small = [(sources[name], config.network(name)) for name in ("narrow", "shallow")]
+    """The shallow source, of D_1, and the narrow one, of D_2, grown."""
+    small = [(sources[name], config.network(name)) for name in MADE_OF["grown"]]
     return brought(small, config.network("target"), config.grow, keys(config, seed)["grow"])
 
 
