@@ -229,13 +229,18 @@ def complete(
 
 
 def redraw(run: Run, experiment: ModuleType) -> Drawn:
-    """Draws a finished run's figures again, from its result alone."""
+    """Draws a finished run's figures again, from its result alone, and stores them."""
     from experiments import style
 
-    dataset = load_result(run.path, run.record)
-    figures = experiment.plot(dataset)
+    dataset, figures = drawn(run, experiment)
     run.draw({name: style.png(figure) for name, figure in figures.items()})
     return dataset, figures
+
+
+def drawn(run: Run, experiment: ModuleType) -> Drawn:
+    """A finished run's result, and its figures; nothing is written."""
+    dataset = load_result(run.path, run.record)
+    return dataset, experiment.plot(dataset)
 
 
 def reopen(directory: str | Path) -> Run:
