@@ -62,11 +62,20 @@ def test_two_processes_make_one_run(tmp_path):
         ("here", "expected auto or HOST:PORT,COUNT,RANK; got 'here'"),
         ("localhost:1,2", "got 'localhost:1,2'"),
         ("localhost:1,2,2", "the rank must be below the count"),
-        ("auto", "nothing here tells"),
     ],
 )
-def test_what_is_no_process_is_refused(how, says, tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+def test_what_is_no_process_is_refused(how, says, tmp_path, capsys):
     assert cli.main([*RUN, "--out", str(tmp_path / "x"), "--processes", how]) == 2
     assert says in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_process_that_nobody_tells_which_it_is_says_so(tmp_path):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "KUBE"))}
+    command = [sys.executable, "-m", "experiments.cli", *RUN, "--out", tmp_path / "x"]
+    ended = subprocess.run(
+        [*command, "--processes", "auto"], env=clean, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 2
+    assert "nothing here tells this process which of several it is" in ended.stderr
     assert not (tmp_path / "x").exists()
