@@ -31,7 +31,8 @@ def run(config: "Config", stage: "Stage") -> xr.Dataset:
     models, draws = load(config)
     net, names = models[0].module, _names(len(models))
     given = [(one.variables, one.config) for one in models]
-    variables = brought(given, models[0].config, config.grow, parts.keys(config, 0)["grow"])
+    key = parts.keys(config, 0)["grow"]
+    variables = brought(given, models[0].config, config.grow, key, untie=False)
     found = [
         stage(f"merges, draw {k}", partial(measure, config, net, variables, *draw))
         for k, draw in enumerate(draws)

@@ -269,7 +269,8 @@ def choose(
 def of_target_shape(config: "Config", sources: Mapping[str, Any], seed: int) -> list[PyTree]:
     """The shallow source, of D_1, and the narrow one, of D_2, grown."""
     small = [(sources[name], config.network(name)) for name in MADE_OF["grown"]]
-    return brought(small, config.network("target"), config.grow, keys(config, seed)["grow"])
+    key = keys(config, seed)["grow"]
+    return brought(small, config.network("target"), config.grow, key, untie=False)
 
 
 def _greedy(net: nn.Module, models: list[PyTree], corpus: Corpus, at_once: int) -> Any:
