@@ -106,6 +106,10 @@ def split(mesh: Mesh, batch: PyTree) -> PyTree:
 
 def gathered(tree: PyTree) -> PyTree:
     """The arrays, whole, as NumPy's in every process."""
-    if jax.process_count() == 1:
-        return jax.device_get(tree)
-    return multihost_utils.process_allgather(tree, tiled=True)
+
+    def one(x: jax.Array) -> np.ndarray:
+        if x.is_fully_addressable or x.is_fully_replicated:
+            return np.asarray(x)
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+    return jax.tree.map(one, tree)
