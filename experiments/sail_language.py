@@ -22,7 +22,6 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-import jax
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
@@ -37,9 +36,9 @@ from experiments.progress import Stage
 from experiments.registry import nearest
 from experiments.savings import savings
 from experiments.store import direct
+from experiments.training.sharding import Shard, layout
 
 Start = Literal["shared", "independent"]
-Shard = Literal["no", "data", "full"]
 Compute = Literal["float32", "bfloat16"]
 GPT2_VOCAB = 50257
 
@@ -176,6 +175,8 @@ class Config:
             ("series", len(shares) > 1 and shares[0] > 0 and list(shares) == sorted(shares)
              and shares[-1] < 1 and len(set(self.series_steps)) == len(shares),
              "two or more shares between 0 and 1 that rise, of different steps"),
+            ("tokenizer", self.tokenizer or not (self.questions and self.data),
+             "the one that made data, given beside questions"),
             ("alpha", 0 <= self.alpha <= 1, "in [0, 1]"),
             ("beta", 0 <= self.beta <= 1, "in [0, 1]"),
         ]  # fmt: skip
@@ -295,11 +296,7 @@ def _check(config: Config, corpus: data.Corpus) -> None:
             f"distance_blocks must be at most {min(config.source_blocks, target)}; got "
             f"{config.distance_blocks} (parts of {one}, {two} and {target} blocks)"
         )
-    devices = len(jax.devices())
-    if config.shard != "no" and config.batch % devices:
-        raise ValueError(
-            f"batch must be a multiple of {devices} devices, or shard 'no'; got {config.batch}"
-        )
+    layout(config.shard).check(batch=config.batch)
 
 
 def _dataset(

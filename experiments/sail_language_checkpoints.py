@@ -81,8 +81,6 @@ def load(config: "Config") -> tuple[list[Pretrained], list[Draw]]:
             f"published at {tokens.SOURCE.home}; the offline default, characters of Python's "
             "standard library, is only for networks trained on them"
         )
-    if config.questions is not None and config.tokenizer is None:
-        raise ValueError("tokenizer: give the checkpoints' tokenizer.json beside questions")
     text = tokens.load(config.data, config.vocab)
     models = [load_pretrained(p, vocab=text.vocab, context=config.context) for p in paths]
     kinds = {str(one.config["model_type"]) for one in models}

@@ -7,7 +7,8 @@ from matplotlib.ticker import LogLocator
 
 from experiments import style
 from experiments.findings import mean_and_error
-from experiments.sail_language_findings import COLUMNS, PUBLISHED, TABLE_2, perplexity
+from experiments.proximal_gamma import PUBLISHED
+from experiments.sail_language_findings import COLUMNS, TABLE_2, perplexity
 from experiments.sail_language_parts import SCRATCH, WAYS
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from scipy import stats
 
 from experiments import proximal_sweep as line
 from experiments.findings import Finding, judged, stated, told
+from experiments.proximal_gamma import PUBLISHED
 from experiments.sail_language_parts import SCRATCH, WAYS
 
 if TYPE_CHECKING:
     import xarray as xr
 
 NEAR = 0.2  # how near "closely aligns" is taken to be: two steps of the paper's sweep
-PUBLISHED = -0.1244  # gamma* of Sec. 4.4
 # Table 2, accuracy in %, in this order
 COLUMNS = (SCRATCH, "ligo", "uniform", "greedy", "sweep")
 TABLE_2 = {
@@ -192,7 +192,11 @@ def summary(dataset: "xr.Dataset") -> str:
         for way, zero, last, perplexity, saved, share, right in rows
     )
     taken = dataset["taken"].sum("source").values
-    soups = f"the greedy soup took both sources in {int((taken == 2).sum())} of {taken.size} seeds"
+    alone = dataset["gamma_swept"].sel(pair="sweep").round(9).isin([0, 1]).values
+    soups = (
+        f"the greedy soup took both sources in {int((taken == 2).sum())} of {taken.size} seeds, the "
+        f"sweep one of them alone (γ = 0 or 1) in {int(alone.sum())}"
+    )
     swept = ", ".join(
         f"{name} {stated(dataset['gamma_swept'].sel(pair=pair))}"
         for pair, name in (("sweep", "the sources"), ("grown", "the grown ones"))

@@ -1,6 +1,6 @@
 """What `sail_language` trains and merges: each network's step is compiled once for all seeds."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,10 +19,19 @@ from experiments.data.tokens import Batch
 from experiments.models import presets
 from experiments.sail_language_data import Corpus
 from experiments.sail_start import brought, merged
-from experiments.training import Optimizer, Schedule, Training, init, make_step, stateless, train
-from experiments.training import sharding as layout
+from experiments.training import (
+    Optimizer,
+    Schedule,
+    Training,
+    init,
+    make_step,
+    sharding,
+    stateless,
+    train,
+)
 from experiments.training.flops import flops
 from experiments.training.loop import METRICS
+from experiments.training.sharding import Layout
 from experiments.training.step import State, Step
 from sail_jax import proximal
 from sail_jax.soups import greedy_soup
@@ -59,10 +68,7 @@ class Learner(NamedTuple):
     net: nn.Module
     training: Training
     step: Step
-    place: Callable[[PyTree], PyTree]
-    """Puts a batch where the step expects it."""
-    spread: Callable[[State], State]
-    """Puts a state where the step expects it."""
+    layout: Layout
 
 
 def next_token_loss(net: nn.Module, variables: PyTree, batch: Batch, **how: Any) -> Array:
@@ -81,19 +87,14 @@ def learner(config: "Config", sizes: Mapping[str, Any], steps: int) -> Learner:
     schedule = Schedule(config.rate, steps, warmup=config.warmup, floor=config.floor)
     optimizer = Optimizer(schedule, weight_decay=config.weight_decay, clip=config.clip)
     training = Training(optimizer, compute=config.compute)
-    if config.shard == "no" or len(jax.devices()) == 1:
-        step = make_step(stateless(loss), training)
-        return Learner(sizes, net, training, step, jax.device_put, lambda state: state)
-    mesh = layout.mesh()
-    rule = layout.fully_sharded if config.shard == "full" else layout.replicated
-    shapes = jax.eval_shape(
-        lambda key: init(training, net.init(key, jnp.zeros((1, 1), int))["params"], key),
-        jax.random.key(0),
-    )
-    where = rule(mesh, shapes)
-    step = make_step(stateless(loss), training, where)
-    spread = lambda state: layout.place(state, where)  # noqa: E731
-    return Learner(sizes, net, training, step, partial(layout.split, mesh), spread)
+    lies = sharding.layout(config.shard)
+    shapes = jax.eval_shape(partial(_first_state, net, training), jax.random.key(0))
+    step = make_step(stateless(loss), training, lies.shardings(shapes))
+    return Learner(sizes, net, training, step, lies)
+
+
+def _first_state(net: nn.Module, training: Training, key: PRNGKeyArray) -> State:
+    return init(training, initial(net, key)["params"], key)
 
 
 def learners(config: "Config") -> dict[str, Learner]:
@@ -173,7 +174,7 @@ def trained(
     """The variables after each of `stops` steps on the chosen blocks, and the held-out loss on the
     target before the first and after every `every` steps, if it is given."""
     params = jax.tree.map(jnp.asarray, variables["params"])
-    state = learner.spread(init(learner.training, params, key))
+    state = learner.layout.lay(init(learner.training, params, key))
     models, losses = [], []
 
     def evaluate(state: State) -> dict[str, float]:
@@ -196,10 +197,10 @@ def trained(
             config=config,
             evaluate=evaluate if every else None,
             evaluate_every=every or 1,
-            place=learner.place,
+            place=learner.layout.place,
             say=None if folder is None else progress.say,
         )
-        models.append({"params": jax.device_get(state.params)})
+        models.append({"params": sharding.gathered(state.params)})
         losses += [row["held_out"] for row in rows if "held_out" in row]
     return models, np.array(losses)
 
@@ -358,10 +359,7 @@ def costs(config: "Config", learners: Mapping[str, Learner]) -> Costs:
     step = {}
     for name in dict.fromkeys(["target", *(SHAPE[name] for name in config.sources)]):
         one = learners[name]
-        state = jax.eval_shape(
-            lambda key, one=one: init(one.training, initial(one.net, key)["params"], key),
-            jax.random.key(0),
-        )
+        state = jax.eval_shape(partial(_first_state, one.net, one.training), jax.random.key(0))
         step[name] = flops(one.step, state, batch)
     net = learners["target"].net
     variables = jax.eval_shape(partial(initial, net), jax.random.key(0))

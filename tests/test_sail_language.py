@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from experiments import sail_language_parts as parts
 from experiments.data import choices, gpt2_tokens, text, tokens
 from experiments.data.files import DataError
 from experiments.models import presets
+from experiments.training import sharding
 from sail_jax.checkpoint import save_checkpoint
 
 EPS = float(jnp.finfo(jnp.float32).eps)
@@ -435,6 +437,11 @@ def test_bad_fields_are_one_line_that_names_them(field, value):
     assert "\n" not in str(caught.value)
 
 
+def test_questions_for_a_text_of_files_need_its_tokenizer():
+    with pytest.raises(ValueError, match="tokenizer must be the one that made data"):
+        dataclasses.replace(sl.Config(), data="x", questions="q")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -445,10 +452,6 @@ def test_bad_fields_are_one_line_that_names_them(field, value):
         ({"context": 10**7, "ending": 4}, "context must be below"),
         ({"checkpoints": ("a",)}, "checkpoints must be two or more folders"),
         ({"checkpoints": ("a", "b")}, "data: give the folder of a text in the checkpoints' tokens"),
-        (
-            {"checkpoints": ("a", "b"), "data": "x", "questions": "q"},
-            "tokenizer: give the checkpoints' tokenizer.json",
-        ),
     ],
 )
 def test_what_only_the_data_tell_is_refused_before_training(changes, message, monkeypatch):
@@ -458,8 +461,10 @@ def test_what_only_the_data_tell_is_refused_before_training(changes, message, mo
 
 
 def test_batches_that_devices_do_not_divide_are_refused(monkeypatch):
-    monkeypatch.setattr(jax, "devices", lambda *_: [None] * 3)
-    with pytest.raises(ValueError, match=r"batch must be a multiple of 3 devices.* got 4"):
+    three = sharding.Layout(SimpleNamespace(size=3), "data")  # type: ignore[arg-type]
+    monkeypatch.setattr(sl, "layout", lambda shard: three)
+    monkeypatch.setattr(parts, "learners", lambda *_: pytest.fail("compute was spent"))
+    with pytest.raises(ValueError, match=r"batch must be a multiple of the 3 devices.* got 4"):
         sl.run(TINY)
 
 
