@@ -194,8 +194,8 @@ def summary(dataset: "xr.Dataset") -> str:
     taken = dataset["taken"].sum("source").values
     alone = dataset["gamma_swept"].sel(pair="sweep").round(9).isin([0, 1]).values
     soups = (
-        f"the greedy soup took both sources in {int((taken == 2).sum())} of {taken.size} seeds, the "
-        f"sweep one of them alone (γ = 0 or 1) in {int(alone.sum())}"
+        f"the greedy soup took both sources in {int((taken == 2).sum())} of {taken.size} seeds, "
+        f"the sweep one of them alone (γ = 0 or 1) in {int(alone.sum())}"
     )
     swept = ", ".join(
         f"{name} {stated(dataset['gamma_swept'].sel(pair=pair))}"
