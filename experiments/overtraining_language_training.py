@@ -1,0 +1,171 @@
+"""How `overtraining_language` trains: many networks side by side, along a leading axis of all their
+parameters, by the one trainer; and the losses."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, PyTree
+
+from experiments.overtraining_language_tasks import Batch
+from experiments.training import Training, init, make_step, sharding, train
+from experiments.training.step import State, Step
+
+Shard = Literal["no", "members", "data"]
+
+
+class Layout(NamedTuple):
+    """Where trainings side by side lie: on one device, or spread over the devices of a mesh by
+    members (those that are lacking to a multiple are trained twice) or by the examples."""
+
+    mesh: Mesh | None
+    shard: Shard
+
+    @property
+    def by_member(self) -> bool:
+        return self.mesh is not None and self.shard == "members"
+
+    def count(self, members: int) -> int:
+        """Members that are trained: no fewer, and a multiple of the devices if these share them."""
+        devices = self.mesh.size if self.mesh is not None and self.by_member else 1
+        return devices * math.ceil(members / devices)
+
+    def filled(self, some: Sequence[Any]) -> list[Any]:
+        """One for each member that is trained."""
+        return [some[k % len(some)] for k in range(self.count(len(some)))]
+
+    def spec(self, x: Array) -> P:
+        """Of an array with a leading axis of members; numbers have none."""
+        return P(sharding.AXIS) if self.by_member and x.ndim else P()
+
+    def shardings(self, state: State) -> State | None:
+        if self.mesh is None:
+            return None
+        mesh = self.mesh
+        one = lambda x: NamedSharding(mesh, self.spec(x))  # noqa: E731
+        spread = {k: jax.tree.map(one, getattr(state, k)) for k in ("params", "opt_state")}
+        return sharding.replicated(mesh, state)._replace(**spread)
+
+    def lay(self, tree: PyTree) -> PyTree:
+        """Arrays with a leading axis of members."""
+        if self.mesh is None:
+            return jax.tree.map(jnp.asarray, tree)
+        mesh = self.mesh
+        return sharding.place(
+            tree, jax.tree.map(lambda x: NamedSharding(mesh, self.spec(jnp.asarray(x))), tree)
+        )
+
+    def place(self, batch: Batch) -> PyTree:
+        """A batch [example, member, ...]."""
+        if self.mesh is None:
+            return jax.device_put(batch)
+        if not self.by_member:
+            return sharding.split(self.mesh, batch)
+        where = NamedSharding(self.mesh, P(None, sharding.AXIS))
+        put = lambda x: jax.make_array_from_callback(x.shape, where, lambda index: x[index])  # noqa: E731
+        return jax.tree.map(put, batch)
+
+
+def layout(shard: Shard) -> Layout:
+    """All devices; one of them alone is no mesh."""
+    many = shard != "no" and jax.device_count() > 1
+    return Layout(sharding.mesh() if many else None, shard)
+
+
+def nll(
+    net: nn.Module, params: PyTree, batch: Batch, key: Array | None = None
+) -> Float[Array, " example"]:
+    """Per example the mean over its scored tokens of their negative log-likelihood given those
+    before, in nats; with a key under dropout."""
+    how: dict[str, Any] = {} if key is None else {"train": True, "rngs": {"dropout": key}}
+    logits = net.apply({"params": params}, batch.tokens[..., :-1], **how)
+    each = optax.softmax_cross_entropy_with_integer_labels(
+        jnp.asarray(logits).astype(jnp.float32), batch.tokens[..., 1:]
+    )
+    known = batch.scored
+    return jnp.where(known, each, 0).sum(-1) / jnp.maximum(known.sum(-1), 1)
+
+
+@functools.lru_cache(maxsize=4)
+def mean_loss(net: nn.Module) -> Callable[[PyTree, Batch], Float[Array, ""]]:
+    """The mean of `nll` over examples, as the probes want it: one function for one network."""
+    return lambda params, batch: nll(net, params, batch).mean()
+
+
+@functools.lru_cache(maxsize=16)
+def _step(net: nn.Module, training: Training, count: int, where: Layout) -> tuple[Any, Step]:
+    """What makes the first state, and the jitted step of `count` members."""
+
+    def loss(params: PyTree, mutable: PyTree, batch: Batch, key: Array) -> Any:
+        one = lambda p, b, k: nll(net, p, b, k).mean()  # noqa: E731
+        each = jax.vmap(one, (0, 1, 0))(params, batch, jax.random.split(key, count))
+        # the mean is told; the sum's gradient is each member's own
+        total = each.sum()
+        return each.mean() + (total - jax.lax.stop_gradient(total)), {}, mutable
+
+    begin = functools.partial(init, training)
+    shapes = jax.eval_shape(
+        lambda key: begin(_first(net, jax.random.split(key, count)), key), jax.random.key(0)
+    )
+    return begin, make_step(loss, training, where.shardings(shapes))
+
+
+def _first(net: nn.Module, keys: Array) -> PyTree:
+    some = jnp.zeros((1, 1), jnp.int32)
+    return jax.vmap(lambda key: net.init(key, some)["params"])(keys)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def first(net: nn.Module, keys: Array) -> PyTree:
+    """Initial parameters, one member for each key."""
+    return _first(net, keys)
+
+
+def together(
+    net: nn.Module,
+    training: Training,
+    params: Sequence[PyTree],
+    batch: Callable[[int], Batch],
+    steps: int,
+    *,
+    key: Array,
+    where: Layout,
+    directory: Path | None = None,
+    config: Any = None,
+    save_every: int = 1000,
+) -> list[PyTree]:
+    """The parameters of all members after `steps`, from those given; `batch(step)` has their
+    examples, [example, member, ...]. The optimizer's `members` are theirs."""
+    many = where.filled(params)
+    shares = training.optimizer.members or (1.0,) * len(params)
+    optimizer = dataclasses.replace(training.optimizer, members=tuple(where.filled(shares)))
+    begin, step = _step(net, dataclasses.replace(training, optimizer=optimizer), len(many), where)
+    state = begin(jax.tree.map(lambda *leaves: jnp.stack(leaves), *many), key)
+    shardings = where.shardings(state)
+    if shardings is not None:
+        state = sharding.place(state, shardings)
+    which = np.asarray(where.filled(range(len(params))))
+    trained = train(
+        step,
+        state,
+        lambda t: jax.tree.map(lambda x: x[:, which], batch(t)),
+        steps,
+        directory=directory,
+        config=config,
+        save_every=save_every,
+        log_every=max(1, steps // 10),
+        place=where.place,
+        say=None,
+    )
+    kept = jax.device_get(trained.state.params)
+    return [jax.tree.map(lambda x: x[k], kept) for k in range(len(params))]  # noqa: B023
