@@ -214,8 +214,22 @@ def _show(module: Any, dataset: Any, figures: Any, path: Path) -> None:
     from experiments import store
 
     print(module.summary(dataset))
+    if hasattr(module, "findings"):
+        from experiments import findings
+
+        print(findings.told(module.findings(dataset)))
     for file in (store.RESULT, *(f"{figure}.png" for figure in figures)):
         print(path / file)
+
+
+def _report(argv: Sequence[str]) -> int:
+    parser = _Parser("report")
+    parser.add_argument("dir", metavar="DIR", help="where finished runs are, at any depth")
+    parser.add_argument("--out", metavar="FILE", help="the page; default: DIR/report.html")
+    args = parser.read(argv)
+    from experiments import gallery
+
+    return gallery.main(args.dir, args.out)
 
 
 def _list(argv: Sequence[str]) -> int:
@@ -283,6 +297,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "verify": ("Check the papers' claims: closed form beside simulation.", _verify),
     "run": ("Run one experiment; every field of its config is an option.", _run),
     "plot": ("Redraw a finished run from its stored result.", _plot),
+    "report": ("One page of all finished runs, beside the papers' figures.", _report),
     "list": ("The experiments and what each one asks.", _list),
     "bench": ("Run one benchmark.", _bench),
 }

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from experiments import style
-from experiments.growth_training import mean_and_error
+from experiments.findings import mean_and_error
 from experiments.growth_ways import LEARNED, SCRATCH
 
 if TYPE_CHECKING:

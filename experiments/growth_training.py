@@ -18,16 +18,18 @@ from typing import Any, Literal, get_args
 import jax
 import numpy as np
 import xarray as xr
-from jaxtyping import Float, PyTree
+from jaxtyping import PyTree
 from matplotlib.figure import Figure
 
 from experiments import growth_tasks as tasks
 from experiments import growth_ways as ways
 from experiments import validate
 from experiments.data import digits, text
+from experiments.findings import mean_and_error
 from experiments.models import presets
 from experiments.progress import Stage
 from experiments.registry import nearest
+from experiments.savings import savings
 from experiments.store import direct
 
 CLASSES = 10
@@ -273,29 +275,11 @@ def _large(
     return {"loss": loss, "exact": start.exact, "moved": start.moved}
 
 
-def first_below(loss: Float[np.ndarray, " evaluation"], level: float, every: int) -> float:
-    """The step at which the loss first is `level` or less, interpolated between evaluations; it
-    must be somewhere.
-
-    >>> first_below(np.array([3.0, 2.0, 1.0]), 1.5, 10)
-    15.0
-    """
-    i = int(np.argmax(loss <= level))
-    if i == 0:
-        return 0.0
-    return every * (i - float((level - loss[i]) / (loss[i - 1] - loss[i])))
-
-
 def _dataset(config: Config, source: Mapping[str, Any], found: Mapping[str, Any]) -> xr.Dataset:
     methods = list(found)
     loss = np.stack([found[m]["loss"] for m in methods]).astype(float)
     ahead = np.array([config.learn_steps if m in ways.LEARNED else 0 for m in methods])
-    best = loss.min(axis=-1)
-    level = np.maximum(best, best[0])  # the lowest loss that both reach
-    steps, scratch = np.zeros_like(level), np.zeros_like(level)
-    for m, seed in np.ndindex(level.shape):
-        below = partial(first_below, level=level[m, seed], every=config.every)
-        steps[m, seed], scratch[m, seed] = below(loss[m, seed]) + ahead[m], below(loss[0, seed])
+    level, reached, steps, scratch = savings(loss, config.every, ahead=ahead)
     cost = [
         tasks.flops(presets.build(sizes), ways.shapes(sizes), config.batch)
         for sizes in (config.network(large=False), config.network(large=True))
@@ -314,7 +298,7 @@ def _dataset(config: Config, source: Mapping[str, Any], found: Mapping[str, Any]
             "source_loss": (("seed", "source_step"), np.asarray(source["loss"], float)),
             "step0_excess": (per_seed, loss[..., 0] - np.asarray(source["loss"], float)[:, -1]),
             "level": (per_seed, level, {"long_name": "lowest held-out loss that both reach"}),
-            "reached": (per_seed, best <= best[0]),
+            "reached": (per_seed, reached),
             "steps": (per_seed, steps),
             "scratch_steps": (per_seed, scratch),
             "saved": (per_seed, scratch - steps, {"units": "steps"}),
@@ -333,12 +317,6 @@ def _dataset(config: Config, source: Mapping[str, Any], found: Mapping[str, Any]
         },
         {"task": config.task, "steps": config.steps},
     )
-
-
-def mean_and_error(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over seeds and its standard error."""
-    n = values.sizes["seed"]
-    return values.mean("seed").values, values.std("seed", ddof=1).values / n**0.5
 
 
 def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:

@@ -10,7 +10,7 @@ from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 
 from experiments import style
-from experiments.proximal_sweep import mean_and_error
+from experiments.findings import mean_and_error
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -26,6 +26,7 @@ from experiments import proximal_gamma_training as training
 from experiments import proximal_sweep as line
 from experiments import validate
 from experiments.data import text
+from experiments.findings import stated
 from experiments.models.gpt import GPT
 from experiments.progress import Stage
 from experiments.store import direct
@@ -279,13 +280,13 @@ def summary(dataset: xr.Dataset) -> str:
     for way in dataset["way"].values.astype(str):
         of_way = dataset.sel(way=way, look=last)
         some = starts if way == "parameters" else starts[:1]
-        weight = " and ".join(line.stated(of_way["predicted"].sel(start=s)) for s in some)
-        cost = " and ".join(line.stated(of_way["excess"].sel(start=s), 3) for s in starts)
+        weight = " and ".join(stated(of_way["predicted"].sel(start=s)) for s in some)
+        cost = " and ".join(stated(of_way["excess"].sel(start=s), 3) for s in starts)
         told.append(f"{LABELS[way]} {weight} (meets {line.met(known, way)}, costs {cost})")
     plain = ", ".join(
         f"{end:g} "
         + " and ".join(
-            line.stated(one["end_excess"].sel(look=last, end=end), 3) for one in cases.values()
+            stated(one["end_excess"].sel(look=last, end=end), 3) for one in cases.values()
         )
         for end in line.ENDS
     )
@@ -300,8 +301,8 @@ def summary(dataset: xr.Dataset) -> str:
     )
     mmd = dataset["overlap_predicted"].sel(distance="mmd")
     by_overlap = "; ".join(
-        f"alpha {a:g}, beta {b:g}: {line.stated(dataset['overlap_best'].sel(alpha=a, beta=b))}"
-        f" (MMD of unigrams: {line.stated(mmd.sel(alpha=a, beta=b))})"
+        f"alpha {a:g}, beta {b:g}: {stated(dataset['overlap_best'].sel(alpha=a, beta=b))}"
+        f" (MMD of unigrams: {stated(mmd.sel(alpha=a, beta=b))})"
         for a in dataset["alpha"].values
         for b in dataset["beta"].values
     )
@@ -316,7 +317,7 @@ def summary(dataset: xr.Dataset) -> str:
         f"overlap, after {dataset.attrs['overlap_steps']} steps, best (and predicted): "
         f"{by_overlap}. The formula that Sec. 4.4 prints is the weight of theta_2: with MMD of "
         "block means it is "
-        f"{line.stated(1 - means)} here, and eq. 11, the weight of theta_1, {line.stated(means)}; "
+        f"{stated(1 - means)} here, and eq. 11, the weight of theta_1, {stated(means)}; "
         f"the published {PUBLISHED} is on the side of the latter, and the printed formula would "
         f"have given {1 - PUBLISHED:+.4f}."
     )

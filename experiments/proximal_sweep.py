@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PyTree
 
+from experiments.findings import mean_and_error, stated
 from sail_jax import proximal
 from sail_jax.distances import Distance
 
@@ -86,30 +87,6 @@ def distances(
     """`measure` of the pairs named in `PAIRS`."""
     pairs = dict(zip(PAIRS, ((one, target), (two, target), (one, two)), strict=True))
     return {name: measure(*pair) for name, pair in pairs.items()}
-
-
-def mean_and_error(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over the seeds where there is a value, and its standard error (NaN of fewer than 2)."""
-    array = np.moveaxis(values.values, values.get_axis_num("seed"), 0)
-    known = np.isfinite(array)
-    count = known.sum(0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(known, array, 0).sum(0) / count
-        spread = np.where(known, array - mean, 0)
-        error = np.sqrt((spread**2).sum(0) / (count - 1) / count)
-    return np.where(count > 0, mean, np.nan), np.where(count > 1, error, np.nan)
-
-
-def stated(values: xr.DataArray, digits: int = 2) -> str:
-    """Mean ± standard error over seeds, or that there is none.
-
-    >>> stated(xr.DataArray([1.0, 3.0], dims="seed")), stated(xr.DataArray([np.nan], dims="seed"))
-    ('+2.00 ± 1.00', 'undefined')
-    """
-    mean, error = (float(v) for v in mean_and_error(values))
-    if not np.isfinite(error):
-        return f"{mean:+.{digits}f} (one seed)" if np.isfinite(mean) else "undefined"
-    return f"{mean:+.{digits}f} ± {error:.{digits}f}"
 
 
 def decided(values: xr.DataArray) -> int:

@@ -44,9 +44,11 @@ def as_arrays(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     return arrays
 
 
-def direct(name: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+def direct(
+    name: str, compute: Callable[..., Mapping[str, Any]], *, folder: bool = False
+) -> dict[str, Any]:
     """The stage that remembers nothing: computes, and returns the arrays as a store would."""
-    return as_arrays(compute())
+    return as_arrays(compute(None) if folder else compute())
 
 
 def folder_name(name: str) -> str:

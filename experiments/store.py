@@ -2,6 +2,7 @@
 
     config.json         what was run, on what, and whether it finished
     stages/<name>/      each finished stage: an orbax checkpoint and the checksums of its files
+    work/<name>/        what a stage that is not finished keeps for itself
     result.nc           the dataset (netCDF4), written last
     <figure>.png
 
@@ -147,22 +148,31 @@ class Run:
         _release(self._lock)
         self._lock = None
 
-    def stage(self, name: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    def stage(
+        self, name: str, compute: Callable[..., Mapping[str, Any]], *, folder: bool = False
+    ) -> dict[str, Any]:
         """What `compute()` gives, read back if an earlier process finished this stage.
 
-        Raises `ValueError` for a name that is not plain text or was used before in this run.
+        With `folder`, `compute(directory)` may keep there what it needs to go on after a kill; the
+        directory goes when the stage is finished. Raises `ValueError` for a name that is not plain
+        text or was used before in this run.
         """
-        folder = self.path / "stages" / stages.folder_name(name)
+        kept, work = (self.path / at / stages.folder_name(name) for at in ("stages", "work"))
         if name in self._used:
             raise ValueError(f"stage '{name}' is used twice in one run: give each its own name")
         self._used.add(name)
-        if folder.exists():
-            arrays, seconds = stages.read(folder, name)
+        if kept.exists():
+            arrays, seconds = stages.read(kept, name)
             self._kept_seconds += seconds
-            return arrays
-        start = time.perf_counter()
-        arrays = stages.as_arrays(compute())
-        stages.write(folder, name, arrays, time.perf_counter() - start)
+        else:
+            start = time.perf_counter()
+            if folder:
+                with disk.explained("write to", work):
+                    work.mkdir(parents=True, exist_ok=True)
+            arrays = stages.as_arrays(compute(work) if folder else compute())
+            stages.write(kept, name, arrays, time.perf_counter() - start)
+        if folder and work.exists():  # perhaps of a process that died here
+            shutil.rmtree(work)
         return arrays
 
     def finish(self, dataset: "xr.Dataset") -> None:
@@ -219,13 +229,18 @@ def complete(
 
 
 def redraw(run: Run, experiment: ModuleType) -> Drawn:
-    """Draws a finished run's figures again, from its result alone."""
+    """Draws a finished run's figures again, from its result alone, and stores them."""
     from experiments import style
 
-    dataset = load_result(run.path, run.record)
-    figures = experiment.plot(dataset)
+    dataset, figures = drawn(run, experiment)
     run.draw({name: style.png(figure) for name, figure in figures.items()})
     return dataset, figures
+
+
+def drawn(run: Run, experiment: ModuleType) -> Drawn:
+    """A finished run's result, and its figures; nothing is written."""
+    dataset = load_result(run.path, run.record)
+    return dataset, experiment.plot(dataset)
 
 
 def reopen(directory: str | Path) -> Run:

@@ -31,11 +31,11 @@ def kept(request, tmp_path_factory):
     stages = []
 
     def stopping(stage):
-        def stopped(stage_name, compute):
+        def stopped(stage_name, compute, **options):
             stages.append(stage_name)
             if len(stages) == 2:
                 raise KeyboardInterrupt
-            return stage(stage_name, compute)
+            return stage(stage_name, compute, **options)
 
         return stopped
 

@@ -13,6 +13,7 @@ from experiments import growth_ways as ways
 from experiments import store, style
 from experiments.data import text
 from experiments.models import presets
+from experiments.savings import first_below
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 TINY = gt.Config.tiny()
@@ -152,7 +153,7 @@ def test_scratch_saves_nothing_and_learning_is_counted(ran):
     ],
 )
 def test_first_below(loss, level, step):
-    assert gt.first_below(np.array(loss, float), level, 10) == step
+    assert first_below(np.array(loss, float), level, 10) == step
 
 
 def test_steps_are_saved_at_the_lowest_loss_both_reach():

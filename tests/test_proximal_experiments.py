@@ -117,15 +117,6 @@ def test_weights_of_sources_that_are_alike_are_undefined():
     assert np.isnan(line.weight(found(-1.0, 0.1), squared=True))
 
 
-def test_mean_and_error_leave_out_what_is_undefined():
-    values = xr.DataArray([[1.0, 2.0, 6.0, np.nan], [np.nan] * 4], dims=("way", "seed"))
-    mean, error = line.mean_and_error(values)
-    assert mean[0] == 3
-    assert error[0] == pytest.approx(np.std([1, 2, 6], ddof=1) / 3**0.5)
-    assert np.isnan(mean[1])
-    assert np.isnan(error[1])
-
-
 def test_a_barrier_is_told_from_a_valley():
     def case(middle):
         loss = np.array([[0.0, middle, 0.1]] * 3) + 0.01 * np.arange(3)[:, None]

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 import xarray as xr
 
 from experiments import stages, store, style
+from experiments.progress import reporting
 from experiments.sweep import sweep
 from sail_jax import disk
 
@@ -130,6 +132,36 @@ def test_stage_round_trip(tmp_path):
         kept = run.stage("all", lambda: pytest.fail("computed again"))
     assert _bits(expected) == _bits(fresh) == _bits(kept)
     assert list(expected) == list(kept)  # the order of keys is part of what a resume repeats
+
+
+def test_an_unfinished_stage_keeps_its_folder(tmp_path):
+    def compute(folder):
+        done = folder / "done"
+        if not done.exists():
+            done.write_text("half")
+            raise KeyboardInterrupt
+        return {"found": len(done.read_text())}
+
+    with store.Run.open(tmp_path, "fake", Config()) as run, pytest.raises(KeyboardInterrupt):
+        reporting(run.stage)("long", compute, folder=True)
+    for _ in range(2):
+        with store.Run.open(tmp_path, "fake", Config(), resume=True) as run:
+            kept = run.path / "work" / "long"
+            found = reporting(run.stage)("long", compute, folder=True)
+        assert found["found"] == 4
+        assert not kept.exists()
+        kept.mkdir()  # as if the process had died just before removing it
+
+
+def test_without_a_store_there_is_no_folder():
+    assert store.direct("long", lambda folder: {"none": folder is None}, folder=True)["none"]
+
+
+def test_a_long_stage_is_told_in_whole_lines(capsys):
+    reporting(store.direct)("long", lambda _: {"one": 1}, folder=True)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "  long ..."
+    assert re.fullmatch(r"  long: [\d.]+ s", last)
 
 
 def _bits(tree):
