@@ -258,7 +258,8 @@ PRESETS: dict[str, Callable[[], Config]] = {
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Pre-trains, perturbs and fine-tunes; a stage for each budget, and for each task."""
     where = training.layout(config.shard)
-    where.check(config.shard, batch=config.batch, tune_batch=config.tune_batch)
+    batches = {name: getattr(config, name) for name in ("batch", "tune_batch")}
+    where.check(**{name: size // config.micro_batches for name, size in batches.items()})
     net = presets.build(config.network)
     corpus = tasks.load(config.data, config.network["vocab"], config.context)
     sizes = (config.examples, config.task_held_out, config.task_held_out)
@@ -320,8 +321,7 @@ def _order(config: Config, replicate: int) -> int:
 
 
 def _initial(config: Config, net: nn.Module, replicates: Sequence[int]) -> list[PyTree]:
-    keys = jnp.stack([_keys(config, k)[0] for k in replicates])
-    return _unstacked(jax.device_get(training.first(net, keys)), len(replicates))
+    return [jax.device_get(training.first(net, _keys(config, k)[0])) for k in replicates]
 
 
 def _pre_train(
@@ -359,7 +359,7 @@ def _pre_train(
         config=config,
         save_every=config.save_every,
     )
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trained)
+    return training.stacked(trained)
 
 
 def _perturb(
@@ -456,20 +456,23 @@ def _fine_tune(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _tuned(net, chunk, held_out, task, scales, before, after) -> dict[str, jax.Array]:
-    loss = training.mean_loss(net)
+    loss, count = training.mean_loss(net), len(task.validation.tokens)
+    both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), task.validation, task.test)
 
     def one(before: PyTree, after: PyTree) -> dict[str, jax.Array]:
         line = probe.fine_tuning_sensitivity(
             loss, before, after, held_out, scales, batch_size=chunk
         )
         apart = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), before, after)
+        ends = jax.tree.map(lambda *leaves: jnp.stack(leaves), before, after)
+        own = jax.lax.map(lambda p: training.each_nll(net, p, both, chunk), ends)
         return {
             "increase": line.increase,
             "predicted": line.predicted,
             "distance": jnp.sqrt(sum(jax.tree.leaves(apart))),
-            "before": training.over(loss, before, task.test, chunk),
-            "validation": training.over(loss, after, task.validation, chunk),
-            "test": training.over(loss, after, task.test, chunk),
+            "before": own[0, count:].mean(),
+            "validation": own[1, :count].mean(),
+            "test": own[1, count:].mean(),
         }
 
     return jax.vmap(one)(before, after)
@@ -523,7 +526,7 @@ def _dataset(config: Config, noisy: Any, tuned: Sequence[Any], theory: Any) -> x
         **{f"theory_{name}_time": found["time"] for name, found in theory.items()},
     }
     net = presets.build(config.network)
-    params = jax.eval_shape(lambda key: training.first(net, key[None]), jax.random.key(0))
+    params = jax.eval_shape(lambda key: training.first(net, key), jax.random.key(0))
     size = sum(x.size for x in jax.tree.leaves(params))
     return xr.Dataset(data, coords, {"parameters": size, "model": config.model or "small"})
 

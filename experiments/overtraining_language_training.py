@@ -56,14 +56,24 @@ class Layout(NamedTuple):
         spread = {k: jax.tree.map(one, getattr(state, k)) for k in ("params", "opt_state")}
         return sharding.replicated(mesh, state)._replace(**spread)
 
-    def lay(self, tree: PyTree) -> PyTree:
+    def lay(self, *trees: PyTree) -> tuple[PyTree, ...]:
         """Arrays with a leading axis of members."""
         if self.mesh is None:
-            return jax.tree.map(jnp.asarray, tree)
+            return trees
         mesh = self.mesh
-        return sharding.place(
-            tree, jax.tree.map(lambda x: NamedSharding(mesh, self.spec(jnp.asarray(x))), tree)
-        )
+        where = jax.tree.map(lambda x: NamedSharding(mesh, self.spec(x)), trees)
+        return sharding.place(trees, where)
+
+    def check(self, **batches: int) -> None:
+        """`ValueError` for a batch, or a part of one, that devices cannot share evenly."""
+        if self.mesh is None or self.by_member:
+            return
+        for field, size in batches.items():
+            if size % self.mesh.size:
+                raise ValueError(
+                    f"{field} must be a multiple of the {self.mesh.size} devices that share it; "
+                    f"got {size} (or take shard = 'members' or 'no')"
+                )
 
     def place(self, batch: Batch) -> PyTree:
         """A batch [example, member, ...]."""
@@ -102,6 +112,21 @@ def mean_loss(net: nn.Module) -> Callable[[PyTree, Batch], Float[Array, ""]]:
     return lambda params, batch: nll(net, params, batch).mean()
 
 
+def each_nll(
+    net: nn.Module, params: PyTree, batch: Batch, chunk: int | None
+) -> Float[Array, " example"]:
+    """The same, `chunk` examples at a time."""
+    if chunk is None:
+        return nll(net, params, batch)
+    one = lambda example: nll(net, params, example)  # noqa: E731
+    return jax.lax.map(one, batch, batch_size=chunk)
+
+
+def stacked(trees: Sequence[PyTree]) -> PyTree:
+    """The same along a leading axis of members."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
 @functools.lru_cache(maxsize=16)
 def _step(net: nn.Module, training: Training, count: int, where: Layout) -> tuple[Any, Step]:
     """What makes the first state, and the jitted step of `count` members."""
@@ -113,22 +138,18 @@ def _step(net: nn.Module, training: Training, count: int, where: Layout) -> tupl
         total = each.sum()
         return each.mean() + (total - jax.lax.stop_gradient(total)), {}, mutable
 
-    begin = functools.partial(init, training)
-    shapes = jax.eval_shape(
-        lambda key: begin(_first(net, jax.random.split(key, count)), key), jax.random.key(0)
+    begin = jax.jit(functools.partial(init, training))
+    one = jax.eval_shape(functools.partial(first, net), jax.random.key(0))
+    many = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), one)
+    return begin, make_step(
+        loss, training, where.shardings(jax.eval_shape(begin, many, jax.random.key(0)))
     )
-    return begin, make_step(loss, training, where.shardings(shapes))
-
-
-def _first(net: nn.Module, keys: Array) -> PyTree:
-    some = jnp.zeros((1, 1), jnp.int32)
-    return jax.vmap(lambda key: net.init(key, some)["params"])(keys)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def first(net: nn.Module, keys: Array) -> PyTree:
-    """Initial parameters, one member for each key."""
-    return _first(net, keys)
+def first(net: nn.Module, key: Array) -> PyTree:
+    """Initial parameters."""
+    return net.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
 
 
 def together(
@@ -150,7 +171,7 @@ def together(
     shares = training.optimizer.members or (1.0,) * len(params)
     optimizer = dataclasses.replace(training.optimizer, members=tuple(where.filled(shares)))
     begin, step = _step(net, dataclasses.replace(training, optimizer=optimizer), len(many), where)
-    state = begin(jax.tree.map(lambda *leaves: jnp.stack(leaves), *many), key)
+    state = begin(stacked(many), key)
     shardings = where.shardings(state)
     if shardings is not None:
         state = sharding.place(state, shardings)
@@ -165,7 +186,6 @@ def together(
         save_every=save_every,
         log_every=max(1, steps // 10),
         place=where.place,
-        say=None,
     )
     kept = jax.device_get(trained.state.params)
     return [jax.tree.map(lambda x: x[k], kept) for k in range(len(params))]  # noqa: B023

@@ -1,0 +1,320 @@
+"""What `overtraining_language` found of the paper's claims, from the stored dataset alone."""
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float, Int
+
+from experiments.findings import Finding, judged, mean_and_error, stated
+
+PAPER = "overtrained"
+SCALE = "OLMo-30M, 4B to 128B tokens of C4; curves, no printed numbers"
+NEAR = 0.25  # what "approximately" allows: of an exponent, and of a ratio
+
+
+def perturbed(dataset: xr.Dataset) -> xr.DataArray:
+    """Pre-training loss under noise, [budget, seed, noise]."""
+    return dataset["base"] + dataset["noise_increase"]
+
+
+def tuned(dataset: xr.Dataset) -> xr.DataArray:
+    """Pre-training loss after fine-tuning, [task, budget, seed, rate]."""
+    return dataset["base"] + dataset["tuned_increase"].sel(scale=1.0)
+
+
+def best_rate(dataset: xr.Dataset) -> xr.DataArray:
+    """The rate of least validation loss, [task, budget, seed]."""
+    return dataset["tuned_validation"].idxmin("rate")
+
+
+def at_best(dataset: xr.Dataset, values: xr.DataArray) -> xr.DataArray:
+    """`values` [..., rate] at the tuned rate."""
+    return values.sel(rate=best_rate(dataset)).drop_vars("rate")
+
+
+def doublings(budget: xr.DataArray) -> Float[np.ndarray, " budget"]:
+    return np.log2(budget.values / budget.values[0])
+
+
+def slope(values: xr.DataArray, dim: str = "budget") -> xr.DataArray:
+    """Least-squares slope per doubling of the coordinate `dim`.
+
+    >>> x = xr.DataArray([1.0, 3.0, 5.0], {"budget": [100, 200, 400]}, "budget")
+    >>> float(slope(x))
+    2.0
+    """
+    x = xr.DataArray(doublings(values[dim]), dims=dim)
+    x = x - x.mean()
+    return (x * values.drop_vars(dim)).sum(dim) / (x**2).sum()
+
+
+def last_costs(loss: xr.DataArray) -> xr.DataArray:
+    """For each seed the loss at the last budget less that at the best earlier one, which the other
+    seeds tell, so that noise alone does not make it positive."""
+    loss = loss.transpose("budget", "seed", ...)
+    seeds = loss.sizes["seed"]
+    cost = []
+    for k in range(seeds):
+        others = loss.isel(seed=[s for s in range(seeds) if s != k]).mean("seed")
+        best = others.isel(budget=slice(None, -1)).argmin("budget")
+        one = loss.isel(seed=k)
+        cost.append(one.isel(budget=-1, drop=True) - one.isel(budget=best).drop_vars("budget"))
+    return xr.concat(cost, "seed")
+
+
+def inflection(loss: xr.DataArray) -> Int[np.ndarray, "..."]:
+    """The budget after which the loss rises: that of its least value; dims without `budget`."""
+    return loss.idxmin("budget").values
+
+
+def falls_with(loss: xr.DataArray, dim: str) -> xr.DataArray:
+    """How many doublings the inflection budget falls per doubling of `dim`, by seed."""
+    where = loss.idxmin("budget")
+    return -slope(np.log2(where.astype(float)), dim)
+
+
+def _spelt(values: xr.DataArray, unit: str, digits: int = 3) -> str:
+    return f"{stated(values, digits)} {unit}"
+
+
+def findings(dataset: xr.Dataset) -> list[Finding]:
+    """Margins are per seed, over all tasks where a claim is of fine-tuning as such."""
+    return [*_noise(dataset), *_fixed(dataset), *_tuned_rate(dataset), *_hessian(dataset)]
+
+
+def _noise(dataset: xr.Dataset) -> list[Finding]:
+    small, large = (float(dataset["noise"][k]) for k in (0, -1))
+    increase, loss = dataset["noise_increase"], perturbed(dataset)
+    steepness = slope(increase) / increase.mean("budget")
+    least = steepness.min("noise")
+    step = increase.diff("budget").min("budget") / increase.mean("budget")
+    low, high = (last_costs(loss.sel(noise=size)) for size in (small, large))
+    falls = falls_with(loss, "noise")
+    where = f"{PAPER}, Fig. 3"
+    doubling = "of its mean per doubling of the budget"
+    return [
+        judged(
+            f"{where} left",
+            "Noise of any fixed size raises the loss more the longer pre-training was",
+            f"at every size; {SCALE}",
+            f"at the size where it grows least the increase grows by {_spelt(100 * least, '%', 1)} "
+            f"{doubling}",
+            least,
+        ),
+        judged(
+            f"{where} left",
+            "The increase grows from each budget to the next, at every size of noise",
+            f"monotone; {SCALE}",
+            f"the smallest step is {_spelt(100 * step.min('noise'), '% of the mean increase', 1)}",
+            step.min("noise"),
+        ),
+        judged(
+            f"{where} right",
+            f"Under large noise (lambda = {large:g}) the longest pre-training ends above the best "
+            "budget before it",
+            f"U-shapes; {SCALE}",
+            f"loss at the last budget less the least before {_spelt(high, 'nats')}",
+            high,
+        ),
+        judged(
+            f"{where} right; Prop. 4.3",
+            f"Under small noise (lambda = {small:g}) more pre-training still helps: there is a "
+            "threshold, as in two-layer networks",
+            f"lowest curves fall throughout; {SCALE}",
+            f"loss at the last budget less the least before {_spelt(low, 'nats')}",
+            -low,
+        ),
+        judged(
+            f"{where} right; Sec. 3.3",
+            "The inflection budget falls as the noise grows",
+            f"'an inflection point at a lower token budget'; {SCALE}",
+            f"by {_spelt(falls, 'doublings per doubling of lambda', 2)}",
+            falls,
+        ),
+    ]
+
+
+def _fixed(dataset: xr.Dataset) -> list[Finding]:
+    top = float(dataset["rate"][-1])
+    increase, loss = dataset["tuned_increase"].sel(scale=1.0), tuned(dataset)
+    distance, found = np.log2(dataset["tuned_distance"]), []
+    for task in dataset["task"].values:
+        of = f"on {task} at the largest rate ({top:g})"
+        some, last = {"task": task, "rate": top}, f"{task}: loss at the last budget less the least"
+        grows = slope(increase.sel(some))
+        cost, own = (last_costs(x.sel(some)) for x in (loss, dataset["tuned_test"]))
+        falls = falls_with(loss.sel(task=task), "rate")
+        found += [
+            judged(
+                f"{PAPER}, Fig. 4",
+                f"Fine-tuning {of} raises the pre-training loss more the longer pre-training was",
+                f"on GSM8k, Starcoder-Python and SIQA; {SCALE}",
+                _spelt(grows, "nats per doubling of the budget"),
+                grows,
+            ),
+            judged(
+                f"{PAPER}, Fig. 5 top",
+                f"After fine-tuning {of} the pre-training loss at the last budget exceeds the "
+                "least before",
+                f"U-shapes at large rates; {SCALE}",
+                f"{last} before {_spelt(cost, 'nats')}",
+                cost,
+            ),
+            judged(
+                f"{PAPER}, Fig. 5 bottom",
+                f"After fine-tuning {of} the task's own loss at the last budget exceeds the least "
+                "before",
+                f"at sufficiently large rates; {SCALE}",
+                f"{last} before {_spelt(own, 'nats')}",
+                own,
+            ),
+            judged(
+                f"{PAPER}, Sec. 3.4.1",
+                f"The inflection budget of the pre-training loss falls as the rate on {task} grows",
+                f"'at lower token budgets'; {SCALE}",
+                f"by {_spelt(falls, 'doublings per doubling of the rate', 2)}",
+                falls,
+            ),
+        ]
+    power = slope(distance, "rate").mean(("task", "budget"))
+    ratio = 2 ** (distance.isel(budget=-1) - distance.isel(budget=0)).mean(("task", "rate"))
+    apart = abs(np.log2(ratio))
+    where = f"{PAPER}, Fig. 8"
+    return [
+        *found,
+        judged(
+            where,
+            f"The distance moved is nearly proportional to the rate: rate^p with |p - 1| < {NEAR}",
+            f"'not exactly, but approximately'; {SCALE}",
+            f"p = {stated(power, 2, sign=False)}",
+            NEAR - abs(power - 1),
+        ),
+        judged(
+            where,
+            f"The distance moved does not depend on the budget: less than a factor {1 + NEAR} "
+            "between the first and the last",
+            f"'independent of the amount of pre-training'; {SCALE}",
+            f"after the longest pre-training {stated(ratio, 2, sign=False)} times that after the "
+            "shortest",
+            np.log2(1 + NEAR) - apart,
+        ),
+    ]
+
+
+def _tuned_rate(dataset: xr.Dataset) -> list[Finding]:
+    found = []
+    rates, where = best_rate(dataset), f"{PAPER}, Fig. 6"
+    loss, own = (at_best(dataset, x) for x in (tuned(dataset), dataset["tuned_test"]))
+    for task in dataset["task"].values:
+        falls = -slope(np.log2(rates.sel(task=task)))
+        cost, itself = (last_costs(x.sel(task=task)) for x in (loss, own))
+        found += [
+            judged(
+                f"{PAPER}, Figs. 34, 59; Sec. 3.4.2",
+                f"The tuned rate on {task} falls with the budget",
+                f"constant, falling slowly or quickly by task; {SCALE}",
+                f"by {_spelt(falls, 'doublings per doubling of the budget', 2)}",
+                falls,
+            ),
+            judged(
+                f"{where} top",
+                f"At the tuned rate on {task} the pre-training loss at the last budget exceeds the "
+                "least before",
+                f"on GSM8k, Starcoder-Python, MR and RTE; {SCALE}",
+                _spelt(cost, "nats"),
+                cost,
+            ),
+            judged(
+                f"{where} bottom",
+                f"At the tuned rate on {task} the task's own loss at the last budget exceeds the "
+                "least before",
+                f"on RTE and TREC, not on the others; {SCALE}",
+                _spelt(itself, "nats"),
+                itself,
+            ),
+        ]
+    return found
+
+
+def _hessian(dataset: xr.Dataset) -> list[Finding]:
+    """Ratios of means over budgets and tasks, as single increases may be near 0."""
+    top, small = float(dataset["rate"][-1]), float(dataset["noise"][0])
+    large, near = float(dataset["noise"][-1]), float(dataset["scale"][0])
+
+    def ratio(name: str, over: tuple[str, ...], **at: float) -> xr.DataArray:
+        increase, predicted = (
+            dataset[f"{name}_{k}"].sel(at).mean(over) for k in ("increase", "predicted")
+        )
+        return increase / predicted
+
+    trace = (2 * dataset["noise_predicted"].sel(noise=small) / small**2).transpose("budget", "seed")
+    growth = trace.isel(budget=-1, drop=True) / trace.isel(budget=0, drop=True)
+    noise = [ratio("noise", ("budget",), noise=size) for size in (small, large)]
+    line = [ratio("tuned", ("budget", "task"), rate=top, scale=s) for s in (near, 1.0)]
+    times = lambda x: f"increase / prediction {stated(x, 2, sign=False)}"  # noqa: E731
+    found = [
+        judged(
+            f"{PAPER}, App. D",
+            "The curvature that noise meets, tr(H Sigma), grows with pre-training",
+            f"progressive sharpening; {SCALE}",
+            f"{stated(growth, 1, sign=False)} times as large at the last budget as at the first",
+            np.log(growth),
+        )
+    ]
+    for figure, what, (low, high), of in (
+        ("Fig. 9", "noise", noise, (f"lambda = {small:g}", f"lambda = {large:g}")),
+        ("Fig. 10", "fine-tuning", line, (f"lambda = {near:g} of the way", "its end")),
+    ):
+        found += [
+            judged(
+                f"{PAPER}, {figure} left",
+                f"The Hessian tells the increase under small {what} ({of[0]}) up to 10 %",
+                "'well-approximated'; OLMo-30M, 32B to 128B tokens",
+                times(low),
+                0.1 - abs(low - 1),
+            ),
+            judged(
+                f"{PAPER}, {figure} right",
+                f"Large {what} ({of[1]}) raises the loss by more than the Hessian tells",
+                "'substantially higher'; OLMo-30M, 32B to 128B tokens",
+                times(high),
+                high - 1,
+            ),
+        ]
+    return found
+
+
+def summary(dataset: xr.Dataset) -> str:
+    """The base models, noise and fine-tuning, in sentences."""
+    budget = dataset["budget"].values
+    first, last = (stated(dataset["base"].isel(budget=k), sign=False) for k in (0, -1))
+    sizes = []
+    for noise in dataset["noise"].values:
+        mean = mean_and_error(perturbed(dataset).sel(noise=noise))[0]
+        at = int(mean.argmin())
+        sizes.append(f"{noise:g}: {_count(budget[at])}")
+    forgotten, rates = dataset["tuned_increase"].sel(scale=1.0).isel(rate=-1), best_rate(dataset)
+    tasks = []
+    for task in dataset["task"].values:
+        ends = [stated(forgotten.sel(task=task).isel(budget=k)) for k in (0, -1)]
+        best = [float(np.exp(np.log(rates.sel(task=task).isel(budget=k)).mean())) for k in (0, -1)]
+        tasks.append(f"{task} {ends[0]} to {ends[1]} (tuned rate {best[0]:.2g} to {best[1]:.2g})")
+    verdicts = [finding.verdict for finding in findings(dataset)]
+    counts = ", ".join(f"{verdicts.count(v)} {v}" for v in ("holds", "fails", "undecided"))
+    return (
+        f"From {_count(budget[0])} to {_count(budget[-1])} tokens of pre-training the held-out "
+        f"loss of {dataset.attrs['parameters']} parameters falls from {first} to {last} nats. "
+        f"Best budget under noise of size lambda: {', '.join(sizes)}. Increase after fine-tuning "
+        f"at the largest rate, first to last budget: {'; '.join(tasks)}. Claims: {counts}."
+    )
+
+
+def _count(tokens: float) -> str:
+    """Tokens in words.
+
+    >>> _count(131072), _count(4194304), _count(4e9)
+    ('131k', '4.2M', '4B')
+    """
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if tokens >= unit:
+            return f"{tokens / unit:.2g}{name}" if tokens < 100 * unit else f"{tokens / unit:.0f}{name}"
+    return f"{tokens:.0f}"
