@@ -1,8 +1,9 @@
 """What `overtraining_language` found of the paper's claims, from the stored dataset alone."""
 
+from typing import Any
+
 import numpy as np
 import xarray as xr
-from jaxtyping import Float, Int
 
 from experiments.findings import Finding, judged, mean_and_error, stated
 
@@ -31,8 +32,8 @@ def at_best(dataset: xr.Dataset, values: xr.DataArray) -> xr.DataArray:
     return values.sel(rate=best_rate(dataset)).drop_vars("rate")
 
 
-def doublings(budget: xr.DataArray) -> Float[np.ndarray, " budget"]:
-    return np.log2(budget.values / budget.values[0])
+def log2(values: xr.DataArray) -> xr.DataArray:
+    return xr.apply_ufunc(np.log2, values.astype(float))
 
 
 def slope(values: xr.DataArray, dim: str = "budget") -> xr.DataArray:
@@ -42,9 +43,11 @@ def slope(values: xr.DataArray, dim: str = "budget") -> xr.DataArray:
     >>> float(slope(x))
     2.0
     """
-    x = xr.DataArray(doublings(values[dim]), dims=dim)
+    x = log2(values[dim]).drop_vars(dim)
     x = x - x.mean()
-    return (x * values.drop_vars(dim)).sum(dim) / (x**2).sum()
+    values = values.drop_vars(dim)
+    # less the first, so that a constant has slope 0 without rounding
+    return (x * (values - values.isel({dim: 0}))).sum(dim) / (x**2).sum()
 
 
 def last_costs(loss: xr.DataArray) -> xr.DataArray:
@@ -58,18 +61,17 @@ def last_costs(loss: xr.DataArray) -> xr.DataArray:
         best = others.isel(budget=slice(None, -1)).argmin("budget")
         one = loss.isel(seed=k)
         cost.append(one.isel(budget=-1, drop=True) - one.isel(budget=best).drop_vars("budget"))
-    return xr.concat(cost, "seed")
-
-
-def inflection(loss: xr.DataArray) -> Int[np.ndarray, "..."]:
-    """The budget after which the loss rises: that of its least value; dims without `budget`."""
-    return loss.idxmin("budget").values
+    together: Any = xr.concat(cost, "seed")
+    return together
 
 
 def falls_with(loss: xr.DataArray, dim: str) -> xr.DataArray:
     """How many doublings the inflection budget falls per doubling of `dim`, by seed."""
-    where = loss.idxmin("budget")
-    return -slope(np.log2(where.astype(float)), dim)
+    return -slope(log2(loss.idxmin("budget")), dim)
+
+
+def _judged(where: str, claim: str, paper: str, here: str, margins: xr.DataArray) -> Finding:
+    return judged(where, claim, paper, here, margins.values)
 
 
 def _spelt(values: xr.DataArray, unit: str, digits: int = 3) -> str:
@@ -92,7 +94,7 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
     where = f"{PAPER}, Fig. 3"
     doubling = "of its mean per doubling of the budget"
     return [
-        judged(
+        _judged(
             f"{where} left",
             "Noise of any fixed size raises the loss more the longer pre-training was",
             f"at every size; {SCALE}",
@@ -100,14 +102,14 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
             f"{doubling}",
             least,
         ),
-        judged(
+        _judged(
             f"{where} left",
             "The increase grows from each budget to the next, at every size of noise",
             f"monotone; {SCALE}",
             f"the smallest step is {_spelt(100 * step.min('noise'), '% of the mean increase', 1)}",
             step.min("noise"),
         ),
-        judged(
+        _judged(
             f"{where} right",
             f"Under large noise (lambda = {large:g}) the longest pre-training ends above the best "
             "budget before it",
@@ -115,7 +117,7 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
             f"loss at the last budget less the least before {_spelt(high, 'nats')}",
             high,
         ),
-        judged(
+        _judged(
             f"{where} right; Prop. 4.3",
             f"Under small noise (lambda = {small:g}) more pre-training still helps: there is a "
             "threshold, as in two-layer networks",
@@ -123,7 +125,7 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
             f"loss at the last budget less the least before {_spelt(low, 'nats')}",
             -low,
         ),
-        judged(
+        _judged(
             f"{where} right; Sec. 3.3",
             "The inflection budget falls as the noise grows",
             f"'an inflection point at a lower token budget'; {SCALE}",
@@ -136,7 +138,7 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
 def _fixed(dataset: xr.Dataset) -> list[Finding]:
     top = float(dataset["rate"][-1])
     increase, loss = dataset["tuned_increase"].sel(scale=1.0), tuned(dataset)
-    distance, found = np.log2(dataset["tuned_distance"]), []
+    distance, found = log2(dataset["tuned_distance"]), []
     for task in dataset["task"].values:
         of = f"on {task} at the largest rate ({top:g})"
         some, last = {"task": task, "rate": top}, f"{task}: loss at the last budget less the least"
@@ -144,14 +146,14 @@ def _fixed(dataset: xr.Dataset) -> list[Finding]:
         cost, own = (last_costs(x.sel(some)) for x in (loss, dataset["tuned_test"]))
         falls = falls_with(loss.sel(task=task), "rate")
         found += [
-            judged(
+            _judged(
                 f"{PAPER}, Fig. 4",
                 f"Fine-tuning {of} raises the pre-training loss more the longer pre-training was",
                 f"on GSM8k, Starcoder-Python and SIQA; {SCALE}",
                 _spelt(grows, "nats per doubling of the budget"),
                 grows,
             ),
-            judged(
+            _judged(
                 f"{PAPER}, Fig. 5 top",
                 f"After fine-tuning {of} the pre-training loss at the last budget exceeds the "
                 "least before",
@@ -159,7 +161,7 @@ def _fixed(dataset: xr.Dataset) -> list[Finding]:
                 f"{last} before {_spelt(cost, 'nats')}",
                 cost,
             ),
-            judged(
+            _judged(
                 f"{PAPER}, Fig. 5 bottom",
                 f"After fine-tuning {of} the task's own loss at the last budget exceeds the least "
                 "before",
@@ -167,7 +169,7 @@ def _fixed(dataset: xr.Dataset) -> list[Finding]:
                 f"{last} before {_spelt(own, 'nats')}",
                 own,
             ),
-            judged(
+            _judged(
                 f"{PAPER}, Sec. 3.4.1",
                 f"The inflection budget of the pre-training loss falls as the rate on {task} grows",
                 f"'at lower token budgets'; {SCALE}",
@@ -177,18 +179,18 @@ def _fixed(dataset: xr.Dataset) -> list[Finding]:
         ]
     power = slope(distance, "rate").mean(("task", "budget"))
     ratio = 2 ** (distance.isel(budget=-1) - distance.isel(budget=0)).mean(("task", "rate"))
-    apart = abs(np.log2(ratio))
+    apart = abs(log2(ratio))
     where = f"{PAPER}, Fig. 8"
     return [
         *found,
-        judged(
+        _judged(
             where,
             f"The distance moved is nearly proportional to the rate: rate^p with |p - 1| < {NEAR}",
             f"'not exactly, but approximately'; {SCALE}",
             f"p = {stated(power, 2, sign=False)}",
             NEAR - abs(power - 1),
         ),
-        judged(
+        _judged(
             where,
             f"The distance moved does not depend on the budget: less than a factor {1 + NEAR} "
             "between the first and the last",
@@ -205,17 +207,17 @@ def _tuned_rate(dataset: xr.Dataset) -> list[Finding]:
     rates, where = best_rate(dataset), f"{PAPER}, Fig. 6"
     loss, own = (at_best(dataset, x) for x in (tuned(dataset), dataset["tuned_test"]))
     for task in dataset["task"].values:
-        falls = -slope(np.log2(rates.sel(task=task)))
+        falls = -slope(log2(rates.sel(task=task)))
         cost, itself = (last_costs(x.sel(task=task)) for x in (loss, own))
         found += [
-            judged(
+            _judged(
                 f"{PAPER}, Figs. 34, 59; Sec. 3.4.2",
                 f"The tuned rate on {task} falls with the budget",
                 f"constant, falling slowly or quickly by task; {SCALE}",
                 f"by {_spelt(falls, 'doublings per doubling of the budget', 2)}",
                 falls,
             ),
-            judged(
+            _judged(
                 f"{where} top",
                 f"At the tuned rate on {task} the pre-training loss at the last budget exceeds the "
                 "least before",
@@ -223,7 +225,7 @@ def _tuned_rate(dataset: xr.Dataset) -> list[Finding]:
                 _spelt(cost, "nats"),
                 cost,
             ),
-            judged(
+            _judged(
                 f"{where} bottom",
                 f"At the tuned rate on {task} the task's own loss at the last budget exceeds the "
                 "least before",
@@ -252,12 +254,12 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
     line = [ratio("tuned", ("budget", "task"), rate=top, scale=s) for s in (near, 1.0)]
     times = lambda x: f"increase / prediction {stated(x, 2, sign=False)}"  # noqa: E731
     found = [
-        judged(
+        _judged(
             f"{PAPER}, App. D",
             "The curvature that noise meets, tr(H Sigma), grows with pre-training",
             f"progressive sharpening; {SCALE}",
             f"{stated(growth, 1, sign=False)} times as large at the last budget as at the first",
-            np.log(growth),
+            log2(growth),
         )
     ]
     for figure, what, (low, high), of in (
@@ -265,14 +267,14 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
         ("Fig. 10", "fine-tuning", line, (f"lambda = {near:g} of the way", "its end")),
     ):
         found += [
-            judged(
+            _judged(
                 f"{PAPER}, {figure} left",
                 f"The Hessian tells the increase under small {what} ({of[0]}) up to 10 %",
                 "'well-approximated'; OLMo-30M, 32B to 128B tokens",
                 times(low),
                 0.1 - abs(low - 1),
             ),
-            judged(
+            _judged(
                 f"{PAPER}, {figure} right",
                 f"Large {what} ({of[1]}) raises the loss by more than the Hessian tells",
                 "'substantially higher'; OLMo-30M, 32B to 128B tokens",
@@ -291,7 +293,7 @@ def summary(dataset: xr.Dataset) -> str:
     for noise in dataset["noise"].values:
         mean = mean_and_error(perturbed(dataset).sel(noise=noise))[0]
         at = int(mean.argmin())
-        sizes.append(f"{noise:g}: {_count(budget[at])}")
+        sizes.append(f"{noise:g}: {count(budget[at])}")
     forgotten, rates = dataset["tuned_increase"].sel(scale=1.0).isel(rate=-1), best_rate(dataset)
     tasks = []
     for task in dataset["task"].values:
@@ -301,20 +303,21 @@ def summary(dataset: xr.Dataset) -> str:
     verdicts = [finding.verdict for finding in findings(dataset)]
     counts = ", ".join(f"{verdicts.count(v)} {v}" for v in ("holds", "fails", "undecided"))
     return (
-        f"From {_count(budget[0])} to {_count(budget[-1])} tokens of pre-training the held-out "
+        f"From {count(budget[0])} to {count(budget[-1])} tokens of pre-training the held-out "
         f"loss of {dataset.attrs['parameters']} parameters falls from {first} to {last} nats. "
         f"Best budget under noise of size lambda: {', '.join(sizes)}. Increase after fine-tuning "
         f"at the largest rate, first to last budget: {'; '.join(tasks)}. Claims: {counts}."
     )
 
 
-def _count(tokens: float) -> str:
+def count(tokens: float) -> str:
     """Tokens in words.
 
-    >>> _count(131072), _count(4194304), _count(4e9)
+    >>> count(131072), count(4194304), count(4e9)
     ('131k', '4.2M', '4B')
     """
     for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if tokens >= unit:
-            return f"{tokens / unit:.2g}{name}" if tokens < 100 * unit else f"{tokens / unit:.0f}{name}"
+            size = tokens / unit
+            return f"{size:.2g}{name}" if size < 100 else f"{size:.0f}{name}"
     return f"{tokens:.0f}"

@@ -55,11 +55,15 @@ class Corpus(NamedTuple):
 
     def windows(self, part: int, blocks: Int[np.ndarray, " n"]) -> Batch:
         """Blocks of the part to learn from (0) or held out (1)."""
-        at = np.asarray(blocks)[:, None] * self.context + np.arange(self.context + 1)
-        return scored(np.asarray(self.text[part][at], np.int32))
+        return _windows(self.line(part), self.context, blocks)
+
+    def line(self, part: int) -> tokens.Ids:
+        return (self.text.train, self.text.held_out)[part]
 
     def shifted(self, part: int) -> Int[np.ndarray, " n"]:
-        return np.setdiff1d(np.arange(tokens.blocks(self.text[part], self.context)), self.usual[part])
+        """Blocks whose mean is high."""
+        count = tokens.blocks(self.line(part), self.context)
+        return np.setdiff1d(np.arange(count), self.usual[part])
 
     def batch(self, step: int, *, seed: int, size: int) -> Batch:
         """The batch of a pre-training step."""
@@ -71,6 +75,11 @@ class Corpus(NamedTuple):
     def held_out(self, count: int, seed: int) -> Batch:
         """`count` blocks held out from pre-training."""
         return self.windows(1, _some("held_out", self.usual[1], count, seed))
+
+
+def _windows(line: tokens.Ids, context: int, blocks: Int[np.ndarray, " n"]) -> Batch:
+    at = np.asarray(blocks)[:, None] * context + np.arange(context + 1)
+    return scored(np.asarray(line[at], np.int32))
 
 
 def scored(sequences: Int32[np.ndarray, "*any token_and_next"]) -> Batch:
@@ -92,7 +101,7 @@ def load(data: str | None, vocab: int, context: int) -> Corpus:
             raise ValueError(
                 f"data: {data} has a vocabulary of {found.vocab}; the network has {vocab}"
             )
-    means = [tokens.block_means(part, context) for part in found[:2]]
+    means = [tokens.block_means(part, context) for part in (found.train, found.held_out)]
     level = np.percentile(means[0], SHIFTED)
     learn, held_out = (np.flatnonzero(mean <= level) for mean in means)
     return Corpus(found, context, (learn, held_out))
@@ -129,9 +138,8 @@ def task(name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int) -> T
     line = tokens.read(name, corpus.text.vocab)
     count = tokens.blocks(line, corpus.context)
     chosen = _some(f"tasks: {name}", np.arange(count), sum(sizes), seed)
-    at = chosen[:, None] * corpus.context + np.arange(corpus.context + 1)
-    parts = np.split(np.asarray(line[at], np.int32), np.cumsum(sizes)[:-1])
-    return Task(*map(scored, parts))
+    parts = np.split(chosen, np.cumsum(sizes)[:-1])
+    return Task(*(_windows(line, corpus.context, part) for part in parts))
 
 
 def _some(what: str, blocks: np.ndarray, count: int, seed: int) -> np.ndarray:

@@ -92,6 +92,11 @@ def layout(shard: Shard) -> Layout:
     return Layout(sharding.mesh() if many else None, shard)
 
 
+def unstacked(tree: PyTree, count: int) -> list[PyTree]:
+    """Each of `count` members."""
+    return [jax.tree.map(lambda x: x[k], tree) for k in range(count)]  # noqa: B023
+
+
 def nll(
     net: nn.Module, params: PyTree, batch: Batch, key: Array | None = None
 ) -> Float[Array, " example"]:
@@ -187,5 +192,4 @@ def together(
         log_every=max(1, steps // 10),
         place=where.place,
     )
-    kept = jax.device_get(trained.state.params)
-    return [jax.tree.map(lambda x: x[k], kept) for k in range(len(params))]  # noqa: B023
+    return unstacked(jax.device_get(trained.state.params), len(params))

@@ -105,6 +105,7 @@ def _shares(members: tuple[float, ...]) -> optax.GradientTransformation:
                 f"members: {len(members)} shares for params/{path_str(path)} of shape "
                 f"{list(update.shape)}, whose first axis should be theirs"
             )
-        return update * jnp.reshape(jnp.asarray(members, update.dtype), (-1,) + (1,) * (update.ndim - 1))
+        shares = jnp.asarray(members, update.dtype)
+        return update * shares.reshape(-1, *[1] * (update.ndim - 1))
 
     return optax.stateless(lambda updates, _: jax.tree.map_with_path(one, updates))
