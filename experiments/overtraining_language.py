@@ -75,7 +75,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         )
         tuned.append(found)
     theory = stage("two-layer theory", stages.theory)
-    return _dataset(config, noisy, tuned, theory)
+    frequencies = corpus.unigram(held_out)
+    return _dataset(config, noisy, tuned, theory).assign(unigram=((), frequencies))
 
 
 def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:

@@ -15,6 +15,7 @@ from experiments.overtraining_language_findings import (
     at_best,
     best_rate,
     count,
+    kept_rates,
     log2,
     perturbed,
     tuned,
@@ -144,7 +145,7 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
     figure, axes = style.figure(3, columns, width=2.7, height=2.3, sharex="col")
     rates = dataset["rate"].values
     shades = _shades(len(rates))
-    forgotten = dataset["tuned_increase"].sel(scale=1.0)
+    forgotten = dataset["tuned_increase"].sel(scale=1.0, drop=True)
     rows = dict(zip(FINE_TUNED, (forgotten, tuned(dataset), dataset["tuned_test"]), strict=True))
     for column, name in enumerate(names):
         for ax, (row, values) in zip(axes[:, column], rows.items(), strict=True):
@@ -152,6 +153,7 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
                 some = values.sel(task=name, rate=rate)
                 _curve(ax, some, "budget", color=color, fmt="o-")
             if row == "loss":
+                ax.axhline(float(dataset["unigram"]), color=style.FAINT, ls=":", lw=1)
                 _curve(ax, dataset["base"], "budget", color=style.INK, fmt="s--")
             if row == "own":
                 before = dataset["tuned_before"].sel(task=name).isel(rate=0)
@@ -180,6 +182,7 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
     etas = theory["theory_rate"].values[at[1:]]
     labels = [f"{r:.2g} ({e:.2g})" for r, e in zip(rates, etas, strict=True)]
     lines = _lines(shades, labels) + _lines([style.INK], ["before"], ls="--", marker="s")
+    lines.append(Line2D([], [], color=style.FAINT, ls=":", label="token frequencies"))
     title = f"fine-tuning rate\n(of the linear\nnetworks)\n\n{_wrapped(_heading(dataset))}"
     _legend(figure, lines, title)
     return figure
@@ -288,15 +291,25 @@ def _distance(dataset: xr.Dataset) -> "Figure":
     return figure
 
 
+def _tuned_to(task: str, rates: xr.DataArray) -> str:
+    return f"{task}, rate {float(rates.sel(task=task)):g} (Fig. 10)"
+
+
 def _hessian(dataset: xr.Dataset) -> "Figure":
     """Figures 9 and 10: what happens, and what the Hessian tells, of the last three budgets; and
     their ratio."""
     some = dataset.isel(budget=slice(-3, None))
-    top = float(dataset["rate"][-1])
+    top = kept_rates(dataset)
     kinds = (
         ("noise", "noise", "noise $λ$", some, "Gaussian noise (Fig. 9)"),
         *(
-            ("tuned", "scale", "share of the way", some.sel(task=t, rate=top), f"{t} (Fig. 10)")
+            (
+                "tuned",
+                "scale",
+                "share of the way",
+                some.sel(task=t, rate=top.sel(task=t)),
+                _tuned_to(t, top),
+            )
             for t in dataset["task"].values
         ),
     )
@@ -323,5 +336,5 @@ def _hessian(dataset: xr.Dataset) -> "Figure":
     axes[1, 0].set_ylabel("increase / prediction\n(ratio of means)")
     lines = _lines(colors, [count(b) for b in some["budget"].values])
     lines += _lines([style.INK], ["Hessian"], ls="--", marker="")
-    _legend(figure, lines, f"tokens of\npre-training\n(rate {top:g})")
+    _legend(figure, lines, "tokens of\npre-training")
     return figure

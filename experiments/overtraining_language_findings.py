@@ -19,12 +19,21 @@ def perturbed(dataset: xr.Dataset) -> xr.DataArray:
 
 def tuned(dataset: xr.Dataset) -> xr.DataArray:
     """Pre-training loss after fine-tuning, [task, budget, seed, rate]."""
-    return dataset["base"] + dataset["tuned_increase"].sel(scale=1.0)
+    return dataset["base"] + dataset["tuned_increase"].sel(scale=1.0, drop=True)
 
 
 def best_rate(dataset: xr.Dataset) -> xr.DataArray:
     """The rate of least validation loss, [task, budget, seed]."""
     return dataset["tuned_validation"].idxmin("rate")
+
+
+def kept_rates(dataset: xr.Dataset) -> xr.DataArray:
+    """By task the largest rate at which the model still knows more of the pre-training text, after
+    any budget, than how frequent each token is; the smallest if there is none. The paper draws
+    rates "where the model is still retaining pre-training capability" (App. C)."""
+    worst = tuned(dataset).mean("seed").max("budget")
+    kept = dataset["rate"].where(worst < dataset["unigram"]).max("rate")
+    return kept.fillna(float(dataset["rate"][0]))
 
 
 def at_best(dataset: xr.Dataset, values: xr.DataArray) -> xr.DataArray:
@@ -47,7 +56,8 @@ def slope(values: xr.DataArray, dim: str = "budget") -> xr.DataArray:
     x = x - x.mean()
     values = values.drop_vars(dim)
     # less the first, so that a constant has slope 0 without rounding
-    return (x * (values - values.isel({dim: 0}))).sum(dim) / (x**2).sum()
+    with np.errstate(invalid="ignore"):  # of one value: undefined
+        return (x * (values - values.isel({dim: 0}))).sum(dim) / (x**2).sum()
 
 
 def last_costs(loss: xr.DataArray) -> xr.DataArray:
@@ -136,15 +146,15 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _fixed(dataset: xr.Dataset) -> list[Finding]:
-    top = float(dataset["rate"][-1])
-    increase, loss = dataset["tuned_increase"].sel(scale=1.0), tuned(dataset)
+    increase, loss = dataset["tuned_increase"].sel(scale=1.0, drop=True), tuned(dataset)
     distance, found = log2(dataset["tuned_distance"]), []
     for task in dataset["task"].values:
-        of = f"on {task} at the largest rate ({top:g})"
+        top = float(kept_rates(dataset).sel(task=task))
+        of = f"on {task} at the largest rate that keeps the text ({top:g})"
         some, last = {"task": task, "rate": top}, f"{task}: loss at the last budget less the least"
         grows = slope(increase.sel(some))
         cost, own = (last_costs(x.sel(some)) for x in (loss, dataset["tuned_test"]))
-        falls = falls_with(loss.sel(task=task), "rate")
+        falls = falls_with(loss.sel(task=task, rate=slice(None, top)), "rate")
         found += [
             _judged(
                 f"{PAPER}, Fig. 4",
@@ -239,10 +249,10 @@ def _tuned_rate(dataset: xr.Dataset) -> list[Finding]:
 
 def _hessian(dataset: xr.Dataset) -> list[Finding]:
     """Ratios of means over budgets and tasks, as single increases may be near 0."""
-    top, small = float(dataset["rate"][-1]), float(dataset["noise"][0])
-    large, near = float(dataset["noise"][-1]), float(dataset["scale"][0])
+    small, large = (float(dataset["noise"][k]) for k in (0, -1))
+    near, top = float(dataset["scale"][0]), kept_rates(dataset)
 
-    def ratio(name: str, over: tuple[str, ...], **at: float) -> xr.DataArray:
+    def ratio(name: str, over: tuple[str, ...], **at: Any) -> xr.DataArray:
         increase, predicted = (
             dataset[f"{name}_{k}"].sel(at).mean(over) for k in ("increase", "predicted")
         )
@@ -294,7 +304,9 @@ def summary(dataset: xr.Dataset) -> str:
         mean = mean_and_error(perturbed(dataset).sel(noise=noise))[0]
         at = int(mean.argmin())
         sizes.append(f"{noise:g}: {count(budget[at])}")
-    forgotten, rates = dataset["tuned_increase"].sel(scale=1.0).isel(rate=-1), best_rate(dataset)
+    forgotten = dataset["tuned_increase"].sel(scale=1.0, drop=True)
+    forgotten = forgotten.sel(rate=kept_rates(dataset))
+    rates = best_rate(dataset)
     tasks = []
     for task in dataset["task"].values:
         ends = [stated(forgotten.sel(task=task).isel(budget=k)) for k in (0, -1)]
@@ -306,7 +318,8 @@ def summary(dataset: xr.Dataset) -> str:
         f"From {count(budget[0])} to {count(budget[-1])} tokens of pre-training the held-out "
         f"loss of {dataset.attrs['parameters']} parameters falls from {first} to {last} nats. "
         f"Best budget under noise of size lambda: {', '.join(sizes)}. Increase after fine-tuning "
-        f"at the largest rate, first to last budget: {'; '.join(tasks)}. Claims: {counts}."
+        "at the largest rate that keeps the text, first to last budget: "
+        f"{'; '.join(tasks)}. Claims: {counts}."
     )
 
 

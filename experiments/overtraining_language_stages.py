@@ -94,7 +94,7 @@ def perturb(
         jnp.stack(where.filled([_keys(config, r)[2] for r in of])),
     )
     found = _perturbed(
-        net, config.draws, _chunk(config), held_out, jnp.asarray(config.noise), *each
+        net, config.draws, config.at_once, held_out, jnp.asarray(config.noise), *each
     )
     named = {
         "base": found.loss,
@@ -105,14 +105,9 @@ def perturb(
     return {name: np.asarray(value)[: len(some)] for name, value in named.items()}
 
 
-def _chunk(config: Config) -> int | None:
-    """Examples that a probe looks at together."""
-    return None if config.micro_batches == 1 else config.tune_batch // config.micro_batches
-
-
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _perturbed(net, draws, chunk, data, scales, params, deviations, keys) -> probe.Sensitivity:
-    how: dict[str, Any] = {"draws": draws, "batch_size": chunk}
+def _perturbed(net, draws, at_once, data, scales, params, deviations, keys) -> probe.Sensitivity:
+    how: dict[str, Any] = {"draws": draws, "batch_size": at_once}
 
     def one(params: PyTree, deviation: PyTree, key: jax.Array) -> probe.Sensitivity:
         loss = training.mean_loss(net)
@@ -160,22 +155,22 @@ def fine_tune(
         save_every=config.save_every,
     )
     each = where.lay(training.stacked(where.filled(before)), training.stacked(where.filled(after)))
-    found = _tuned(net, _chunk(config), held_out, task, jnp.asarray(config.scales), *each)
+    found = _tuned(net, config.at_once, held_out, task, jnp.asarray(config.scales), *each)
     return {name: np.asarray(value)[: len(some)] for name, value in found.items()}
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _tuned(net, chunk, held_out, task, scales, before, after) -> dict[str, jax.Array]:
+def _tuned(net, at_once, held_out, task, scales, before, after) -> dict[str, jax.Array]:
     loss, count = training.mean_loss(net), len(task.validation.tokens)
     both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), task.validation, task.test)
 
     def one(before: PyTree, after: PyTree) -> dict[str, jax.Array]:
         line = probe.fine_tuning_sensitivity(
-            loss, before, after, held_out, scales, batch_size=chunk
+            loss, before, after, held_out, scales, batch_size=at_once
         )
         apart = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), before, after)
         ends = jax.tree.map(lambda *leaves: jnp.stack(leaves), before, after)
-        own = jax.lax.map(lambda p: training.each_nll(net, p, both, chunk), ends)
+        own = jax.lax.map(lambda p: training.each_nll(net, p, both, at_once), ends)
         return {
             "increase": line.increase,
             "predicted": line.predicted,

@@ -76,6 +76,15 @@ class Corpus(NamedTuple):
         """`count` blocks held out from pre-training."""
         return self.windows(1, _some("held_out", self.usual[1], count, seed))
 
+    def unigram(self, batch: Batch) -> float:
+        """The loss on a batch of knowing no more than how frequent each token is in the part to
+        learn from (each seen once more than it was)."""
+        counts = np.ones(self.text.vocab)
+        for start in range(0, len(self.text.train), tokens.CHUNK):
+            some = np.asarray(self.text.train[start : start + tokens.CHUNK])
+            counts += np.bincount(some, minlength=self.text.vocab)
+        return float(-np.log(counts / counts.sum())[batch.tokens[..., 1:]].mean())
+
 
 def _windows(line: tokens.Ids, context: int, blocks: Int[np.ndarray, " n"]) -> Batch:
     at = np.asarray(blocks)[:, None] * context + np.arange(context + 1)

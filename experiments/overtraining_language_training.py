@@ -118,13 +118,11 @@ def mean_loss(net: nn.Module) -> Callable[[PyTree, Batch], Float[Array, ""]]:
 
 
 def each_nll(
-    net: nn.Module, params: PyTree, batch: Batch, chunk: int | None
+    net: nn.Module, params: PyTree, batch: Batch, at_once: int
 ) -> Float[Array, " example"]:
-    """The same, `chunk` examples at a time."""
-    if chunk is None:
-        return nll(net, params, batch)
+    """The same, so many examples at a time."""
     one = lambda example: nll(net, params, example)  # noqa: E731
-    return jax.lax.map(one, batch, batch_size=chunk)
+    return jax.lax.map(one, batch, batch_size=at_once)
 
 
 def stacked(trees: Sequence[PyTree]) -> PyTree:

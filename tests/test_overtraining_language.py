@@ -257,7 +257,7 @@ def test_the_papers_training_is_table_3():
         ({"micro_batches": 3}, "micro_batches must divide batch = 4"),
         ({"heads": 3}, "heads must divide width = 8"),
         ({"model": "gpt2-small"}, "model must be a language model of OLMo's block"),
-        ({"model": "olmo-31m"}, "no preset 'olmo-31m'; did you mean 'olmo-"),
+        ({"model": "olmo-31m"}, "no preset 'olmo-31m' .nearest: 'olmo-30m'"),
         ({"model": "olmo-30m", "context": 2048}, "context must be at most 1024, the positions"),
         ({"seed": -1}, "seed must be in"),
     ],
@@ -319,6 +319,7 @@ def _made_up(**changes):
         "tuned_distance": (dims, zeros + rates * wobble[:, None]),
         "tuned_validation": (dims, zeros + shift),
         "tuned_test": (dims, zeros + shift * wobble[:, None]),
+        "unigram": ((), 9.0),
         **changes,
     }
     coords = {"budget": budgets, "seed": seeds, "task": tasks_, "noise": noise, "rate": rates}
@@ -337,7 +338,7 @@ CLAIMS = (
     "Under small noise",
     "The inflection budget falls as the noise",
     "Fine-tuning on a at the largest rate",
-    "After fine-tuning on a at the largest rate (0.16) the pre-training loss",
+    "After fine-tuning on a at the largest rate that keeps the text (0.16) the pre-training",
     "The inflection budget of the pre-training loss",
     "The distance moved is nearly proportional",
     "The distance moved does not depend",
