@@ -57,8 +57,10 @@ def _params(seed):
 
 def test_the_loss_is_the_mean_of_what_is_scored():
     params, batch = _params(0), _batch(1, 5)
-    found = np.asarray(training.nll(NET, params, batch))
-    logits = np.asarray(NET.apply({"params": params}, batch.tokens[:, :-1]), np.float64)
+    nll = jax.jit(training.nll, static_argnums=0)
+    found = np.asarray(nll(NET, params, batch))
+    apply = jax.jit(NET.apply)
+    logits = np.asarray(apply({"params": params}, batch.tokens[:, :-1]), np.float64)
     shifted = logits - logits.max(-1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     for i in range(5):
@@ -277,9 +279,10 @@ def test_the_tiny_run_measures_what_it_says(ran, corpus):
         assert np.isfinite(values).all(), name
     held_out = corpus.held_out(TINY.held_out, TINY.seed)
     stored = kept["pre-train 4800 tokens"]
+    nll = jax.jit(training.nll, static_argnums=0)
     for seed in range(3):
         params = jax.tree.map(lambda x: x[seed], stored)  # noqa: B023
-        own = float(training.nll(NET, params, held_out).mean())
+        own = float(nll(NET, params, held_out).mean())
         assert float(dataset["base"][1, seed]) == pytest.approx(own, rel=100 * EPS)
     # training helps, a larger rate moves further, noise of twice the size does more
     assert (dataset["base"].diff("budget") < 0).all()
@@ -378,14 +381,12 @@ def test_a_spread_as_large_as_the_effect_decides_nothing():
 
 def test_what_the_last_budget_costs_is_told_by_the_other_seeds():
     """Noise around a flat curve: a least value of the same seed would lie below by chance."""
-    rng = np.random.default_rng(0)
-    flat = xr.DataArray(
-        rng.normal(size=(6, 4000)), {"budget": 2 ** np.arange(6)}, ("budget", "seed")
-    )
-    costs = []
-    for k in range(0, 4000, 4):
-        costs.append(of.last_costs(flat.isel(seed=slice(k, k + 4))).values)
-    z = np.mean(costs) / (np.std(np.mean(costs, 1), ddof=1) / np.sqrt(len(costs)))
+    dims, budgets = ("budget", "seed", "group"), {"budget": 2 ** np.arange(6)}
+    flat = xr.DataArray(np.random.default_rng(0).normal(size=(6, 4, 1000)), budgets, dims)
+    costs = of.last_costs(flat).mean("seed").values
+    z = costs.mean() / (costs.std(ddof=1) / np.sqrt(len(costs)))
     assert abs(z) < 4  # the null: no cost
+    biased = (flat.isel(budget=-1) - flat.min("budget")).mean("seed").values
+    assert biased.mean() > 1
     hurt = flat * 0.01 + xr.DataArray([3.0, 2, 1, 1, 2, 4], dims="budget")
     np.testing.assert_allclose(of.last_costs(hurt), 3.0, atol=0.2)
