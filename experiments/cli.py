@@ -139,6 +139,11 @@ def _run(argv: Sequence[str]) -> int:
         "--out", metavar="DIR", default=f"results/{name}", help="default: %(default)s"
     )
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    parser.add_argument(
+        "--processes",
+        metavar="HOW",
+        help="one of several processes: auto (SLURM, TPU pods), or HOST:PORT,COUNT,RANK",
+    )
     args, fields = parser.parse_known_args(argv[1:])
     if args.preset not in module.PRESETS:
         hint = registry.nearest(args.preset, module.PRESETS)
@@ -146,12 +151,20 @@ def _run(argv: Sequence[str]) -> int:
     config = _config(module, args.preset, fields, parser)
     if config is None:
         return 0
-    from experiments import store
+    from experiments import processes, store
 
+    if args.processes is not None:
+        try:
+            processes.join(args.processes)
+        except ValueError as exc:
+            raise UsageError(str(exc)) from exc
+    first = processes.is_first()
     with store.Run.open(args.out, name, config, resume=args.resume) as run:
-        say(f"{name}: {registry.QUESTIONS[name]}")
-        dataset, figures = store.complete(run, module, config, reporting)
-    _show(module, dataset, figures, run.path)
+        if first:
+            say(f"{name}: {registry.QUESTIONS[name]}")
+        dataset, figures = store.complete(run, module, config, *[reporting] * first)
+    if first:
+        _show(module, dataset, figures, run.path)
     return 0
 
 
