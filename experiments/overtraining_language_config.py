@@ -75,8 +75,8 @@ class Config:
     save_every: int = 1000
     """Steps between checkpoints of a training."""
     shard: Shard = "members"
-    """What several devices share: the networks ('members'), the examples ('data') or nothing
-    ('no'); on one device the same."""
+    """What several devices share: the networks that are trained side by side ('members'), the
+    examples ('data'), these and the parameters ('full'), or nothing ('no')."""
 
     def __post_init__(self) -> None:
         validate.at_least(self, replicates=3, width=1, layers=1, heads=1, hidden=1, context=2)

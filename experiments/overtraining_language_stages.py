@@ -16,7 +16,7 @@ from experiments import overtraining_language_training as training
 from experiments import overtraining_linear
 from experiments.data import stream
 from experiments.overtraining_language_config import Config
-from experiments.training import Optimizer, Schedule, Training
+from experiments.training import Optimizer, Schedule, Training, sharding
 from sail_jax import probe
 
 WARMUP = 0.1  # share of the steps (Tables 3 and 4)
@@ -102,7 +102,7 @@ def perturb(
         "predicted": found.predicted.value,
         "draws_error": found.increase.stderr,
     }
-    return {name: np.asarray(value)[: len(some)] for name, value in named.items()}
+    return {name: value[: len(some)] for name, value in sharding.gathered(named).items()}
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -156,7 +156,7 @@ def fine_tune(
     )
     each = where.lay(training.stacked(where.filled(before)), training.stacked(where.filled(after)))
     found = _tuned(net, config.at_once, held_out, task, jnp.asarray(config.scales), *each)
-    return {name: np.asarray(value)[: len(some)] for name, value in found.items()}
+    return {name: value[: len(some)] for name, value in sharding.gathered(found).items()}
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, PyTree
 
@@ -21,75 +21,59 @@ from experiments.overtraining_language_tasks import Batch
 from experiments.training import Training, init, make_step, sharding, train
 from experiments.training.step import State, Step
 
-Shard = Literal["no", "members", "data"]
+Shard = Literal[sharding.Shard, "members"]
 
 
 class Layout(NamedTuple):
-    """Where trainings side by side lie: on one device, or spread over the devices of a mesh by
-    members (those that are lacking to a multiple are trained twice) or by the examples."""
+    """Where trainings side by side lie: as one training would, its batch shared out by examples, or
+    by members, those that lack to a multiple of the devices trained twice."""
 
-    mesh: Mesh | None
-    shard: Shard
+    one: sharding.Layout
+    by_member: bool
 
-    @property
-    def by_member(self) -> bool:
-        return self.mesh is not None and self.shard == "members"
-
-    def count(self, members: int) -> int:
-        """Members that are trained: no fewer, and a multiple of the devices if these share them."""
-        devices = self.mesh.size if self.mesh is not None and self.by_member else 1
-        return devices * math.ceil(members / devices)
+    def check(self, **batches: int) -> None:
+        """As `sharding.Layout` has it; members can always be shared."""
+        if not self.by_member:
+            self.one.check(**batches)
 
     def filled(self, some: Sequence[Any]) -> list[Any]:
         """One for each member that is trained."""
-        return [some[k % len(some)] for k in range(self.count(len(some)))]
+        devices = self.one.mesh.size if self.one.mesh is not None and self.by_member else 1
+        return [some[k % len(some)] for k in range(devices * math.ceil(len(some) / devices))]
 
-    def spec(self, x: Array) -> P:
-        """Of an array with a leading axis of members; numbers have none."""
-        return P(sharding.AXIS) if self.by_member and x.ndim else P()
+    def _leading(self, tree: PyTree) -> PyTree:
+        """Shared out by members, their leading axis; numbers have none."""
+        mesh = self.one.mesh
+        assert mesh is not None
+        return jax.tree.map(
+            lambda x: NamedSharding(mesh, P(sharding.AXIS) if x.ndim else P()), tree
+        )
 
     def shardings(self, state: State) -> State | None:
-        if self.mesh is None:
-            return None
-        mesh = self.mesh
-        one = lambda x: NamedSharding(mesh, self.spec(x))  # noqa: E731
-        spread = {k: jax.tree.map(one, getattr(state, k)) for k in ("params", "opt_state")}
-        return sharding.replicated(mesh, state)._replace(**spread)
+        if self.one.mesh is None or not self.by_member:
+            return self.one.shardings(state)
+        spread = {k: self._leading(getattr(state, k)) for k in ("params", "opt_state")}
+        return sharding.replicated(self.one.mesh, state)._replace(**spread)
 
     def lay(self, *trees: PyTree) -> tuple[PyTree, ...]:
         """Arrays with a leading axis of members."""
-        if self.mesh is None:
-            return trees
-        mesh = self.mesh
-        where = jax.tree.map(lambda x: NamedSharding(mesh, self.spec(x)), trees)
-        return sharding.place(trees, where)
-
-    def check(self, **batches: int) -> None:
-        """`ValueError` for a batch, or a part of one, that devices cannot share evenly."""
-        if self.mesh is None or self.by_member:
-            return
-        for field, size in batches.items():
-            if size % self.mesh.size:
-                raise ValueError(
-                    f"{field} must be a multiple of the {self.mesh.size} devices that share it; "
-                    f"got {size} (or take shard = 'members' or 'no')"
-                )
+        if self.one.mesh is None or not self.by_member:
+            return self.one.lay(trees)
+        return sharding.place(trees, self._leading(trees))
 
     def place(self, batch: Batch) -> PyTree:
         """A batch [example, member, ...]."""
-        if self.mesh is None:
-            return jax.device_put(batch)
-        if not self.by_member:
-            return sharding.split(self.mesh, batch)
-        where = NamedSharding(self.mesh, P(None, sharding.AXIS))
+        if self.one.mesh is None or not self.by_member:
+            return self.one.place(batch)
+        where = NamedSharding(self.one.mesh, P(None, sharding.AXIS))
         put = lambda x: jax.make_array_from_callback(x.shape, where, lambda index: x[index])  # noqa: E731
         return jax.tree.map(put, batch)
 
 
 def layout(shard: Shard) -> Layout:
-    """All devices; one of them alone is no mesh."""
-    many = shard != "no" and jax.device_count() > 1
-    return Layout(sharding.mesh() if many else None, shard)
+    """Over all devices, unless there is one or `shard` is "no"."""
+    one = sharding.layout("data" if shard == "members" else shard)
+    return Layout(one, shard == "members" and one.mesh is not None)
 
 
 def unstacked(tree: PyTree, count: int) -> list[PyTree]:
@@ -190,4 +174,4 @@ def together(
         log_every=max(1, steps // 10),
         place=where.place,
     )
-    return unstacked(jax.device_get(trained.state.params), len(params))
+    return unstacked(sharding.gathered(trained.state.params), len(params))

@@ -254,7 +254,7 @@ def test_the_papers_training_is_table_3():
         ({"tasks": ("shfted",)}, "tasks: 'shfted' is none.*did you mean 'shifted'"),
         ({"tasks": ("a.txt",)}, "tasks: 'a.txt' is none"),
         ({"together": 0}, "together must be at least 1"),
-        ({"shard": "full"}, "shard must be one of no, members, data; got full"),
+        ({"shard": "all"}, "shard must be one of no, data, full, members; got all"),
         ({"epochs": 1}, "epochs: fine-tuning must take at least 10 steps"),
         ({"micro_batches": 3}, "micro_batches must divide batch = 4"),
         ({"heads": 3}, "heads must divide width = 8"),
