@@ -52,7 +52,7 @@ class Config:
     """Sequences on which the pre-training loss is measured."""
     tasks: tuple[str, ...] = tasks.TASKS
     """What to fine-tune on: 'shifted', 'rotated', 'questions', or the path of a tokenised text."""
-    rates: tuple[float, ...] = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
+    rates: tuple[float, ...] = tuple(0.00025 * 2**k for k in range(8))
     """Highest rates of fine-tuning, ascending; the best on validation is the tuned one."""
     examples: int = 128
     """Sequences to fine-tune on."""

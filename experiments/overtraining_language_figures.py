@@ -163,7 +163,7 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
                 ax.set_ylim(low, min(ax.get_ylim()[1], high + (high - low)))
             _tokens(ax, dataset)
             ax.set_ylabel(FINE_TUNED[row] if column == 0 else "")
-        axes[0, column].set_title(str(name))
+            ax.set_title(str(name))
         axes[-1, column].set_xlabel(BUDGET)
     theory = dataset["theory_rate_loss"]
     time, base = theory["theory_rate_time"], theory.isel(theory_rate=0)
@@ -173,12 +173,12 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
         axes[0, -1].plot(time, one - base, color=color, lw=1.3)
         axes[1, -1].plot(time, one, color=color, lw=1.3)
     axes[1, -1].plot(time, base, color=style.INK, ls="--", lw=1.3)
-    axes[0, -1].set_title("two-layer linear networks")
     axes[1, -1].set(xlabel="pre-training time")
     axes[1, -1].tick_params(labelbottom=True)
-    axes[2, -1].set_axis_off()
+    figure.delaxes(axes[2, -1])
     for ax in axes[:2, -1]:
         _log(ax, "x")
+        ax.set_title("two-layer linear networks")
     etas = theory["theory_rate"].values[at[1:]]
     labels = [f"{r:.2g} ({e:.2g})" for r, e in zip(rates, etas, strict=True)]
     lines = _lines(shades, labels) + _lines([style.INK], ["before"], ls="--", marker="s")
@@ -208,9 +208,9 @@ def _tuned_rate(dataset: xr.Dataset) -> "Figure":
         rates = dataset["rate"].values
         _sizes(low, dataset, "rate", "y")
         low.set(ylim=(rates[0] / 1.3, rates[-1] * 1.3), xlabel=BUDGET)
-        top.set(title=str(name))
         for ax in axes[:, column]:
             _tokens(ax, dataset)
+            ax.set_title(str(name))
     words = ("pre-training loss\nat the tuned rate", "the task's loss\nat the tuned rate")
     for ax, label in zip(axes[:, 0], (*words, "tuned rate"), strict=True):
         ax.set_ylabel(label)

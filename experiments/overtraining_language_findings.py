@@ -248,20 +248,19 @@ def _tuned_rate(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _hessian(dataset: xr.Dataset) -> list[Finding]:
-    """Ratios of means over budgets and tasks, as single increases may be near 0."""
+    """Ratios of means over budgets, as single increases may be near 0."""
     small, large = (float(dataset["noise"][k]) for k in (0, -1))
-    near, top = float(dataset["scale"][0]), kept_rates(dataset)
+    near, rates = float(dataset["scale"][0]), kept_rates(dataset)
 
-    def ratio(name: str, over: tuple[str, ...], **at: Any) -> xr.DataArray:
+    def ratio(name: str, **at: Any) -> xr.DataArray:
         increase, predicted = (
-            dataset[f"{name}_{k}"].sel(at).mean(over) for k in ("increase", "predicted")
+            dataset[f"{name}_{k}"].sel(at, drop=True).mean("budget")
+            for k in ("increase", "predicted")
         )
         return increase / predicted
 
     trace = (2 * dataset["noise_predicted"].sel(noise=small) / small**2).transpose("budget", "seed")
     growth = trace.isel(budget=-1, drop=True) / trace.isel(budget=0, drop=True)
-    noise = [ratio("noise", ("budget",), noise=size) for size in (small, large)]
-    line = [ratio("tuned", ("budget", "task"), rate=top, scale=s) for s in (near, 1.0)]
     times = lambda x: f"increase / prediction {stated(x, 2, sign=False)}"  # noqa: E731
     found = [
         _judged(
@@ -272,10 +271,14 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
             log2(growth),
         )
     ]
-    for figure, what, (low, high), of in (
-        ("Fig. 9", "noise", noise, (f"lambda = {small:g}", f"lambda = {large:g}")),
-        ("Fig. 10", "fine-tuning", line, (f"lambda = {near:g} of the way", "its end")),
-    ):
+    noise = [ratio("noise", noise=size) for size in (small, large)]
+    kinds = [("Fig. 9", "noise", noise, (f"lambda = {small:g}", f"lambda = {large:g}"))]
+    for task in dataset["task"].values:
+        at = {"task": task, "rate": float(rates.sel(task=task))}
+        line = [ratio("tuned", scale=s, **at) for s in (near, 1.0)]
+        kind = f"fine-tuning on {task} at rate {at['rate']:g}"
+        kinds.append(("Fig. 10", kind, line, (f"{near:g} of the way", "its end")))
+    for figure, what, (low, high), of in kinds:
         found += [
             _judged(
                 f"{PAPER}, {figure} left",
