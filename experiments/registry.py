@@ -12,6 +12,7 @@ QUESTIONS = {
     "relu_transfer": "When do frozen ReLU features beat training from scratch?",
     "divergences": "Does the distance between two data sets predict transfer?",
     "overtraining_linear": "When does more pre-training hurt, in networks that can be solved?",
+    "overtraining_language": "Are language models that trained longer harder to perturb and tune?",
     "merge_digits": "Which merge keeps what the experts know, on real data?",
     "merging_scaling": "How does a merge change with steps, batch, rate, samples and tasks?",
     "cross_task_linearity": "Do models tuned from one checkpoint act as linear maps of weights?",
