@@ -37,17 +37,14 @@ from experiments.sail_vision_findings import summary as summary
 from experiments.sail_vision_training import MEASURES, Learner, Paradigm
 from experiments.savings import savings
 from experiments.store import direct
+from experiments.training import sharding
 
 Sources = dict[str, list[list[PyTree]]]  # [seed][source], by paradigm
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the sources, makes the starts, trains the large networks: a stage for each way."""
-    if config.shard != "no" and config.batch % jax.device_count():
-        raise ValueError(
-            f"batch must be a multiple of the {jax.device_count()} devices, unless shard is no; "
-            f"got {config.batch}"
-        )
+    sharding.layout(config.shard).check(batch=config.batch)
     data = load(config)
     sources: Sources = {}
 
@@ -154,12 +151,6 @@ def _part(
     cost = learner.cost()
     small = learner.cost(config.network(large=False))
     needed = np.array([_trained(way) for way in ways])
-    earlier = needed * small * config.source_steps
-    with np.errstate(divide="ignore", invalid="ignore"):
-        spent = cost * gain.scratch_steps
-        share = 1 - cost * gain.steps / spent
-        whole = 1 - (cost * gain.steps + earlier[:, None]) / spent
-    finite = lambda x: np.where(np.isfinite(x), x, np.nan)  # noqa: E731
     units = {"test_loss": "nats", "train_loss": "nats" if paradigm == "supervised" else "1"}
     out: dict[str, Any] = {
         name: ((*dims, "step" if name != "train_loss" else "batch_step"), value,
@@ -170,8 +161,9 @@ def _part(
         "reached": (dims, gain.reached),
         "saved": (dims, gain.saved, {"units": "steps"}),
         "scratch_steps": (dims, gain.scratch_steps, {"units": "steps"}),
-        "compute_saved": (dims, finite(share), {"units": "1"}),
-        "compute_saved_with_sources": (dims, finite(whole), {"units": "1"}),
+        "compute": (dims, cost * gain.steps, {"units": "FLOP"}),
+        "scratch_compute": (dims, cost * gain.scratch_steps, {"units": "FLOP"}),
+        "sources_compute": (dims[0], needed * small * config.source_steps, {"units": "FLOP"}),
         "ahead": (dims[0], ahead, {"units": "steps"}),
         "flops": ("network", [small, cost], {"long_name": "of a training step"}),
     }

@@ -11,6 +11,7 @@ from experiments.registry import nearest
 from experiments.sail_vision_data import DATA
 from experiments.sail_vision_training import PARADIGMS, Paradigm, Recipe
 from experiments.training.optimizers import Rule
+from experiments.training.sharding import Shard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Config:
     """Where the publisher's files of the data lie."""
     seed: int = 0
     """Seed of the initial weights, minibatches, augmentations, splits and transformations."""
-    replicates: int = 3
+    replicates: int = 6
     """Independent repetitions, each with its own sources; at least 3, for the spread."""
     supervised: tuple[str, ...] = (
         *(starts.SCRATCH, starts.SAIL, *starts.MERGES, starts.OTHER),
@@ -94,7 +95,7 @@ class Config:
     """Random changes of the images in supervised training."""
     views: Recipe = "digits"
     """Random changes that make BYOL's two views."""
-    shard: Literal["no", "data", "full"] = "data"
+    shard: Shard = "data"
     """Over several devices: 'no', 'data' (each takes a share of the batch), or 'full' (and of the
     parameters)."""
 
@@ -144,7 +145,7 @@ class Config:
             ("rule", get_args(Rule)),
             ("augment", get_args(Recipe)),
             ("views", get_args(Recipe)),
-            ("shard", ("no", "data", "full")),
+            ("shard", get_args(Shard)),
         ):
             if getattr(self, field) not in allowed:
                 raise ValueError(
@@ -211,14 +212,14 @@ class Config:
         heads: dict[str, Any] = {"projector_hidden": 8, "projection": 4, "neighbours": 5}
         steps: dict[str, Any] = {"source_steps": 8, "steps": 8, "every": 4, "warmup": 2}
         few: dict[str, Any] = {"batch": 16, "statistics": 64, "held_out": 1497, "augment": "none"}
-        return cls(**ways, **sizes, **heads, **steps, **few)
+        return cls(**ways, **sizes, **heads, **steps, **few, replicates=3)
 
     @classmethod
     def depth(cls) -> "Config":
         """Digits, with more blocks and no more channels."""
         ways = ("scratch", "sail", *starts.MERGES)
         sizes: dict[str, Any] = {"new_width": 8, "blocks": (1, 2), "new_blocks": (2, 3)}
-        return cls(supervised=ways, byol=ways, **sizes)
+        return cls(supervised=ways, byol=ways, **sizes, replicates=4)
 
     @classmethod
     def paper(cls) -> "Config":
@@ -230,6 +231,7 @@ class Config:
         heads: dict[str, Any] = {"projector_hidden": 1024, "projection": 256, "neighbours": 200}
         return cls(
             data="cifar-10",
+            replicates=3,
             **sizes,
             **steps,
             **sgd,

@@ -19,6 +19,7 @@ SOURCES: dict[str, Source] = {
     "cifar-100": cifar.VERSIONS["cifar-100"].source,
     "tiny-imagenet": image_folders.TINY,
 }
+Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of each channel
 DATA = ("digits", *SOURCES)
 
 
@@ -90,7 +91,7 @@ def _data(config: "Config", learn: Examples, test: Examples, classes: int) -> Da
     return Data(learn, parts, test, classes)
 
 
-def scale(images: Num[np.ndarray, "n height width channel"]) -> tuple[tuple[float, ...], ...]:
+def scale(images: Num[np.ndarray, "n height width channel"]) -> Scale:
     """Mean and deviation of each channel, pixels in [0, 1], over the first 10 000 images."""
     some = images[:10_000].astype(np.float64) / (255 if images.dtype == np.uint8 else 1)
     mean, std = some.mean((0, 1, 2)), some.std((0, 1, 2))

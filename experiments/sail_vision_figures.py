@@ -1,15 +1,17 @@
 """The figures of `sail_vision`: colour and line say which start, in all of them."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
 
 from experiments import style
 from experiments.findings import mean_and_error
 from experiments.sail_vision_findings import OWN, final, of, paradigms, ways
+from experiments.sail_vision_starts import WAYS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,13 +33,11 @@ def _groups(dataset: xr.Dataset, paradigm: str) -> list[list[str]]:
     return [["scratch", "sail", *some] for some in split]
 
 
-def _looks(some: Sequence[str]) -> dict[str, dict[str, str]]:
-    rest = [way for way in some if way not in ("scratch", "sail")]
+def _looks(some: Sequence[str]) -> dict[str, dict[str, Any]]:
     looks = {"scratch": {"color": SCRATCH, "ls": "-"}, "sail": {"color": SAIL, "ls": "-"}}
-    return looks | {
-        way: {"color": REST[i % len(REST)], "ls": "--" if i < len(REST) else ":"}
-        for i, way in enumerate(rest)
-    }
+    for i, way in enumerate(way for way in WAYS if way not in looks):
+        looks[way] = {"color": REST[i % len(REST)], "ls": ("--", ":", "-.")[i // len(REST)]}
+    return {way: looks[way] for way in some}
 
 
 def _label(way: str, paradigm: str = "") -> str:
@@ -52,7 +52,7 @@ def _heading(dataset: xr.Dataset) -> str:
     return f"ResNet on {dataset.attrs['data']}, {dataset.sizes['seed']} seeds"
 
 
-def _band(ax: "Axes", steps: np.ndarray, values: xr.DataArray, look: dict[str, str]) -> None:
+def _band(ax: "Axes", steps: np.ndarray, values: xr.DataArray, look: dict[str, Any]) -> None:
     mean, error = mean_and_error(values)
     ax.plot(steps, mean, lw=1.4, **look)
     ax.fill_between(steps, mean - error, mean + error, color=look["color"], alpha=0.2, lw=0)
@@ -79,7 +79,7 @@ def _accuracy(dataset: xr.Dataset) -> "Figure":
     return fig
 
 
-def _legend(ax: "Axes", looks: dict[str, dict[str, str]], paradigm: str) -> None:
+def _legend(ax: "Axes", looks: dict[str, dict[str, Any]], paradigm: str) -> None:
     lines = [Line2D([], [], label=_label(way, paradigm), **look) for way, look in looks.items()]
     ax.legend(handles=lines, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
@@ -97,10 +97,11 @@ def _loss(dataset: xr.Dataset) -> "Figure":
             at = dataset["step" if held_out else "batch_step"].values
             _band(ax, at + int(of(dataset, paradigm, "ahead", way)), values, look)
         ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_locator(NullLocator())
         ax.set_title("supervised" if held_out else "BYOL")
-        ax.set_ylabel(
-            "held-out loss (nats)" if held_out else "loss of the batch (eq. 2, both ways)"
-        )
+        ax.set_ylabel("held-out loss (nats)" if held_out else "loss of the batch")
         ax.set_xlabel("steps of the large network")
         _legend(ax, looks, paradigm)
     fig.suptitle(f"{_heading(dataset)}: mean ± s.e.", fontsize=10)

@@ -30,9 +30,13 @@ def final(dataset: xr.Dataset, paradigm: str, way: str | None = None) -> xr.Data
     return 100 * of(dataset, paradigm, "top1", way)[..., -1]
 
 
-def along(dataset: xr.Dataset, paradigm: str, way: str | None = None) -> xr.DataArray:
-    """Top-1 accuracy averaged over training, in percent: what is reached sooner counts more."""
-    return 100 * of(dataset, paradigm, "top1", way).mean("step")
+def along(dataset: xr.Dataset, paradigm: str, way: str) -> xr.DataArray:
+    """Top-1 accuracy averaged over training, in percent: what is reached sooner counts more. Steps
+    ahead of the training delay it."""
+    curve, steps = 100 * of(dataset, paradigm, "top1", way), dataset["step"].values
+    delayed = steps + int(of(dataset, paradigm, "ahead", way))
+    means = [np.interp(steps, delayed, one).mean() for one in curve.values]
+    return xr.DataArray(means, dims="seed")
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
@@ -108,11 +112,14 @@ def _fallen(paradigm: str) -> str:
 def _saved(dataset: xr.Dataset, paradigm: str) -> str:
     saved = of(dataset, paradigm, "saved", "sail")
     scratch = of(dataset, paradigm, "scratch_steps", "sail")
-    share = 100 * of(dataset, paradigm, "compute_saved", "sail")
+    spent, before, earlier = (
+        float(of(dataset, paradigm, name, "sail").mean())
+        for name in ("compute", "scratch_compute", "sources_compute")
+    )
     text = f"{stated(saved, 0)} steps saved of {stated(scratch, 0, sign=False)}"
-    if np.isfinite(share).any():
-        whole = 100 * of(dataset, paradigm, "compute_saved_with_sources", "sail")
-        text += f", {stated(share, 0)} % of the compute ({stated(whole, 0)} % with the sources')"
+    if before:
+        share, whole = (100 * (1 - cost / before) for cost in (spent, spent + earlier))
+        text += f", {share:+.0f} % of the compute in the mean ({whole:+.0f} % with the sources')"
     return text
 
 

@@ -7,6 +7,7 @@ running statistics are measured anew.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,10 +16,10 @@ import numpy as np
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
-from experiments.data import stream
+from experiments.models.resnet import ResNet
 from experiments.sail_start import brought, merged
-from experiments.sail_vision_data import Data, weights
-from experiments.sail_vision_training import Learner, applied, resnet
+from experiments.sail_vision_data import Data, Scale, weights
+from experiments.sail_vision_training import Learner, applied, standardised
 from sail_jax import architectures
 from sail_jax.align import weight_matching
 from sail_jax.change_basis import change_basis
@@ -104,9 +105,8 @@ def start(
     pair = sources[own]
     if way == LIGO:
         mixed = merged(pair, jnp.asarray(weights(data), jnp.float32))
-        deep = {**small, "blocks": large["blocks"]}
         whole = deepened(mixed, small, large["blocks"])
-        grown = ligo(config, learner, whole, deep, large, data, second)
+        grown = ligo(config, learner, whole, data, second)
         return learner.renewed(grown, data.learn.images)
     share = {"uniform_soup": [0.5, 0.5], "first": [1.0, 0.0], "second": [0.0, 1.0]}
     weight = np.asarray(share.get(way, weights(data)))
@@ -120,36 +120,40 @@ def start(
 
 
 def ligo(
+    config: "Config", learner: Learner, variables: PyTree, data: Data, key: PRNGKeyArray
+) -> PyTree:
+    """Wider by maps that are learned on the new task (Wang et al. 2023), under the statistics of
+    the batch; the running ones are then to be measured."""
+    at = np.arange(config.learn_steps * config.batch) % len(data.learn.labels)
+    chosen = data.learn.where(np.random.default_rng(config.seed).permutation(at))
+    shape = config.learn_steps, config.batch
+    batches = jax.tree.map(lambda x: jnp.asarray(x).reshape(*shape, *x.shape[1:]), chosen)
+    return _ligo(config, learner.net, learner.scale, variables, batches, key)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _ligo(
     config: "Config",
-    learner: Learner,
+    net: ResNet,
+    scale: Scale,
     variables: PyTree,
-    source: Mapping[str, Any],
-    target: Mapping[str, Any],
-    data: Data,
+    batches: PyTree,
     key: PRNGKeyArray,
 ) -> PyTree:
-    """Grown by maps that are learned on the new task (Wang et al. 2023), under the statistics of
-    the batch; the running ones are then to be measured."""
-    net = resnet(dict(target))
-    spec, large = spec_of(source, variables), spec_of(target, learner.scratch(key))
+    large = config.network(large=True)
+    source = {**config.network(large=False), "blocks": large["blocks"]}
+    spec = spec_of(source, variables)
+    image = batches.images[0, :1]
+    wide = spec_of(large, jax.eval_shape(net.init, key, image))
     sizes = {
-        space.name: large.space(space.name).size
+        space.name: wide.space(space.name).size
         for space in spec.spaces
-        if large.space(space.name).size != space.size
+        if wide.space(space.name).size != space.size
     }
-    chosen = np.concatenate(
-        [
-            stream.indices(t, examples=len(data.learn.labels), size=config.batch, seed=config.seed)
-            for t in range(config.learn_steps)
-        ]
-    )
-    batches = jax.tree.map(
-        lambda x: jnp.asarray(x).reshape(config.learn_steps, config.batch, *x.shape[1:]),
-        data.learn.where(chosen),
-    )
 
     def loss(grown: PyTree, batch: Any) -> jax.Array:
-        logits, _ = applied(net, grown["params"], grown["batch_stats"], learner.seen(batch.images))
+        seen = standardised(batch.images, scale)
+        logits, _ = applied(net, grown["params"], grown["batch_stats"], seen)
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels).mean()
 
     return learned.learn_maps(

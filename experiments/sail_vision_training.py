@@ -9,7 +9,7 @@ statistics in evaluation; `renewed` measures these anew where weights were trans
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import flax.linen as nn
 import jax
@@ -24,7 +24,7 @@ from experiments.data import stream
 from experiments.data.augment import Augment, augment, pixels
 from experiments.models import presets
 from experiments.models.resnet import ResNet
-from experiments.sail_vision_data import Data, Examples, scale
+from experiments.sail_vision_data import Data, Examples, Scale, scale
 from experiments.training import (
     Optimizer,
     Schedule,
@@ -66,7 +66,8 @@ class Learner:
     def __init__(
         self, config: "Config", sizes: dict[str, Any], paradigm: Paradigm, steps: int, data: Data
     ) -> None:
-        self.config, self.paradigm, self.steps, self.data = config, paradigm, steps, data
+        self.paradigm: Paradigm = paradigm
+        self.config, self.steps, self.data = config, steps, data
         self.net = resnet(sizes)
         self.image = jnp.zeros((1, *data.learn.images.shape[1:]))
         self.scale = scale(data.learn.images)
@@ -92,16 +93,10 @@ class Learner:
             )
         )
         self.loss = self._supervised if supervised else self._byol
-        self.place: Callable[[PyTree], PyTree] = jax.device_put
-        self.laid: Any = None
-        if config.shard != "no" and jax.device_count() > 1:
-            devices = sharding.mesh()
-            lay = sharding.replicated if config.shard == "data" else sharding.fully_sharded
-            key = jax.random.key(0)
-            like = jax.eval_shape(lambda: self.state(self.scratch(key), key))
-            self.laid = lay(devices, like)
-            self.place = partial(sharding.split, devices)
-        self.step = make_step(self.loss, self.training, self.laid)
+        self.layout = sharding.layout(config.shard)
+        key = jax.random.key(0)
+        like = jax.eval_shape(lambda: self.state(self.scratch(key), key))
+        self.step = make_step(self.loss, self.training, self.layout.shardings(like))
         self._predict = jax.jit(self._logits)
         self._features = jax.jit(self._pooled)
 
@@ -139,9 +134,7 @@ class Learner:
     ) -> tuple[PyTree, dict[str, np.ndarray]]:
         """The trained variables, and by name what was measured before the first and after every
         `config.every` steps; the loss of the batch then trained on is `train_loss`."""
-        config, state = self.config, self.state(variables, key)
-        if self.laid is not None:
-            state = sharding.place(state, self.laid)
+        config, state = self.config, self.layout.lay(self.state(variables, key))
 
         def batch(t: int) -> Examples:
             chosen = stream.indices(t, examples=len(learn.labels), size=config.batch, seed=seed)
@@ -158,7 +151,7 @@ class Learner:
             log_every=config.every,
             evaluate=lambda state: self.measure(self.variables(state), data),
             evaluate_every=config.every,
-            place=self.place,
+            place=self.layout.place,
             say=progress.say if self.steps >= LONG else None,
         )
         rows = trained.rows
@@ -168,7 +161,7 @@ class Learner:
         curves = {name: np.array([seen[t][name] for t in at], np.float32) for name in names}
         own = {row["step"]: row["loss"] for row in rows if "loss" in row}
         curves["train_loss"] = np.array([own[t] for t in at[:-1]], np.float32)
-        return jax.device_get(self.variables(trained.state)), curves
+        return sharding.gathered(self.variables(trained.state)), curves
 
     def measure(self, variables: PyTree, data: Data) -> dict[str, float]:
         if self.paradigm == "supervised":
@@ -206,9 +199,7 @@ class Learner:
         return flops(make_step(self.loss, self.training), state, Examples(images, labels))  # type: ignore[arg-type]
 
     def seen(self, images: Num[Array, "*n height width channel"]) -> Float[Array, "..."]:
-        """Pixels as the network takes them."""
-        mean, std = (jnp.array(x, jnp.float32) for x in self.scale)
-        return (pixels(images) - mean) / std
+        return standardised(images, self.scale)
 
     def _supervised(
         self, params: PyTree, stats: PyTree, batch: Any, key: PRNGKeyArray
@@ -245,8 +236,14 @@ class Learner:
             some = images[i : i + size]
             short = size - len(some)
             padded = np.pad(some, ((0, short), (0, 0), (0, 0), (0, 0)))
-            rows.append(np.asarray(fn(variables, padded))[: len(some)])
+            rows.append(sharding.gathered(fn(variables, padded))[: len(some)])
         return np.concatenate(rows)
+
+
+def standardised(images: Num[Array, "*n channel"], scale: Scale) -> Float[Array, "*n channel"]:
+    """Pixels as a network takes them."""
+    mean, std = (jnp.array(x, jnp.float32) for x in scale)
+    return (pixels(images) - mean) / std
 
 
 def resnet(sizes: dict[str, Any]) -> ResNet:
@@ -315,7 +312,7 @@ def features(
         capture_intermediates=lambda module, _: module.name == last,
         mutable=["batch_stats", "intermediates"],
     )
-    (out,) = rest["intermediates"][last]["__call__"]
+    (out,) = cast(Any, rest)["intermediates"][last]["__call__"]
     return out.mean(axis=(1, 2)), rest["batch_stats"]
 
 

@@ -3,6 +3,9 @@
 import dataclasses
 import math
 import re
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +22,9 @@ from experiments.data.augment import Augment, augment, pixels
 from experiments.data.files import DataError
 from experiments.models import presets
 from experiments.store import direct
+from experiments.training import sharding
+from sail_jax.change_basis import change_basis
+from sail_jax.growth import permute
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 TINY = sv.Config.tiny()
@@ -37,6 +43,7 @@ def ran():
 # -- augmentations
 
 
+changed = jax.jit(augment, static_argnums=2)
 IMAGES = jax.random.uniform(jax.random.key(1), (16, 6, 5, 3))
 
 
@@ -57,25 +64,24 @@ IMAGES = jax.random.uniform(jax.random.key(1), (16, 6, 5, 3))
     ],
 )
 def test_augmentations_are_keyed_differ_between_images_and_stay_in_range(how):
-    run = jax.jit(augment, static_argnums=2)
-    one, again, other = (run(IMAGES, jax.random.key(k), how) for k in (0, 0, 1))
+    one, again, other = (changed(IMAGES, jax.random.key(k), how) for k in (0, 0, 1))
     assert one.shape == IMAGES.shape
     assert float(one.min()) >= 0
     assert float(one.max()) <= 1
     np.testing.assert_array_equal(one, again)
     assert not np.array_equal(one, other)
-    same = run(jnp.broadcast_to(IMAGES[:1], IMAGES.shape), jax.random.key(0), how)
+    same = changed(jnp.broadcast_to(IMAGES[:1], IMAGES.shape), jax.random.key(0), how)
     assert not np.array_equal(same, np.broadcast_to(same[:1], same.shape))
 
 
 def test_no_change_is_none_and_bytes_are_pixels():
-    np.testing.assert_array_equal(augment(IMAGES, jax.random.key(0), Augment()), IMAGES)
+    np.testing.assert_array_equal(changed(IMAGES, jax.random.key(0), Augment()), IMAGES)
     stored = jnp.array([[0, 51, 255]], jnp.uint8)
     np.testing.assert_allclose(pixels(stored), [[0, 0.2, 1]], atol=EPS)
 
 
 def test_a_shift_is_one_of_the_crops_of_the_padded_image():
-    found = augment(IMAGES, jax.random.key(3), Augment(shift=1))
+    found = changed(IMAGES, jax.random.key(3), Augment(shift=1))
     for image, was in zip(np.asarray(found), np.asarray(IMAGES), strict=True):
         wide = np.pad(was, ((1, 1), (1, 1), (0, 0)))
         crops = [wide[i : i + 6, j : j + 5] for i in range(3) for j in range(3)]
@@ -84,22 +90,22 @@ def test_a_shift_is_one_of_the_crops_of_the_padded_image():
 
 def test_a_flip_happens_as_often_as_is_said_and_a_certain_one_always():
     many = jnp.broadcast_to(IMAGES[:1], (1000, *IMAGES.shape[1:]))
-    found = augment(many, jax.random.key(0), Augment(flip=0.3))
+    found = changed(many, jax.random.key(0), Augment(flip=0.3))
     share = float((found == many[:, :, ::-1]).all(axis=(1, 2, 3)).mean())
     # null: Bernoulli(0.3), 1000 draws; |z| < 4
     assert abs(share - 0.3) < 4 * math.sqrt(0.3 * 0.7 / 1000)
-    always = augment(IMAGES, jax.random.key(0), Augment(flip=1.0))
+    always = changed(IMAGES, jax.random.key(0), Augment(flip=1.0))
     np.testing.assert_array_equal(always, IMAGES[:, :, ::-1])
 
 
 def test_grey_has_equal_channels_and_a_crop_of_everything_is_the_image():
-    grey = np.asarray(augment(IMAGES, jax.random.key(0), Augment(grey=1.0)))
+    grey = np.asarray(changed(IMAGES, jax.random.key(0), Augment(grey=1.0)))
     np.testing.assert_allclose(grey, np.repeat(grey[..., :1], 3, -1))
     np.testing.assert_allclose(grey[..., 0], IMAGES @ np.array([0.299, 0.587, 0.114]), atol=4 * EPS)
 
 
 def test_a_cutout_leaves_out_a_square():
-    found = np.asarray(augment(jnp.ones((50, 9, 9, 1)), jax.random.key(0), Augment(cutout=3)))
+    found = np.asarray(changed(jnp.ones((50, 9, 9, 1)), jax.random.key(0), Augment(cutout=3)))
     holes = (found == 0).sum(axis=(1, 2, 3))
     assert holes.max() == 9
     assert set(holes) <= {4, 6, 9}  # whole, at an edge, in a corner
@@ -224,30 +230,44 @@ def randomised(sizes):
     return jax.tree.map(lambda x: 0.2 + 0.3 * rng.random(x.shape, np.float32), shapes(sizes))
 
 
+@partial(jax.jit, static_argnums=0)
+def predicted(net, variables, images) -> jax.Array:
+    return net.apply(variables, images)
+
+
 def test_features_are_what_the_classifier_reads():
     net, variables = training.resnet(SMALL), randomised(SMALL)
     images = jax.random.uniform(jax.random.key(1), (3, 8, 8, 1))
     stats = variables["batch_stats"]
     found, same = training.features(net, variables["params"], stats, images, False)
     head = variables["params"]["head"]
-    np.testing.assert_allclose(
-        found @ head["kernel"] + head["bias"], net.apply(variables, images), rtol=100 * EPS
-    )
+    logits = predicted(net, variables, images)
+    np.testing.assert_allclose(found @ head["kernel"] + head["bias"], logits, rtol=100 * EPS)
     jax.tree.map(np.testing.assert_array_equal, same, stats)
 
 
-def test_renewed_statistics_are_the_batch_s_own():
-    config = dataclasses.replace(TINY, blocks=(1, 2), new_blocks=(1, 2), width=2, new_width=2)
-    one = sv.load(config)[0]
-    learner = training.Learner(config, config.network(large=True), "supervised", 1, one)
-    variables = randomised(config.network(large=True))
+GROWN = dataclasses.replace(TINY, new_blocks=(2,), width=2, transformation="pad", learn_steps=2)
+
+
+@pytest.fixture(scope="module")
+def grown(data):
+    """The large network of `GROWN`, two sources for it, and its data."""
+    learner = training.Learner(GROWN, GROWN.network(large=True), "supervised", 1, data[0])
+    pair = [randomised(GROWN.network(large=False))] * 2
+    pair[1] = jax.tree.map(lambda x: x[..., ::-1] * 1.5, pair[1])
+    return learner, {"supervised": pair}, data[0]
+
+
+def test_renewed_statistics_are_the_batch_s_own(grown):
+    learner, _, one = grown
+    variables = randomised(GROWN.network(large=True))
     # variances may come out negative of a mix
     stats = jax.tree.map(lambda x: x - 2.0, variables["batch_stats"])
-    images = one.learn.images[: config.statistics]
+    images = one.learn.images[: GROWN.statistics]
     new = learner.renewed({**variables, "batch_stats": stats}, images)
     assert all(np.all(x["var"] >= 0) for x in jax.tree.leaves(new["batch_stats"], is_leaf=_norm))
     seen = learner.seen(jnp.asarray(images))
-    logits = learner.net.apply(new, seen)
+    logits = predicted(learner.net, new, seen)
     by_batch, _ = training.applied(learner.net, new["params"], new["batch_stats"], seen)
     np.testing.assert_allclose(logits, by_batch, atol=10 * EPS**0.5)  # float32 forward passes
     jax.tree.map(np.testing.assert_array_equal, new["params"], variables["params"])
@@ -270,49 +290,54 @@ def test_depth_repeats_the_last_block_of_a_stage():
 
 
 @pytest.mark.parametrize("way", ["sail", "uniform_soup", "first", "net2net"])
-def test_starts_are_sums_of_the_transformed_sources(way):
-    sizes = {"blocks": (1, 2), "new_blocks": (2, 2), "width": 2, "new_width": 4}
-    config = dataclasses.replace(TINY, **sizes, transformation="pad")
-    one = sv.load(config)[0]
-    learner = training.Learner(config, config.network(large=True), "supervised", 1, one)
-    small, large = config.network(large=False), config.network(large=True)
-    pair = [randomised(small), jax.tree.map(lambda x: x * 1.5, randomised(small))]
+def test_starts_are_sums_of_the_transformed_sources(way, grown):
+    learner, sources, one = grown
     keys = jax.random.split(jax.random.key(0))
-    found = starts.start(way, config, learner, {"supervised": pair}, one, tuple(keys))
+    found = starts.start(way, GROWN, learner, sources, one, tuple(keys))
     weights = {"uniform_soup": (0.5, 0.5), "first": (1, 0)}.get(way, tuple(data_of.weights(one)))
     method = "net2net" if way == "net2net" else "pad"
-    moved = [starts.transformed(v, small, large, method, keys[1]) for v in pair]
+    small, large = GROWN.network(large=False), GROWN.network(large=True)
+    moved = [starts.transformed(v, small, large, method, keys[1]) for v in sources["supervised"]]
     expected = jax.tree.map(lambda a, b: weights[0] * a + weights[1] * b, *moved)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=10 * EPS),
         found["params"],
         expected["params"],
     )
-    assert np.isfinite(jax.tree.reduce(lambda t, x: t + float(x.sum()), found, 0.0))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
 
-def test_function_preserving_growth_of_one_source_keeps_its_predictions():
-    """net2net widens without changing the function, whatever the depth before."""
-    small, large = SMALL, {**SMALL, "widths": [4, 8], "inner": [4, 8]}
-    variables = randomised(small)
-    grown = starts.transformed(variables, small, large, "net2net", jax.random.key(0))
-    images = jax.random.uniform(jax.random.key(1), (4, 8, 8, 1))
-    a, b = (training.resnet(s).apply(v, images) for s, v in ((small, variables), (large, grown)))
-    np.testing.assert_allclose(a, b, atol=10 * EPS**0.5)  # float32 forward passes
-    aligned = starts.aligned(small, [variables, variables])
-    jax.tree.map(np.testing.assert_array_equal, aligned[1], variables)
-
-
-def test_ligo_learns_maps_on_the_target():
-    config = dataclasses.replace(TINY, width=2, new_width=4, learn_steps=2)
-    one = sv.load(config)[0]
-    learner = training.Learner(config, config.network(large=True), "supervised", 1, one)
-    pair = [randomised(config.network(large=False))] * 2
+def test_ligo_learns_maps_on_the_target(grown):
+    learner, sources, one = grown
     keys = tuple(jax.random.split(jax.random.key(0)))
-    found = starts.start("ligo", config, learner, {"supervised": pair}, one, keys)
-    like = shapes(config.network(large=True))
-    assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, like)
+    found = starts.start("ligo", GROWN, learner, sources, one, keys)
+    assert jax.tree.map(jnp.shape, found) == jax.tree.map(
+        jnp.shape, shapes(GROWN.network(large=True))
+    )
     assert np.isfinite(learner.measure(found, one)["test_loss"])
+
+
+def test_function_preserving_growth_of_one_source_keeps_its_predictions(grown):
+    """net2net widens without changing the function."""
+    small, large = ({**GROWN.network(large=wide), "blocks": [2]} for wide in (False, True))
+    variables = randomised(small)
+    wide = starts.transformed(variables, small, large, "net2net", jax.random.key(0))
+    images = jax.random.uniform(jax.random.key(1), (4, 8, 8, 1))
+    pairs = ((small, variables), (large, wide))
+    a, b = (predicted(training.resnet(sizes), v, images) for sizes, v in pairs)
+    np.testing.assert_allclose(a, b, atol=10 * EPS**0.5)  # float32 forward passes
+
+
+def test_alignment_undoes_a_permutation_of_units():
+    sizes = GROWN.network(large=True)
+    variables = randomised(sizes)
+    spec = starts.spec_of(sizes, variables)
+    turned = change_basis(variables, spec, {"stage.0": permute(np.array([2, 0, 3, 1]))})
+    assert not np.array_equal(
+        turned["params"]["stem"]["kernel"], variables["params"]["stem"]["kernel"]
+    )
+    _, back = starts.aligned(sizes, [variables, turned])
+    jax.tree.map(np.testing.assert_array_equal, back, variables)
 
 
 # -- refusals
@@ -349,7 +374,8 @@ def test_bad_configs_are_refused_by_field(change, words):
 
 
 def test_a_batch_that_devices_do_not_divide_is_refused_before_training(monkeypatch):
-    monkeypatch.setattr(jax, "device_count", lambda: 3)
+    three = sharding.Layout(cast(Any, SimpleNamespace(size=3)), "data")
+    monkeypatch.setattr(sharding, "layout", lambda _: three)
     stage = lambda *_, **__: pytest.fail("trained")  # noqa: E731
     with pytest.raises(ValueError, match=r"^batch must be a multiple of the 3 devices"):
         sv.run(TINY, stage)
@@ -374,20 +400,7 @@ def test_seeds_share_data_and_start_between_ways_and_differ_among_themselves(ran
     assert len(np.unique(loss.values[:, 0])) == TINY.replicates
 
 
-def test_a_run_is_repeatable_way_by_way(ran):
-    few = dataclasses.replace(TINY, supervised=("scratch", "sail"), byol=())
-    again = sv.run(few)
-    np.testing.assert_array_equal(
-        again["supervised_top1"], ran["supervised_top1"].sel(supervised_way=["scratch", "sail"])
-    )
-    assert "byol_top1" not in again
-    text = sv.summary(again)
-    assert (
-        text.count("NOT TESTED") == 9
-    )  # BYOL's 5, the comparison, 3 of merges and transformations
-
-
-def test_a_stage_that_was_killed_goes_on_to_the_same(ran, tmp_path):
+def test_parts_of_a_run_are_the_same_alone_and_from_what_their_trainings_left(ran, tmp_path):
     few = dataclasses.replace(TINY, supervised=("scratch", "sail"), byol=(), save_every=3)
     folders = {}
 
@@ -397,12 +410,14 @@ def test_a_stage_that_was_killed_goes_on_to_the_same(ran, tmp_path):
         at.mkdir(exist_ok=True)
         return direct(name, lambda: compute(at))
 
-    sv.run(few, stage)
-    again = sv.run(few, stage)  # from what the trainings left
-    np.testing.assert_array_equal(
-        again["supervised_test_loss"],
-        ran["supervised_test_loss"].sel(supervised_way=["scratch", "sail"]),
-    )
+    expected = ran.sel(supervised_way=["scratch", "sail"])
+    for again in (sv.run(few, stage), sv.run(few, stage)):
+        for name in ("supervised_test_loss", "supervised_train_loss"):
+            np.testing.assert_array_equal(again[name], expected[name])
+    assert len(folders) == 3
+    assert "byol_top1" not in again
+    # BYOL's 5, 3 comparisons with what was left out, 1 of both paradigms
+    assert sv.summary(again).count("NOT TESTED") == 9
 
 
 # -- findings
@@ -415,13 +430,22 @@ def made_up(gain, paradigm="supervised", rival=-0.05):
     shift = np.array([[0.0] * 3, gain, [-0.1] * 3, [-0.1] * 3, np.add(gain, rival)])
     top1 = rise + shift[..., None]
     dims = (f"{paradigm}_way", "seed")
-    names = ("saved", "scratch_steps", "compute_saved", "compute_saved_with_sources")
+    names = ("saved", "scratch_steps", "compute", "scratch_compute")
     return xr.Dataset(
         {f"{paradigm}_top1": ((*dims, "step"), top1)}
-        | {f"{paradigm}_{name}": (dims, 100 * shift) for name in names},
+        | {f"{paradigm}_{name}": (dims, 100 * shift) for name in names}
+        | {f"{paradigm}_{name}": (dims[0], [0] * 5) for name in ("ahead", "sources_compute")},
         {f"{paradigm}_way": ways, "seed": range(3), "step": range(4)},
         {"paradigms": paradigm, "steps": 3},
     )
+
+
+def test_steps_ahead_delay_what_is_averaged_along_training():
+    made = made_up([0.1, 0.1, 0.1])
+    np.testing.assert_allclose(told.along(made, "supervised", "sail"), [35.0] * 3)
+    made["supervised_ahead"][1] = 2
+    # 20, 20 (not yet begun), 20 and 30
+    np.testing.assert_allclose(told.along(made, "supervised", "sail"), [22.5] * 3)
 
 
 def verdicts(dataset):
