@@ -400,7 +400,9 @@ def test_seeds_share_data_and_start_between_ways_and_differ_among_themselves(ran
     assert len(np.unique(loss.values[:, 0])) == TINY.replicates
 
 
-def test_parts_of_a_run_are_the_same_alone_and_from_what_their_trainings_left(ran, tmp_path):
+def test_parts_of_a_run_are_the_same_alone_and_after_a_training_broke_off(
+    ran, tmp_path, monkeypatch
+):
     few = dataclasses.replace(TINY, supervised=("scratch", "sail"), byol=(), save_every=3)
     folders = {}
 
@@ -410,11 +412,24 @@ def test_parts_of_a_run_are_the_same_alone_and_from_what_their_trainings_left(ra
         at.mkdir(exist_ok=True)
         return direct(name, lambda: compute(at))
 
+    measure, calls = training.Learner.measure, []
+
+    def breaking(*args):
+        calls.append(args)
+        if len(calls) == 23:  # of 18 for the sources; at step 4 of the second seed from scratch
+            raise RuntimeError("broken off")
+        return measure(*args)
+
+    monkeypatch.setattr(training.Learner, "measure", breaking)
+    with pytest.raises(RuntimeError, match="broken off"):
+        sv.run(few, stage)
+    left = tmp_path / "1" / "1" / "checkpoints"
+    assert [at.name for at in left.iterdir() if at.name.isdigit()] == ["3"]
+    assert len(folders) == 2
+    again = sv.run(few, stage)
     expected = ran.sel(supervised_way=["scratch", "sail"])
-    for again in (sv.run(few, stage), sv.run(few, stage)):
-        for name in ("supervised_test_loss", "supervised_train_loss"):
-            np.testing.assert_array_equal(again[name], expected[name])
-    assert len(folders) == 3
+    for name in ("supervised_test_loss", "supervised_train_loss"):
+        np.testing.assert_array_equal(again[name], expected[name])
     assert "byol_top1" not in again
     # BYOL's 5, 3 comparisons with what was left out, 1 of both paradigms
     assert sv.summary(again).count("NOT TESTED") == 9
