@@ -19,6 +19,7 @@ QUESTIONS = {
     "growth_training": "Which ways of growing a trained network save training?",
     "proximal_spirals": "Where between two models should training start, on two spirals?",
     "proximal_gamma": "Does the distance between texts say where between two models to start?",
+    "sail_diffusion": "Does aligning a diffusion transformer, and starting it aligned, save steps?",
     "ledger": "Which of the papers' claims hold, and which only when corrected?",
 }
 
