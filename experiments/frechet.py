@@ -29,7 +29,7 @@ def fit(sample: Float[ArrayLike, "n d"]) -> Normal:
         raise ValueError(f"sample[{int(np.argmax(bad))}] is not finite")
     mean = X.mean(axis=0)
     root = np.linalg.qr((X - mean) / np.sqrt(len(X) - 1), mode="r")
-    return Normal(mean, root)
+    return Normal(mean, np.asarray(root))
 
 
 def normal(mean: Float[ArrayLike, " d"], covariance: Float[ArrayLike, "d d"]) -> Normal:

@@ -38,7 +38,6 @@ TERMS = {
     "repa": "REPA's loss (− cosine)",
     "align": "alignment loss",
 }
-PER_CLASS = 4  # samples of each class
 
 
 def draw(dataset: "xr.Dataset") -> "dict[str, Figure]":
@@ -93,8 +92,9 @@ def _distance(dataset: "xr.Dataset") -> "Figure":
     right.axhline(0, color=LOOKS["repa"][0], lw=1)
     ways = [way for way in _ways(dataset) if way != "repa"]
     for i, way in enumerate(ways):
-        apart = np.log2(dataset["fd"].sel(way=way) / dataset["fd"].sel(way="repa"))
-        mean, error = mean_and_error(apart.isel(step=slice(1, None)))
+        ratio = dataset["fd"].sel(way=way) / dataset["fd"].sel(way="repa")
+        ratio = ratio.isel(step=slice(1, None))
+        mean, error = mean_and_error(ratio.copy(data=np.log2(ratio.values)))
         color, marker = LOOKS[way]
         at = steps + 0.008 * steps[-1] * (i - (len(ways) - 1) / 2)
         right.errorbar(at, mean, yerr=error, color=color, marker=marker, ms=4, lw=1.2, capsize=2)
@@ -154,7 +154,7 @@ def _band(
 
 
 def _samples(dataset: "xr.Dataset") -> "Figure":
-    """Of every way a row of classes, a few of each; the last row is real."""
+    """Of every way the classes in turn, each from one noise for all ways; and real images."""
     rows = {NAMES[way]: dataset["samples"].sel(way=way).values for way in _ways(dataset)}
     rows["images"] = dataset["images"].values
     low, high = np.quantile(rows["images"], [0, 1])

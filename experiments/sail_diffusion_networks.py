@@ -1,7 +1,6 @@
 """A SiT whose hidden states are aligned with a frozen encoder's, and its losses (SAIL, App. J)."""
 
 import dataclasses
-from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -102,7 +101,6 @@ class Networks:
     class_drop: float
     """Share of examples whose class is not shown."""
 
-    @partial(jax.jit, static_argnums=(0, 2))
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> PyTree:
         """`sit`, and the projectors `repa` and `align`, each from a key of its own."""
         keys = jax.random.split(key, 3)
@@ -159,5 +157,5 @@ class Networks:
                 jnp.where(weights["clean"] > 0, clean, noised),
             ),
         }
-        total = sum((weights[term] * value for term, value in terms.items()), jnp.float32(0))
+        total: Any = sum(weights[term] * value for term, value in terms.items())
         return total, terms, mutable

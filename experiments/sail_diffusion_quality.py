@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PyTree
 
 from experiments import frechet
 from experiments.models.resnet import ResNet
+from experiments.sail_diffusion_networks import captured
 
 SPATIAL = 7  # channels whose values at every place make sFID's features (Nash et al. 2021)
 NEIGHBOURS = 3  # whose distance is the radius around a point (Kynkäänniemi et al. 2019)
@@ -42,10 +43,7 @@ def look(net: ResNet, variables: PyTree, x: Float[Array, "n side side channel"])
     """The features before the classifier's last layer, and its answers."""
     blocks = [net.blocks] * len(net.widths) if isinstance(net.blocks, int) else net.blocks
     last = f"stage{len(net.widths) - 1}_block{blocks[-1] - 1}"
-    logits, kept = net.apply(
-        variables, x, capture_intermediates=lambda m, _: m.name == last, mutable=["intermediates"]
-    )
-    (places,) = kept["intermediates"][last]["__call__"]
+    logits, places = captured(net, variables, last, x)
     spatial = places[..., :SPATIAL].reshape(len(x), -1)
     return Seen(places.mean((1, 2)), spatial, nn.log_softmax(logits))  # type: ignore[arg-type]
 
@@ -61,7 +59,8 @@ class Reference(NamedTuple):
 
 def reference(real: Seen) -> Reference:
     points = real.pooled[:POINTS]
-    return Reference(*map(frechet.fit, real[:2]), points, _radii(points))
+    pooled, spatial = frechet.fit(real.pooled), frechet.fit(real.spatial)
+    return Reference(pooled, spatial, points, _radii(points))
 
 
 def scores(seen: Seen, real: Reference) -> dict[str, float]:
