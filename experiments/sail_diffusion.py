@@ -172,7 +172,7 @@ class Config:
             )
         if self.features is not None and (wrong := [w for w in self.ways if self._noised(w)]):
             raise ValueError(
-                f"ways: '{wrong[0]}' needs an encoder's features of noised latents, which features by "
+                f"ways: '{wrong[0]}' needs an encoder's features of noised latents, which those by "
                 "path are not; 'sail_clean' does without"
             )
 
@@ -205,14 +205,16 @@ class Config:
 
         SiT's and REPA's where the table is silent: averages of 0.9999, the fourth block, projectors
         of 2048, a tenth of the classes not shown, 50 000 samples by 250 steps of the diffusion. The
-        alignment phase takes a quarter of the steps, as in `Config`; three seeds, the paper has one.
+        alignment phase takes a quarter of the steps, as in `Config`. Without `features` a ViT as
+        deep as the SiT is trained to be the encoder. Three seeds, where the paper has one.
         """
         return cls(
             replicates=3, ways=("sit", "repa", "sail_clean"), model="sit-b/2", align_layer=4,
-            projector=2048, measure="resnet18-modified", measure_steps=50_000, steps=400_000,
-            align_steps=100_000, batch=256, rate=1e-4, warmup=0, ema=0.9999, held_out=50_000,
-            samples=50_000, sample_batch=500, sampler="sde", sampling_steps=250,
-            precision="bfloat16", save_every=5000, classifier_rate=1e-3,
+            projector=2048, encoder_layers=12, encoder_steps=50_000, measure="resnet18-modified",
+            measure_steps=50_000, classifier_rate=1e-3, steps=400_000, align_steps=100_000,
+            batch=256, rate=1e-4, warmup=0, ema=0.9999, held_out=50_000, samples=50_000,
+            sample_batch=500, sampler="sde", sampling_steps=250, precision="bfloat16",
+            save_every=5000,
         )  # fmt: skip
 
 
@@ -376,9 +378,10 @@ def summary(dataset: xr.Dataset) -> str:
     floor = judge.stated(dataset["fd_real"], sign=False)
     verdicts = [one.verdict for one in findings(dataset)]
     counted = ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
+    steps, seeds = dataset.attrs["steps"], dataset.sizes["seed"]
     return (
-        f"After {dataset.attrs['steps']} steps the Fréchet distances to held-out images are {ends}, that "
-        f"of the training images {floor} (mean ± s.e. over {dataset.sizes['seed']} seeds). "
+        f"After {steps} steps the Fréchet distances to held-out images are {ends}, that of the "
+        f"images learned from is {floor} (mean ± s.e. over {seeds} seeds). "
         f"Of {len(verdicts)} claims: {counted}.\n{judge.told(findings(dataset))}"
     )
 
