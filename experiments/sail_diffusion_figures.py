@@ -77,7 +77,8 @@ def _legend(fig: "Figure", dataset: "xr.Dataset", *, real: bool) -> None:
         label = "images learned from"
         lines.append(Line2D([], [], color=style.INK, lw=0.9, ls="--", label=label))
     title = f"{dataset.attrs['data']}: mean ± s.e. over {dataset.sizes['seed']} seeds"
-    look = {"ncols": 3, "frameon": False, "fontsize": 9, "title_fontsize": 9}
+    columns = len(lines) if len(lines) < 6 else 3
+    look = {"ncols": columns, "frameon": False, "fontsize": 9, "title_fontsize": 9}
     fig.legend(handles=lines, title=title, loc="outside upper center", **look)
 
 
@@ -134,22 +135,21 @@ def _losses(dataset: "xr.Dataset") -> "Figure":
             _band(ax, dataset["logged"].values, mean, error, LOOKS[way][0])
         ax.set_xlabel("steps")
         ax.set_ylabel(label)
+    axes[0, 0].set_yscale("log")
     if phases:
         ax = axes[0, 3]
-        for i, target in enumerate(dataset["target"].values.astype(str)):
+        for target in dataset["target"].values.astype(str):
             mean, error = mean_and_error(dataset["start_loss"].sel(target=target))
             way = "sail" if target == "noised latents" else "sail_clean"
-            _band(ax, dataset["start_step"].values, mean, error, LOOKS[way][0], "-:"[i % 2])
+            _band(ax, dataset["start_step"].values, mean, error, LOOKS[way][0])
         ax.set_xlabel("steps of the alignment phase")
         ax.set_ylabel("alignment loss")
     _legend(fig, dataset, real=False)
     return fig
 
 
-def _band(
-    ax: "Axes", x: np.ndarray, mean: np.ndarray, error: np.ndarray, color: str, ls: str = "-"
-) -> None:
-    ax.plot(x, mean, color=color, lw=1.3, ls=ls)
+def _band(ax: "Axes", x: np.ndarray, mean: np.ndarray, error: np.ndarray, color: str) -> None:
+    ax.plot(x, mean, color=color, lw=1.3)
     ax.fill_between(x, mean - error, mean + error, color=color, alpha=0.25, lw=0)
 
 

@@ -98,7 +98,8 @@ def _sooner(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
     middle = dataset["fd"].sel(way=way, step=_at(dataset, 1 / 2))
     here = f"{stated(last, sign=False)} -> {stated(middle, sign=False)}"
     saved = dataset["saved_repa"].sel(way=way)
-    steps = f"{stated(saved, 0)} of {dataset.attrs['steps']} steps"
+    free = stated(saved + dataset["align_steps"].sel(way=way), 0)
+    steps = f"{stated(saved, 0)} of {dataset.attrs['steps']} steps, {free} if they are not counted"
     return [
         judged(TABLE, half, paper, here, (last - middle).values),
         judged("SAIL, Appendix J", counted, uncounted, steps, saved.values),

@@ -362,7 +362,11 @@ def made_up(sail, repa, sit):
     saved = xr.DataArray(np.full((3, 3), 7.0) + spread[:, :3].T, dims=dims[:2])
     measured = dict.fromkeys(("fd", "sfd", "inception", "precision"), (dims, values))
     real = {"fd_real": ("seed", np.ones(3))}
-    return xr.Dataset({**measured, **real, "saved_repa": saved}, coords, {"steps": 80})
+    return xr.Dataset(
+        {**measured, **real, "saved_repa": saved, "align_steps": ("way", [0, 0, 5])},
+        coords,
+        {"steps": 80},
+    )
 
 
 def test_findings_of_made_up_runs():
@@ -391,6 +395,7 @@ def test_findings_of_made_up_runs():
     text = sd.summary(made_up(falling - 0.5, falling, falling + 2))
     assert "HOLDS: SAIL has a better Fréchet distance than REPA after an eighth" in text
     assert "FID 78.2 -> 67.6 after 50K steps, SiT-B/2" in text
+    assert "of 80 steps, +12 ± 0 if they are not counted" in text
     assert "sit 3.00 ± 0.06, repa 1.00 ± 0.06, sail 0.50 ± 0.06" in text
 
 
