@@ -135,7 +135,6 @@ def _losses(dataset: "xr.Dataset") -> "Figure":
             _band(ax, dataset["logged"].values, mean, error, LOOKS[way][0])
         ax.set_xlabel("steps")
         ax.set_ylabel(label)
-    axes[0, 0].set_yscale("log")
     if phases:
         ax = axes[0, 3]
         for target in dataset["target"].values.astype(str):
