@@ -139,6 +139,11 @@ def _run(argv: Sequence[str]) -> int:
         "--out", metavar="DIR", default=f"results/{name}", help="default: %(default)s"
     )
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    parser.add_argument(
+        "--processes",
+        metavar="HOW",
+        help="one of several processes: auto (SLURM, TPU pods), or HOST:PORT,COUNT,RANK",
+    )
     args, fields = parser.parse_known_args(argv[1:])
     if args.preset not in module.PRESETS:
         hint = registry.nearest(args.preset, module.PRESETS)
@@ -146,12 +151,20 @@ def _run(argv: Sequence[str]) -> int:
     config = _config(module, args.preset, fields, parser)
     if config is None:
         return 0
-    from experiments import store
+    from experiments import processes, store
 
+    if args.processes is not None:
+        try:
+            processes.join(args.processes)
+        except ValueError as exc:
+            raise UsageError(str(exc)) from exc
+    first = processes.is_first()
     with store.Run.open(args.out, name, config, resume=args.resume) as run:
-        say(f"{name}: {registry.QUESTIONS[name]}")
-        dataset, figures = store.complete(run, module, config, reporting)
-    _show(module, dataset, figures, run.path)
+        if first:
+            say(f"{name}: {registry.QUESTIONS[name]}")
+        dataset, figures = store.complete(run, module, config, *[reporting] * first)
+    if first:
+        _show(module, dataset, figures, run.path)
     return 0
 
 
@@ -214,8 +227,22 @@ def _show(module: Any, dataset: Any, figures: Any, path: Path) -> None:
     from experiments import store
 
     print(module.summary(dataset))
+    if hasattr(module, "findings"):
+        from experiments import findings
+
+        print(findings.told(module.findings(dataset)))
     for file in (store.RESULT, *(f"{figure}.png" for figure in figures)):
         print(path / file)
+
+
+def _report(argv: Sequence[str]) -> int:
+    parser = _Parser("report")
+    parser.add_argument("dir", metavar="DIR", help="where finished runs are, at any depth")
+    parser.add_argument("--out", metavar="FILE", help="the page; default: DIR/report.html")
+    args = parser.read(argv)
+    from experiments import gallery
+
+    return gallery.main(args.dir, args.out)
 
 
 def _list(argv: Sequence[str]) -> int:
@@ -283,6 +310,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "verify": ("Check the papers' claims: closed form beside simulation.", _verify),
     "run": ("Run one experiment; every field of its config is an option.", _run),
     "plot": ("Redraw a finished run from its stored result.", _plot),
+    "report": ("One page of all finished runs, beside the papers' figures.", _report),
     "list": ("The experiments and what each one asks.", _list),
     "bench": ("Run one benchmark.", _bench),
 }

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from experiments.findings import Finding
+
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -316,3 +318,27 @@ def _theorem(dataset: "xr.Dataset") -> list[str]:
             f"below it in {above:.0%} of pairs; with the largest norm, in {segment:.0%}."
         ),
     ]
+
+
+PUBLISHED = {"main_term": 0.903, "distance": 0.839, "norm": 0.782}
+
+
+def findings(dataset: "xr.Dataset") -> list[Finding]:
+    """The figures that the paper prints as numbers: of App. B.2, if that part was run."""
+    if "r_squared" not in dataset:
+        return []
+    one = dataset.set_index(predictor="predictor")
+
+    def held(name: str) -> Finding:
+        low, high = (float(one[f"ahead_{end}"].sel(predictor=name)) for end in ("low", "high"))
+        r = [float(one["r_squared"].sel(predictor=p)) for p in ("main_term", name)]
+        words = {"distance": "the squared distance", "norm": "the Hessian's top eigenvalue"}[name]
+        return Finding(
+            "cross-task linearity, App. B.2",
+            f"the product of curvature and squared distance predicts the gap better than {words}",
+            f"R² {PUBLISHED['main_term']} against {PUBLISHED[name]} (ResNet-20, CIFAR-10)",
+            f"R² {r[0]:.2f} against {r[1]:.2f}, ahead by {low:.2f} to {high:.2f} (MLP, digits)",
+            "holds" if low > 0 else "fails" if high < 0 else "undecided",
+        )
+
+    return [held("distance"), held("norm")]

@@ -18,6 +18,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from experiments import validate
+from experiments.cross_task_answers import findings as findings
 from experiments.cross_task_answers import r_squared
 from experiments.cross_task_answers import summary as summary
 from experiments.cross_task_parts import QUANTILES, pairs, subsets

@@ -8,6 +8,7 @@ from jaxtyping import ArrayLike
 from scipy import stats
 
 LEVEL = 0.95
+VERDICTS = ("holds", "fails", "undecided", "not tested")
 
 
 class Finding(NamedTuple):
@@ -22,7 +23,7 @@ class Finding(NamedTuple):
     here: str
     """The measured ones: mean ± standard error over seeds."""
     verdict: str
-    """'holds', 'fails', 'undecided' or 'not tested', at the scale of this run."""
+    """One of `VERDICTS`, at the scale of this run."""
 
 
 def judged(where: str, claim: str, paper: str, here: str, margins: ArrayLike) -> Finding:

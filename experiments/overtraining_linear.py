@@ -33,6 +33,7 @@ from experiments.overtraining_figures import plot as plot
 from experiments.overtraining_figures import summary as summary
 from experiments.progress import Stage
 from experiments.store import direct
+from experiments.sweep import over_devices
 from theory.two_layer import fine_tuning, modes, networks, perturbation, sharpness
 from theory.two_layer.layers import Layers, identity_start, loss
 
@@ -306,7 +307,7 @@ def simulate(config: Config, key: jax.Array, sigma: np.ndarray) -> dict[str, np.
     keys = jax.random.split(key, config.seeds)
     targets = np.stack([config.target(sigma, ratio) for ratio in _ratios(config, rows)])
     grid = (sigma, targets, _rates(config, rows[:, None], times), rows, legs)
-    found = jax.jit(jax.vmap(one, (0, None)))(keys, jax.tree.map(jnp.asarray, grid))
+    found = over_devices(jax.jit(jax.vmap(one, (0, None))))(keys, jax.tree.map(jnp.asarray, grid))
     return {k: np.asarray(v, np.float64) for k, v in found.items()}
 
 

@@ -2,20 +2,15 @@
 
 import contextlib
 import dataclasses
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from experiments import registry, report, store, style
+from experiments import gallery, registry, report, store
 from experiments.progress import reporting, say
 from sail_jax import disk
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.figure import Figure
 
 PAGE = "index.html"
 
@@ -55,24 +50,15 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
             say(f"{HEADINGS[name]}: {registry.QUESTIONS[name]}")
             start = time.perf_counter()
             dataset, figures = store.complete(run, modules[name], configs[name], reporting)
-            sections.append(_section(name, modules[name], dataset, figures))
+            sections.append(gallery.section(HEADINGS[name], modules[name], dataset, figures))
             datasets[name], spent[name] = dataset, time.perf_counter() - start
             say(f"  {sections[-1].answer}\n")
     wall = {name: float(dataset.attrs["wall_seconds"]) for name, dataset in datasets.items()}
-    about = {**facts(datasets["ledger"]), "computing time": _times(wall)}
+    about = {**gallery.origin(datasets["ledger"]), "computing time": _times(wall)}
     disk.write_atomic(out / PAGE, report.page("sail-jax quickstart", sections, about).encode())
     say(f"time: {_times(spent)}; {sum(spent.values()):.0f} s in all")
     print(f"Look at {out / PAGE}")
     return 0 if datasets["ledger"]["ok"].values.all() else 1
-
-
-def _section(
-    name: str, module: ModuleType, dataset: "xr.Dataset", figures: Mapping[str, "Figure"]
-) -> report.Section:
-    pictures = [(style.describe(fig), style.png(fig)) for fig in figures.values()]
-    table = module.table(dataset) if name == "ledger" else ()
-    question = registry.QUESTIONS[name]
-    return report.Section(HEADINGS[name], question, module.summary(dataset), pictures, table)
 
 
 def _times(seconds: Mapping[str, float]) -> str:
@@ -82,18 +68,6 @@ def _times(seconds: Mapping[str, float]) -> str:
 def _config(name: str, module: ModuleType, seed: int, quick: bool) -> Any:
     """The preset of this part, with this seed."""
     return dataclasses.replace(module.PRESETS[PARTS[name][quick]](), seed=seed)
-
-
-def facts(dataset: "xr.Dataset") -> dict[str, str]:
-    """Where a stored dataset comes from, for the foot of a page."""
-    attrs: Mapping[str, Any] = dataset.attrs
-    versions = json.loads(attrs["versions"])
-    return {
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "device": f"{attrs['device_count']} x {attrs['device']}",
-        "seed": str(attrs["seed"]),
-        "started": attrs["started"],
-    }
 
 
 def _admit(out: Path, resume: bool) -> None:

@@ -8,9 +8,9 @@ paper's sizes. Pretraining and projections run in float64, scratch training,
 whose loss is a mean of squares, in float32.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,7 +22,7 @@ from experiments.progress import Stage
 from experiments.relu_figures import plot as plot
 from experiments.relu_figures import summary as summary
 from experiments.store import direct
-from experiments.sweep import sweep
+from experiments.sweep import over_devices, sweep
 from theory import student_teacher as st
 
 if TYPE_CHECKING:
@@ -197,9 +197,7 @@ def _side_by_side(config: Config) -> int | None:
 def _pretrain(config: Config, pairs: np.ndarray) -> dict[str, jax.Array]:
     sources = [_source(config, t, config.mus[mu]) for mu, t in pairs]
     students = [_student(config, t) for _, t in pairs]
-    found = _train(
-        "pretrain",
-        _side_by_side(config),
+    found = _train("pretrain", _side_by_side(config))(
         (_stack(students), _stack(sources)),
         (config.rate, config.steps, config.tolerance),
     )
@@ -210,9 +208,7 @@ def _scratch(config: Config, i: int, samples: np.ndarray) -> dict[str, jax.Array
     students = _stack([_student(config, t) for t, _ in samples])
     data = _stack([_sample(config, t, draw, i) for t, draw in samples])
     single = jax.tree.map(lambda a: a.astype(jnp.float32), (students, *data))
-    found = _train(
-        "scratch",
-        _side_by_side(config),
+    found = _train("scratch", _side_by_side(config))(
         single,
         (config.rate, config.steps, config.tolerance),
     )
@@ -222,10 +218,16 @@ def _scratch(config: Config, i: int, samples: np.ndarray) -> dict[str, jax.Array
     return {"risk": risks, "loss": found.loss.astype(float)}
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _train(kind: str, at_once: int | None, problems: tuple, options: tuple) -> st.Descent:
+@cache
+def _train(kind: str, at_once: int | None) -> Callable[..., st.Descent]:
+    """Of problems and options: their descents, on all devices."""
     train = {"pretrain": st.pretrain, "scratch": st.scratch}[kind]
-    return jax.lax.map(lambda one: train(*one, *options), problems, batch_size=at_once)
+
+    @jax.jit
+    def each(problems: tuple, options: tuple) -> st.Descent:
+        return jax.lax.map(lambda one: train(*one, *options), problems, batch_size=at_once)
+
+    return over_devices(each)
 
 
 def _transfer(config: Config, w: np.ndarray, index: np.ndarray) -> dict[str, jax.Array]:

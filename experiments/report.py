@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Mapping, Sequence
 from html import escape
+from types import MappingProxyType
 from typing import NamedTuple
 
 STYLE = """
@@ -24,23 +25,25 @@ th, td { text-align: left; vertical-align: top; padding: .35rem .6rem;
 td { font-variant-numeric: tabular-nums; }
 footer { margin-top: 2.5rem; border-top: 1px solid var(--line); font-size: .85rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; }
-dd { margin: 0; overflow-wrap: anywhere; }
+dd { margin: 0; overflow-wrap: anywhere; } nav ul { padding-left: 1.1rem; } a { color: inherit; }
+summary { cursor: pointer; color: var(--soft); }
 """
 
 
 class Section(NamedTuple):
-    """One question: what was asked, the computed answer, pictures by alternative text, a table."""
+    """One question: what was asked, the computed answer, pictures by alternative text, tables,
+    what was run in detail."""
 
     heading: str
     question: str
     answer: str
     pictures: Sequence[tuple[str, bytes]] = ()  # (alternative text, PNG)
-    table: Sequence[Sequence[str]] = ()  # the first row is the header
+    tables: Sequence[Sequence[Sequence[str]]] = ()  # the first row of each is its header
+    details: Mapping[str, str] = MappingProxyType({})  # folded away
 
 
 def page(title: str, sections: Sequence[Section], about: Mapping[str, str]) -> str:
     """The whole document; every text is escaped, `about` becomes the foot of the page."""
-    facts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in about.items())
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -53,29 +56,47 @@ def page(title: str, sections: Sequence[Section], about: Mapping[str, str]) -> s
 </head>
 <body>
 <h1>{escape(title)}</h1>
-{"".join(map(_section, sections))}
-<footer><dl>{facts}</dl></footer>
+{_contents(sections)}{"".join(_section(i, section) for i, section in enumerate(sections))}
+<footer>{_facts(about)}</footer>
 </body>
 </html>
 """
 
 
-def _section(section: Section) -> str:
+def _contents(sections: Sequence[Section]) -> str:
+    """Where to find what, once there is more than a glance takes in."""
+    if len(sections) < 4:
+        return ""
+    items = "".join(
+        f'<li><a href="#part-{i}">{escape(section.heading)}</a> '
+        f'<span class="soft">{escape(section.question)}</span></li>\n'
+        for i, section in enumerate(sections)
+    )
+    return f"<nav><ul>{items}</ul></nav>\n"
+
+
+def _facts(about: Mapping[str, str]) -> str:
+    rows = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in about.items())
+    return f"<dl>{rows}</dl>"
+
+
+def _section(number: int, section: Section) -> str:
     pictures = "".join(
         f'<figure><img alt="{escape(alt)}" src="data:image/png;base64,'
         f'{base64.b64encode(data).decode()}"></figure>\n'
         for alt, data in section.pictures
     )
+    tables, details = "".join(map(_table, section.tables)), ""
+    if section.details:
+        details = f"<details><summary>What was run</summary>{_facts(section.details)}</details>\n"
     return (
-        f"<section>\n<h2>{escape(section.heading)}</h2>\n"
+        f'<section id="part-{number}">\n<h2>{escape(section.heading)}</h2>\n'
         f'<p class="soft">{escape(section.question)}</p>\n<p>{escape(section.answer)}</p>\n'
-        f"{pictures}{_table(section.table)}</section>\n"
+        f"{pictures}{tables}{details}</section>\n"
     )
 
 
 def _table(table: Sequence[Sequence[str]]) -> str:
-    if not table:
-        return ""
     header, *rows = table
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
     body = "".join(

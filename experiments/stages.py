@@ -62,10 +62,16 @@ def folder_name(name: str) -> str:
 
 
 def checkpointer():
-    """What reads and writes the arrays (imported late: slow)."""
+    """What reads and writes the arrays of this process alone (imported late: slow)."""
+    import jax
     import orbax.checkpoint as ocp
 
-    return ocp.PyTreeCheckpointer()
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process-{me}"
+    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def _save(path: Path, arrays: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
-from experiments import stages
+from experiments import processes, stages
 from experiments.progress import Stage
 from experiments.stages import direct as direct  # handed on: the stage without a store
 from sail_jax import disk
@@ -120,21 +120,9 @@ class Run:
         versions and device) is taken with `resume`; anything else is refused, with the reason.
         """
         path = Path(directory)
-        if path.exists() and not path.is_dir():
-            raise RefusedError(f"{path} is not a directory; choose another --out")
-        config = config_record(config)
-        wanted = {"experiment": experiment, "config": config, **provenance()}
-        try:
-            with disk.explained("write to", path):
-                path.mkdir(parents=True, exist_ok=True)
-                lock = _hold(path)
-        except StoreError as exc:
-            raise RefusedError(str(exc)) from exc
-        try:
-            record = _claim(path, wanted, resume)
-        except BaseException:
-            _release(lock)
-            raise
+        wanted = {"experiment": experiment, "config": config_record(config), **provenance()}
+        taken = processes.by_first(lambda: _take(path, wanted, resume))
+        record, lock = (_read_run_record(path), None) if taken is None else taken
         return cls(path, record, lock)
 
     @property
@@ -161,7 +149,7 @@ class Run:
         if name in self._used:
             raise ValueError(f"stage '{name}' is used twice in one run: give each its own name")
         self._used.add(name)
-        if kept.exists():
+        if processes.agreed(kept.exists()):
             arrays, seconds = stages.read(kept, name)
             self._kept_seconds += seconds
         else:
@@ -170,8 +158,9 @@ class Run:
                 with disk.explained("write to", work):
                     work.mkdir(parents=True, exist_ok=True)
             arrays = stages.as_arrays(compute(work) if folder else compute())
-            stages.write(kept, name, arrays, time.perf_counter() - start)
-        if folder and work.exists():  # perhaps of a process that died here
+            took = time.perf_counter() - start
+            processes.by_first(lambda: stages.write(kept, name, arrays, took))
+        if folder and processes.is_first() and work.exists():  # perhaps of one that died here
             shutil.rmtree(work)
         return arrays
 
@@ -192,12 +181,17 @@ class Run:
             "started": record["started"],
             "wall_seconds": time.perf_counter() - self._start + self._kept_seconds,
         }
-        # Through memory, so that a full disk is noticed here and not inside HDF5's flush on close.
-        data = bytes(dataset.assign_attrs(attributes).to_netcdf(engine="h5netcdf"))
-        disk.write_atomic(self.path / RESULT, data)
-        result = {"bytes": len(data), "sha256": disk.sha256(data)}
-        self.record = {**record, "status": "finished", "result": result}
-        disk.write_record(self.path / RECORD, self.record)
+
+        def write() -> None:
+            # Through memory, so that a full disk is noticed here and not in HDF5's flush on close.
+            data = bytes(dataset.assign_attrs(attributes).to_netcdf(engine="h5netcdf"))
+            disk.write_atomic(self.path / RESULT, data)
+            result = {"bytes": len(data), "sha256": disk.sha256(data)}
+            done = {**record, "status": "finished", "result": result}
+            disk.write_record(self.path / RECORD, done)
+
+        processes.by_first(write)
+        self.record = _read_run_record(self.path)
 
     def draw(self, images: Mapping[str, bytes]) -> list[Path]:
         """Writes each PNG as `<name>.png` beside the result."""
@@ -206,7 +200,8 @@ class Run:
             if not re.fullmatch(r"\w[\w-]{0,99}", name):
                 raise ValueError(f"figure name {name!r}: expected letters, digits, '_' and '-'")
             paths.append(self.path / f"{name}.png")
-            disk.write_atomic(paths[-1], data)
+            if processes.is_first():
+                disk.write_atomic(paths[-1], data)
         return paths
 
 
@@ -229,13 +224,18 @@ def complete(
 
 
 def redraw(run: Run, experiment: ModuleType) -> Drawn:
-    """Draws a finished run's figures again, from its result alone."""
+    """Draws a finished run's figures again, from its result alone, and stores them."""
     from experiments import style
 
-    dataset = load_result(run.path, run.record)
-    figures = experiment.plot(dataset)
+    dataset, figures = drawn(run, experiment)
     run.draw({name: style.png(figure) for name, figure in figures.items()})
     return dataset, figures
+
+
+def drawn(run: Run, experiment: ModuleType) -> Drawn:
+    """A finished run's result, and its figures; nothing is written."""
+    dataset = load_result(run.path, run.record)
+    return dataset, experiment.plot(dataset)
 
 
 def reopen(directory: str | Path) -> Run:
@@ -279,6 +279,23 @@ def _hold(path: Path) -> int | None:
 def _release(lock: int | None) -> None:
     if lock is not None:
         os.close(lock)
+
+
+def _take(path: Path, wanted: dict[str, Any], resume: bool) -> tuple[dict[str, Any], int | None]:
+    """The record of the run to do in `path`, and the lock that keeps others out."""
+    if path.exists() and not path.is_dir():
+        raise RefusedError(f"{path} is not a directory; choose another --out")
+    try:
+        with disk.explained("write to", path):
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _hold(path)
+    except StoreError as exc:
+        raise RefusedError(str(exc)) from exc
+    try:
+        return _claim(path, wanted, resume), lock
+    except BaseException:
+        _release(lock)
+        raise
 
 
 def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import numpy as np
 from experiments import validate
 from experiments.progress import Stage
 from experiments.store import direct
-from experiments.sweep import sweep
+from experiments.sweep import over_devices, sweep
 from theory import deep_linear as dl
 from theory.deep_linear import covariance, training_time
 
@@ -136,7 +136,8 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
 
     keys = jax.random.split(jax.random.key(config.seed), config.draws + 1)
     theory = stage("theory", lambda: _theory(config, keys[0]))["risk"]
-    draws = partial(_draws, config=config, keys=keys)
+    simulate = over_devices(partial(_simulate, config))
+    draws = partial(_draws, config=config, keys=keys, simulate=simulate)
     found = sweep(draws, np.arange(config.draws) + 1, stage, "draws", chunk=CHUNK)["risk"]
     grid = ("way", "value", "gamma")
     data: dict[str, Any] = {
@@ -217,16 +218,18 @@ def _theory(config: Config, key: jax.Array) -> dict[str, jax.Array]:
         return {"risk": jnp.stack(rows, axis=1)}
 
 
-def _draws(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str, np.ndarray]:
+def _draws(
+    index: np.ndarray, *, config: Config, keys: jax.Array, simulate: Callable[..., jax.Array]
+) -> dict[str, np.ndarray]:
     """Risks [draw, method, value, gamma] of these draws."""
     with jax.enable_x64(True):
         n = jnp.asarray(config.counts())
-        found = _simulate(keys[0], keys[index], n, _spectra(config), config)
+        found = simulate(keys[index], keys[0], n, _spectra(config))
     return {"risk": np.asarray(found)}
 
 
-@partial(jax.jit, static_argnames="config")
-def _simulate(key: jax.Array, keys: jax.Array, ns: jax.Array, spectra: jax.Array, config: Config):
+@partial(jax.jit, static_argnums=0)
+def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, spectra: jax.Array):
     most = int(config.counts().max())
     sigma, depth, d = config.sigma, config.depth, config.d
 

@@ -20,7 +20,7 @@ import numpy as np
 from experiments import validate
 from experiments.progress import Stage
 from experiments.store import direct
-from experiments.sweep import sweep
+from experiments.sweep import over_devices, sweep
 from theory import deep_linear as dl
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
 def simulate(config: Config, stage: Stage = direct) -> dict[str, np.ndarray]:
     """Paired differences R_sc - R_tx of every draw: arrays [draw, gamma, theta, sigma(, depth)]."""
     keys = jax.random.split(jax.random.key(config.seed), config.draws)
-    draws = partial(_draws, config=config, keys=keys)
+    gains = over_devices(partial(_gains, config))
+    draws = partial(_draws, keys=keys, gains=gains)
     return sweep(draws, np.arange(config.draws), stage, "draws", chunk=CHUNK)
 
 
@@ -139,15 +140,21 @@ def _angles(config: Config) -> np.ndarray:
     return np.linspace(0, pi / 2, config.thetas)
 
 
-def _draws(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str, np.ndarray]:
+def _draws(
+    index: np.ndarray, *, keys: jax.Array, gains: Callable[[jax.Array], Any]
+) -> dict[str, np.ndarray]:
     with jax.enable_x64(True):
-        overlaps = dl.simulate_overlaps(keys[index], config.counts().tolist(), config.d)
-        linear, tuned = _gains(overlaps, _angles(config), config.sigmas, config.depths)
+        linear, tuned = gains(keys[index])
     return {"linear": np.asarray(linear), "fine_tune": np.asarray(tuned)}
 
 
+def _gains(config: Config, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+    overlaps = dl.simulate_overlaps(keys, config.counts().tolist(), config.d)
+    return _differences(overlaps, _angles(config), config.sigmas, config.depths)
+
+
 @jax.jit
-def _gains(overlaps: dl.Overlaps, theta, sigma, depth) -> tuple[jax.Array, jax.Array]:
+def _differences(overlaps: dl.Overlaps, theta, sigma, depth) -> tuple[jax.Array, jax.Array]:
     theta, sigma, depth = (jax.numpy.asarray(v, dtype=float) for v in (theta, sigma, depth))
 
     def at(theta, sigma):

@@ -13,6 +13,7 @@ import pytest
 import xarray as xr
 
 from experiments import registry, store, style
+from experiments.findings import VERDICTS
 
 TIMES = ["seconds"]  # measured anew in each run
 
@@ -31,11 +32,11 @@ def kept(request, tmp_path_factory):
     stages = []
 
     def stopping(stage):
-        def stopped(stage_name, compute):
+        def stopped(stage_name, compute, **options):
             stages.append(stage_name)
             if len(stages) == 2:
                 raise KeyboardInterrupt
-            return stage(stage_name, compute)
+            return stage(stage_name, compute, **options)
 
         return stopped
 
@@ -86,6 +87,19 @@ def test_the_answer_is_computed_from_the_dataset(kept):
     assert answer.endswith(".")
     assert re.search(r"\d", answer)
     assert not re.search(r"\b(nan|inf|None)\b", answer)
+
+
+def test_findings_are_computed_from_the_dataset(kept):
+    name, module, _, dataset, _ = kept
+    if not hasattr(module, "findings"):
+        pytest.skip("speaks to no printed claim")
+    found = module.findings(dataset)
+    assert found == module.findings(_direct(name))
+    assert len({one.claim for one in found}) == len(found)
+    for one in found:
+        assert all(part.strip() for part in one)
+        assert one.verdict in VERDICTS
+        assert not re.search(r"\b(inf|None)\b", " ".join(one))
 
 
 def test_figures_only_draw(kept, monkeypatch):

@@ -18,6 +18,8 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.bench import training as bench
+from experiments.models import presets
 from experiments.training import (
     Checkpoints,
     Optimizer,
@@ -638,3 +640,15 @@ def test_many_devices_learn_what_one_does(tmp_path, processes):
         assert process.returncode == 0, err[-3000:]
         lines = (tmp_path / f"specs.{rank}").read_text().splitlines()
         assert lines == [whole] * 2 * (processes == 1) + [part] * 3
+
+
+@pytest.mark.parametrize("name", ["gpt2-small", "llama-tiny"])
+def test_the_model_s_operations_are_those_xla_counts(name):
+    """The count leaves out what is not a product of matrices, and all of softmax and norms: some
+    percent at this width."""
+    sizes = {"vocab": 500, "context": 64, "width": 256, "layers": 2, "hidden": 1024}
+    config = presets.config(name, **sizes, heads=4, head_dim=64)
+    tokens = jax.ShapeDtypeStruct((2, 64), jnp.int32)
+    params = jax.eval_shape(presets.build(config).init, jax.random.key(0), tokens)["params"]
+    counted = bench._counted(config, 2, "float32", params)
+    assert counted / (2 * 64 * bench.per_token(config, params, 64)) == pytest.approx(1, abs=0.06)

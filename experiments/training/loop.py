@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from experiments import progress
+from experiments import processes, progress
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.rows import Row, Rows
 from experiments.training.step import State, Step, examples, places, watched
@@ -88,11 +88,11 @@ def train(
         if start > steps:
             raise ValueError(f"steps must be at least {start}, which were taken; got {steps}")
         rows = Rows(path, start)
-        if found is not None and say:
+        if found is not None and say and processes.is_first():
             say(f"  resumed at step {start} of {steps}")
         stopping = stack.enter_context(_signals())
         feed = stack.enter_context(_prefetched(lambda t: place(batch(t)), start, steps))
-        clock = _Clock(start, steps, say, say_every)
+        clock = _Clock(start, steps, say if processes.is_first() else None, say_every)
         flying: deque[tuple[int, Any, Any]] = deque()
         taken: Any = None
 
@@ -122,13 +122,16 @@ def train(
             kept.save(state)
 
         last: Any = {}
+        alone = processes.is_alone()
         for t in range(start, steps):
-            if stopping.is_set() or (t > start and t % save_every == 0):
+            # processes must stop at one step, and to agree costs a wait
+            stop = (t % log_every == 0 or alone) and processes.any_of(stopping.is_set())
+            if stop or (t > start and t % save_every == 0):
                 while flying:
                     land()
                 with clock.apart():
                     store()
-            if stopping.is_set():
+            if stop:
                 if kept is not None:
                     kept.wait()
                 raise KeyboardInterrupt(_how(t, steps, directory))

@@ -1,16 +1,54 @@
 """Where the arrays of a training lie on a mesh of devices with the one axis `data`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
 
 AXIS = "data"
+Shard = Literal["no", "data", "full"]
+
+
+class Layout(NamedTuple):
+    """Where a training lies: on one device (no mesh), or on all, its batches shared out and its
+    state whole on each ("data") or shared out, too ("full")."""
+
+    mesh: Mesh | None
+    shard: Shard
+
+    def check(self, **batches: int) -> None:
+        """`ValueError` for the number of examples, by its field, that devices cannot share."""
+        for field, size in batches.items():
+            if self.mesh is not None and size % self.mesh.size:
+                raise ValueError(
+                    f"{field} must be a multiple of the {self.mesh.size} devices (or shard 'no'); "
+                    f"got {size}"
+                )
+
+    def shardings(self, state: PyTree) -> PyTree | None:
+        """Of a state, or its shapes: what `make_step` keeps it in."""
+        if self.mesh is None:
+            return None
+        return (fully_sharded if self.shard == "full" else replicated)(self.mesh, state)
+
+    def lay(self, state: PyTree) -> PyTree:
+        """The state where the step expects it."""
+        return state if self.mesh is None else place(state, self.shardings(state))
+
+    def place(self, batch: PyTree) -> PyTree:
+        """A batch where the step expects it."""
+        return jax.device_put(batch) if self.mesh is None else split(self.mesh, batch)
+
+
+def layout(shard: Shard) -> Layout:
+    """Over all devices, unless there is one or `shard` is "no"."""
+    return Layout(mesh() if shard != "no" and jax.device_count() > 1 else None, shard)
 
 
 def mesh(devices: Sequence[Any] | None = None) -> Mesh:
@@ -64,3 +102,14 @@ def split(mesh: Mesh, batch: PyTree) -> PyTree:
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
     return jax.tree.map_with_path(one, batch)
+
+
+def gathered(tree: PyTree) -> PyTree:
+    """The arrays, whole, as NumPy's in every process."""
+
+    def one(x: jax.Array) -> np.ndarray:
+        if x.is_fully_addressable or x.is_fully_replicated:
+            return np.asarray(x)
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+    return jax.tree.map(one, tree)

@@ -1,0 +1,149 @@
+"""Model-FLOPs utilisation of a training step: what share of the device it uses, and what limits it.
+
+Trains a transformer preset by the one trainer on random tokens, and counts 6 N + 12 L H Q T
+floating-point operations per token (PaLM, App. B), N being the parameters that each token meets in
+a product. Beside it, in the same run: products of large matrices in the same precision, which is
+what the device gives at best; and the published peak, where it is known.
+"""
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, PyTree
+
+from experiments.bench.grid import median_time
+from experiments.models import presets
+from experiments.training import Optimizer, Schedule, Training, init, make_step, sharding, train
+from experiments.training.flops import flops
+
+# Dense bfloat16 operations per second, without sparsity, by the vendors' data sheets.
+PEAKS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L4": 121e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+}
+
+
+def per_token(config: Mapping[str, Any], params: PyTree, context: int) -> float:
+    """Operations of forward and backward pass for one token of a sequence of `context`."""
+    met = 0
+    for path, leaf in jax.tree.leaves_with_path(params):
+        name = jax.tree_util.keystr(path)
+        looked_up = "position_embed" in name or ("token_embed" in name and not config.get("tied"))
+        met += 0 if looked_up else leaf.size
+    heads = config["layers"] * config["heads"] * config["head_dim"]
+    return 6.0 * met + 12.0 * heads * context
+
+
+def matmul_rate(dtype: Any, n: int, repeats: int) -> float:
+    """Operations per second of a chain of products of n x n matrices on one device."""
+    chain = 8
+
+    @jax.jit
+    def products(a: Array, b: Array) -> Array:
+        return jax.lax.fori_loop(0, chain, lambda _, x: (a @ x) / math.sqrt(n), b)
+
+    a, b = (jax.random.normal(k, (n, n), dtype) for k in jax.random.split(jax.random.key(0)))
+    _, median, *_ = median_time(lambda: products(a, b), repeats)
+    return chain * 2.0 * n**3 / median
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(prog="sail-jax bench training", description=__doc__)
+    parser.add_argument("--preset", default="gpt2-small", help="a GPT or Llama of the presets")
+    parser.add_argument("--batch", type=int, help="sequences per step (default: 8 per device)")
+    parser.add_argument("--context", type=int, help="tokens of each (default: the preset's)")
+    parser.add_argument("--layers", type=int, help="fewer layers than the preset has")
+    parser.add_argument("--micro-batches", type=int, default=1, help="parts of a batch")
+    parser.add_argument("--steps", type=int, default=20, help="timed ones")
+    parser.add_argument("--compute", default="bfloat16", help="bfloat16 or float32")
+    parser.add_argument("--shard", default="data", choices=("data", "full"), help="over devices")
+    args = parser.parse_args(argv)
+    devices = jax.devices()
+    changes = {k: v for k in ("context", "layers") if (v := getattr(args, k)) is not None}
+    config = presets.config(args.preset, **changes, dropout=0.0)
+    if not {"vocab", "heads"} <= config.keys():
+        parser.error(f"--preset: {args.preset} is no language model")
+    batch = args.batch or 8 * len(devices)
+    mesh = sharding.mesh()
+    print(f"device: {len(devices)} x {devices[0].device_kind}, jax {jax.__version__}")
+    seconds, share, params = _train(config, batch, args, mesh)
+    tokens = batch * config["context"]
+    model = per_token(config, params, config["context"]) * tokens
+    size = sum(x.size for x in jax.tree.leaves(params))
+    done = model / seconds / len(devices)
+    print(
+        f"{args.preset}: {size / 1e6:.1f}M parameters, {batch} x {config['context']} tokens, "
+        f"{args.compute}: {seconds * 1e3:.1f} ms per step, {tokens / seconds:.4g} tokens/s, "
+        f"{done / 1e12:.4g} Tflop/s per device; steps take {share:.0%} of the time, the rest "
+        "is input and metrics"
+    )
+    n = 8192 if devices[0].platform != "cpu" else 2048
+    rate = matmul_rate(jnp.dtype(args.compute), n, 5)
+    print(
+        f"ratio: {done / rate:.1%} of what products of {n} x {n} matrices reach in "
+        f"{args.compute} ({rate / 1e12:.4g} Tflop/s)"
+    )
+    peak = next((v for k, v in PEAKS.items() if k in devices[0].device_kind), None)
+    if peak is not None and args.compute == "bfloat16":
+        print(f"ratio: model-FLOPs utilisation {done / peak:.1%} of {peak / 1e12:.0f} Tflop/s")
+    counted = _counted(config, batch // args.micro_batches, args.compute, params)
+    print(
+        f"limits: XLA counts {args.micro_batches * counted / model:.2f} times the model's "
+        f"operations; the products alone would take {model / rate / len(devices) * 1e3:.1f} of "
+        f"{seconds * 1e3:.1f} ms; the optimiser reads and writes {28 * size / 1e9:.2f} GB a step"
+    )
+    return 0
+
+
+def _loss(net: Any, params: PyTree, mutable: None, tokens: Array, key: Any = None) -> Any:
+    logits = net.apply({"params": params}, tokens[:, :-1]).astype(jnp.float32)
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+    return each.mean(), {}, mutable
+
+
+def _train(config: dict[str, Any], batch: int, args: Any, mesh: Any) -> tuple[float, float, PyTree]:
+    """Seconds per step after the first, the share of it that is steps, and the parameters."""
+    net = presets.build(config)
+    params = net.init(jax.random.key(0), jnp.zeros((1, 1), int))["params"]
+    optimizer = Optimizer(Schedule(6e-4, 10_000, 100), weight_decay=0.1, clip=1.0)
+    training = Training(optimizer, args.micro_batches, args.compute)
+    state = init(training, params, jax.random.key(1))
+    rule = sharding.replicated if args.shard == "data" else sharding.fully_sharded
+    shardings = rule(mesh, state)
+    step = make_step(partial(_loss, net), training, shardings)
+
+    def tokens(t: int) -> np.ndarray:
+        shape = batch, config["context"] + 1
+        return np.random.default_rng(t).integers(config["vocab"], size=shape, dtype=np.int32)
+
+    place = partial(sharding.split, mesh)
+    found = train(
+        step, sharding.place(state, shardings), tokens, args.steps + 1, place=place, say=None,
+        log_every=args.steps + 1,
+    )  # fmt: skip
+    return found.seconds / args.steps, found.step_share, params
+
+
+def _counted(config: dict[str, Any], batch: int, dtype: str, params: PyTree) -> float:
+    """Operations of one gradient, by XLA."""
+    net = presets.build(config)
+    tokens = jax.ShapeDtypeStruct((batch, config["context"] + 1), jnp.int32)
+    cast = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), params)
+    return flops(jax.grad(lambda p, x: _loss(net, p, None, x)[0]), cast, tokens)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,81 @@
+"""One run by two processes is that of one."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments import cli, registry, store
+
+RUN = ("run", "transfer_phase", "--preset", "tiny")
+
+
+def by_two(out, *options):
+    """Exit codes, and what each process printed, of a run by two processes of two devices each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "experiments.cli", *RUN, "--out", out, *options]
+    started = [
+        subprocess.Popen(
+            [*command, "--processes", f"{address},2,{rank}"],
+            env=os.environ | flags,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        ended = [process.communicate(timeout=300) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [process.returncode for process in started], ended
+
+
+def test_two_processes_make_one_run(tmp_path):
+    codes, ((out, err), (silent, _)) = by_two(tmp_path / "run")
+    assert codes == [0, 0], err
+    assert "result.nc" in out
+    assert "result.nc" not in silent
+    run = store.reopen(tmp_path / "run")
+    module = registry.load("transfer_phase")
+    dataset, _ = store.drawn(run, module)
+    assert dataset.attrs["device_count"] == 4
+    direct = module.run(module.Config.tiny())
+    for name, values in direct.items():  # float64 on other devices, in other batches
+        np.testing.assert_allclose(dataset[name], values, rtol=1e-9, atol=1e-9)
+    codes, ended = by_two(tmp_path / "run")
+    assert codes == [2, 1]
+    assert "finished" in ended[0][1]
+    assert "the first of the processes failed" in ended[1][1]
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("here", "expected auto or HOST:PORT,COUNT,RANK; got 'here'"),
+        ("localhost:1,2", "got 'localhost:1,2'"),
+        ("localhost:1,2,2", "the rank must be below the count"),
+    ],
+)
+def test_what_is_no_process_is_refused(how, says, tmp_path, capsys):
+    assert cli.main([*RUN, "--out", str(tmp_path / "x"), "--processes", how]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_process_that_nobody_tells_which_it_is_says_so(tmp_path):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "KUBE"))}
+    command = [sys.executable, "-m", "experiments.cli", *RUN, "--out", tmp_path / "x"]
+    ended = subprocess.run(
+        [*command, "--processes", "auto"], env=clean, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 2
+    assert "nothing here tells this process which of several it is" in ended.stderr
+    assert not (tmp_path / "x").exists()
