@@ -29,9 +29,8 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-import jax
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
@@ -48,10 +47,11 @@ from experiments.sail_diffusion_sampling import Method
 from experiments.sail_diffusion_training import TERMS, Laboratory
 from experiments.savings import savings
 from experiments.store import direct
+from experiments.training import sharding
+from experiments.training.sharding import Shard
 from experiments.training.step import Compute
 from sail_jax.checks import nearest
 
-Shard = Literal["no", "data", "full"]
 EVALUATIONS = 8  # so that an eighth, a quarter and a half of the training are among them
 
 
@@ -266,12 +266,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 def loaded(config: Config) -> data.Images:
     """The data, once all that can be refused has been."""
-    devices = 1 if config.shard == "no" else len(jax.devices())
-    for field in ("batch", "sample_batch"):
-        if getattr(config, field) % devices:
-            raise ValueError(
-                f"{field} must be a multiple of the {devices} devices; got {getattr(config, field)}"
-            )
+    sharding.layout(config.shard).check(batch=config.batch, sample_batch=config.sample_batch)
     sizes = presets.config(config.model)
     if config.data is None and (sizes["side"], sizes["channels"], sizes["classes"]) != (8, 1, 10):
         source = latents.SOURCE

@@ -82,10 +82,8 @@ class Laboratory:
             config.class_drop,
         )
         self.sampler = Sampler(config.sampler, config.sampling_steps, config.guidance)
-        self.mesh = None
-        if config.shard != "no" and len(jax.devices()) > 1:
-            self.mesh = sharding.mesh()
-        self._steps: dict[str, tuple[Step, Any]] = {}
+        self.layout = sharding.layout(config.shard)
+        self._steps: dict[str, Step] = {}
         self._init = {
             "measure": _cheap(self.measure.init),
             "encoder": _cheap(encoder.init),
@@ -99,9 +97,6 @@ class Laboratory:
         rule = Optimizer(schedule, weight_decay=c.weight_decay, clip=c.clip, b1=0.9, b2=0.999)
         return Training(rule, compute=c.precision, ema=c.ema)
 
-    def place(self, batch: PyTree) -> PyTree:
-        return jax.device_put(batch) if self.mesh is None else sharding.split(self.mesh, batch)
-
     def _train(
         self,
         kind: str,
@@ -114,21 +109,15 @@ class Laboratory:
         **more: Any,
     ) -> Trained:
         if kind not in self._steps:
-            layout = None
-            if self.mesh is not None:
-                full = self.config.shard == "full"
-                layout = (sharding.fully_sharded if full else sharding.replicated)(self.mesh, start)
-            self._steps[kind] = make_step(loss, training, layout), layout
-        step, layout = self._steps[kind]
-        if layout is not None:
-            start = sharding.place(start, layout)
+            self._steps[kind] = make_step(loss, training, self.layout.shardings(start))
+        step, start = self._steps[kind], self.layout.lay(start)
         where: dict[str, Any] = {
             "directory": folder,
             "config": self.config,
             "save_every": self.config.save_every,
         }
         say = None if folder is None else progress.say
-        return train(step, start, batch, steps, place=self.place, say=say, **where, **more)
+        return train(step, start, batch, steps, place=self.layout.place, say=say, **where, **more)
 
     def classifier(
         self, kind: str, index: np.ndarray, seed: int, folder: Path | None
@@ -147,7 +136,8 @@ class Laboratory:
         images = self.images._replace(features=None)
         batch = lambda t: images.batch(data.draw(index, draws, t, c.batch))  # noqa: E731
         found = self._train(kind, classification(net), training, start, batch, steps, folder)
-        return {"variables": {"params": found.state.params, **(found.state.mutable or {})}}
+        variables = {"params": found.state.params, **(found.state.mutable or {})}
+        return {"variables": sharding.gathered(variables)}
 
     def encoding(self, variables: PyTree) -> tuple[data.Images, np.ndarray]:
         """The images with the features of a trained encoder; which of them it classifies right."""
@@ -171,7 +161,7 @@ class Laboratory:
         padded = np.pad(index, (0, -len(index) % n), mode="edge")
         parts = [fn(padded[i : i + n]) for i in range(0, len(padded), n)]
         joined = lambda *leaves: np.concatenate(leaves)[: len(index)]  # noqa: E731
-        return jax.tree.map(joined, *jax.device_get(parts))
+        return jax.tree.map(joined, *sharding.gathered(parts))
 
     def _keys(self, seed: int) -> jax.Array:
         """Of a repetition: initial weights, the alignment phase, the training, the samples."""
@@ -222,6 +212,7 @@ class Laboratory:
         start = self._start(seed, encoder, weights, self._keys(seed)[1])
         found = self._learn(start, images, split, (c.seed, seed, 1), c.align_steps, folder)
         params = {name: found[0].params[name] for name in ("sit", "align")}
+        params = sharding.gathered(params)
         return {"params": params, "loss": _curve(found[1], "align", max(1, c.every // 10))}
 
     def generate(
@@ -245,7 +236,7 @@ class Laboratory:
 
         def samples(state: State, labels: np.ndarray, key: Array) -> Array:
             net, params = self.networks.sit, state.ema["sit"]
-            return sample(net, params, self.place(labels), key, self.shape, self.sampler)
+            return sample(net, params, self.layout.place(labels), key, self.shape, self.sampler)
 
         def evaluate(state: State) -> dict[str, float]:
             def look(index: np.ndarray) -> quality.Seen:
@@ -266,13 +257,13 @@ class Laboratory:
             evaluate_every=c.every,
         )
         labels = np.arange(c.sample_batch, dtype=np.int32) % self.classes
-        shown = np.asarray(samples(state, labels, noise))
+        shown = sharding.gathered(samples(state, labels, noise))
         log = max(1, c.every // 10)
         return {
             **{m: [row[m] for row in rows if m in row] for m in quality.MEASURES},
             **{term: _curve(rows, term, log) for term in TERMS},
             "samples": shown,
-            "weights": state.ema["sit"],
+            "weights": sharding.gathered(state.ema["sit"]),
         }
 
 

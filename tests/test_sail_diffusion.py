@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from experiments.sail_diffusion_networks import (
 )
 from experiments.sail_diffusion_sampling import Sampler, integrate, interpolate, sample
 from experiments.sail_diffusion_training import Laboratory
+from experiments.training import sharding
 from sail_jax.trees import leaf_paths
 
 EPS = float(np.finfo(np.float32).eps)
@@ -338,7 +340,9 @@ def test_bad_data_is_named_before_anything_is_computed(tmp_path):
 
 
 def test_batches_that_the_devices_do_not_divide_are_refused(monkeypatch):
-    monkeypatch.setattr(jax, "devices", lambda: [None] * 3)
+    three = sharding.Layout(SimpleNamespace(size=3), "data")  # type: ignore[arg-type]
+    alone = sharding.Layout(None, "no")
+    monkeypatch.setattr(sharding, "layout", {"data": three, "no": alone}.get)
     with pytest.raises(ValueError, match="batch must be a multiple of the 3 devices; got 16"):
         sd.loaded(TINY)
     sd.loaded(dataclasses.replace(TINY, shard="no"))
