@@ -291,6 +291,7 @@ BAD = {
     "ways must hold 'sit' and 'repa'": {"ways": ("sit", "sail")},
     "ways must be one or more values, all different": {"ways": ("sit", "repa", "sit")},
     "steps must be a multiple of 8; got 100": {"steps": 100},
+    "warmup must be below steps = 1200; got 1200": {"warmup": 1200},
     "sample_batch must divide samples = 896; got 100": {"sample_batch": 100},
     "align_layer must be at most the 2 of sit-tiny; got 3": {"align_layer": 3},
     "ema must be in": {"ema": 1.0},
@@ -343,7 +344,7 @@ def test_batches_that_the_devices_do_not_divide_are_refused(monkeypatch):
     three = sharding.Layout(SimpleNamespace(size=3), "data")  # type: ignore[arg-type]
     alone = sharding.Layout(None, "no")
     monkeypatch.setattr(sharding, "layout", {"data": three, "no": alone}.get)
-    with pytest.raises(ValueError, match="batch must be a multiple of the 3 devices .*; got 16"):
+    with pytest.raises(ValueError, match=r"batch must be a multiple of the 3 devices .*; got 16"):
         sd.loaded(TINY)
     sd.loaded(dataclasses.replace(TINY, shard="no"))
 
