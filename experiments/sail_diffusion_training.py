@@ -47,7 +47,7 @@ def classification(net: nn.Module) -> Any:
     return loss
 
 
-def _cheap(fn: Callable[..., Any]) -> Callable[..., Any]:
+def unoptimised(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Jitted, for what runs a few times: on a CPU, compiling initial weights takes a tenth of the
     time without optimisation."""
     cpu = jax.default_backend() == "cpu"
@@ -83,9 +83,9 @@ class Laboratory:
         self.layout = sharding.layout(config.shard)
         self._steps: dict[str, Step] = {}
         self._init = {
-            "measure": _cheap(self.measure.init),
-            "encoder": _cheap(encoder.init),
-            "sit": _cheap(partial(self.networks.init, shape=self.shape)),
+            "measure": unoptimised(self.measure.init),
+            "encoder": unoptimised(encoder.init),
+            "sit": unoptimised(partial(self.networks.init, shape=self.shape)),
         }
 
     def training(self) -> Training:

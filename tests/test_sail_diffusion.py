@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -25,7 +26,7 @@ from experiments.sail_diffusion_networks import (
     velocity_loss,
 )
 from experiments.sail_diffusion_sampling import Sampler, integrate, interpolate, sample
-from experiments.sail_diffusion_training import Laboratory
+from experiments.sail_diffusion_training import Laboratory, unoptimised
 from experiments.training import sharding
 from sail_jax.trees import leaf_paths
 
@@ -63,7 +64,7 @@ def loss(lab):
     features = rng.normal(size=(4, 16, 32)).astype(np.float32)
     batch = {"x": x, "labels": np.arange(4), "features": features}
 
-    @jax.jit
+    @unoptimised
     def found(weights):
         def value(params):
             total, terms, _ = lab.networks.loss(
@@ -177,8 +178,8 @@ def test_the_terms_by_hand(lab, loss):
     dropped = np.asarray(jax.random.bernoulli(in_drop, TINY.class_drop, (4,)))
     labels = np.where(dropped, 10, batch["labels"])
     net = lab.networks.sit
-    velocity, kept = net.apply(
-        {"params": params["sit"]}, z, t, labels, capture_intermediates=True, mutable=True
+    velocity, kept = unoptimised(partial(net.apply, capture_intermediates=True, mutable=True))(
+        {"params": params["sit"]}, z, t, labels
     )
     hidden = kept["intermediates"]["block_0"]["__call__"][0]
     project = lambda which: np.asarray(  # noqa: E731
