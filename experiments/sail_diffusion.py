@@ -157,6 +157,8 @@ class Config:
             raise ValueError(f"guidance must be finite; got {self.guidance}")
         if self.steps % EVALUATIONS:
             raise ValueError(f"steps must be a multiple of {EVALUATIONS}; got {self.steps}")
+        if self.warmup >= self.steps:
+            raise ValueError(f"warmup must be below steps = {self.steps}; got {self.warmup}")
         if self.samples % self.sample_batch:
             raise ValueError(
                 f"sample_batch must divide samples = {self.samples}; got {self.sample_batch}"

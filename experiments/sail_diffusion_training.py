@@ -47,7 +47,7 @@ def classification(net: nn.Module) -> Any:
     return loss
 
 
-def _cheap(fn: Callable[..., Any]) -> Callable[..., Any]:
+def unoptimised(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Jitted, for what runs a few times: on a CPU, compiling initial weights takes a tenth of the
     time without optimisation."""
     cpu = jax.default_backend() == "cpu"
@@ -65,10 +65,8 @@ class Laboratory:
     def __init__(self, config: "Config", images: data.Images) -> None:
         self.config, self.images = config, images
         sizes = presets.config(config.model)
-        self.classes, self.shape = (
-            sizes["classes"],
-            (sizes["side"], sizes["side"], sizes["channels"]),
-        )
+        self.classes = sizes["classes"]
+        self.shape = sizes["side"], sizes["side"], sizes["channels"]
         self.measure = presets.build(presets.config(config.measure, outputs=self.classes))
         same = {name: sizes[name] for name in ("patch", "width", "heads", "head_dim", "hidden")}
         encoder = ViT(outputs=self.classes, layers=config.encoder_layers, **same)
@@ -85,15 +83,15 @@ class Laboratory:
         self.layout = sharding.layout(config.shard)
         self._steps: dict[str, Step] = {}
         self._init = {
-            "measure": _cheap(self.measure.init),
-            "encoder": _cheap(encoder.init),
-            "sit": _cheap(partial(self.networks.init, shape=self.shape)),
+            "measure": unoptimised(self.measure.init),
+            "encoder": unoptimised(encoder.init),
+            "sit": unoptimised(partial(self.networks.init, shape=self.shape)),
         }
 
-    def training(self, steps: int) -> Training:
+    def training(self) -> Training:
         """Of SiTs, and of their alignment phase: the rate rises, then stays."""
         c = self.config
-        schedule = Schedule(c.rate, max(steps, c.warmup + 1), c.warmup, "constant")
+        schedule = Schedule(c.rate, c.steps, c.warmup, "constant")
         rule = Optimizer(schedule, weight_decay=c.weight_decay, clip=c.clip, b1=0.9, b2=0.999)
         return Training(rule, compute=c.precision, ema=c.ema)
 
@@ -175,7 +173,7 @@ class Laboratory:
         mutable = {"weights": weights}
         if self.encoder is not None:
             mutable["encoder"] = encoder
-        return init(self.training(self.config.steps), params, key, mutable)
+        return init(self.training(), params, key, mutable)
 
     def _learn(
         self,
@@ -190,7 +188,7 @@ class Laboratory:
         c = self.config
         log = max(1, c.every // 10)
         batch = lambda t: images.batch(data.draw(split.learn, draws, t, c.batch))  # noqa: E731
-        training = self.training(c.steps)
+        training = self.training()
         loss = self.networks.loss
         found = self._train(
             "sit", loss, training, start, batch, steps, folder, log_every=log, **more

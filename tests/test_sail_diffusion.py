@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -25,7 +26,7 @@ from experiments.sail_diffusion_networks import (
     velocity_loss,
 )
 from experiments.sail_diffusion_sampling import Sampler, integrate, interpolate, sample
-from experiments.sail_diffusion_training import Laboratory
+from experiments.sail_diffusion_training import Laboratory, unoptimised
 from experiments.training import sharding
 from sail_jax.trees import leaf_paths
 
@@ -63,7 +64,7 @@ def loss(lab):
     features = rng.normal(size=(4, 16, 32)).astype(np.float32)
     batch = {"x": x, "labels": np.arange(4), "features": features}
 
-    @jax.jit
+    @unoptimised
     def found(weights):
         def value(params):
             total, terms, _ = lab.networks.loss(
@@ -177,8 +178,8 @@ def test_the_terms_by_hand(lab, loss):
     dropped = np.asarray(jax.random.bernoulli(in_drop, TINY.class_drop, (4,)))
     labels = np.where(dropped, 10, batch["labels"])
     net = lab.networks.sit
-    velocity, kept = net.apply(
-        {"params": params["sit"]}, z, t, labels, capture_intermediates=True, mutable=True
+    velocity, kept = unoptimised(partial(net.apply, capture_intermediates=True, mutable=True))(
+        {"params": params["sit"]}, z, t, labels
     )
     hidden = kept["intermediates"]["block_0"]["__call__"][0]
     project = lambda which: np.asarray(  # noqa: E731
@@ -291,6 +292,7 @@ BAD = {
     "ways must hold 'sit' and 'repa'": {"ways": ("sit", "sail")},
     "ways must be one or more values, all different": {"ways": ("sit", "repa", "sit")},
     "steps must be a multiple of 8; got 100": {"steps": 100},
+    "warmup must be below steps = 1200; got 1200": {"warmup": 1200},
     "sample_batch must divide samples = 896; got 100": {"sample_batch": 100},
     "align_layer must be at most the 2 of sit-tiny; got 3": {"align_layer": 3},
     "ema must be in": {"ema": 1.0},
@@ -343,7 +345,7 @@ def test_batches_that_the_devices_do_not_divide_are_refused(monkeypatch):
     three = sharding.Layout(SimpleNamespace(size=3), "data")  # type: ignore[arg-type]
     alone = sharding.Layout(None, "no")
     monkeypatch.setattr(sharding, "layout", {"data": three, "no": alone}.get)
-    with pytest.raises(ValueError, match="batch must be a multiple of the 3 devices .*; got 16"):
+    with pytest.raises(ValueError, match=r"batch must be a multiple of the 3 devices .*; got 16"):
         sd.loaded(TINY)
     sd.loaded(dataclasses.replace(TINY, shard="no"))
 
