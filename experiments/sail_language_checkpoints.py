@@ -28,11 +28,12 @@ MERGES = ("uniform", "greedy", "sweep")
 
 def run(config: "Config", stage: "Stage") -> xr.Dataset:
     """Every checkpoint and merge on held-out text and questions; a stage for each repetition."""
-    models, draws = load(config)
+    with data.refused():
+        models, draws = load(config)
+        given = [(one.variables, one.config) for one in models]
+        key = parts.keys(config, 0)["grow"]
+        variables = brought(given, models[0].config, config.grow, key, untie=False)
     net, names = models[0].module, _names(len(models))
-    given = [(one.variables, one.config) for one in models]
-    key = parts.keys(config, 0)["grow"]
-    variables = brought(given, models[0].config, config.grow, key, untie=False)
     found = [
         stage(f"merges, draw {k}", partial(measure, config, net, variables, *draw))
         for k, draw in enumerate(draws)

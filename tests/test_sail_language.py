@@ -464,7 +464,7 @@ def test_questions_for_a_text_of_files_need_its_tokenizer():
 )
 def test_what_only_the_data_tell_is_refused_before_training(changes, message, monkeypatch):
     monkeypatch.setattr(parts, "learners", lambda *_: pytest.fail("compute was spent"))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(DataError, match=message):
         sl.run(dataclasses.replace(TINY, **changes))
 
 
@@ -552,5 +552,5 @@ def test_checkpoints_on_disk_are_merged_and_judged(on_disk):
     ],
 )
 def test_what_checkpoints_do_not_fit(on_disk, changes, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(DataError, match=message):
         sl.run(dataclasses.replace(on_disk, **changes))
