@@ -388,7 +388,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Weights, losses, what is saved, answers; and each claim with its verdict."""
+    """Losses, steps saved, answers and weights."""
     return _told(dataset).summary(dataset)
 
 

@@ -13,7 +13,7 @@ from experiments import sail_language_parts as parts
 from experiments.data import tokens
 from experiments.data.choices import Packed
 from experiments.data.tokens import Batch
-from experiments.findings import Finding, judged, stated, told
+from experiments.findings import Finding, judged, stated
 from experiments.models.pretrained import Pretrained, load_pretrained
 from experiments.sail_language_findings import perplexity
 from experiments.sail_start import brought, merged
@@ -161,7 +161,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Loss, perplexity and answers of each model; the claims."""
+    """Loss, perplexity and answers of each model."""
     tasks = dataset["task"].values.astype(str)
 
     def of(name: str) -> str:
@@ -178,6 +178,5 @@ def summary(dataset: xr.Dataset) -> str:
     said = "; ".join(of(name) for name in dataset["model"].values.astype(str))
     return (
         f"Held-out text and questions (mean ± s.e. over {dataset.sizes['seed']} draws of the "
-        f"text): {said}. Best γ, weight of the first, {stated(dataset['gamma_swept'])}.\n"
-        f"{told(findings(dataset))}"
+        f"text): {said}. Best γ, weight of the first, {stated(dataset['gamma_swept'])}."
     )
