@@ -264,8 +264,9 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Sources, weights, and training on the target: stages for each seed and way."""
     if config.checkpoints is not None:
         return sail_language_checkpoints.run(config, stage)
-    corpus = data.load(config, config.network("target")["vocab"])
-    _check(config, corpus)
+    with data.refused():
+        corpus = data.load(config, config.network("target")["vocab"])
+        _check(config, corpus)
     learners = parts.learners(config)
     found: list[dict[str, Any]] = []
     for seed in range(config.replicates):
@@ -387,7 +388,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Weights, losses, what is saved, answers; and each claim with its verdict."""
+    """Losses, steps saved, answers and weights."""
     return _told(dataset).summary(dataset)
 
 

@@ -13,7 +13,7 @@ from experiments import sail_language_parts as parts
 from experiments.data import tokens
 from experiments.data.choices import Packed
 from experiments.data.tokens import Batch
-from experiments.findings import Finding, judged, stated, told
+from experiments.findings import Finding, judged, stated
 from experiments.models.pretrained import Pretrained, load_pretrained
 from experiments.sail_language_findings import perplexity
 from experiments.sail_start import brought, merged
@@ -28,11 +28,12 @@ MERGES = ("uniform", "greedy", "sweep")
 
 def run(config: "Config", stage: "Stage") -> xr.Dataset:
     """Every checkpoint and merge on held-out text and questions; a stage for each repetition."""
-    models, draws = load(config)
+    with data.refused():
+        models, draws = load(config)
+        given = [(one.variables, one.config) for one in models]
+        key = parts.keys(config, 0)["grow"]
+        variables = brought(given, models[0].config, config.grow, key, untie=False)
     net, names = models[0].module, _names(len(models))
-    given = [(one.variables, one.config) for one in models]
-    key = parts.keys(config, 0)["grow"]
-    variables = brought(given, models[0].config, config.grow, key, untie=False)
     found = [
         stage(f"merges, draw {k}", partial(measure, config, net, variables, *draw))
         for k, draw in enumerate(draws)
@@ -160,7 +161,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Loss, perplexity and answers of each model; the claims."""
+    """Loss, perplexity and answers of each model."""
     tasks = dataset["task"].values.astype(str)
 
     def of(name: str) -> str:
@@ -177,6 +178,5 @@ def summary(dataset: xr.Dataset) -> str:
     said = "; ".join(of(name) for name in dataset["model"].values.astype(str))
     return (
         f"Held-out text and questions (mean ± s.e. over {dataset.sizes['seed']} draws of the "
-        f"text): {said}. Best γ, weight of the first, {stated(dataset['gamma_swept'])}.\n"
-        f"{told(findings(dataset))}"
+        f"text): {said}. Best γ, weight of the first, {stated(dataset['gamma_swept'])}."
     )

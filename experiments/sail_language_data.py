@@ -1,6 +1,8 @@
 """What `sail_language` reads: a text's parts by the mean token of blocks (SAIL, App. H.1), what is
 held out of the target, distances between the parts, and questions."""
 
+import contextlib
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +13,7 @@ from experiments import choice_scores
 from experiments import proximal_sweep as line
 from experiments.data import choices, gpt2_tokens, text, tokens
 from experiments.data.choices import Packed
+from experiments.data.files import DataError
 from experiments.data.tokens import Batch, Ids
 from sail_jax import distances
 
@@ -19,6 +22,18 @@ if TYPE_CHECKING:
 
 PERCENTILES = (33, 66)
 DISTANCES = ("mmd", "w1", "tv")
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[None]:
+    """What the data, the checkpoints or the devices cannot give becomes a `DataError`, which the
+    command line tells in one line."""
+    try:
+        yield
+    except DataError:
+        raise
+    except ValueError as exc:
+        raise DataError(" ".join(str(exc).split())) from exc
 
 
 class Corpus(NamedTuple):

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import stats
 
 from experiments import proximal_sweep as line
-from experiments.findings import Finding, judged, stated, told
+from experiments.findings import Finding, judged, stated
 from experiments.proximal_gamma import PUBLISHED
 from experiments.sail_language_parts import SCRATCH, WAYS
 
@@ -184,7 +184,7 @@ def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
 
 
 def summary(dataset: "xr.Dataset") -> str:
-    """A sentence for each way, then the claims."""
+    """Losses, steps saved and answers of each way, and the weights."""
     _, *rows = table(dataset)
     said = "; ".join(
         f"{way}: {zero} to {last} nats (perplexity {perplexity}), {saved} steps saved, compute "
@@ -205,5 +205,5 @@ def summary(dataset: "xr.Dataset") -> str:
     return (
         f"Held-out loss on D_t before and after training (mean ± s.e. over "
         f"{dataset.sizes['seed']} seeds): {said}. Best γ before training, between {swept}; "
-        f"{soups}.\n{told(findings(dataset))}"
+        f"{soups}."
     )
