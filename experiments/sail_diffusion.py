@@ -366,7 +366,7 @@ def findings(dataset: xr.Dataset) -> list[judge.Finding]:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """The distances in the end, the floor, and the findings."""
+    """The distances in the end, the floor, and how the claims fared."""
     last = dataset.isel(step=-1)
     ends = ", ".join(
         f"{way} {judge.stated(last['fd'].sel(way=way), sign=False)}"
@@ -379,7 +379,7 @@ def summary(dataset: xr.Dataset) -> str:
     return (
         f"After {steps} steps the Fréchet distances to held-out images are {ends}, that of the "
         f"images learned from is {floor} (mean ± s.e. over {seeds} seeds). "
-        f"Of {len(verdicts)} claims: {counted}.\n{judge.told(findings(dataset))}"
+        f"Of {len(verdicts)} claims: {counted}."
     )
 
 
