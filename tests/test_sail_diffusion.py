@@ -15,6 +15,7 @@ from experiments import sail_diffusion as sd
 from experiments import sail_diffusion_data as data
 from experiments import sail_diffusion_quality as quality
 from experiments.data.files import DataError
+from experiments.findings import told
 from experiments.sail_diffusion_findings import PRINTED
 from experiments.sail_diffusion_networks import (
     WAYS,
@@ -398,11 +399,12 @@ def test_findings_of_made_up_runs():
     assert by(sd.findings(unsure), "SAIL has a better Fréchet") == ["undecided"] * 4
     without = sd.findings(made_up(falling, falling, falling).sel(way=["sit", "repa"]))
     assert set(by(without, "SAIL")) == {"not tested"}
-    text = sd.summary(made_up(falling - 0.5, falling, falling + 2))
+    made = made_up(falling - 0.5, falling, falling + 2)
+    text = told(sd.findings(made))
     assert "HOLDS: SAIL has a better Fréchet distance than REPA after an eighth" in text
     assert "FID 78.2 -> 67.6 after 50K steps, SiT-B/2" in text
     assert "of 80 steps, +12 ± 0 if they are not counted" in text
-    assert "sit 3.00 ± 0.06, repa 1.00 ± 0.06, sail 0.50 ± 0.06" in text
+    assert "sit 3.00 ± 0.06, repa 1.00 ± 0.06, sail 0.50 ± 0.06" in sd.summary(made)
 
 
 def test_features_by_path_need_no_encoder():
