@@ -226,7 +226,7 @@ class Config:
         """ResNet-18 modified on CIFAR-10 (Fig. 3a)."""
         sizes: dict[str, Any] = {"width": 32, "new_width": 64}
         sizes |= {"blocks": (2, 2, 2, 2), "new_blocks": (2, 2, 2, 2)}
-        steps: dict[str, Any] = {"source_steps": 39_000, "steps": 78_000, "every": 390}
+        steps: dict[str, Any] = {"source_steps": 39_000, "steps": 78_000, "every": 1950}
         sgd: dict[str, Any] = {"rule": "sgd", "rate": 0.1, "byol_rate": 0.1, "weight_decay": 5e-4}
         heads: dict[str, Any] = {"projector_hidden": 1024, "projection": 256, "neighbours": 200}
         return cls(
@@ -266,7 +266,7 @@ class Config:
     @classmethod
     def paper_tiny_imagenet(cls) -> "Config":
         """ResNet-18 modified on Tiny ImageNet (Fig. 6a), 200 epochs of 100 000 images."""
-        steps: dict[str, Any] = {"source_steps": 78_000, "steps": 156_000, "every": 780}
+        steps: dict[str, Any] = {"source_steps": 78_000, "steps": 156_000, "every": 3900}
         return dataclasses.replace(cls.paper(), data="tiny-imagenet", **steps, warmup=3900)
 
 

@@ -431,8 +431,8 @@ def test_parts_of_a_run_are_the_same_alone_and_after_a_training_broke_off(
     for name in ("supervised_test_loss", "supervised_train_loss"):
         np.testing.assert_array_equal(again[name], expected[name])
     assert "byol_top1" not in again
-    # BYOL's 5, 3 comparisons with what was left out, 1 of both paradigms
-    assert sv.summary(again).count("NOT TESTED") == 9
+    # BYOL's 6, 3 comparisons with what was left out, 1 of both paradigms
+    assert sv.summary(again).count("NOT TESTED") == 10
 
 
 # -- findings
@@ -477,17 +477,17 @@ def verdicts(dataset):
 )
 def test_claims_hold_fail_or_stay_undecided(gain, expected):
     found = verdicts(made_up(gain))
-    assert found[:2] == [expected] * 2
-    assert found[4] == expected  # against each source alone
-    assert found[5:] == ["not tested"] * 6  # BYOL, and the comparison with it
-    assert verdicts(made_up(gain, "byol"))[5:7] == [expected] * 2
+    assert found[:3] == [expected] * 3
+    assert found[5] == expected  # against each source alone
+    assert found[6:] == ["not tested"] * 7  # BYOL, and the comparison with it
+    assert verdicts(made_up(gain, "byol"))[6:9] == [expected] * 3
 
 
 def test_the_rival_is_the_strongest_one():
-    found = sv.findings(made_up([0.1, 0.11, 0.09], rival=0.05))[2]
+    found = sv.findings(made_up([0.1, 0.11, 0.09], rival=0.05))[3]
     assert found.verdict == "fails"
     assert re.search(r"-5\.00 ± 0\.00 points above the best of them, pad", found.here)
     # without rivals nothing is said
     few = made_up([0.1, 0.11, 0.09]).isel(supervised_way=slice(2))
-    assert verdicts(few)[2:5] == ["not tested"] * 3
+    assert verdicts(few)[3:6] == ["not tested"] * 3
     assert "points" in told.summary(few)
