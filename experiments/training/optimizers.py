@@ -3,9 +3,10 @@
 import dataclasses
 import fnmatch
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import Bool, PyTree
 
@@ -43,6 +44,9 @@ class Optimizer:
     """SGD's."""
     nesterov: bool = False
     """Whether SGD looks ahead (Nesterov, 1983)."""
+    members: tuple[float, ...] | None = None
+    """Of trainings side by side, along the leading axis of every parameter: the share of the
+    schedule's rate that each has. They must not be coupled by clipping."""
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(Rule):
@@ -56,6 +60,11 @@ class Optimizer:
             value = getattr(self, field)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{field} must be finite and > 0; got {value}")
+        if self.members is not None:
+            if not self.members or not all(0 <= share < math.inf for share in self.members):
+                raise ValueError(f"members must be finite and >= 0; got {self.members}")
+            if self.clip is not None:
+                raise ValueError("clip: a global norm couples members; leave one of them out")
 
     def decayed(self, params: PyTree) -> PyTree[Bool]:
         """Which parameters weight decay shrinks; `ValueError` if it is on and there are none.
@@ -83,4 +92,20 @@ class Optimizer:
                 "sgd": (decay, optax.trace(self.momentum, self.nesterov)),
             }[self.rule],
             optax.scale_by_learning_rate(self.schedule),
+            optax.identity() if self.members is None else _shares(self.members),
         )
+
+
+def _shares(members: tuple[float, ...]) -> optax.GradientTransformation:
+    """Each member's updates times its share."""
+
+    def one(path: Any, update: jax.Array) -> jax.Array:
+        if update.shape[:1] != (len(members),):
+            raise ValueError(
+                f"members: {len(members)} shares for params/{path_str(path)} of shape "
+                f"{list(update.shape)}, whose first axis should be theirs"
+            )
+        shares = jnp.asarray(members, update.dtype)
+        return update * shares.reshape(-1, *[1] * (update.ndim - 1))
+
+    return optax.stateless(lambda updates, _: jax.tree.map_with_path(one, updates))

@@ -1,0 +1,184 @@
+"""What `overtraining_language` learns from: a text to pre-train on, and tasks to fine-tune on.
+
+  shifted    blocks of the same text whose mean token value is high (SAIL, App. H.1): they are kept
+             from pre-training
+  rotated    the pre-training text with every letter moved 13 places on in the alphabet
+  questions  sums, differences, products and sequences with their answers, as plain text
+
+or the path of a tokenised text (.bin, .npy) of the same vocabulary.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int, Int32
+
+from experiments.data import choices, stream, text, tokens
+from experiments.data.files import Source, missing
+from experiments.registry import nearest
+
+TASKS = ("shifted", "rotated", "questions")
+SUFFIXES = (".bin", ".npy")
+SHIFTED = 66.0  # percentile of the blocks' means from which they are kept for fine-tuning
+SOURCE = Source(
+    "C4 as tokens",
+    "OLMo distributes it tokenised (allenai/OLMo), as one row of numbers below 50304",
+    "the source of Python's standard library (preset 'default')",
+)
+
+
+class Batch(NamedTuple):
+    """Sequences of one more token than a network sees, and which of their tokens, from the second
+    on, are to be told from those before."""
+
+    tokens: Int32[np.ndarray, "*any token_and_next"]
+    scored: Bool[np.ndarray, "*any token"]
+
+
+class Task(NamedTuple):
+    """What to fine-tune on, what to tune the rate by, and what to report."""
+
+    learn: Batch
+    validation: Batch
+    test: Batch
+
+
+class Corpus(NamedTuple):
+    """A text in blocks of `context` tokens, of which `usual` are pre-trained on."""
+
+    text: tokens.Tokens
+    context: int
+    usual: tuple[Int[np.ndarray, " learn"], Int[np.ndarray, " held_out"]]
+    """Blocks of the part to learn from, and of the part held out, whose mean is not high."""
+
+    def windows(self, part: int, blocks: Int[np.ndarray, " n"]) -> Batch:
+        """Blocks of the part to learn from (0) or held out (1)."""
+        return _windows(self.line(part), self.context, blocks)
+
+    def line(self, part: int) -> tokens.Ids:
+        return (self.text.train, self.text.held_out)[part]
+
+    def shifted(self, part: int) -> Int[np.ndarray, " n"]:
+        """Blocks whose mean is high."""
+        count = tokens.blocks(self.line(part), self.context)
+        return np.setdiff1d(np.arange(count), self.usual[part])
+
+    def batch(self, step: int, *, seed: int, size: int) -> Batch:
+        """The batch of a pre-training step."""
+        some = tokens.batch(
+            self.text.train, step, seed=seed, size=size, context=self.context, chosen=self.usual[0]
+        )
+        return scored(np.concatenate([some.inputs, some.targets[:, -1:]], 1))
+
+    def held_out(self, count: int, seed: int) -> Batch:
+        """`count` blocks held out from pre-training."""
+        return self.windows(1, _some("held_out", self.usual[1], count, seed))
+
+    def unigram(self, batch: Batch) -> float:
+        """The loss on a batch of knowing no more than how frequent each token is in the part to
+        learn from (each seen once more than it was)."""
+        counts = np.ones(self.text.vocab)
+        for start in range(0, len(self.text.train), tokens.CHUNK):
+            some = np.asarray(self.text.train[start : start + tokens.CHUNK])
+            counts += np.bincount(some, minlength=self.text.vocab)
+        return float(-np.log(counts / counts.sum())[batch.tokens[..., 1:]].mean())
+
+
+def _windows(line: tokens.Ids, context: int, blocks: Int[np.ndarray, " n"]) -> Batch:
+    at = np.asarray(blocks)[:, None] * context + np.arange(context + 1)
+    return scored(np.asarray(line[at], np.int32))
+
+
+def scored(sequences: Int32[np.ndarray, "*any token_and_next"]) -> Batch:
+    return Batch(sequences, np.ones((*sequences.shape[:-1], sequences.shape[-1] - 1), bool))
+
+
+def load(data: str | None, vocab: int, context: int) -> Corpus:
+    """The text of a folder that nanoGPT prepared, or without one Python's standard library.
+
+    `ValueError` (or `DataError`, which is one) for a vocabulary that is not the text's.
+    """
+    if data is None:
+        if vocab != text.VOCAB:
+            raise missing(Path("data"), SOURCE)
+        found = tokens.Tokens(*text.load(), text.VOCAB)
+    else:
+        found = tokens.load(data)
+        if found.vocab > vocab:
+            raise ValueError(
+                f"data: {data} has a vocabulary of {found.vocab}; the network has {vocab}"
+            )
+    means = [tokens.block_means(part, context) for part in (found.train, found.held_out)]
+    level = np.percentile(means[0], SHIFTED)
+    learn, held_out = (np.flatnonzero(mean <= level) for mean in means)
+    return Corpus(found, context, (learn, held_out))
+
+
+def check(names: Sequence[str]) -> None:
+    """`ValueError` for what is neither a task nor the path of tokens."""
+    for name in names:
+        if name not in TASKS and Path(name).suffix not in SUFFIXES:
+            raise ValueError(f"tasks: {name!r} is none, nor a .bin or .npy{nearest(name, TASKS)}")
+
+
+def task(name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int) -> Task:
+    """`sizes` examples to learn from, to tune the rate by, and to report."""
+    learn, validation, test = sizes
+    if name in TASKS[1:] and corpus.text.vocab != text.VOCAB:
+        raise ValueError(
+            f"tasks: {name!r} needs the characters of the offline text; give the path of a text "
+            "tokenised as data is"
+        )
+    if name == "questions":
+        items = choices.generate(seed, sum(sizes))
+        parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+        some = _questions(items, corpus.context)
+        return Task(*(Batch(*(leaf[part] for leaf in some)) for part in parts))
+    if name in TASKS:
+        sources = [corpus.shifted(k) if name == "shifted" else corpus.usual[k] for k in (0, 1)]
+        blocks = [_some("tasks", sources[0], learn, seed)]
+        blocks += np.split(_some("tasks", sources[1], validation + test, seed), [validation])
+        batches = [corpus.windows(min(k, 1), some) for k, some in enumerate(blocks)]
+        if name == "rotated":
+            batches = [Batch(rotated(batch.tokens), batch.scored) for batch in batches]
+        return Task(*batches)
+    line = tokens.read(name, corpus.text.vocab)
+    count = tokens.blocks(line, corpus.context)
+    chosen = _some(f"tasks: {name}", np.arange(count), sum(sizes), seed)
+    parts = np.split(chosen, np.cumsum(sizes)[:-1])
+    return Task(*(_windows(line, corpus.context, part) for part in parts))
+
+
+def _some(what: str, blocks: np.ndarray, count: int, seed: int) -> np.ndarray:
+    if count > len(blocks):
+        raise ValueError(f"{what}: {count} blocks are asked for, there are {len(blocks)}")
+    return blocks[stream.permuted(np.arange(count), len(blocks), [seed])]
+
+
+def rotated(sequences: Int32[np.ndarray, "*any"]) -> Int32[np.ndarray, "*any"]:
+    """Letters moved 13 places on, in the tokens of `experiments.data.text`; twice is the identity.
+
+    >>> bytes(rotated(text.encode(b"import sys").astype(np.int32)).astype(np.uint8) + 32)
+    b'vzcbeg flf'
+    """
+    table = np.arange(text.VOCAB, dtype=np.int32)
+    for first in (ord("a") - 32, ord("A") - 32):
+        table[first : first + 26] = first + (np.arange(26) + 13) % 26
+    return table[sequences]
+
+
+def _questions(items: Sequence[choices.Item], context: int) -> Batch:
+    """Each question with its right answer and a new line, filled up with spaces."""
+    sequences = np.zeros((len(items), context + 1), np.int32)
+    known = np.zeros((len(items), context), bool)
+    for i, item in enumerate(items):
+        line = text.encode(f"{item.context}{item.choices[item.answer]}\n".encode())
+        if len(line) > context + 1:
+            raise ValueError(
+                f"context: a question has {len(line)} tokens, the network sees {context} + 1"
+            )
+        sequences[i, : len(line)] = line
+        known[i, : len(line) - 1] = True
+    return Batch(sequences, known)

@@ -1,0 +1,392 @@
+"""Overtraining of language models: its parts by themselves, claims on made-up runs, refusals."""
+
+import dataclasses
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray as xr
+
+from experiments import overtraining_language as ol
+from experiments import overtraining_language_findings as of
+from experiments import overtraining_language_tasks as tasks
+from experiments import overtraining_language_training as training
+from experiments.data import text
+from experiments.models import presets
+from experiments.training import Optimizer, Schedule, Training
+
+EPS = float(jnp.finfo(jnp.float32).eps)
+TINY = ol.Config.tiny()
+NET = presets.build(TINY.network)
+
+
+@pytest.fixture(scope="module")
+def ran():
+    """The tiny run, and what each of its stages gave."""
+    from experiments.store import direct
+
+    kept = {}
+
+    def stage(name, compute, *, folder=False):
+        kept[name] = direct(name, compute, folder=folder)
+        return kept[name]
+
+    return ol.run(TINY, stage), kept
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return tasks.load(None, text.VOCAB, TINY.context)
+
+
+def _batch(seed, *shape):
+    """Random sequences of which a random part is scored, at least one token of each."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, text.VOCAB, (*shape, TINY.context + 1)).astype(np.int32)
+    known = rng.random((*shape, TINY.context)) < 0.5
+    known[..., 0] = True
+    return tasks.Batch(tokens, known)
+
+
+def _params(seed):
+    return jax.device_get(training.first(NET, jax.random.key(seed)))
+
+
+def test_the_loss_is_the_mean_of_what_is_scored():
+    params, batch = _params(0), _batch(1, 5)
+    nll = jax.jit(training.nll, static_argnums=0)
+    found = np.asarray(nll(NET, params, batch))
+    apply = jax.jit(NET.apply)
+    logits = np.asarray(apply({"params": params}, batch.tokens[:, :-1]), np.float64)
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    for i in range(5):
+        told = [
+            -log_p[i, t, batch.tokens[i, t + 1]] for t in range(TINY.context) if batch.scored[i, t]
+        ]
+        # a softmax over 97 logits of order 1 in float32
+        assert found[i] == pytest.approx(np.mean(told), rel=100 * EPS)
+    parts = np.asarray(training.each_nll(NET, params, batch, 2))
+    np.testing.assert_allclose(parts, found, rtol=100 * EPS)
+
+
+def test_networks_side_by_side_train_as_each_alone():
+    """Rates from 0 on: float32 sums in another order, which a few steps of Adam enlarge."""
+    rates, steps = (0.0, 0.004, 0.01), 4
+    many, where = _batch(2, 8, 3), training.layout("members")
+    schedule = Schedule(0.01, steps, 1)
+    shares = tuple(rate / 0.01 for rate in rates)
+    optimizer = Optimizer(schedule, members=shares, weight_decay=0.1)
+    start = [_params(k) for k in range(3)]
+    how = {"key": jax.random.key(0), "where": where}
+    found = training.together(NET, Training(optimizer), start, lambda _: many, steps, **how)
+    for k, rate in enumerate(rates):
+        own = jax.tree.map(lambda x: x[:, k], many)  # noqa: B023
+        alone = _alone(start[k], own, rate, steps)
+        for a, b, c in zip(*map(jax.tree.leaves, (found[k], alone, start[k])), strict=True):
+            np.testing.assert_allclose(a, b, atol=10 * EPS**0.5 * max(rate, EPS))
+            assert np.array_equal(a, c) == (rate == 0)
+
+
+def _alone(params, batch, rate, steps):
+    """AdamW by hand."""
+    warm = [0.5] + [0.5 * (1 + np.cos(np.pi * t / (steps - 1))) for t in range(steps - 1)]
+    decayed = Optimizer(Schedule(1.0, 2), weight_decay=0.1).decayed(params)
+    gradient = jax.jit(jax.grad(lambda p: training.nll(NET, p, batch).mean()))
+    zeros = jax.tree.map(np.zeros_like, params)
+    first, second = zeros, zeros
+    for t in range(steps):
+        g = jax.device_get(gradient(params))
+        first = jax.tree.map(lambda m, x: 0.9 * m + 0.1 * x, first, g)
+        second = jax.tree.map(lambda v, x: 0.999 * v + 0.001 * x * x, second, g)
+        a, b, size = 1 - 0.9 ** (t + 1), 1 - 0.999 ** (t + 1), rate * warm[t]
+
+        def moved(p, m, v, d, a=a, b=b, size=size):
+            return p - size * ((m / a) / (np.sqrt(v / b) + 1e-8) + 0.1 * d * p)
+
+        params = jax.tree.map(moved, params, first, second, decayed)
+    return params
+
+
+SHARED = """
+import sys, jax, numpy as np
+from tests import test_overtraining_language as t
+from experiments import overtraining_language_training as training
+from experiments.training import Optimizer, Schedule, Training
+assert jax.device_count() == 2
+how = Training(Optimizer(Schedule(0.01, 4, 1), members=(0.2, 1.0, 0.5)))
+start, batch = [t._params(k) for k in range(3)], t._batch(2, 8, 3)
+found = []
+for shard in ("no", "members", "data"):
+    where = training.layout(shard)
+    where.check(batch=8)
+    key = jax.random.key(0)
+    ended = training.together(t.NET, how, start, lambda _: batch, 4, key=key, where=where)
+    found.append([np.ravel(x) for member in ended for x in jax.tree.leaves(member)])
+for other in found[1:]:
+    # Adam enlarges what sums in another order differ by
+    gap = max(np.abs(a - b).max() for a, b in zip(found[0], other))
+    assert gap < 10 * np.finfo(np.float32).eps ** 0.5 * 0.01, gap
+try:
+    training.layout("data").check(tune_batch=3)
+except ValueError as error:
+    assert "tune_batch must be a multiple of the 2 devices" in str(error), error
+else:
+    raise AssertionError("not refused")
+"""
+
+
+def test_two_devices_find_what_one_finds():
+    """Three networks on two devices, one of them twice; and examples shared."""
+    import os
+
+    flags = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    flags["JAX_PLATFORMS"] = "cpu"
+    code = [sys.executable, "-c", SHARED]
+    done = subprocess.run(code, env=flags, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_members_of_an_optimizer_are_checked():
+    with pytest.raises(ValueError, match="members must be finite and >= 0"):
+        Optimizer(Schedule(0.1, 9), members=(1.0, -1.0))
+    with pytest.raises(ValueError, match="clip: a global norm couples members"):
+        Optimizer(Schedule(0.1, 9), members=(1.0,), clip=1.0)
+    tree = {"kernel": jnp.ones((3, 2))}
+    transformation = Optimizer(Schedule(0.1, 9), members=(1.0, 0.5)).transformation()
+    with pytest.raises(ValueError, match=r"members: 2 shares for params/kernel of shape \[3, 2\]"):
+        transformation.update(tree, transformation.init(tree), tree)
+
+
+def test_shifted_blocks_are_kept_from_pre_training(corpus):
+    means = [
+        text.blocks(line[:-1], TINY.context).mean(1) for line in (corpus.line(0), corpus.line(1))
+    ]
+    level = np.percentile(means[0], tasks.SHIFTED)
+    for part in (0, 1):
+        usual, shifted = corpus.usual[part], corpus.shifted(part)
+        assert means[part][usual].max() <= level < means[part][shifted].min()
+        assert len(usual) + len(shifted) == len(means[part])
+    task = tasks.task("shifted", corpus, (9, 5, 4), 3)
+    assert [len(part.tokens) for part in task] == [9, 5, 4]
+    assert min(part.tokens[:, :-1].mean(1).min() for part in task) > level
+    batch = corpus.batch(7, seed=1, size=4)
+    assert batch.tokens[:, :-1].mean(1).max() <= level
+    assert np.array_equal(batch.tokens, corpus.batch(7, seed=1, size=4).tokens)
+
+
+def test_rotated_text_is_the_text_in_another_alphabet(corpus):
+    sizes = (6, 5, 4)
+    task, plain = tasks.task("rotated", corpus, sizes, 0), corpus.usual
+    known = {bytes(row) for row in corpus.windows(0, plain[0]).tokens}
+    back = tasks.rotated(task.learn.tokens)
+    assert not np.array_equal(back, task.learn.tokens)
+    assert all(bytes(row) in known for row in back)
+
+
+def test_questions_are_lines_with_their_answers(corpus):
+    task = tasks.task("questions", corpus, (8, 4, 4), 0)
+    for row, known in zip(*task.learn, strict=True):
+        n = int(known.sum()) + 1
+        assert known[: n - 1].all()
+        assert row[n - 1] == text.encode(b"\n")[0]
+        line = bytes((row[: n - 1] + 32).astype(np.uint8)).decode()
+        if "=" in line:
+            left, right = line.split("=")
+            assert eval(left) == int(right)  # of digits and signs
+        assert not row[n:].any()
+
+
+def test_a_text_on_disk_is_pre_trained_on_and_tuned_to(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("train", "val", "other"):
+        np.save(tmp_path / f"{name}.npy", rng.integers(0, 50, 900).astype(np.uint16))
+    (tmp_path / "meta.json").write_text('{"vocab_size": 50}')
+    corpus = tasks.load(str(tmp_path), 50, 8)
+    task = tasks.task(str(tmp_path / "other.npy"), corpus, (20, 10, 10), 0)
+    assert task.learn.tokens.shape == (20, 9)
+    with pytest.raises(ValueError, match="has a vocabulary of 50; the network has 40"):
+        tasks.load(str(tmp_path), 40, 8)
+    with pytest.raises(ValueError, match="'questions' needs the characters of the offline text"):
+        tasks.task("questions", corpus, (2, 2, 2), 0)
+    with pytest.raises(ValueError, match="200 blocks are asked for, there are 112"):
+        tasks.task(str(tmp_path / "other.npy"), corpus, (100, 50, 50), 0)
+
+
+def test_the_papers_data_are_asked_for_before_anything_is_computed():
+    stage = lambda *_, **__: pytest.fail("computed")  # noqa: E731
+    for preset in ("paper", "paper_15m", "paper_90m"):
+        with pytest.raises(ValueError, match=r"C4 as tokens is published at .* offline default"):
+            ol.run(ol.PRESETS[preset](), stage)
+    with pytest.raises(ValueError, match=r"other\.npy is missing"):
+        ol.run(dataclasses.replace(TINY, tasks=("other.npy",)), stage)
+
+
+def test_the_papers_training_is_table_3():
+    config = ol.PRESETS["paper"]()
+    assert [config.steps(b) for b in config.budgets] == [
+        15258,
+        30517,
+        61035,
+        122070,
+        244140,
+        488281,
+    ]
+    assert len(config.rates) == 27
+    net = presets.build(config.network)
+    shapes = jax.eval_shape(lambda key: training.first(net, key), jax.random.key(0))
+    assert sum(x.size for x in jax.tree.leaves(shapes)) == pytest.approx(33.5e6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"replicates": 2}, "replicates must be at least 3"),
+        ({"budgets": (9000, 1200)}, "budgets must be 2 or more, ascending"),
+        ({"budgets": (100, 9000)}, "budgets must be at least 10 steps of 96 tokens; got 100"),
+        ({"noise": (0.1, 0.1)}, "noise must be one or more values, all different"),
+        ({"rates": (0.1,)}, "rates must be 2 or more, ascending"),
+        ({"rates": (0.1, -0.1)}, "rates must be finite and > 0"),
+        ({"scales": (0.1, 0.5)}, "scales must end at 1"),
+        ({"tasks": ("shfted",)}, "tasks: 'shfted' is none.*did you mean 'shifted'"),
+        ({"tasks": ("a.txt",)}, "tasks: 'a.txt' is none"),
+        ({"together": 0}, "together must be at least 1"),
+        ({"shard": "all"}, "shard must be one of no, data, full, members; got all"),
+        ({"epochs": 1}, "epochs: fine-tuning must take at least 10 steps"),
+        ({"micro_batches": 3}, "micro_batches must divide batch = 4"),
+        ({"heads": 3}, "heads must divide width = 8"),
+        ({"model": "gpt2-small"}, "model must be a language model of OLMo's block"),
+        ({"model": "olmo-31m"}, "no preset 'olmo-31m' .nearest: 'olmo-30m'"),
+        ({"model": "olmo-30m", "context": 2048}, "context must be at most 1024, the positions"),
+        ({"seed": -1}, "seed must be in"),
+    ],
+)
+def test_bad_configurations_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(TINY, **changes)
+
+
+def test_the_tiny_run_measures_what_it_says(ran, corpus):
+    dataset, kept = ran
+    assert dict(dataset.sizes) | {"theory": 60} == {
+        "budget": 2, "seed": 3, "noise": 2, "task": 2, "rate": 2, "scale": 2, "theory": 60,
+        **{f"theory_{name}": 60 for name in ("noise", "rate", "noise_time", "rate_time")},
+    }  # fmt: skip
+    for name, values in dataset.data_vars.items():
+        assert np.isfinite(values).all(), name
+    held_out = corpus.held_out(TINY.held_out, TINY.seed)
+    stored = kept["pre-train 4800 tokens"]
+    nll = jax.jit(training.nll, static_argnums=0)
+    for seed in range(3):
+        params = jax.tree.map(lambda x: x[seed], stored)  # noqa: B023
+        own = float(nll(NET, params, held_out).mean())
+        assert float(dataset["base"][1, seed]) == pytest.approx(own, rel=100 * EPS)
+    # training helps, a larger rate moves further, noise of twice the size does more
+    assert (dataset["base"].diff("budget") < 0).all()
+    assert (dataset["tuned_distance"].diff("rate") > 0).all()
+    assert (dataset["noise_increase"].diff("noise") > 0).all()
+    assert (dataset["tuned_test"] < dataset["tuned_before"]).mean() > 0.5
+
+
+def test_noise_is_of_the_initialisation(ran):
+    """The Hessian's prediction is a quadratic form of one draw: it grows as the size's square."""
+    dataset = ran[0]
+    ratio = dataset["noise_predicted"].isel(noise=1) / dataset["noise_predicted"].isel(noise=0)
+    np.testing.assert_allclose(ratio, (0.3 / 0.02) ** 2, rtol=100 * EPS)
+
+
+def _made_up(**changes):
+    """A run as the paper describes it: sensitivity grows with the budget, and with it the loss."""
+    budgets, seeds, tasks_ = 2 ** np.arange(10, 16), np.arange(3), ["a"]
+    noise, rates, scales = np.array([0.01, 0.1, 0.4]), np.array([0.01, 0.04, 0.16]), [0.1, 1.0]
+    k = np.arange(6.0)[:, None]
+    wobble = 1 + 0.01 * np.array([-1.0, 0.3, 0.7])
+    base = (4 - 0.2 * k) * wobble
+    b, s = k[..., None], wobble[:, None]
+    predicted = 8 * (1 + b) * noise**2 * s
+    increase = predicted * (1 + noise)
+    moved = (k[None, ..., None] + 1) * rates * wobble[:, None] * 2.5
+    along = moved[..., None] * np.array(scales) ** 2 * [1.0, 1.2]
+    zeros = np.zeros((1, 6, 3, 3))
+    shift = np.abs(np.log2(rates) - np.log2(0.16) + 0.4 * k[None, ..., None])
+    dims = ("task", "budget", "seed", "rate")
+    data = {
+        "base": (("budget", "seed"), base),
+        "noise_increase": (("budget", "seed", "noise"), increase),
+        "noise_predicted": (("budget", "seed", "noise"), predicted),
+        "tuned_increase": ((*dims, "scale"), along),
+        "tuned_predicted": ((*dims, "scale"), along / [1.0, 1.2]),
+        "tuned_distance": (dims, zeros + rates * wobble[:, None]),
+        "tuned_validation": (dims, zeros + shift),
+        "tuned_test": (dims, zeros + shift * wobble[:, None]),
+        "unigram": ((), 9.0),
+        **changes,
+    }
+    coords = {"budget": budgets, "seed": seeds, "task": tasks_, "noise": noise, "rate": rates}
+    return xr.Dataset(data, {**coords, "scale": scales}, {"parameters": 10})
+
+
+def _verdict(dataset, start):
+    (found,) = [f.verdict for f in ol.findings(dataset) if f.claim.startswith(start)]
+    return found
+
+
+CLAIMS = (
+    "Noise of any fixed size",
+    "The increase grows from each budget",
+    "Under large noise",
+    "Under small noise",
+    "The inflection budget falls as the noise",
+    "Fine-tuning on a at the largest rate",
+    "After fine-tuning on a at the largest rate that keeps the text (0.16) the pre-training",
+    "The inflection budget of the pre-training loss",
+    "The distance moved is nearly proportional",
+    "The distance moved does not depend",
+    "The tuned rate on a falls",
+    "The curvature that noise meets",
+    "Large noise (lambda = 0.4) raises",
+    "Large fine-tuning",
+)
+
+
+def test_a_run_as_the_paper_has_it_bears_the_paper_out():
+    dataset = _made_up()
+    found = {start: _verdict(dataset, start) for start in CLAIMS}
+    assert set(found.values()) == {"holds"}, found
+    assert ol.summary(dataset).endswith(".")
+
+
+def test_a_run_that_only_improves_fails_it():
+    dataset = _made_up()
+    falling = dataset.assign(
+        noise_increase=dataset["noise_increase"].isel(budget=slice(None, None, -1)).variable * 0.01,
+        noise_predicted=dataset["noise_predicted"].isel(budget=slice(None, None, -1)).variable,
+        tuned_increase=dataset["tuned_increase"] * 0.01,
+        tuned_distance=dataset["tuned_distance"] ** 2,
+    )
+    for start in (*CLAIMS[:3], CLAIMS[6], CLAIMS[8], CLAIMS[11], CLAIMS[12]):
+        assert _verdict(falling, start) == "fails", start
+    assert _verdict(falling, CLAIMS[4]) == "undecided"  # no inflection, which nothing can move
+
+
+def test_a_spread_as_large_as_the_effect_decides_nothing():
+    dataset = _made_up()
+    sign = xr.DataArray([1.0, -1.2, 1.0], dims="seed")
+    torn = dataset.assign(noise_increase=dataset["noise_increase"] * sign)
+    assert _verdict(torn, CLAIMS[2]) == "undecided"
+
+
+def test_what_the_last_budget_costs_is_told_by_the_other_seeds():
+    """Noise around a flat curve: a least value of the same seed would lie below by chance."""
+    dims, budgets = ("budget", "seed", "group"), {"budget": 2 ** np.arange(6)}
+    flat = xr.DataArray(np.random.default_rng(0).normal(size=(6, 4, 1000)), budgets, dims)
+    costs = of.last_costs(flat).mean("seed").values
+    z = costs.mean() / (costs.std(ddof=1) / np.sqrt(len(costs)))
+    assert abs(z) < 4  # the null: no cost
+    biased = (flat.isel(budget=-1) - flat.min("budget")).mean("seed").values
+    assert biased.mean() > 1
+    hurt = flat * 0.01 + xr.DataArray([3.0, 2, 1, 1, 2, 4], dims="budget")
+    np.testing.assert_allclose(of.last_costs(hurt), 3.0, atol=0.2)
