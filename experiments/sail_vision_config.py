@@ -211,7 +211,13 @@ class Config:
         sizes: dict[str, Any] = {"blocks": (1,), "new_blocks": (1,), "width": 4, "new_width": 4}
         heads: dict[str, Any] = {"projector_hidden": 8, "projection": 4, "neighbours": 5}
         steps: dict[str, Any] = {"source_steps": 8, "steps": 8, "every": 4, "warmup": 2}
-        few: dict[str, Any] = {"batch": 16, "statistics": 64, "held_out": 1497, "augment": "none"}
+        few: dict[str, Any] = {
+            "batch": 16,
+            "statistics": 64,
+            "held_out": 1497,
+            "augment": "none",
+            "rule": "sgd",
+        }
         return cls(**ways, **sizes, **heads, **steps, **few, replicates=3)
 
     @classmethod
