@@ -211,7 +211,13 @@ class Config:
         sizes: dict[str, Any] = {"blocks": (1,), "new_blocks": (1,), "width": 4, "new_width": 4}
         heads: dict[str, Any] = {"projector_hidden": 8, "projection": 4, "neighbours": 5}
         steps: dict[str, Any] = {"source_steps": 8, "steps": 8, "every": 4, "warmup": 2}
-        few: dict[str, Any] = {"batch": 16, "statistics": 64, "held_out": 1497, "augment": "none"}
+        few: dict[str, Any] = {
+            "batch": 16,
+            "statistics": 64,
+            "held_out": 1497,
+            "augment": "none",
+            "rule": "sgd",
+        }
         return cls(**ways, **sizes, **heads, **steps, **few, replicates=3)
 
     @classmethod
@@ -226,7 +232,7 @@ class Config:
         """ResNet-18 modified on CIFAR-10 (Fig. 3a)."""
         sizes: dict[str, Any] = {"width": 32, "new_width": 64}
         sizes |= {"blocks": (2, 2, 2, 2), "new_blocks": (2, 2, 2, 2)}
-        steps: dict[str, Any] = {"source_steps": 39_000, "steps": 78_000, "every": 390}
+        steps: dict[str, Any] = {"source_steps": 39_000, "steps": 78_000, "every": 1950}
         sgd: dict[str, Any] = {"rule": "sgd", "rate": 0.1, "byol_rate": 0.1, "weight_decay": 5e-4}
         heads: dict[str, Any] = {"projector_hidden": 1024, "projection": 256, "neighbours": 200}
         return cls(
@@ -266,7 +272,7 @@ class Config:
     @classmethod
     def paper_tiny_imagenet(cls) -> "Config":
         """ResNet-18 modified on Tiny ImageNet (Fig. 6a), 200 epochs of 100 000 images."""
-        steps: dict[str, Any] = {"source_steps": 78_000, "steps": 156_000, "every": 780}
+        steps: dict[str, Any] = {"source_steps": 78_000, "steps": 156_000, "every": 3900}
         return dataclasses.replace(cls.paper(), data="tiny-imagenet", **steps, warmup=3900)
 
 

@@ -55,6 +55,7 @@ def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
     claims = {
         "sooner": f"{name} from SAIL's start reaches the lowest {_fallen(paradigm)} that training "
         "from scratch also reaches in fewer steps",
+        "ahead": f"{name} from SAIL's start has a higher top-1 along training than from scratch",
         "higher": f"{name} from SAIL's start ends at a higher top-1 than from scratch",
         "faster": f"{name} from SAIL's start has a higher top-1 along training than from every "
         "other transformation and merge",
@@ -69,9 +70,18 @@ def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
     saved = of(dataset, paradigm, "saved", "sail")
     gain = final(dataset, paradigm, "sail") - final(dataset, paradigm, "scratch")
     level = stated(final(dataset, paradigm, "scratch"), 1, sign=False)
+    before = along(dataset, paradigm, "sail") - along(dataset, paradigm, "scratch")
+    usual = stated(along(dataset, paradigm, "scratch"), 1, sign=False)
     where = "SAIL, 4.5, Fig. 3"
     found = [
         judged(where, claims["sooner"], PRINTED, _saved(dataset, paradigm), saved.values),
+        judged(
+            where,
+            claims["ahead"],
+            PRINTED,
+            f"{stated(before)} points, of {usual} % from scratch",
+            before.values,
+        ),
         judged(
             where,
             claims["higher"],
