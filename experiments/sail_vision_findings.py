@@ -134,7 +134,7 @@ def _saved(dataset: xr.Dataset, paradigm: str) -> str:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """The start that ends best in each paradigm, and what became of the claims."""
+    """Which start ends best in each paradigm."""
     lines = []
     for paradigm in paradigms(dataset):
         end = final(dataset, paradigm)
@@ -146,4 +146,4 @@ def summary(dataset: xr.Dataset) -> str:
             f"Top-1{kind} in % after {dataset.attrs['steps']} steps of {NAMES[paradigm]} "
             f"({end.sizes['seed']} seeds, mean ± s.e.), by start: {listed}."
         )
-    return "\n".join(lines) + "\n" + told(findings(dataset))
+    return "\n".join(lines)
