@@ -20,6 +20,9 @@ QUESTIONS = {
     "growth_training": "Which ways of growing a trained network save training?",
     "proximal_spirals": "Where between two models should training start, on two spirals?",
     "proximal_gamma": "Does the distance between texts say where between two models to start?",
+    "sail_language": "Does SAIL's start between language models save training on another text?",
+    "sail_vision": "Does SAIL start a vision network well, with labels and without?",
+    "sail_diffusion": "Does aligning a diffusion transformer, and starting it aligned, save steps?",
     "ledger": "Which of the papers' claims hold, and which only when corrected?",
 }
 

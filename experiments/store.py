@@ -10,6 +10,7 @@ Everything is written under a temporary name, synced and renamed. `config.json` 
 record: it carries its own checksum and, once the run has finished, that of `result.nc`.
 """
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -162,6 +163,8 @@ class Run:
             processes.by_first(lambda: stages.write(kept, name, arrays, took))
         if folder and processes.is_first() and work.exists():  # perhaps of one that died here
             shutil.rmtree(work)
+            with contextlib.suppress(OSError):  # other stages keep something there
+                work.parent.rmdir()
         return arrays
 
     def finish(self, dataset: "xr.Dataset") -> None:

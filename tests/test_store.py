@@ -149,8 +149,8 @@ def test_an_unfinished_stage_keeps_its_folder(tmp_path):
             kept = run.path / "work" / "long"
             found = reporting(run.stage)("long", compute, folder=True)
         assert found["found"] == 4
-        assert not kept.exists()
-        kept.mkdir()  # as if the process had died just before removing it
+        assert not kept.parent.exists()
+        kept.mkdir(parents=True)  # as if the process had died just before removing it
 
 
 def test_without_a_store_there_is_no_folder():

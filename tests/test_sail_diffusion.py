@@ -1,0 +1,425 @@
+"""SiT, REPA and SAIL on digits: losses, samplers and measures against independent computations."""
+
+import dataclasses
+import re
+from functools import partial
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray as xr
+
+from experiments import sail_diffusion as sd
+from experiments import sail_diffusion_data as data
+from experiments import sail_diffusion_quality as quality
+from experiments.data.files import DataError
+from experiments.sail_diffusion_findings import PRINTED
+from experiments.sail_diffusion_networks import (
+    WAYS,
+    Networks,
+    Projector,
+    align_loss,
+    encoded,
+    repa_loss,
+    velocity_loss,
+)
+from experiments.sail_diffusion_sampling import Sampler, integrate, interpolate, sample
+from experiments.sail_diffusion_training import Laboratory, unoptimised
+from experiments.training import sharding
+from sail_jax.trees import leaf_paths
+
+EPS = float(np.finfo(np.float32).eps)
+TINY = sd.Config.tiny()
+
+
+@pytest.fixture(scope="module")
+def ran():
+    """The tiny run, and its stages by name."""
+    kept = {}
+
+    def stage(name, compute, *, folder=False):
+        kept[name] = sd.direct(name, compute, folder=folder)
+        return kept[name]
+
+    return sd.run(TINY, stage), kept
+
+
+@pytest.fixture(scope="module")
+def lab():
+    return Laboratory(TINY, sd.loaded(TINY))
+
+
+@pytest.fixture(scope="module")
+def loss(lab):
+    """The jitted loss's value, terms and gradient, and what it is of: nothing zero or equal."""
+    rng = np.random.default_rng(0)
+    noisy = lambda tree: jax.tree.map(  # noqa: E731
+        lambda x: np.asarray(x) + 0.1 * rng.normal(size=x.shape).astype(np.float32), tree
+    )
+    params = noisy(lab._init["sit"](jax.random.key(0)))
+    encoder = noisy(lab._init["encoder"](jax.random.key(1), jnp.zeros((1, 8, 8, 1))))
+    x = rng.uniform(-1, 1, (4, 8, 8, 1)).astype(np.float32)
+    features = rng.normal(size=(4, 16, 32)).astype(np.float32)
+    batch = {"x": x, "labels": np.arange(4), "features": features}
+
+    @unoptimised
+    def found(weights):
+        def value(params):
+            total, terms, _ = lab.networks.loss(
+                params, {"weights": weights, "encoder": encoder}, batch, jax.random.key(2)
+            )
+            return total, terms
+
+        (total, terms), grads = jax.value_and_grad(value, has_aux=True)(params)
+        return total, terms, grads
+
+    return found, params, encoder, batch
+
+
+def test_losses_by_numpy():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 3, 4, 5)).astype(np.float32)
+    cosine = np.sum(a * b, -1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+    # means of at most 60 terms of order 1
+    assert float(repa_loss(a, b)) == pytest.approx(-cosine.mean(), abs=60 * EPS)
+    assert float(align_loss(a, b)) == pytest.approx(np.mean((a - b) ** 2), rel=60 * EPS)
+    assert float(velocity_loss(a, b)) == pytest.approx(np.mean((a - b) ** 2), rel=60 * EPS)
+    zeros = jnp.zeros_like(a)
+    assert float(repa_loss(7 * b, b)) == pytest.approx(-1, abs=60 * EPS)
+    assert np.isfinite(jax.grad(lambda p: repa_loss(p, b))(zeros)).all()
+
+
+def test_the_velocity_is_the_time_derivative_of_the_interpolant():
+    x, noise = jnp.float32([[1.0, -2.0], [0.5, 3.0]]), jnp.float32([[0.0, 1.0], [2.0, -1.0]])
+    at = lambda t: interpolate(x, noise, t)[0]  # noqa: E731
+    t = jnp.float32([0.25, 0.75])
+    _, derivative = jax.jvp(at, (t,), (jnp.ones(2),))
+    np.testing.assert_allclose(interpolate(x, noise, t)[1], derivative, atol=4 * EPS)
+    np.testing.assert_array_equal(at(jnp.zeros(2)), x)
+    np.testing.assert_array_equal(at(jnp.ones(2)), noise)
+
+
+MEAN, SPREAD = 0.7, 0.3
+
+
+def normal_velocity(x, t):
+    """E[e - x | x_t] for data of N(MEAN, SPREAD^2)."""
+    apart = (x - (1 - t) * MEAN) / ((1 - t) ** 2 * SPREAD**2 + t**2)
+    return t * apart - MEAN - (1 - t) * SPREAD**2 * apart
+
+
+@pytest.mark.parametrize(("method", "order"), [("euler", 1), ("heun", 2)])
+def test_the_flow_of_a_normal_distribution(method, order):
+    """It maps noise e to MEAN + SPREAD e; doubling the steps divides the error by 2^order."""
+    noise = jnp.linspace(-2, 2, 21)
+    error = [
+        np.abs(
+            integrate(normal_velocity, noise, Sampler(method, steps)) - MEAN - SPREAD * noise
+        ).max()
+        for steps in (32, 64)
+    ]
+    assert error[1] < 0.03
+    # the next order is at most a fifth of the leading one at these steps
+    assert error[0] / error[1] == pytest.approx(2**order, rel=0.2)
+
+
+def test_the_diffusion_of_a_normal_distribution():
+    n = 40_000
+    first, later = jax.random.split(jax.random.key(0))
+    noise = jax.random.normal(first, (n,))
+    x = np.asarray(integrate(normal_velocity, noise, Sampler("sde", 256), later), float)
+    # null: N(MEAN, SPREAD^2) up to Euler's O(dt) bias of about dt; z = 4
+    dt = 1 / 256
+    assert abs(x.mean() - MEAN) < 4 * SPREAD / n**0.5 + dt
+    assert abs(x.std() - SPREAD) < 4 * SPREAD / (2 * n) ** 0.5 + dt
+    other = integrate(normal_velocity, noise, Sampler("sde", 256), jax.random.key(9))
+    # it draws its own noise: samples of one start are almost independent (z = 4)
+    assert abs(np.corrcoef(x, other)[0, 1]) < 0.1
+
+
+def test_guidance_moves_away_from_no_class(lab, loss):
+    params = loss[1]["sit"]
+    net, key = lab.networks.sit, jax.random.key(3)
+    made = lambda label, guidance: sample(  # noqa: E731
+        net, params, jnp.full(3, label), key, (8, 8, 1), Sampler("euler", 1, guidance)
+    )
+    one, two, none = made(1, 1.0), made(1, 2.0), made(10, 1.0)
+    assert np.abs(one - none).max() > 0.01
+    # one Euler step is linear in the velocity
+    np.testing.assert_allclose(two - one, one - none, atol=1e3 * EPS)
+    np.testing.assert_array_equal(made(10, 2.0), none)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_the_terms_of_a_way_add_up(lab, loss, name):
+    weights = lab.networks.weights(WAYS[name], 0.5, 0.25)
+    total, terms, grads = loss[0](weights)
+    way = WAYS[name]
+    want = terms["velocity"] + 0.5 * way.repa * terms["repa"] + 0.25 * way.align * terms["align"]
+    assert float(total) == pytest.approx(float(want), rel=8 * EPS)
+    for term, counts in (("repa", way.repa), ("align", way.align)):
+        assert any(np.any(leaf != 0) for leaf in jax.tree.leaves(grads[term])) == counts
+
+
+def test_the_terms_by_hand(lab, loss):
+    """REPA's target is of the data; that of eq. (16) of the noised latents, or of the data."""
+    found, params, encoder, batch = loss
+    terms = {
+        clean: found(lab.networks.weights(WAYS[name], 1, 1))[1]
+        for clean, name in ((False, "sail"), (True, "sail_clean"))
+    }
+    in_t, in_noise, in_drop = jax.random.split(jax.random.key(2), 3)
+    t = np.asarray(jax.random.uniform(in_t, (4,)))
+    noise = np.asarray(jax.random.normal(in_noise, (4, 8, 8, 1)))
+    share = t[:, None, None, None]
+    z = (1 - share) * batch["x"] + share * noise
+    dropped = np.asarray(jax.random.bernoulli(in_drop, TINY.class_drop, (4,)))
+    labels = np.where(dropped, 10, batch["labels"])
+    net = lab.networks.sit
+    velocity, kept = unoptimised(partial(net.apply, capture_intermediates=True, mutable=True))(
+        {"params": params["sit"]}, z, t, labels
+    )
+    hidden = kept["intermediates"]["block_0"]["__call__"][0]
+    project = lambda which: np.asarray(  # noqa: E731
+        lab.networks.projector.apply({"params": params[which]}, hidden)
+    )
+    answers, noised = encoded(lab.encoder, encoder, z)
+    head = encoder["params"]["head"]
+    np.testing.assert_allclose(
+        noised.mean(1) @ head["kernel"] + head["bias"], answers, atol=1e3 * EPS
+    )
+    # float32 networks of a few layers, at values of order 1
+    close = {"rel": 1e4 * EPS}
+    want = np.mean((np.asarray(velocity) - (noise - batch["x"])) ** 2)
+    assert float(terms[False]["velocity"]) == pytest.approx(want, **close)
+    for clean, target in ((False, np.asarray(noised)), (True, batch["features"])):
+        want = np.mean((project("align") - target) ** 2)
+        assert float(terms[clean]["align"]) == pytest.approx(want, **close)
+        want = repa_loss(project("repa"), batch["features"])
+        assert float(terms[clean]["repa"]) == pytest.approx(float(want), **close)
+
+
+def test_the_alignment_phase_leaves_later_blocks_and_the_head(lab, loss):
+    _, _, grads = loss[0](lab.networks.weights(None, 0.5, 0.5))
+    moved = {
+        path
+        for path, leaf in zip(leaf_paths(grads), jax.tree.leaves(grads), strict=True)
+        if np.any(leaf != 0)
+    }
+    tops = {"/".join(path.split("/")[:2]) for path in moved if path.startswith("sit")}
+    assert tops == {f"sit/{name}" for name in ("patch_embed", "time_in", "time_out", "block_0")} | {
+        "sit/label_embed"
+    }
+    assert not any(path.startswith("repa") for path in moved)
+    assert any(path.startswith("align") for path in moved)
+
+
+def test_the_measuring_classifier_answers_from_its_pooled_features(lab):
+    net = lab.measure
+    variables = lab._init["measure"](jax.random.key(0), jnp.zeros((1, 8, 8, 1)))
+    x = np.random.default_rng(0).normal(size=(32, 8, 8, 1)).astype(np.float32)
+    seen = quality.look(net, variables, x)
+    head = variables["params"]["head"]
+    logits = seen.pooled @ head["kernel"] + head["bias"]
+    np.testing.assert_allclose(seen.log_probabilities, jax.nn.log_softmax(logits), atol=1e2 * EPS)
+    assert seen.spatial.shape == (32, 4 * 4 * quality.SPATIAL)
+    first = np.asarray(seen.spatial).reshape(32, 16, quality.SPATIAL)
+    np.testing.assert_allclose(first.mean(1), seen.pooled[:, : quality.SPATIAL], atol=1e2 * EPS)
+
+
+def test_precision_and_recall_by_brute_force():
+    rng = np.random.default_rng(0)
+    real, made = rng.normal(size=(60, 3)), 0.7 * rng.normal(size=(50, 3)) + 0.8
+    log_p = np.log(rng.dirichlet(np.ones(4), 50))
+
+    def covered(points, centres):
+        radius = [np.sort(np.linalg.norm(centres - c, axis=1))[3] for c in centres]
+        near = [
+            any(np.linalg.norm(p - c) <= r for c, r in zip(centres, radius, strict=True))
+            for p in points
+        ]
+        return np.mean(near)
+
+    seen = quality.Seen(made, made[:, :2], log_p)
+    found = quality.scores(seen, quality.reference(quality.Seen(real, real[:, :2], log_p)))
+    assert found.keys() == quality.MEASURES.keys()
+    assert found["precision"] == pytest.approx(covered(made, real))
+    assert found["recall"] == pytest.approx(covered(real, made))
+    assert 0 < found["recall"] < found["precision"] < 1
+    p = np.exp(log_p)
+    divergence = [np.sum(q * np.log(q / p.mean(0))) for q in p]
+    assert found["inception"] == pytest.approx(np.exp(np.mean(divergence)))
+
+
+def test_splits_and_batches():
+    images = sd.loaded(TINY)
+    split = data.split(0, 1, len(images.labels), 901)
+    assert len(split.learn) == 896
+    np.testing.assert_array_equal(np.sort(np.concatenate(split)), np.arange(1797))
+    batch = images.batch(np.array([5, 7]))
+    np.testing.assert_array_equal(batch["x"][..., 0], 2 * images.stored[[5, 7], 0] - 1)
+    drawn = [data.draw(split.learn, (0, 1), step, 50) for step in (0, 0, 1)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert (drawn[0] != drawn[2]).any()
+    assert set(drawn[2]) <= set(split.learn)
+
+
+def test_the_tiny_run(ran):
+    dataset, stages = ran
+    assert dict(dataset["fd"].sizes) == {"way": 3, "seed": 2, "step": 9}
+    for name in (*quality.MEASURES, "velocity_loss", "repa_loss", "start_loss", "samples"):
+        assert np.isfinite(dataset[name]).all(), name
+    # one noise and one untrained network for all ways; SAIL's alignment leaves the velocity at zero
+    start = dataset["fd"].isel(step=0)
+    np.testing.assert_array_equal(start, start.sel(way="sit").broadcast_like(start))
+    assert (dataset["fd_real"] < dataset["fd"].min(["way", "step"])).all()
+    assert list(dataset["align_steps"]) == [0, 0, TINY.align_steps]
+    assert (dataset["saved_sit"].sel(way="sit") == 0).all()
+    steps = dataset["steps_repa"].sel(way="sail")  # REPA's, to a level that both reach
+    assert (dataset["saved_repa"].sel(way="sail") <= steps - TINY.align_steps).all()
+    # the alignment phase ends below where it begins, and training goes on from its weights
+    assert (dataset["start_loss"].isel(start_step=-1) < dataset["start_loss"][..., 0]).all()
+    aligned = dataset["align_loss"].isel(logged=0)
+    assert (aligned.sel(way="sail") < aligned.sel(way="repa")).all()
+    made = stages["sail, seed 0"]["weights"]["block_0"]["q"]["kernel"]
+    assert made.shape == (32, 4, 8)
+
+
+BAD = {
+    "ways: none is called 'sial'": {"ways": ("sit", "repa", "sial")},
+    "ways must hold 'sit' and 'repa'": {"ways": ("sit", "sail")},
+    "ways must be one or more values, all different": {"ways": ("sit", "repa", "sit")},
+    "steps must be a multiple of 8; got 100": {"steps": 100},
+    "warmup must be below steps = 1200; got 1200": {"warmup": 1200},
+    "sample_batch must divide samples = 896; got 100": {"sample_batch": 100},
+    "align_layer must be at most the 2 of sit-tiny; got 3": {"align_layer": 3},
+    "ema must be in": {"ema": 1.0},
+    "sampler must be one of euler, heun, sde; got rk4": {"sampler": "rk4"},
+    "shard must be one of no, data, full": {"shard": "some"},
+    "model must be a flax_sit; 'gpt-tiny' is flax_gpt": {"model": "gpt-tiny"},
+    "measure must be a flax_resnet": {"measure": "sit-tiny"},
+    "replicates must be at least 2": {"replicates": 1},
+    "rate must be finite and > 0": {"rate": 0.0},
+    "guidance must be finite": {"guidance": float("inf")},
+    "'sail' needs an encoder's features of noised latents": {"features": "f.npy"},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_fields_are_named(message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sd.Config(**BAD[message])
+
+
+def test_bad_data_is_named_before_anything_is_computed(tmp_path):
+    latents, labels = tmp_path / "z.npy", tmp_path / "labels.npy"
+    features, wrong = tmp_path / "f.npy", tmp_path / "short.npy"
+    np.save(latents, np.zeros((6, 1, 8, 8), np.float16))
+    np.save(labels, np.arange(6, dtype=np.uint8))
+    np.save(features, np.zeros((6, 9, 4), np.float16))
+    np.save(wrong, np.zeros((5, 16, 4), np.float16))
+    clean = dataclasses.replace(TINY, ways=("sit", "repa", "sail_clean"))
+    for change, message in (
+        ({"held_out": 1740}, "held_out, samples: 1740 and 64 of the 1797 images"),
+        ({"labels": "l.npy"}, "labels: the digits have their own"),
+        ({"data": "nowhere.npy"}, "nowhere.npy is missing: the latents of ImageNet"),
+        ({"data": str(latents), "model": "sit-b/2", "batch": 256}, "it takes [4, 32, 32], "),
+        ({"data": str(latents), "features": "none.npy"}, "none.npy is missing: the features of"),
+        ({"data": str(latents), "features": str(wrong)}, "where features [6, patch, d]"),
+        ({"data": str(latents), "features": str(features)}, "sit-tiny has 16 patches"),
+        ({"data": str(latents)}, "held_out, samples: 1600 and 64 of the 6 images"),
+    ):
+        config = dataclasses.replace(clean, **change)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            sd.run(config, lambda *_, **__: pytest.fail("a stage began"))
+    np.save(labels, np.full(6, 10, np.uint8))
+    with pytest.raises(DataError, match="label"):
+        sd.loaded(dataclasses.replace(clean, data=str(latents)))
+    with pytest.raises(ValueError, match=r"data: sit-b/2 learns from .* the preset 'default'"):
+        sd.run(sd.Config.paper())
+
+
+def test_batches_that_the_devices_do_not_divide_are_refused(monkeypatch):
+    three = sharding.Layout(SimpleNamespace(size=3), "data")  # type: ignore[arg-type]
+    alone = sharding.Layout(None, "no")
+    monkeypatch.setattr(sharding, "layout", {"data": three, "no": alone}.get)
+    with pytest.raises(ValueError, match=r"batch must be a multiple of the 3 devices .*; got 16"):
+        sd.loaded(TINY)
+    sd.loaded(dataclasses.replace(TINY, shard="no"))
+
+
+def test_the_paper_s_table_3():
+    paper = sd.Config.paper()
+    assert (paper.rate, paper.weight_decay, paper.batch, paper.steps) == (1e-4, 0.01, 256, 400_000)
+    assert (paper.clip, paper.repa_weight, paper.align_weight) == (1.0, 0.5, 0.5)
+    assert data.latents.SCALE == 0.18215
+    assert [paper.every * k for k in (1, 2, 4, 8)] == [50_000, 100_000, 200_000, 400_000]
+    assert PRINTED[1 / 8][0] == (78.2, 67.6)
+
+
+def made_up(sail, repa, sit):
+    """A run in which each way's every measure is as given at each step, a spread over seeds."""
+    spread = np.array([-0.1, 0.0, 0.1])[:, None] * np.ones(9)
+    values = np.stack([np.broadcast_to(x, 9) + spread for x in (sit, repa, sail)])
+    dims = ("way", "seed", "step")
+    coords = {"way": ["sit", "repa", "sail"], "seed": range(3), "step": np.arange(0, 81, 10)}
+    saved = xr.DataArray(np.full((3, 3), 7.0) + spread[:, :3].T, dims=dims[:2])
+    measured = dict.fromkeys(("fd", "sfd", "inception", "precision"), (dims, values))
+    real = {"fd_real": ("seed", np.ones(3))}
+    return xr.Dataset(
+        {**measured, **real, "saved_repa": saved, "align_steps": ("way", [0, 0, 5])},
+        coords,
+        {"steps": 80},
+    )
+
+
+def test_findings_of_made_up_runs():
+    falling = np.linspace(9, 1, 9)
+    better, worse = (
+        sd.findings(made_up(falling + shift, falling, falling + 2)) for shift in (-0.5, 0.5)
+    )
+    by = lambda found, words: [f.verdict for f in found if words in f.claim]  # noqa: E731
+    assert by(better, "SAIL has a better Fréchet") == ["holds"] * 4
+    assert by(worse, "SAIL has a better Fréchet") == ["fails"] * 4
+    # worse early, as printed, better later; a higher score is better, which a lower distance is not
+    assert by(better, "SAIL has a worse spatial") == ["fails"] * 2
+    assert by(worse, "SAIL has a worse spatial") == ["holds"] * 2
+    assert by(better, "SAIL has a better spatial") == ["holds"] * 2
+    assert by(better, "inception score than REPA") == ["fails"]
+    assert by(worse, "precision than REPA") == ["holds"]
+    assert by(better, "REPA's loss gives SiT a better Fréchet") == ["holds"]
+    assert by(better, "after half of the training") == ["holds", "holds", "fails"]
+    assert by(better, "saves steps") == ["holds"]
+    noise = np.array([1.0, -1.2, 0.3])[:, None]
+    unsure = made_up(falling, falling, falling)
+    unsure["fd"].loc[{"way": "sail"}] += noise
+    assert by(sd.findings(unsure), "SAIL has a better Fréchet") == ["undecided"] * 4
+    without = sd.findings(made_up(falling, falling, falling).sel(way=["sit", "repa"]))
+    assert set(by(without, "SAIL")) == {"not tested"}
+    text = sd.summary(made_up(falling - 0.5, falling, falling + 2))
+    assert "HOLDS: SAIL has a better Fréchet distance than REPA after an eighth" in text
+    assert "FID 78.2 -> 67.6 after 50K steps, SiT-B/2" in text
+    assert "of 80 steps, +12 ± 0 if they are not counted" in text
+    assert "sit 3.00 ± 0.06, repa 1.00 ± 0.06, sail 0.50 ± 0.06" in text
+
+
+def test_features_by_path_need_no_encoder():
+    """The projector has their size, and eq. (16) the data's features."""
+    sit = sd.presets.build(sd.presets.config("sit-tiny"))
+    networks = Networks(sit, Projector(8, 5), None, 1, 0.0)
+    batch = {"x": (2, 8, 8, 1), "labels": (2,), "features": (2, 16, 5)}
+    batch = {k: jnp.zeros(shape, int if k == "labels" else float) for k, shape in batch.items()}
+    weights = {"weights": networks.weights(WAYS["sail_clean"], 0.5, 0.5)}
+
+    def loss(key):
+        params = networks.init(key, (8, 8, 1))
+        return params, networks.loss(params, weights, batch, key)
+
+    params, (total, _, carried) = jax.eval_shape(loss, jax.random.key(0))
+    assert (total.shape, total.dtype) == ((), jnp.float32)
+    assert carried.keys() == {"weights"}
+    for name in ("repa", "align"):
+        assert params[name]["hidden_0"]["kernel"].shape == (32, 8)
+        assert params[name]["out"]["kernel"].shape == (8, 5)

@@ -1,0 +1,556 @@
+"""SAIL's start for language models: parts beside independent computations, refusals, verdicts."""
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray as xr
+
+from experiments import choice_scores, store, style
+from experiments import sail_language as sl
+from experiments import sail_language_data as data
+from experiments import sail_language_findings as told
+from experiments import sail_language_parts as parts
+from experiments.data import choices, gpt2_tokens, text, tokens
+from experiments.data.files import DataError
+from experiments.models import presets
+from experiments.training import sharding
+from sail_jax.checkpoint import save_checkpoint
+
+EPS = float(jnp.finfo(jnp.float32).eps)
+TINY = sl.Config.tiny()
+# all ways, on networks that can be narrower and shallower
+ALL = dataclasses.replace(TINY, ways=tuple(parts.WAYS), layers=2, source_steps=20, steps=20)
+SMALL = dataclasses.replace(ALL, series=(0.5, 0.9), validation=16)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_once():
+    """Equal configs train by the same compiled steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "learners", functools.cache(parts.learners))
+        yield
+
+
+@pytest.fixture(scope="module")
+def ran(_compiled_once):
+    return sl.run(TINY)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return data.load(TINY, text.VOCAB)
+
+
+@pytest.fixture(scope="module")
+def net():
+    """A network whose leaves are all away from their initial zeros and ones."""
+    found = presets.build(TINY.network("target"))
+    rng = np.random.default_rng(0)
+    noisy = lambda x: x + 0.3 * rng.random(x.shape, np.float32)  # noqa: E731
+    return found, jax.tree.map(noisy, parts.initial(found, jax.random.key(0)))
+
+
+# Scores of choices
+
+
+def log_softmax(logits):
+    logits = np.asarray(logits, np.float64)
+    logits = logits - logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def test_scores_are_log_likelihoods_per_token(net):
+    module, variables = net
+    items = choices.generate(3, 8, 3)
+    packed = choices.pack(items, text.encode, TINY.context)
+    apply = jax.jit(functools.partial(module.apply, variables))
+    found = choice_scores.normalised(apply, packed, batch_size=5)
+    by_byte = choice_scores.normalised(apply, packed, by="byte", batch_size=5)
+    for i, item in enumerate(items):
+        for j, choice in enumerate(item.choices):
+            context, rest = (text.encode(s.encode()) for s in (item.context, choice))
+            line = np.concatenate([context, rest]).astype(int)[-TINY.context :]
+            padded = np.zeros((5, TINY.context - 1), int)  # attention is causal: the end is free
+            padded[0, : len(line) - 1] = line[:-1]
+            logp = log_softmax(apply(padded)[0, : len(line) - 1])
+            want = logp[np.arange(len(line) - 1), line[1:]][-len(rest) :].mean()
+            # float32 forward passes of unlike lengths
+            np.testing.assert_allclose(found[i, j], want, rtol=10 * EPS**0.5)
+            np.testing.assert_allclose(by_byte[i, j], want, rtol=10 * EPS**0.5)
+    wanted = np.mean(np.argmax(np.asarray(found), -1) == [item.answer for item in items])
+    assert float(choice_scores.answered(apply, packed)) == pytest.approx(wanted)
+
+
+def test_length_is_normalised():
+    """Of a longer and a shorter choice of equal tokens, the sum alone would prefer the shorter."""
+    rate = jnp.log(jnp.array([0.2, 0.5, 0.3]))
+    apply = lambda x: jnp.broadcast_to(rate, (*x.shape, 3))  # noqa: E731
+    one = choices.Packed(
+        np.array([[[0, 1, 1, 1], [0, 2, 0, 0]]], np.int32),
+        np.array([[[0, 1, 1, 1], [0, 1, 0, 0]]], bool),
+        np.array([[3, 1]], np.int32),
+        np.array([0], np.int32),
+    )
+    assert 3 * np.log(0.5) < np.log(0.3)
+    assert float(choice_scores.answered(apply, one)) == 1
+    # in other units: both choices of 3 bytes
+    bytewise = one._replace(length=np.array([[3, 3]], np.int32))
+    assert float(choice_scores.answered(apply, bytewise, by="byte")) == 0
+    with pytest.raises(ValueError, match="by must be token or byte; got 'word'"):
+        choice_scores.normalised(apply, one, by="word")
+
+
+def test_continuations_hold_the_true_one_once_and_are_answered_by_who_knows_it():
+    blocks = np.arange(60, dtype=np.int32).reshape(10, 6)
+    packed = choice_scores.continuations(blocks, context=4, items=10, choices=3, seed=0)
+    for item, answer in zip(packed.tokens, packed.answer, strict=True):
+        assert (item[:, :4] == item[0, :4]).all()
+        true = item[0, 3] + np.arange(1, 3)
+        assert [(row[4:] == true).all() for row in item] == [j == answer for j in range(3)]
+        assert len({tuple(row) for row in item}) == 3
+    assert len({tuple(item[0, :4]) for item in packed.tokens}) == 10
+    after = lambda x: 50.0 * jax.nn.one_hot(x + 1, 61)  # noqa: E731
+    assert float(choice_scores.answered(after, packed)) == 1
+    with pytest.raises(ValueError, match="items, choices, context must be 1 to 10"):
+        choice_scores.continuations(blocks, context=6, items=10, choices=3, seed=0)
+
+
+# GPT-2's tokens
+
+
+def tokenizer(folder, merges, **more):
+    symbols = [*gpt2_tokens.byte_table().values()]
+    vocab = {s: k for k, s in enumerate([*symbols, *("".join(m) for m in merges)])}
+    model = {"type": "BPE", "vocab": vocab, "merges": [" ".join(m) for m in merges]}
+    before = {"type": "ByteLevel", "add_prefix_space": False}
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({"model": model, "pre_tokenizer": before, **more}))
+    return path, {k: s for s, k in vocab.items()}
+
+
+def test_tokens_of_gpt2_by_hand(tmp_path):
+    path, names = tokenizer(tmp_path, [("t", "h"), ("Ġ", "th"), ("th", "e"), ("Ġth", "e")])
+    encode = gpt2_tokens.load(path)
+    spelt = lambda s: [names[k] for k in encode(s.encode()).tolist()]  # noqa: E731
+    assert spelt("the the") == ["the", "Ġthe"]
+    assert spelt("th ét") == ["th", "Ġ", "Ã", "©", "t"]
+    assert spelt("the  th\n") == ["the", "Ġ", "Ġth", "Ċ"]
+    back = {c: b for b, c in gpt2_tokens.byte_table().items()}
+    line = "x = {'a': 1, 'b': ½}  # naïve – 日本\t\n\n  don't we'll"
+    joined = "".join(names[k] for k in encode(line.encode()).tolist())
+    assert bytes(back[c] for c in joined).decode() == line
+    assert list(gpt2_tokens.words("we'll go  on!! 12a\n\n b")) == [
+        "we", "'ll", " go", " ", " on", "!!", " 12", "a", "\n\n", " b",
+    ]  # fmt: skip
+
+
+def test_other_tokenizers_are_refused(tmp_path):
+    path, _ = tokenizer(tmp_path, [], pre_tokenizer={"type": "Metaspace"})
+    with pytest.raises(DataError, match=r"tokenizer.json: expected byte-level BPE"):
+        gpt2_tokens.load(path)
+    path, _ = tokenizer(tmp_path, [("t", "h")])
+    record = json.loads(path.read_text())
+    del record["model"]["vocab"]["th"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(DataError, match=r"merge 0 is 't h'; expected two known tokens"):
+        gpt2_tokens.load(path)
+
+
+# Data
+
+
+def test_parts_are_by_mean_token(corpus):
+    line, n = corpus.train, TINY.context
+    blocks = len(line[: (len(line) - 1) // n * n]) // n
+    means = np.asarray(line[: blocks * n], float).reshape(blocks, n).mean(1)
+    low, high = np.percentile(means, (33, 66))
+    for part, holds in zip(
+        corpus.parts, (means < low, (means >= low) & (means <= high), means > high), strict=True
+    ):
+        np.testing.assert_array_equal(part, np.flatnonzero(holds))
+    for some, count in ((corpus.validation, TINY.validation), (corpus.held_out, TINY.held_out)):
+        assert some.inputs.shape == (count, n)
+        assert (some.inputs.mean(1) > high).all()
+        np.testing.assert_array_equal(some.inputs[:, 1:], some.targets[:, :-1])
+    assert (corpus.own.inputs.mean(1) < low).all()
+    both = np.concatenate([corpus.validation.inputs, corpus.held_out.inputs])
+    kept = text.load().held_out.tobytes()
+    assert all(row.astype(np.uint8).tobytes() in kept for row in both)
+
+
+def test_eq_11_is_what_the_means_of_blocks_say(corpus):
+    """In one dimension eq. 11 is where the target's mean lies: with D_t beyond D_2, below 0."""
+    config = dataclasses.replace(TINY, distance="w1", distance_blocks=200)
+    weight = data.weight(config, corpus, 0)
+    one, two = data.sources(config, corpus, 0)
+    means = tokens.block_means(corpus.train, config.context)
+    mean = [means[part].mean() for part in (one, two, corpus.parts[2])]
+    d1, d2, d12 = mean[2] - mean[0], mean[2] - mean[1], mean[1] - mean[0]
+    assert mean[0] < mean[1] < mean[2]  # so distances of ordered parts are those of means
+    want = (d2**2 + d12**2 - d1**2) / (2 * d12**2)
+    # 200 blocks: the means' standard errors, propagated; |z| < 4
+    spread = [means[part].std() / 200**0.5 for part in (one, two, corpus.parts[2])]
+    error = float(np.hypot(spread[2], np.hypot(*spread[:2]) * max(1, abs(want)))) / d12
+    assert abs(weight - want) < 4 * error
+    assert weight < 0
+    same = dataclasses.replace(config, alpha=1.0)
+    assert np.isnan(data.weight(same, corpus, 0))
+
+
+def test_eq_11_and_equal_texts_fall_back_to_the_mean():
+    models = {"one": {"w": np.float32(1)}, "two": {"w": np.float32(2)}}
+    none: Any = None
+    for gamma, value in ((np.nan, 1.5), (0.25, 1.75), (-1.0, 3.0)):
+        chosen = {"distance": gamma}
+        found = parts.started(TINY, "distance", none, none, models, chosen, 0)
+        assert float(found["w"]) == value
+
+
+# Losses and starts
+
+
+def test_the_loss_and_its_line(net, corpus):
+    module, variables = net
+    batch = corpus.held_out
+    logp = log_softmax(jax.jit(module.apply)(variables, batch.inputs))
+    want = -np.take_along_axis(logp, batch.targets[..., None].astype(int), -1).mean()
+    found = parts.held_out_loss(module, variables, batch, 3)
+    np.testing.assert_allclose(found, want, rtol=10 * EPS**0.5)  # float32 forward passes
+    other = jax.tree.map(lambda x: x[::-1] if x.ndim == 1 else 0.9 * x, variables)
+    gamma = np.array([-0.5, 0.0, 1.0])
+    along = parts.along(module, variables, other, jnp.asarray(gamma), batch, 3)
+    for g, value in zip(gamma, along, strict=True):
+        mixed = jax.tree.map(lambda a, b, g=g: g * a + (1 - g) * b, variables, other)
+        want = parts.held_out_loss(module, mixed, batch, 3)
+        np.testing.assert_allclose(value, want, rtol=10 * EPS**0.5)
+
+
+def test_all_ways_begin_where_they_should():
+    """With sources of every shape: LiGO and the grown pair have the target's shape, the soups are
+    on SAIL's line, and the best of the line is no worse on validation text than either soup."""
+    corpus = data.load(SMALL, text.VOCAB)
+    use, rng = parts.learners(SMALL), np.random.default_rng(0)
+    drawn = lambda x: 0.3 * rng.standard_normal(x.shape, np.float32)  # noqa: E731
+    found = {}
+    for name in parts.SOURCES:
+        shapes = jax.eval_shape(functools.partial(parts.initial, use[name].net), jax.random.key(0))
+        found[name] = jax.tree.map(drawn, shapes)
+    target, chosen = use["target"], parts.choose(SMALL, use["target"], corpus, found, 0)
+    starts = {
+        way: parts.started(SMALL, way, target, corpus, found, chosen, 0) for way in SMALL.ways
+    }
+    like = jax.tree.map(jnp.shape, starts["scratch"])
+    assert all(jax.tree.map(jnp.shape, start) == like for start in starts.values())
+    loss = {w: parts.held_out_loss(target.net, m, corpus.validation, 8) for w, m in starts.items()}
+    line = chosen["sweep loss"][0]
+    np.testing.assert_allclose(loss["sweep"], line.min(), rtol=10 * EPS**0.5)
+    np.testing.assert_allclose(loss["grown"], chosen["grown loss"][0].min(), rtol=10 * EPS**0.5)
+    gamma = list(SMALL.gamma())
+    np.testing.assert_allclose(loss["uniform"], line[gamma.index(0.5)], rtol=10 * EPS**0.5)
+    ends = [line[gamma.index(g)] for g in (0.0, 0.5, 1.0)]
+    np.testing.assert_allclose(loss["greedy"], min(ends), rtol=10 * EPS**0.5)
+    cost = parts.costs(SMALL, use)
+    # XLA counts a forward and a backward pass: between 2 and 4 times the forward one, and Adam's
+    forward = cost.validation / SMALL.validation * SMALL.batch
+    adam = 40 * sum(np.size(x) for x in jax.tree.leaves(starts["scratch"]))
+    assert 2 * forward < cost.step["target"] < 4 * forward + adam
+    assert cost.step["narrow"] < cost.step["target"] > cost.step["shallow"]
+
+
+# The run
+
+
+def test_the_tiny_run(ran):
+    assert ran["loss"].dims == ("way", "seed", "step")
+    for name in ("loss", "gamma_loss", "series_loss", "accuracy", "saved"):
+        assert np.isfinite(ran[name]).all(), name
+    assert ((ran["accuracy"] >= 0) & (ran["accuracy"] <= 1)).all()
+    swept = ran["gamma_loss"].sel(pair="sweep", text="validation")
+    np.testing.assert_array_equal(
+        ran["gamma_swept"].sel(pair="sweep"), ran["gamma"][swept.argmin("gamma")]
+    )
+    # step 0 of a way on the line is the line's loss there
+    held = ran["gamma_loss"].sel(pair="sweep", text="held out")
+    for way, gamma in (("uniform", 0.5), ("sweep", ran["gamma_swept"].sel(pair="sweep"))):
+        np.testing.assert_allclose(
+            ran["loss"].sel(way=way, step=0), held.sel(gamma=gamma), rtol=10 * EPS**0.5
+        )
+    # costs: two sources of 40 steps, and 7 losses on 8 blocks of a step's 4
+    assert ran["source_cost"].sel(way="sweep") == 2 * TINY.source_steps
+    assert 7 * 2 / 4 < ran["ahead"].sel(way="sweep") < 7 * 2 / 2
+    assert ran["ahead"].sel(way="uniform") == 0
+
+
+def test_figures_and_answers_come_from_the_dataset(ran):
+    figures = sl.plot(ran)
+    assert list(figures) == ["perplexity", "gamma", "saved", "answers", "series"]
+    assert all(style.png(figure)[:4] == b"\x89PNG" for figure in figures.values())
+    said = sl.summary(ran)
+    assert "NOT TESTED: After training, SAIL's loss is lower than LiGO's" in said
+    assert len(sl.findings(ran)) == len(said.splitlines()) - 1
+
+
+def made_up(ran, **final):
+    """A run of all the ways of Table 2 whose last losses, and answers, are given by way."""
+    missing = ran.sel(way="scratch").assign_coords(way="ligo").expand_dims("way")
+    full = [v for v in ran.data_vars if "way" in ran[v].dims]
+    found = ran.copy(deep=True)
+    found = xr.concat([found[full], missing[full]], "way").assign(
+        {v: ran[v] for v in ran.data_vars if v not in full}
+    )
+    noise = np.array([-0.01, 0.0, 0.01])
+    for k, way in enumerate(told.COLUMNS):
+        at = {"way": way}
+        found["loss"].loc[{**at, "step": int(ran["step"][-1])}] = final.get(way, 3.0) + noise
+        found["accuracy"].loc[at] = 0.2 + final.get("order", 1) * 0.1 * k
+    return found.assign_attrs(ran.attrs)
+
+
+def test_verdicts_follow_the_numbers(ran):
+    by_claim = lambda ds: {f.claim: f.verdict for f in sl.findings(ds)}  # noqa: E731
+    good = by_claim(made_up(ran, sweep=2.0))
+    assert good["After training, SAIL's loss is lower than LiGO's"] == "holds"
+    assert good["After training, SAIL's loss is lower than from scratch"] == "holds"
+    assert good["SAIL answers more questions than scratch, LiGO and either soup"] == "holds"
+    assert good["Methods rank as in Table 2 (Kendall's τ above 0)"] == "holds"
+    bad = by_claim(made_up(ran, sweep=4.0, order=-0.2))
+    assert bad["After training, SAIL's loss is lower than LiGO's"] == "fails"
+    assert bad["SAIL answers more questions than scratch, LiGO and either soup"] == "fails"
+    assert bad["Methods rank as in Table 2 (Kendall's τ above 0)"] == "fails"
+    even = made_up(ran)
+    even["loss"].loc[{"way": "ligo", "step": int(ran["step"][-1])}] = [3.1, 2.9, 3.0]
+    assert by_claim(even)["After training, SAIL's loss is lower than LiGO's"] == "undecided"
+
+
+def test_nearness_of_gamma_is_judged_by_the_lines_lowest_point(ran):
+    near = ran.copy(deep=True)
+    gamma, best = near["gamma"].values, np.array([0.5, 0.4, 0.45])
+    near["gamma_loss"].loc[{"pair": "sweep", "text": "held out"}] = (gamma - best[:, None]) ** 2
+    name = "γ by eq. 11 is within 0.2 of the sweep's optimum"
+    for shift, verdict in ((0.05, "holds"), (1.0, "fails"), (np.nan, "undecided")):
+        near["gamma_distance"] = ("seed", best + shift)
+        assert {f.claim: f.verdict for f in sl.findings(near)}[name] == verdict
+
+
+def test_a_killed_training_goes_on_in_its_stage(tmp_path, ran):
+    """Stopped in the middle of a way's training; resumed, it ends as if it had not been."""
+    seen = []
+    real = parts.held_out_loss
+
+    def failing(*args):
+        seen.append(1)
+        if len(seen) == 12:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(parts, "held_out_loss", failing)
+    run = store.Run.open(tmp_path, "sail_language", TINY)
+    with run, pytest.raises(KeyboardInterrupt):
+        sl.run(TINY, run.stage)
+    patch.undo()
+    assert list((tmp_path / "work").iterdir())
+    with store.Run.open(tmp_path, "sail_language", TINY, resume=True) as run:
+        found = sl.run(TINY, run.stage)
+    assert found.identical(ran)
+    assert len(np.unique(found["loss"].sel(way="scratch", step=0))) == TINY.replicates
+    assert not (tmp_path / "work").exists()
+
+
+_SPREAD = """
+import dataclasses, sys, jax, numpy as np
+from experiments import sail_language as sl, sail_language_data as data
+from experiments import sail_language_parts as parts
+assert len(jax.devices()) == 2
+config = dataclasses.replace(sl.Config.tiny(), shard="full")
+corpus, key = data.load(config, 97), parts.keys(config, 0)
+use = parts.learner(config, config.network("target"), config.steps)
+start, steps = parts.initial(use.net, key["scratch"]), jax.random.fold_in(key["steps"], 2)
+order = parts._order(config, 0, 2)
+what = corpus, corpus.parts[2], order, steps, (config.steps,), None, config.every
+np.save(sys.argv[1], parts.trained(config, use, start, *what)[1])
+"""
+
+
+def test_two_devices_agree_with_one(ran, tmp_path):
+    """Training from scratch, batches and weights shared out."""
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    path = tmp_path / "loss.npy"
+    command = [sys.executable, "-c", _SPREAD, str(path)]
+    subprocess.run(command, env={**os.environ, **flags}, check=True)
+    alone = ran["loss"].sel(way="scratch", seed=0)
+    # sums in another order, 40 steps on
+    np.testing.assert_allclose(np.load(path), alone, rtol=10 * EPS**0.5)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seed", -1),
+        ("replicates", 2),
+        ("ways", ("sweep", "scratch")),
+        ("ways", ("scratch", "swept")),
+        ("ways", ()),
+        ("model", "gpt3"),
+        ("model", "resnet18"),
+        ("context", 1),
+        ("heads", 3),
+        ("narrow_heads", 2),
+        ("shallow_layers", 2),
+        ("start", "same"),
+        ("alpha", 1.5),
+        ("beta", -0.1),
+        ("source_blocks", 10),
+        ("distance", "kl"),
+        ("distance_blocks", 3),
+        ("gammas", 2),
+        ("source_steps", 50),
+        ("steps", 50),
+        ("steps", 1001),
+        ("batch", 0),
+        ("rate", 0.0),
+        ("floor", 2.0),
+        ("weight_decay", -1.0),
+        ("clip", 0.0),
+        ("compute", "float16"),
+        ("learn_steps", 0),
+        ("series", (0.5,)),
+        ("series", (0.9, 0.5)),
+        ("series", (0.5, 1.0)),
+        ("validation", 0),
+        ("held_out", 1),
+        ("items", 0),
+        ("choices", 1),
+        ("ending", 48),
+        ("at_once", 0),
+        ("shard", "model"),
+    ],
+)
+def test_bad_fields_are_one_line_that_names_them(field, value):
+    with pytest.raises(ValueError, match="model|preset" if field == "model" else field) as caught:
+        dataclasses.replace(sl.Config(), **{field: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_questions_for_a_text_of_files_need_its_tokenizer():
+    with pytest.raises(ValueError, match="tokenizer must be the one that made data"):
+        dataclasses.replace(sl.Config(), data="x", questions="q")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"held_out": 10**6}, "held_out must be at most"),
+        ({"source_blocks": 10**6}, "count must leave each part enough blocks"),
+        ({"data": "nowhere"}, "nowhere.* is missing: a tokenised text .* published at .* offline"),
+        ({"vocab": 50257}, "data: the networks have a vocabulary of 50257 .* published at"),
+        ({"context": 10**7, "ending": 4}, "context must be below"),
+        ({"checkpoints": ("a",)}, "checkpoints must be two or more folders"),
+        ({"checkpoints": ("a", "b")}, "data: give the folder of a text in the checkpoints' tokens"),
+    ],
+)
+def test_what_only_the_data_tell_is_refused_before_training(changes, message, monkeypatch):
+    monkeypatch.setattr(parts, "learners", lambda *_: pytest.fail("compute was spent"))
+    with pytest.raises(ValueError, match=message):
+        sl.run(dataclasses.replace(TINY, **changes))
+
+
+def test_batches_that_devices_do_not_divide_are_refused(monkeypatch):
+    three = sharding.Layout(SimpleNamespace(size=3), "data")  # type: ignore[arg-type]
+    monkeypatch.setattr(sl, "layout", lambda shard: three)
+    monkeypatch.setattr(parts, "learners", lambda *_: pytest.fail("compute was spent"))
+    with pytest.raises(ValueError, match=r"batch must be a multiple of the 3 devices.* got 4"):
+        sl.run(TINY)
+
+
+# Checkpoints on disk
+
+
+def gpt2(folder, seed, layers=2):
+    """A tiny random GPT-2 in Hugging Face's layout."""
+    rng = np.random.default_rng(seed)
+    w, vocab, positions = 8, 300, 16
+    shapes = {"wte.weight": (vocab, w), "wpe.weight": (positions, w)}
+    for i in range(layers):
+        block = {"attn.c_attn": (w, 3 * w), "attn.c_proj": (w, w)}
+        block |= {"mlp.c_fc": (w, 4 * w), "mlp.c_proj": (4 * w, w)}
+        for name, shape in block.items():
+            shapes |= {f"h.{i}.{name}.weight": shape, f"h.{i}.{name}.bias": shape[1:]}
+        for name in ("ln_1", "ln_2"):
+            shapes |= {f"h.{i}.{name}.weight": (w,), f"h.{i}.{name}.bias": (w,)}
+    shapes |= {"ln_f.weight": (w,), "ln_f.bias": (w,)}
+    folder.mkdir()
+    arrays = {n: 0.3 * rng.standard_normal(s, np.float32) for n, s in shapes.items()}
+    save_checkpoint(folder, arrays)
+    sizes = {"vocab_size": vocab, "n_positions": positions, "n_embd": w, "n_head": 2}
+    record = {"model_type": "gpt2", "n_layer": layers, **sizes}
+    (folder / "config.json").write_text(json.dumps(record))
+    return str(folder)
+
+
+@pytest.fixture
+def on_disk(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    path, _ = tokenizer(tmp_path, [("Ġ", "t")])
+    encode = gpt2_tokens.load(path)
+    line = encode(b"the tide turns at ten, they told the two. " * 60).astype("<u2")
+    for part in ("train", "val"):
+        line.tofile(folder / f"{part}.bin")
+    asked = tmp_path / "asked.jsonl"
+    rows = [{"question": "the tide", "choices": ["turns", "t"], "answer": 0}] * 5
+    asked.write_text("\n".join(map(json.dumps, rows)))
+    less = {"context": 12, "ending": 4, "validation": 4, "held_out": 8, "items": 8, "gammas": 7}
+    return dataclasses.replace(
+        sl.Config.of_checkpoints(),
+        checkpoints=tuple(gpt2(tmp_path / f"model {k}", k, 2 - k // 2) for k in range(3)),
+        data=str(folder),
+        vocab=257,
+        questions=str(asked),
+        tokenizer=str(path),
+        **less,
+    )
+
+
+def test_checkpoints_on_disk_are_merged_and_judged(on_disk):
+    """Three, the last of them shallower: it is grown."""
+    found = sl.run(on_disk)
+    assert found["loss"].shape == (on_disk.replicates, 3 + 3)
+    assert np.isfinite(found["loss"]).all()
+    assert list(found["task"].values) == ["continuation", "file"]
+    loss = found["gamma_loss"].sel(text="held out")
+    first = found["loss"].sel(model="checkpoint 1")
+    np.testing.assert_allclose(loss.sel(gamma=1.0), first, rtol=10 * EPS**0.5)
+    chosen = loss.sel(gamma=found["gamma_swept"])
+    np.testing.assert_allclose(found["loss"].sel(model="sweep"), chosen, rtol=10 * EPS**0.5)
+    assert len(sl.findings(found)) == 3
+    assert sl.summary(found).endswith(".")
+    (figure,) = sl.plot(found).values()
+    assert style.png(figure)[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab": 301}, "the checkpoint's vocabulary has 300 tokens, the data's 301"),
+        ({"context": 17}, "sequences of 17 were asked for, but the checkpoint has positions for"),
+        ({"held_out": 10**5}, "held_out must be at most"),
+        ({"questions": "none.jsonl"}, r"none.jsonl.* is missing: multiple choice in JSON lines"),
+    ],
+)
+def test_what_checkpoints_do_not_fit(on_disk, changes, message):
+    with pytest.raises(ValueError, match=message):
+        sl.run(dataclasses.replace(on_disk, **changes))

@@ -1,0 +1,493 @@
+"""SAIL's vision experiment: its parts by independent computations, refusals, findings."""
+
+import dataclasses
+import math
+import re
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray as xr
+
+from experiments import sail_vision as sv
+from experiments import sail_vision_data as data_of
+from experiments import sail_vision_findings as told
+from experiments import sail_vision_starts as starts
+from experiments import sail_vision_training as training
+from experiments.data.augment import Augment, augment, pixels
+from experiments.data.files import DataError
+from experiments.models import presets
+from experiments.store import direct
+from experiments.training import sharding
+from sail_jax.change_basis import change_basis
+from sail_jax.growth import permute
+
+EPS = float(jnp.finfo(jnp.float32).eps)
+TINY = sv.Config.tiny()
+
+
+@pytest.fixture(scope="module")
+def data():
+    return sv.load(TINY)
+
+
+@pytest.fixture(scope="module")
+def ran():
+    return sv.run(TINY)
+
+
+# -- augmentations
+
+
+changed = jax.jit(augment, static_argnums=2)
+IMAGES = jax.random.uniform(jax.random.key(1), (16, 6, 5, 3))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Augment(area=0.3),
+        Augment(shift=2),
+        Augment(flip=0.5),
+        Augment(brightness=0.5),
+        Augment(contrast=0.5),
+        Augment(saturation=0.5),
+        Augment(grey=0.5),
+        Augment(solarise=0.5),
+        Augment(noise=0.1),
+        Augment(cutout=3),
+        training.RECIPES["byol"],
+    ],
+)
+def test_augmentations_are_keyed_differ_between_images_and_stay_in_range(how):
+    one, again, other = (changed(IMAGES, jax.random.key(k), how) for k in (0, 0, 1))
+    assert one.shape == IMAGES.shape
+    assert float(one.min()) >= 0
+    assert float(one.max()) <= 1
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one, other)
+    same = changed(jnp.broadcast_to(IMAGES[:1], IMAGES.shape), jax.random.key(0), how)
+    assert not np.array_equal(same, np.broadcast_to(same[:1], same.shape))
+
+
+def test_no_change_is_none_and_bytes_are_pixels():
+    np.testing.assert_array_equal(changed(IMAGES, jax.random.key(0), Augment()), IMAGES)
+    stored = jnp.array([[0, 51, 255]], jnp.uint8)
+    np.testing.assert_allclose(pixels(stored), [[0, 0.2, 1]], atol=EPS)
+
+
+def test_a_shift_is_one_of_the_crops_of_the_padded_image():
+    found = changed(IMAGES, jax.random.key(3), Augment(shift=1))
+    for image, was in zip(np.asarray(found), np.asarray(IMAGES), strict=True):
+        wide = np.pad(was, ((1, 1), (1, 1), (0, 0)))
+        crops = [wide[i : i + 6, j : j + 5] for i in range(3) for j in range(3)]
+        assert any(np.array_equal(image, crop) for crop in crops)
+
+
+def test_a_flip_happens_as_often_as_is_said_and_a_certain_one_always():
+    many = jnp.broadcast_to(IMAGES[:1], (1000, *IMAGES.shape[1:]))
+    found = changed(many, jax.random.key(0), Augment(flip=0.3))
+    share = float((found == many[:, :, ::-1]).all(axis=(1, 2, 3)).mean())
+    # null: Bernoulli(0.3), 1000 draws; |z| < 4
+    assert abs(share - 0.3) < 4 * math.sqrt(0.3 * 0.7 / 1000)
+    always = changed(IMAGES, jax.random.key(0), Augment(flip=1.0))
+    np.testing.assert_array_equal(always, IMAGES[:, :, ::-1])
+
+
+def test_grey_has_equal_channels_and_a_crop_of_everything_is_the_image():
+    grey = np.asarray(changed(IMAGES, jax.random.key(0), Augment(grey=1.0)))
+    np.testing.assert_allclose(grey, np.repeat(grey[..., :1], 3, -1))
+    np.testing.assert_allclose(grey[..., 0], IMAGES @ np.array([0.299, 0.587, 0.114]), atol=4 * EPS)
+
+
+def test_a_cutout_leaves_out_a_square():
+    found = np.asarray(changed(jnp.ones((50, 9, 9, 1)), jax.random.key(0), Augment(cutout=3)))
+    holes = (found == 0).sum(axis=(1, 2, 3))
+    assert holes.max() == 9
+    assert set(holes) <= {4, 6, 9}  # whole, at an edge, in a corner
+    for image in found[..., 0]:
+        rows, columns = (image == 0).any(1), (image == 0).any(0)
+        assert (image == 0).sum() == rows.sum() * columns.sum()
+
+
+@pytest.mark.parametrize(
+    "bad", [{"flip": 1.5}, {"area": 0.0}, {"shift": -1}, {"noise": -0.1}, {"contrast": -0.2}]
+)
+def test_impossible_augmentations_are_refused_by_name(bad):
+    with pytest.raises(ValueError, match=f"^{next(iter(bad))} must be"):
+        Augment(**bad)
+
+
+# -- data
+
+
+def test_sources_learn_disjoint_classes_which_make_up_the_whole(data):
+    for one in data:
+        first, second = (set(part.labels.tolist()) for part in one.parts)
+        assert (first, second) == (set(range(7)), {7, 8, 9})
+        assert sum(len(part.labels) for part in one.parts) == len(one.learn.labels)
+        learn, test = (some.images.reshape(len(some.images), -1) for some in (one.learn, one.test))
+        assert len(learn) + len(test) == 1797
+    assert not np.array_equal(data[0].learn.labels, data[1].learn.labels)
+
+
+def test_weights_are_shares_of_the_images_as_theorem_3_has_it_for_disjoint_parts(data):
+    for one in data:
+        sizes = np.array([len(part.labels) for part in one.parts])
+        np.testing.assert_allclose(data_of.weights(one), sizes / sizes.sum(), rtol=1e-12)
+
+
+def test_other_data_need_a_folder_and_what_is_there(tmp_path):
+    config = dataclasses.replace(TINY, data="cifar-10")
+    with pytest.raises(DataError, match=r"folder must name where CIFAR-10.*digits, needs none"):
+        sv.run(config)
+    with pytest.raises(DataError, match=r"CIFAR-10 .* is published at"):
+        sv.run(dataclasses.replace(config, folder=str(tmp_path)))
+
+
+def test_cifar_files_are_read(tmp_path):
+    rng = np.random.default_rng(0)
+    for k, name in enumerate([f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]):
+        records = rng.integers(0, 256, (40, 3073), np.uint8)
+        records[:, 0] = (np.arange(40) + k) % 10
+        records.tofile(tmp_path / name)
+    config = dataclasses.replace(TINY, data="cifar-10", folder=str(tmp_path))
+    first, *others = sv.load(config)
+    assert first.learn.images.shape == (200, 32, 32, 3)
+    assert first.learn.images.dtype == np.uint8
+    assert len(first.test.labels) == 40
+    assert all(one is first for one in others)
+    mean, _ = data_of.scale(first.learn.images)
+    np.testing.assert_allclose(mean, first.learn.images.mean((0, 1, 2)) / 255, rtol=1e-6)
+
+
+@pytest.mark.parametrize("field", ["batch", "neighbours", "statistics"])
+def test_more_images_than_there_are_are_refused_by_name(field):
+    with pytest.raises(ValueError, match=f"^{field} must be at most"):
+        sv.run(dataclasses.replace(TINY, **{field: 5000}))
+
+
+# -- measures
+
+
+def test_top_counts_ranks():
+    rng = np.random.default_rng(0)
+    scores, labels = rng.random((50, 12)), rng.integers(0, 12, 50)
+    order = np.argsort(-scores, axis=1)
+    expected = {f"top{k}": (order[:, :k] == labels[:, None]).any(1).mean() for k in (1, 5)}
+    assert training.top(scores, labels) == pytest.approx(expected)
+    # what says the same of all classes is never right
+    assert training.top(np.zeros((4, 10)), np.arange(4)) == {"top1": 0.0, "top5": 0.0}
+
+
+def test_the_linear_probe_is_ridge_regression_and_minds_no_scale():
+    from sklearn.linear_model import Ridge
+
+    rng = np.random.default_rng(0)
+    bank, seen = rng.normal(size=(40, 6)), rng.normal(size=(9, 6))
+    labels = rng.integers(0, 3, 40)
+    found = training.ridge(bank, labels, seen, 3, 0.1)
+    mean, std = bank.mean(0), bank.std(0)
+    model = Ridge(alpha=0.1 * 40).fit((bank - mean) / std, np.eye(3)[labels])
+    np.testing.assert_allclose(found, model.predict((seen - mean) / std), atol=1e-10)
+    scaled = training.ridge(bank * 1e3 + 5, labels, seen * 1e3 + 5, 3, 0.1)
+    np.testing.assert_allclose(found, scaled, atol=1e-8)
+    dead = [np.concatenate([x, np.full((len(x), 1), 2.0)], 1) for x in (bank, seen)]
+    np.testing.assert_allclose(found, training.ridge(dead[0], labels, dead[1], 3, 0.1), atol=1e-10)
+
+
+def test_neighbours_vote_by_cosine():
+    rng = np.random.default_rng(0)
+    bank, seen = rng.normal(size=(30, 4)), rng.normal(size=(7, 4))
+    labels = rng.integers(0, 3, 30)
+    found = training.neighbours(bank, labels, seen, 3, 5)
+    for x, scores in zip(seen, found, strict=True):
+        cosine = bank @ x / np.linalg.norm(bank, axis=1) / np.linalg.norm(x)
+        near = np.argsort(-cosine)[:5]
+        expected = np.bincount(labels[near], np.exp((cosine[near] - 1) / 0.07), 3)
+        np.testing.assert_allclose(scores, expected, rtol=1e-9)
+
+
+# -- networks
+
+
+SMALL = {"model_type": "flax_resnet", "widths": [2, 4], "inner": [2, 4], "blocks": [1, 2]}
+SMALL |= {"outputs": 10, "stem": "small"}
+
+
+def shapes(sizes):
+    init = lambda: presets.build(sizes).init(jax.random.key(0), jnp.zeros((1, 8, 8, 1)))  # noqa: E731
+    return jax.eval_shape(init)
+
+
+def randomised(sizes):
+    """A ResNet no leaf of which is at its initial zeros or ones, all variances being positive."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: 0.2 + 0.3 * rng.random(x.shape, np.float32), shapes(sizes))
+
+
+@partial(jax.jit, static_argnums=0)
+def predicted(net, variables, images) -> jax.Array:
+    return net.apply(variables, images)
+
+
+def test_features_are_what_the_classifier_reads():
+    net, variables = training.resnet(SMALL), randomised(SMALL)
+    images = jax.random.uniform(jax.random.key(1), (3, 8, 8, 1))
+    stats = variables["batch_stats"]
+    found, same = training.features(net, variables["params"], stats, images, False)
+    head = variables["params"]["head"]
+    logits = predicted(net, variables, images)
+    np.testing.assert_allclose(found @ head["kernel"] + head["bias"], logits, rtol=100 * EPS)
+    jax.tree.map(np.testing.assert_array_equal, same, stats)
+
+
+GROWN = dataclasses.replace(TINY, new_blocks=(2,), width=2, transformation="pad", learn_steps=2)
+
+
+@pytest.fixture(scope="module")
+def grown(data):
+    """The large network of `GROWN`, two sources for it, and its data."""
+    learner = training.Learner(GROWN, GROWN.network(large=True), "supervised", 1, data[0])
+    pair = [randomised(GROWN.network(large=False))] * 2
+    pair[1] = jax.tree.map(lambda x: x[..., ::-1] * 1.5, pair[1])
+    return learner, {"supervised": pair}, data[0]
+
+
+def test_renewed_statistics_are_the_batch_s_own(grown):
+    learner, _, one = grown
+    variables = randomised(GROWN.network(large=True))
+    # variances may come out negative of a mix
+    stats = jax.tree.map(lambda x: x - 2.0, variables["batch_stats"])
+    images = one.learn.images[: GROWN.statistics]
+    new = learner.renewed({**variables, "batch_stats": stats}, images)
+    assert all(np.all(x["var"] >= 0) for x in jax.tree.leaves(new["batch_stats"], is_leaf=_norm))
+    seen = learner.seen(jnp.asarray(images))
+    logits = predicted(learner.net, new, seen)
+    by_batch, _ = training.applied(learner.net, new["params"], new["batch_stats"], seen)
+    np.testing.assert_allclose(logits, by_batch, atol=10 * EPS**0.5)  # float32 forward passes
+    jax.tree.map(np.testing.assert_array_equal, new["params"], variables["params"])
+
+
+def _norm(x):
+    return isinstance(x, dict) and "var" in x
+
+
+def test_depth_repeats_the_last_block_of_a_stage():
+    variables = randomised(SMALL)
+    deep = starts.deepened(variables, SMALL, [2, 3])
+    for collection, new in (("params", deep["params"]), ("batch_stats", deep["batch_stats"])):
+        was = variables[collection]
+        assert new["stage0_block1"] is was["stage0_block0"]
+        assert new["stage1_block2"] is was["stage1_block1"]
+        assert new["stage1_block0"] is was["stage1_block0"]
+    like = shapes({**SMALL, "blocks": [2, 3]})
+    assert jax.tree.map(jnp.shape, deep) == jax.tree.map(jnp.shape, like)
+
+
+@pytest.mark.parametrize("way", ["sail", "uniform_soup", "first", "net2net"])
+def test_starts_are_sums_of_the_transformed_sources(way, grown):
+    learner, sources, one = grown
+    keys = jax.random.split(jax.random.key(0))
+    found = starts.start(way, GROWN, learner, sources, one, tuple(keys))
+    weights = {"uniform_soup": (0.5, 0.5), "first": (1, 0)}.get(way, tuple(data_of.weights(one)))
+    method = "net2net" if way == "net2net" else "pad"
+    small, large = GROWN.network(large=False), GROWN.network(large=True)
+    moved = [starts.transformed(v, small, large, method, keys[1]) for v in sources["supervised"]]
+    expected = jax.tree.map(lambda a, b: weights[0] * a + weights[1] * b, *moved)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=10 * EPS),
+        found["params"],
+        expected["params"],
+    )
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+
+
+def test_ligo_learns_maps_on_the_target(grown):
+    learner, sources, one = grown
+    keys = tuple(jax.random.split(jax.random.key(0)))
+    found = starts.start("ligo", GROWN, learner, sources, one, keys)
+    assert jax.tree.map(jnp.shape, found) == jax.tree.map(
+        jnp.shape, shapes(GROWN.network(large=True))
+    )
+    assert np.isfinite(learner.measure(found, one)["test_loss"])
+
+
+def test_function_preserving_growth_of_one_source_keeps_its_predictions(grown):
+    """net2net widens without changing the function."""
+    small, large = ({**GROWN.network(large=wide), "blocks": [2]} for wide in (False, True))
+    variables = randomised(small)
+    wide = starts.transformed(variables, small, large, "net2net", jax.random.key(0))
+    images = jax.random.uniform(jax.random.key(1), (4, 8, 8, 1))
+    pairs = ((small, variables), (large, wide))
+    a, b = (predicted(training.resnet(sizes), v, images) for sizes, v in pairs)
+    np.testing.assert_allclose(a, b, atol=10 * EPS**0.5)  # float32 forward passes
+
+
+def test_alignment_undoes_a_permutation_of_units():
+    sizes = GROWN.network(large=True)
+    variables = randomised(sizes)
+    spec = starts.spec_of(sizes, variables)
+    turned = change_basis(variables, spec, {"stage.0": permute(np.array([2, 0, 3, 1]))})
+    assert not np.array_equal(
+        turned["params"]["stem"]["kernel"], variables["params"]["stem"]["kernel"]
+    )
+    _, back = starts.aligned(sizes, [variables, turned])
+    jax.tree.map(np.testing.assert_array_equal, back, variables)
+
+
+# -- refusals
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": "svhn"}, "data must be one of"),
+        ({"folder": "x"}, "folder must not be given"),
+        ({"transformation": "lego"}, "transformation must be one of"),
+        ({"supervised": ("scratch", "sail", "net2nt")}, "supervised: .* did you mean 'net2net'"),
+        ({"supervised": ("sail",)}, "supervised must begin with scratch, sail"),
+        ({"byol": ("scratch", "sail", "ligo")}, "byol: ligo"),
+        ({"byol": ("scratch", "sail", "interpolate")}, "byol: interpolate is the transformation"),
+        ({"supervised": (), "byol": ()}, "supervised, byol"),
+        ({"byol": ("scratch", "sail", "sail")}, "byol must be"),
+        ({"replicates": 2}, "replicates must be"),
+        ({"share": 1.0}, "share must be"),
+        ({"target_decay": 1.0}, "target_decay must be"),
+        ({"steps": 9}, "steps must be a multiple"),
+        ({"new_width": 3}, "new_width must be"),
+        ({"new_blocks": (1, 1)}, "new_blocks must name as many"),
+        ({"blocks": (2,)}, "new_blocks must be at least"),
+        ({"blocks": (1, 1), "new_blocks": (1, 2)}, "blocks must be 2 or more in stage 1"),
+        ({"rate": math.nan}, "rate must be"),
+        ({"views": "strong"}, "views must be one of"),
+        ({"shard": "some"}, "shard must be one of"),
+    ],
+)
+def test_bad_configs_are_refused_by_field(change, words):
+    with pytest.raises(ValueError, match=f"^{words}"):
+        dataclasses.replace(TINY, **change)
+
+
+def test_a_batch_that_devices_do_not_divide_is_refused_before_training(monkeypatch):
+    three = sharding.Layout(cast(Any, SimpleNamespace(size=3)), "data")
+    monkeypatch.setattr(sharding, "layout", lambda _: three)
+    stage = lambda *_, **__: pytest.fail("trained")  # noqa: E731
+    with pytest.raises(ValueError, match=r"^batch must be a multiple of the 3 devices"):
+        sv.run(TINY, stage)
+
+
+# -- the run
+
+
+def test_the_tiny_run_is_whole_and_finite(ran):
+    for paradigm in ("supervised", "byol"):
+        assert tuple(ran[f"{paradigm}_way"].values) == TINY.ways(paradigm)
+        for name in (*training.MEASURES[paradigm], "train_loss", "saved"):
+            assert np.isfinite(ran[f"{paradigm}_{name}"]).all(), name
+        top1, top5 = (ran[f"{paradigm}_{name}"] for name in ("top1", "top5"))
+        assert ((top1 >= 0) & (top1 <= top5) & (top5 <= 1)).all()
+        assert (ran[f"{paradigm}_flops"] > 0).all()
+    assert ran["step"].values.tolist() == [0, 4, 8]
+
+
+def test_seeds_share_data_and_start_between_ways_and_differ_among_themselves(ran):
+    loss = ran["supervised_test_loss"].sel(supervised_way="scratch")
+    assert len(np.unique(loss.values[:, 0])) == TINY.replicates
+
+
+def test_parts_of_a_run_are_the_same_alone_and_after_a_training_broke_off(
+    ran, tmp_path, monkeypatch
+):
+    few = dataclasses.replace(TINY, supervised=("scratch", "sail"), byol=(), save_every=3)
+    folders = {}
+
+    def stage(name, compute, *, folder=False):
+        assert folder
+        at = folders.setdefault(name, tmp_path / str(len(folders)))
+        at.mkdir(exist_ok=True)
+        return direct(name, lambda: compute(at))
+
+    measure, calls = training.Learner.measure, []
+
+    def breaking(*args):
+        calls.append(args)
+        if len(calls) == 23:  # of 18 for the sources; at step 4 of the second seed from scratch
+            raise RuntimeError("broken off")
+        return measure(*args)
+
+    monkeypatch.setattr(training.Learner, "measure", breaking)
+    with pytest.raises(RuntimeError, match="broken off"):
+        sv.run(few, stage)
+    left = tmp_path / "1" / "1" / "checkpoints"
+    assert [at.name for at in left.iterdir() if at.name.isdigit()] == ["3"]
+    assert len(folders) == 2
+    again = sv.run(few, stage)
+    expected = ran.sel(supervised_way=["scratch", "sail"])
+    for name in ("supervised_test_loss", "supervised_train_loss"):
+        np.testing.assert_array_equal(again[name], expected[name])
+    assert "byol_top1" not in again
+    # BYOL's 5, 3 comparisons with what was left out, 1 of both paradigms
+    assert sv.summary(again).count("NOT TESTED") == 9
+
+
+# -- findings
+
+
+def made_up(gain, paradigm="supervised", rival=-0.05):
+    """Curves that rise by 0.1 a step, SAIL's `gain` (one per seed) above those from scratch."""
+    ways = ["scratch", "sail", "first", "second", "pad"]
+    rise = np.array([0.1, 0.2, 0.3, 0.4])
+    shift = np.array([[0.0] * 3, gain, [-0.1] * 3, [-0.1] * 3, np.add(gain, rival)])
+    top1 = rise + shift[..., None]
+    dims = (f"{paradigm}_way", "seed")
+    names = ("saved", "scratch_steps", "compute", "scratch_compute")
+    return xr.Dataset(
+        {f"{paradigm}_top1": ((*dims, "step"), top1)}
+        | {f"{paradigm}_{name}": (dims, 100 * shift) for name in names}
+        | {f"{paradigm}_{name}": (dims[0], [0] * 5) for name in ("ahead", "sources_compute")},
+        {f"{paradigm}_way": ways, "seed": range(3), "step": range(4)},
+        {"paradigms": paradigm, "steps": 3},
+    )
+
+
+def test_steps_ahead_delay_what_is_averaged_along_training():
+    made = made_up([0.1, 0.1, 0.1])
+    np.testing.assert_allclose(told.along(made, "supervised", "sail"), [35.0] * 3)
+    made["supervised_ahead"][1] = 2
+    # 20, 20 (not yet begun), 20 and 30
+    np.testing.assert_allclose(told.along(made, "supervised", "sail"), [22.5] * 3)
+
+
+def verdicts(dataset):
+    return [one.verdict for one in sv.findings(dataset)]
+
+
+@pytest.mark.parametrize(
+    ("gain", "expected"),
+    [
+        ([0.1, 0.11, 0.09], "holds"),
+        ([-0.2, -0.21, -0.19], "fails"),
+        ([0.1, -0.11, 0.02], "undecided"),
+    ],
+)
+def test_claims_hold_fail_or_stay_undecided(gain, expected):
+    found = verdicts(made_up(gain))
+    assert found[:2] == [expected] * 2
+    assert found[4] == expected  # against each source alone
+    assert found[5:] == ["not tested"] * 6  # BYOL, and the comparison with it
+    assert verdicts(made_up(gain, "byol"))[5:7] == [expected] * 2
+
+
+def test_the_rival_is_the_strongest_one():
+    found = sv.findings(made_up([0.1, 0.11, 0.09], rival=0.05))[2]
+    assert found.verdict == "fails"
+    assert re.search(r"-5\.00 ± 0\.00 points above the best of them, pad", found.here)
+    # without rivals nothing is said
+    few = made_up([0.1, 0.11, 0.09]).isel(supervised_way=slice(2))
+    assert verdicts(few)[2:5] == ["not tested"] * 3
+    assert "points" in told.summary(few)
