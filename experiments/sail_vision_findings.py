@@ -3,7 +3,7 @@
 import numpy as np
 import xarray as xr
 
-from experiments.findings import Finding, judged, stated, told
+from experiments.findings import Finding, judged, stated
 
 NAMES = {"supervised": "supervised training", "byol": "BYOL"}
 PRINTED = "curves of top-1 without figures, ResNet-18 and -34 on CIFAR-10 (Fig. 3)"
