@@ -31,6 +31,7 @@ from matplotlib.figure import Figure
 from experiments import overtraining_language_stages as stages
 from experiments import overtraining_language_tasks as tasks
 from experiments import overtraining_language_training as training
+from experiments.data.files import refused
 from experiments.models import presets
 from experiments.overtraining_language_config import PRESETS as PRESETS
 from experiments.overtraining_language_config import Config as Config
@@ -42,14 +43,15 @@ from experiments.store import direct
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Pre-trains, perturbs and fine-tunes; a stage for each budget, and for each task."""
-    where = training.layout(config.shard)
-    batches = {name: getattr(config, name) for name in ("batch", "tune_batch")}
-    where.check(**{name: size // config.micro_batches for name, size in batches.items()})
-    net = presets.build(config.network)
-    corpus = tasks.load(config.data, config.network["vocab"], config.context)
-    sizes = (config.examples, config.task_held_out, config.task_held_out)
-    taught = [tasks.task(name, corpus, sizes, config.seed) for name in config.tasks]
-    held_out = corpus.held_out(config.held_out, config.seed)
+    with refused():
+        where = training.layout(config.shard)
+        batches = {name: getattr(config, name) for name in ("batch", "tune_batch")}
+        where.check(**{name: size // config.micro_batches for name, size in batches.items()})
+        net = presets.build(config.network)
+        corpus = tasks.load(config.data, config.network["vocab"], config.context)
+        sizes = (config.examples, config.task_held_out, config.task_held_out)
+        taught = [tasks.task(name, corpus, sizes, config.seed) for name in config.tasks]
+        held_out = corpus.held_out(config.held_out, config.seed)
     bases: list[PyTree] = []
     for budget in config.budgets:
         for k, some in _parts(config, range(config.replicates)):

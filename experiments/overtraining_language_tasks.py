@@ -23,8 +23,8 @@ TASKS = ("shifted", "rotated", "questions")
 SUFFIXES = (".bin", ".npy")
 SHIFTED = 66.0  # percentile of the blocks' means from which they are kept for fine-tuning
 SOURCE = Source(
-    "C4 as tokens",
-    "OLMo distributes it tokenised (allenai/OLMo), as one row of numbers below 50304",
+    "C4 as OLMo's tokens (one row of numbers below 50304)",
+    "allenai/OLMo",
     "the source of Python's standard library (preset 'default')",
 )
 

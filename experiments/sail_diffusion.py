@@ -40,6 +40,7 @@ from experiments import sail_diffusion_data as data
 from experiments import sail_diffusion_quality as quality
 from experiments import validate
 from experiments.data import latents
+from experiments.data.files import refused
 from experiments.models import presets
 from experiments.progress import Stage
 from experiments.sail_diffusion_networks import WAYS
@@ -231,7 +232,8 @@ PRESETS: dict[str, Callable[[], Config]] = {
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the measuring classifier; for every seed an encoder, the aligned starts, the SiTs; one
     stage each."""
-    images = loaded(config)
+    with refused():
+        images = loaded(config)
     lab = Laboratory(config, images)
     everything = np.arange(len(images.labels))
     learn = partial(lab.classifier, "measure", everything, 0)

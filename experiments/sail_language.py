@@ -30,6 +30,7 @@ from experiments import sail_language_checkpoints, validate
 from experiments import sail_language_data as data
 from experiments import sail_language_parts as parts
 from experiments.data import text
+from experiments.data.files import refused
 from experiments.findings import Finding
 from experiments.models import presets
 from experiments.progress import Stage
@@ -264,7 +265,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Sources, weights, and training on the target: stages for each seed and way."""
     if config.checkpoints is not None:
         return sail_language_checkpoints.run(config, stage)
-    with data.refused():
+    with refused():
         corpus = data.load(config, config.network("target")["vocab"])
         _check(config, corpus)
     learners = parts.learners(config)

@@ -12,6 +12,7 @@ from experiments import sail_language_data as data
 from experiments import sail_language_parts as parts
 from experiments.data import tokens
 from experiments.data.choices import Packed
+from experiments.data.files import refused
 from experiments.data.tokens import Batch
 from experiments.findings import Finding, judged, stated
 from experiments.models.pretrained import Pretrained, load_pretrained
@@ -28,7 +29,7 @@ MERGES = ("uniform", "greedy", "sweep")
 
 def run(config: "Config", stage: "Stage") -> xr.Dataset:
     """Every checkpoint and merge on held-out text and questions; a stage for each repetition."""
-    with data.refused():
+    with refused():
         models, draws = load(config)
         given = [(one.variables, one.config) for one in models]
         key = parts.keys(config, 0)["grow"]

@@ -1,8 +1,6 @@
 """What `sail_language` reads: a text's parts by the mean token of blocks (SAIL, App. H.1), what is
 held out of the target, distances between the parts, and questions."""
 
-import contextlib
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +11,6 @@ from experiments import choice_scores
 from experiments import proximal_sweep as line
 from experiments.data import choices, gpt2_tokens, text, tokens
 from experiments.data.choices import Packed
-from experiments.data.files import DataError
 from experiments.data.tokens import Batch, Ids
 from sail_jax import distances
 
@@ -22,18 +19,6 @@ if TYPE_CHECKING:
 
 PERCENTILES = (33, 66)
 DISTANCES = ("mmd", "w1", "tv")
-
-
-@contextlib.contextmanager
-def refused() -> Iterator[None]:
-    """What the data, the checkpoints or the devices cannot give becomes a `DataError`, which the
-    command line tells in one line."""
-    try:
-        yield
-    except DataError:
-        raise
-    except ValueError as exc:
-        raise DataError(" ".join(str(exc).split())) from exc
 
 
 class Corpus(NamedTuple):
@@ -77,11 +62,11 @@ def load(config: "Config", vocab: int) -> Corpus:
     thresholds = np.percentile(means, PERCENTILES)
     parts = text.by_mean(means[:, None], thresholds)
     low, _, high = text.by_mean(of_kept[:, None], thresholds)
-    room = min(len(low), len(high) - config.validation)
-    if config.held_out > room:
+    if config.held_out > min(len(low), len(high) - config.validation):
         raise ValueError(
-            f"held_out must be at most {room}, as the text kept from training has no more blocks "
-            f"of {config.context} tokens beside the validation's; got {config.held_out}"
+            f"held_out, validation: {config.held_out} and {config.validation} blocks of "
+            f"{config.context} tokens are more than the text kept from training has, {len(low)} of "
+            f"D_1 and {len(high)} of D_t"
         )
     rng = np.random.default_rng((config.seed, 0))
     low, high = rng.permutation(low), rng.permutation(high)

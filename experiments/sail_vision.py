@@ -28,6 +28,7 @@ from jaxtyping import PyTree
 from matplotlib.figure import Figure
 
 from experiments import sail_vision_starts as starts
+from experiments.data.files import refused
 from experiments.progress import Stage
 from experiments.sail_vision_config import PRESETS as PRESETS
 from experiments.sail_vision_config import Config as Config
@@ -44,8 +45,9 @@ Sources = dict[str, list[list[PyTree]]]  # [seed][source], by paradigm
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the sources, makes the starts, trains the large networks: a stage for each way."""
-    sharding.layout(config.shard).check(batch=config.batch)
-    data = load(config)
+    with refused():
+        sharding.layout(config.shard).check(batch=config.batch)
+        data = load(config)
     sources: Sources = {}
 
     @cache

@@ -133,7 +133,12 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        kept = self.finished or any((self.path / at).exists() for at in ("stages", "work"))
+        failed = kind is not None and issubclass(kind, Exception)
+        if failed and not kept and processes.is_first():
+            # what was refused at once may be asked for again otherwise
+            (self.path / RECORD).unlink(missing_ok=True)
         _release(self._lock)
         self._lock = None
 

@@ -219,7 +219,7 @@ def test_a_text_on_disk_is_pre_trained_on_and_tuned_to(tmp_path):
 def test_the_papers_data_are_asked_for_before_anything_is_computed():
     stage = lambda *_, **__: pytest.fail("computed")  # noqa: E731
     for preset in ("paper", "paper_15m", "paper_90m"):
-        with pytest.raises(ValueError, match=r"C4 as tokens is published at .* offline default"):
+        with pytest.raises(ValueError, match=r"C4 as OLMo's tokens .* offline default"):
             ol.run(ol.PRESETS[preset](), stage)
     with pytest.raises(ValueError, match=r"other\.npy is missing"):
         ol.run(dataclasses.replace(TINY, tasks=("other.npy",)), stage)

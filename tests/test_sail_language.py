@@ -455,7 +455,7 @@ def test_questions_for_a_text_of_files_need_its_tokenizer():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"held_out": 10**6}, "held_out must be at most"),
+        ({"held_out": 10**6}, "held_out, validation: 1000000"),
         ({"source_blocks": 10**6}, "count must leave each part enough blocks"),
         ({"data": "nowhere"}, "nowhere.* is missing: a tokenised text .* published at .* offline"),
         ({"vocab": 50257}, "data: the networks have a vocabulary of 50257 .* published at"),

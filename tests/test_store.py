@@ -153,6 +153,21 @@ def test_an_unfinished_stage_keeps_its_folder(tmp_path):
         kept.mkdir(parents=True)  # as if the process had died just before removing it
 
 
+def test_what_is_refused_at_once_leaves_its_folder_to_others(tmp_path):
+    with pytest.raises(ValueError, match="no data"), store.Run.open(tmp_path, "fake", Config()):
+        raise ValueError("no data")
+    with store.Run.open(tmp_path, "fake", Config(seed=4)) as run:
+        run.stage("one", lambda: {"x": 1})
+    with (
+        pytest.raises(ValueError, match="late"),
+        store.Run.open(tmp_path, "fake", Config(seed=4), resume=True),
+    ):
+        raise ValueError("late")
+    assert store.Run.open(tmp_path, "fake", Config(seed=4), resume=True).stage(
+        "one", lambda: pytest.fail("computed again")
+    )
+
+
 def test_without_a_store_there_is_no_folder():
     assert store.direct("long", lambda folder: {"none": folder is None}, folder=True)["none"]
 

@@ -46,6 +46,18 @@ def missing(path: Path, source: Source) -> DataError:
 
 
 @contextlib.contextmanager
+def refused() -> Iterator[None]:
+    """What the data, checkpoints or devices of a run cannot give becomes a `DataError`, which the
+    command line tells in one line."""
+    try:
+        yield
+    except disk.StoreError:
+        raise
+    except ValueError as exc:
+        raise DataError(" ".join(str(exc).split())) from exc
+
+
+@contextlib.contextmanager
 def reading(path: object) -> Iterator[None]:
     """Whatever a parser stumbles over becomes a `DataError` that names `path`."""
     try:
