@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE = "report.html"
-HEADER = ("claim", "where", "paper, at its scale", "here", "verdict here")
+HEADER = ("claim", "where", "paper, at its scale")
+OTHER = "another scale than the paper's"
 DEPTH = 8  # folders below the one that is asked for
 
 
@@ -69,7 +70,11 @@ def found(directory: Path) -> Iterator[Path]:
 
 
 def section(
-    heading: str, module: ModuleType, dataset: "xr.Dataset", figures: Mapping[str, "Figure"]
+    heading: str,
+    module: ModuleType,
+    dataset: "xr.Dataset",
+    figures: Mapping[str, "Figure"],
+    scale: str = OTHER,
 ) -> report.Section:
     """One run: question, answer, figures, and where the experiment has them its `table` and, by its
     `findings`, what became of the papers' claims."""
@@ -78,7 +83,7 @@ def section(
     tables = [module.table(dataset)] if hasattr(module, "table") else []
     if hasattr(module, "findings"):
         told = [(f.claim, f.where, f.paper, f.here, f.verdict) for f in module.findings(dataset)]
-        tables.append((HEADER, *told))
+        tables.append(((*HEADER, f"here, at {scale}", "verdict"), *told))
     return report.Section(heading, question, module.summary(dataset), pictures, tables)
 
 
@@ -89,17 +94,18 @@ def _run(place: Path, run: store.Run) -> report.Section:
     dataset, figures = store.drawn(run, module)
     heading = name if place.name == name or place == Path() else f"{name} ({place})"
     preset = preset_of(module, record["config"])
+    scale = "the paper's scale" if (preset or "").startswith("paper") else OTHER
     options = (f" --preset {preset}" if preset else "") + f" --seed {record['seed']}"
     details = {
         "preset": preset or "none of them: see config",
-        "scale": "the paper's" if preset == "paper" else "another than the paper's",
+        "scale": scale,
         **origin(dataset),
         "computing time": f"{float(dataset.attrs['wall_seconds']):.0f} s",
         "result": f"{store.RESULT}, SHA-256 {record['result']['sha256']}",
         **({"again": f"sail-jax run {name}{options}"} if preset else {}),
         "config": json.dumps(record["config"], ensure_ascii=False),
     }
-    return section(heading, module, dataset, figures)._replace(details=details)
+    return section(heading, module, dataset, figures, scale)._replace(details=details)
 
 
 def preset_of(module: ModuleType, config: Mapping[str, Any]) -> str | None:

@@ -3,6 +3,7 @@
     config.json         what was run, on what, and whether it finished
     stages/<name>/      each finished stage: an orbax checkpoint and the checksums of its files
     work/<name>/        what a stage that is not finished keeps for itself
+    metrics/<name>/     the lines (.jsonl) that it wrote there: losses and rates, step by step
     result.nc           the dataset (netCDF4), written last
     <figure>.png
 
@@ -147,9 +148,9 @@ class Run:
     ) -> dict[str, Any]:
         """What `compute()` gives, read back if an earlier process finished this stage.
 
-        With `folder`, `compute(directory)` may keep there what it needs to go on after a kill; the
-        directory goes when the stage is finished. Raises `ValueError` for a name that is not plain
-        text or was used before in this run.
+        With `folder`, `compute(directory)` may keep there what it needs to go on after a kill; when
+        the stage is finished the directory goes, but for its files of lines. Raises `ValueError`
+        for a name that is not plain text or was used before in this run.
         """
         kept, work = (self.path / at / stages.folder_name(name) for at in ("stages", "work"))
         if name in self._used:
@@ -167,6 +168,11 @@ class Run:
             took = time.perf_counter() - start
             processes.by_first(lambda: stages.write(kept, name, arrays, took))
         if folder and processes.is_first() and work.exists():  # perhaps of one that died here
+            with disk.explained("keep the metrics of", work):
+                for lines in work.rglob("*.jsonl"):
+                    place = self.path / "metrics" / lines.relative_to(work.parent)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(lines, place)
             shutil.rmtree(work)
             with contextlib.suppress(OSError):  # other stages keep something there
                 work.parent.rmdir()

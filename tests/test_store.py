@@ -139,6 +139,8 @@ def test_an_unfinished_stage_keeps_its_folder(tmp_path):
         done = folder / "done"
         if not done.exists():
             done.write_text("half")
+            (folder / "one").mkdir()
+            (folder / "one" / "metrics.jsonl").write_text("{}")
             raise KeyboardInterrupt
         return {"found": len(done.read_text())}
 
@@ -150,6 +152,7 @@ def test_an_unfinished_stage_keeps_its_folder(tmp_path):
             found = reporting(run.stage)("long", compute, folder=True)
         assert found["found"] == 4
         assert not kept.parent.exists()
+        assert (run.path / "metrics" / "long" / "one" / "metrics.jsonl").read_text() == "{}"
         kept.mkdir(parents=True)  # as if the process had died just before removing it
 
 
