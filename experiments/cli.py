@@ -2,6 +2,7 @@
 
 import _thread
 import argparse
+import atexit
 import gc
 import importlib
 import itertools
@@ -370,6 +371,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # them again and again takes a tenth of a second
         gc.set_threshold(200_000, 50, 100)
         sys.unraisablehook = _deliver_again
+        # nor when it all goes: an exit looks through them twice
+        atexit.register(gc.freeze)
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(argv)

@@ -7,14 +7,28 @@ Merging: `sail_jax.methods.<name>(models, base, ...)`, each an expression of `ru
 `merge_checkpoints(...)`, the same on files, tensor by tensor.
 """
 
-from sail_jax import align, architectures, counts, growth, methods, probe, rules
+from typing import TYPE_CHECKING
+
+from sail_jax import counts, methods, rules
 from sail_jax.certificate import Certificate, Report, certificate, exactness
 from sail_jax.change_basis import change_basis, unfuse
-from sail_jax.checkpoint import merge_checkpoints
 from sail_jax.families import NONLINEARITIES, Family
+from sail_jax.lazy import lazily
 from sail_jax.maps import Selection, SpaceMap, classify, compose, defect, identity, invert, select
 from sail_jax.spaces import Spec, spec
 from sail_jax.task_vectors import Count, Rule, TaskVectors, apply, chain, masked
+
+if TYPE_CHECKING:
+    from sail_jax import align, architectures, growth, probe
+    from sail_jax.checkpoint import merge_checkpoints
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        **dict.fromkeys(("align", "architectures", "growth", "probe"), ""),
+        "merge_checkpoints": "checkpoint",
+    },
+)
 
 __all__ = [
     "NONLINEARITIES",

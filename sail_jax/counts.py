@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from sail_jax.checks import concrete
 from sail_jax.rules import one_of, scoped
-from sail_jax.task_vectors import Count, Each, Fold, Grain, Leafwise, Place, tally
+from sail_jax.task_vectors import Count, Each, Fold, Grain, Leafwise, Place, by_task, tally
 
 __all__ = ["Vectors", "average", "combination", "gram", "total"]
 
@@ -22,14 +22,14 @@ Coefficients = Callable[..., Float[Array, "*vectors task"]]
 
 
 def _total(place: Place, delta: Array, weight: Array) -> Array:
-    return tally(weight * delta)
+    return tally(by_task(jnp.multiply, weight, delta))
 
 
 def _average(place: Place, delta: Array, weight: Array) -> Array:
-    mass, size = tally(weight), tally(jnp.abs(weight))
+    mass, size = tally(weight), tally(by_task(jnp.abs, weight))
     exists = jnp.abs(mass) > 10 * jnp.finfo(mass.dtype).eps * size
     # the inner where keeps the gradient finite at entries that the outer one discards
-    return jnp.where(exists, tally(weight * delta) / jnp.where(exists, mass, 1), 0)
+    return jnp.where(exists, _total(place, delta, weight) / jnp.where(exists, mass, 1), 0)
 
 
 total = Leafwise(Partial(_total))

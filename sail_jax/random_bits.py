@@ -5,15 +5,26 @@ on how many devices. On CPUs this is several times faster than `jax.random`. Not
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, UInt
 
-__all__ = ["check_key", "mix", "stream", "uniform"]
+__all__ = ["check_key", "key", "mix", "stream", "uniform"]
 
 Stream = tuple[UInt[Array, "..."], UInt[Array, "..."]]
+
+
+def key(seed: int) -> Array:
+    """The key of `jax.random.key(seed)`, 0 <= seed < 2**64, made without compiling anything and
+    whatever generator JAX is told to use by default."""
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed: expected 0 <= seed < 2**64, got {seed}")
+    words: Any = np.array(divmod(seed, 1 << 32), np.uint32)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 def mix(x: UInt[Array, "..."]) -> UInt[Array, "..."]:

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.tree_util import Partial
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Bool, Float
 
 from sail_jax import random_bits, selection
 from sail_jax.checks import concrete
-from sail_jax.task_vectors import Each, Fold, Leafwise, Piece, Place, Rule, tally
+from sail_jax.task_vectors import Each, Fold, Leafwise, Piece, Place, Rule, by_task, tally
 
 __all__ = [
     "ElectBy",
@@ -30,6 +30,7 @@ __all__ = [
     "per_model",
     "rescaled",
     "scoped",
+    "standing",
     "trim",
 ]
 
@@ -87,12 +88,11 @@ def largest(rank: Callable[[int], selection.Wide]) -> Rule:
         return Fold(Partial(_digits(shift), prefix), then, selection.add, visits=shift // 16 + 2)
 
     def equals(threshold: Array, left: selection.Wide) -> Rule:
-        def then(counts: dict[Piece, selection.Wide], size: int) -> Rule:
-            quota, rest = {}, left
+        def then(counts: dict[Piece, Array], size: int) -> Rule:
+            local, rest = {}, left
             for piece in sorted(counts):
-                quota[piece] = selection.least(counts[piece], rest)
-                rest = selection.subtract(rest, quota[piece])
-            local = {piece: (threshold, q) for piece, q in quota.items()}
+                cut, rest = selection.cut(counts[piece], rest)
+                local[piece] = threshold, cut
             return Leafwise(Partial(_take), local)
 
         return Fold(Partial(_equal, threshold), then, add=None)
@@ -109,16 +109,19 @@ def _digits(shift: int) -> Any:
     return summary
 
 
-def _equal(threshold: Array, place: Place, delta: Array, weight: Array) -> selection.Wide:
+def _equal(threshold: Array, place: Place, delta: Array, weight: Array) -> Array:
     keys = selection.magnitude(delta, weight)
     return selection.equal(keys, threshold, place.inside(delta.shape[1:]))
 
 
-def _take(
-    threshold: Array, quota: selection.Wide, place: Place, delta: Array, weight: Array
-) -> Votes:
+def _take(threshold: Array, cut: selection.Cut, place: Place, delta: Array, weight: Array) -> Votes:
     keys = selection.magnitude(delta, weight)
-    return delta, jnp.where(selection.take(keys, threshold, quota), weight, 0)
+    return delta, standing(selection.take(keys, threshold, cut), weight)
+
+
+def standing(kept: Bool[Array, "task ..."], weight: Float[Array, "task ..."]) -> Array:
+    """The weights of the votes that are kept; 0 elsewhere."""
+    return by_task(lambda stays, w: jnp.where(stays, w, 0), kept, weight)
 
 
 def elect(by: ElectBy = "mass", tie: Tie = "abstain") -> Rule:
@@ -153,9 +156,12 @@ def elect(by: ElectBy = "mass", tie: Tie = "abstain") -> Rule:
 
 
 def _ballots(by: ElectBy, delta: Array, weight: Array) -> Array:
-    if by == "weighted":
-        return weight * delta
-    return jnp.where(weight != 0, delta if by == "mass" else jnp.sign(delta), 0)
+    def one(d: Array, w: Array) -> Array:
+        if by == "weighted":
+            return w * d
+        return jnp.where(w != 0, d if by == "mass" else jnp.sign(d), 0)
+
+    return by_task(one, delta, weight)
 
 
 @functools.cache
@@ -164,7 +170,7 @@ def _settle(by: ElectBy) -> Any:
         votes = _ballots(by, delta, weight)
         mass = tally(votes)
         elected = jnp.where(mass == 0, default, jnp.sign(mass))
-        return delta, jnp.where(votes * elected > 0, weight, 0)
+        return delta, by_task(lambda v, w: jnp.where(v * elected > 0, w, 0), votes, weight)
 
     return kernel
 
@@ -199,8 +205,9 @@ def drop(rate: PerModel, key: Array | None, *, rescale: bool = True) -> Leafwise
 def _drop(
     keep: Array, divisor: Array, key: Array, place: Place, delta: Array, weight: Array
 ) -> Votes:
-    kept = once(lambda: draws(key, place, delta) < per_model(keep, delta), weight)
-    return delta / per_model(divisor, delta), jnp.where(kept, weight, 0)
+    kept = by_task(lambda u, p: u < p, draws(key, place, delta), per_model(keep, delta))
+    votes = by_task(lambda d, p: d / p, delta, per_model(divisor, delta))
+    return votes, standing(kept, weight)
 
 
 def once(compute: Callable[[], Array], like: Array) -> Array:
@@ -217,8 +224,9 @@ def once(compute: Callable[[], Array], like: Array) -> Array:
 def draws(key: Array, place: Place, delta: Float[Array, "task ..."]) -> Float[Array, "task ..."]:
     """A uniform number in [0, 1) for every vote, float32 whatever the dtype of the votes."""
     models = lax.iota(jnp.uint32, len(delta)).reshape(-1, *(1,) * (delta.ndim - 1))
-    state = random_bits.stream(key, place.name, models)
-    return random_bits.uniform(state, place.index(delta.shape[1:]))
+    index = place.index(delta.shape[1:])
+    streams = random_bits.stream(key, place.name, models)
+    return by_task(lambda *one: random_bits.uniform(one, index), *streams)
 
 
 def rescaled(rule: Leafwise) -> Rule:
@@ -240,7 +248,7 @@ def _norms(rule: Any, place: Place, delta: Array, weight: Array) -> Votes:
 
 def _l1(delta: Array, weight: Array) -> Float[Array, "task"]:
     # only ratios matter; scaled, a sum of < 2**32 terms does not overflow
-    return jnp.where(weight != 0, jnp.abs(delta) * 2.0**-32, 0).sum(range(1, delta.ndim))
+    return by_task(lambda d, w: jnp.where(w != 0, jnp.abs(d) * 2.0**-32, 0).sum(), delta, weight)
 
 
 def _rescale(
@@ -249,7 +257,7 @@ def _rescale(
     delta, weight = rule(place, delta, weight)
     exists = (before > 0) & (after > 0)
     factor = jnp.where(exists, before / jnp.where(exists, after, 1), 1)
-    return per_model(factor, delta) * delta, weight
+    return by_task(jnp.multiply, per_model(factor, delta), delta), weight
 
 
 def per_model(value: PerModel, delta: Float[Array, "task ..."]) -> Array:

@@ -18,12 +18,15 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, auto_axes
 from jaxtyping import Array, Bool, Float, UInt
 
+from sail_jax.task_vectors import by_task
+
 __all__ = [
+    "Cut",
     "Wide",
     "add",
+    "cut",
     "equal",
     "histogram",
-    "least",
     "less",
     "locate",
     "magnitude",
@@ -35,6 +38,7 @@ __all__ = [
 ]
 
 BINS, SPARE = 1 << 16, 1 << 10
+COLUMNS = 1 << 14  # of the rows that a vector is seen as
 
 
 class Wide(NamedTuple):
@@ -42,6 +46,13 @@ class Wide(NamedTuple):
 
     hi: UInt[Array, "..."]
     lo: UInt[Array, "..."]
+
+
+class Cut(NamedTuple):
+    """A place in a leaf, of each task: a row, and how many of its candidates come before."""
+
+    row: UInt[Array, "task"]
+    ties: UInt[Array, "task"]
 
 
 def _carry(hi: Array, lo: Array) -> Wide:
@@ -66,9 +77,21 @@ def less(a: Wide, b: Wide) -> Bool[Array, "..."]:
     return (a.hi < b.hi) | ((a.hi == b.hi) & (a.lo < b.lo))
 
 
-def least(a: Wide, b: Wide) -> Wide:
-    where = _space(a.lo).where
-    return Wide(*(where(less(a, b), x, y) for x, y in zip(a, b, strict=True)))
+def cut(counts: UInt[Array, "task row"], left: Wide) -> tuple[Cut, Wide]:
+    """Where the next candidates, so many in each row, are as many as are `left` to be taken; and
+    how many are left after them."""
+    space = _space(counts)
+    running = counts.cumsum(1, dtype=np.uint32)
+    total = _carry(space.uint32(0), running[:, -1])
+    some, wanted = less(left, total), (left.hi << 16 | left.lo)[:, None]
+    row = (running < wanted).sum(1, dtype=np.uint32)
+    at = space.minimum(row, counts.shape[1] - 1)[:, None]
+    before = space.take_along_axis(running - counts, at.astype(np.int32), 1)[:, 0]
+    here = Cut(
+        space.where(some, row, np.uint32(counts.shape[1])),
+        space.where(some, wanted[:, 0] - before, np.uint32(0)),
+    )
+    return here, Wide(*(space.where(some, np.uint32(0), part) for part in subtract(left, total)))
 
 
 def _space(x: Array | np.ndarray) -> Any:
@@ -99,9 +122,13 @@ def magnitude(
 
     In float64 where JAX has it, so that float32 and float64 leaves share one scale.
     """
-    size = lax.stop_gradient(jnp.where(weight != 0, jnp.abs(delta), 0))
-    size = size.astype(jnp.result_type(float))
-    return lax.bitcast_convert_type(size, _unsigned(size.dtype))
+    dtype = jnp.result_type(float)
+
+    def one(d: Array, w: Array) -> Array:
+        size = lax.stop_gradient(jnp.where(w != 0, jnp.abs(d), 0)).astype(dtype)
+        return lax.bitcast_convert_type(size, _unsigned(dtype))
+
+    return by_task(one, delta, weight)
 
 
 def start() -> tuple[UInt[Array, ""], int]:
@@ -152,8 +179,8 @@ def histogram(
             return lax.map(one, pairs)
         return jnp.stack([one(pair) for pair in zip(*pairs, strict=True)])
 
-    whole = NamedSharding(jax.typeof(keys).sharding.mesh, PartitionSpec())
-    counts = _automatic(each, whole)(keys, jnp.broadcast_to(prefix, keys.shape[:1]))
+    heads = jnp.broadcast_to(prefix, keys.shape[:1])
+    counts = _automatic(each, _everywhere(keys))(keys, heads)
     return _carry(jnp.uint32(0), counts)
 
 
@@ -200,43 +227,55 @@ def equal(
     keys: UInt[Array, "task ..."],
     threshold: UInt[Array, "task"],
     inside: Bool[Array, "..."] | None = None,
-) -> Wide:
-    """How many keys of each task, those inside, equal its threshold."""
-    found = keys == _beside(threshold, keys)
-    found = found if inside is None else found & inside
-    return occurrences(found, range(1, keys.ndim))
+) -> UInt[Array, "task row"]:
+    """How many keys of each task, those inside, equal its threshold, row by row of its leaf."""
+    if keys.size == 0:
+        return jnp.zeros((len(keys), 1), jnp.uint32)
+
+    def each(keys: Array, threshold: Array) -> Array:
+        found = keys == _beside(threshold, keys)
+        found = found if inside is None else found & inside
+        return _row_sums(found.reshape(len(keys), *_rows(keys)))
+
+    return _automatic(each, _everywhere(keys))(keys, threshold)
 
 
 @jax.jit
 def take(
-    keys: UInt[Array, "task ..."], threshold: UInt[Array, "task"], ties: Wide
+    keys: UInt[Array, "task ..."], threshold: UInt[Array, "task"], here: Cut
 ) -> Bool[Array, "task ..."]:
-    """Keys above `threshold`, and the first `ties` of those equal to it in row-major order."""
+    """Keys above `threshold`, and those equal to it that come before a cut in row-major order."""
     if keys.size == 0:
         return keys > 0
     like = jax.typeof(keys).sharding
-    return _automatic(_take, like)(keys, threshold, ties.hi << 16 | ties.lo)
+    return _automatic(_take, like)(keys, threshold, here)
 
 
-def _take(keys: Array, threshold: Array, ties: Array) -> Array:
-    tasks, *rows, columns = (*keys.shape, 1) if keys.ndim == 1 else keys.shape
-    if not rows and columns % 1024 == 0:  # two short running sums are faster than a long one
-        rows, columns = [columns // 1024], 1024
-    equal = (keys == _beside(threshold, keys)).reshape(tasks, math.prod(rows), columns)
-    row, left = _reach(_row_sums(equal), ties)
-    column, _ = _reach(jnp.take_along_axis(equal, row[:, None, None], 1)[:, 0], left)
-    end = row * columns + column + (ties > 0)
-    index = lax.iota(jnp.uint32, equal[0].size).reshape(keys.shape[1:])
-    tied = equal.reshape(keys.shape) & (index < _beside(end, keys))
-    return (keys > _beside(threshold, keys)) | tied
+def _take(keys: Array, threshold: Array, here: Cut) -> Array:
+    rows, columns = _rows(keys)
+    index = lax.iota(jnp.uint32, rows * columns).reshape(keys.shape[1:])
+
+    def one(key: Array, least: Array, row: Array, ties: Array) -> Array:
+        at = jnp.minimum(row, rows - 1).astype(jnp.int32)
+        equal = lax.dynamic_index_in_dim(key.reshape(rows, columns), at, 0, False) == least
+        column = (equal.cumsum(dtype=jnp.uint32) < ties).sum(dtype=jnp.uint32)
+        end = row * columns + jnp.where(ties > 0, column + 1, 0)
+        return (key > least) | ((key == least) & (index < end))
+
+    return by_task(one, keys, threshold, *here)
 
 
-def _reach(counts: Array, target: Array) -> tuple[Array, Array]:
-    """Where the running sum of `counts` reaches `target`, and what is left of it just before."""
-    running = jnp.cumsum(counts, 1, dtype=jnp.uint32)
-    at = (running < target[:, None]).sum(1, dtype=jnp.uint32)
-    before = jnp.take_along_axis(running - counts, at[:, None], 1)[:, 0]
-    return at, target - before
+def _rows(keys: Array) -> tuple[int, int]:
+    """Rows and columns of the entries of a task: those of its leaf, a vector's are made up."""
+    *rows, columns = keys.shape[1:] or (1,)
+    if not rows and columns % COLUMNS == 0:
+        return columns // COLUMNS, COLUMNS
+    return math.prod(rows), columns
+
+
+def _everywhere(x: Array) -> Sharding:
+    """A whole copy on each device of `x`."""
+    return NamedSharding(jax.typeof(x).sharding.mesh, PartitionSpec())
 
 
 def _automatic(f: Callable[..., Array], out: Sharding) -> Callable[..., Array]:

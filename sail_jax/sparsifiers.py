@@ -15,8 +15,17 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Bool, Float, UInt
 
 from sail_jax import random_bits, selection
-from sail_jax.rules import PerModel, Scope, check_per_model, draws, once, per_model, scoped
-from sail_jax.task_vectors import Each, Fold, Grain, Kernel, Leafwise, Piece, Place, Rule
+from sail_jax.rules import (
+    PerModel,
+    Scope,
+    check_per_model,
+    draws,
+    once,
+    per_model,
+    scoped,
+    standing,
+)
+from sail_jax.task_vectors import Each, Fold, Grain, Kernel, Leafwise, Piece, Place, Rule, by_task
 
 __all__ = [
     "Found",
@@ -99,25 +108,24 @@ def _count_digits(shift: int) -> Kernel:
 def placed(
     keys: Kernel,
     found: Sequence[Found],
-    then: Callable[[Mapping[Piece, tuple[selection.Wide, ...]]], Any],
+    then: Callable[[Mapping[Piece, tuple[selection.Cut, ...]]], Any],
     grain: Grain = "entry",
 ) -> Fold:
-    """How many keys equal to each of `found` belong to its rank, piece by piece: those first in
-    (path, index). The rule or count goes on as `then(quotas)`."""
+    """Where, piece by piece, the keys equal to each of `found` are cut that belong to its rank:
+    those first in (path, index) do. The rule or count goes on as `then(cuts)`."""
 
-    def quotas(counts: Mapping[Piece, Sequence[selection.Wide]], size: int) -> Any:
-        left, quota = [rank for _, rank in found], {}
+    def cuts(counts: Mapping[Piece, Sequence[Array]], size: int) -> Any:
+        left, cut = [rank for _, rank in found], {}
         for piece in sorted(counts):
-            quota[piece] = tuple(map(selection.least, counts[piece], left))
-            left = list(map(selection.subtract, left, quota[piece]))
-        return then(quota)
+            cut[piece], left = zip(*map(selection.cut, counts[piece], left), strict=True)
+        return then(cut)
 
-    return Fold(Partial(_equal, tuple(t for t, _ in found), keys), quotas, None, grain)
+    return Fold(Partial(_equal, tuple(t for t, _ in found), keys), cuts, None, grain)
 
 
 def _equal(
     thresholds: Sequence[Array], keys: Kernel, place: Place, delta: Array, weight: Array
-) -> tuple[selection.Wide, ...]:
+) -> tuple[Array, ...]:
     values, inside = keys(place, delta, weight), place.inside(delta.shape[1:])
     return tuple(selection.equal(values, threshold, inside) for threshold in thresholds)
 
@@ -162,7 +170,7 @@ def outliers(
 
     def between(found: list[Found], size: int) -> Rule:
         kernel = Partial(_between, tuple(threshold for threshold, _ in found))
-        return placed(keys, found, lambda quotas: Leafwise(kernel, quotas))
+        return placed(keys, found, lambda cuts: Leafwise(kernel, cuts))
 
     keys = Partial(magnitudes)
     return scoped(scope, order_statistics(keys, ranks, between))
@@ -170,15 +178,16 @@ def outliers(
 
 def _between(
     thresholds: Sequence[Array],
-    above: selection.Wide,
-    within: selection.Wide,
+    above: selection.Cut,
+    within: selection.Cut,
     place: Place,
     delta: Array,
     weight: Array,
 ) -> Votes:
     keys = selection.magnitude(delta, weight)
     largest, kept = map(selection.take, (keys, keys), thresholds, (above, within))
-    return delta, jnp.where(kept & ~largest, weight, 0)
+    stays = by_task(lambda a, b: a & ~b, kept, largest)
+    return delta, standing(stays, weight)
 
 
 def magprune(

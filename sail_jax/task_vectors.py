@@ -40,6 +40,7 @@ __all__ = [
     "TaskVectors",
     "Weights",
     "apply",
+    "by_task",
     "chain",
     "check_scalar",
     "everybody",
@@ -359,6 +360,16 @@ def task_weights(weights: Weights, tasks: int, normalize: bool = False) -> Float
         if abs(w.sum()) <= rounding * abs(w).sum():
             raise ValueError(f"weights: {w.tolist()} sum to 0 and cannot be normalised")
     return jnp.asarray(w / w.sum() if normalize else w, jnp.result_type(float))
+
+
+def by_task(f: Callable[..., Array], *arrays: Array) -> Array:
+    """f of the entries of one task after another, stacked again; arrays of one task are for all.
+
+    XLA computes what is written so in one pass. An expression of whole stacks it computes anew, or
+    writes to memory, for every task that is read of it later.
+    """
+    tasks = max(map(len, arrays))
+    return jnp.stack([f(*(x[k if len(x) > 1 else 0] for x in arrays)) for k in range(tasks)])
 
 
 def tally(votes: Float[Array, "task ..."]) -> Float[Array, "..."]:

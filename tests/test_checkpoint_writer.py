@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sail_jax.checkpoint import journal, writer
+from sail_jax.checkpoint import folders, journal, writer
 from sail_jax.checkpoint.files import CheckpointError
 from sail_jax.checkpoint.journal import digest
 from sail_jax.checkpoint.open import load_checkpoint
@@ -361,6 +362,29 @@ def test_a_disk_full_midway_keeps_what_is_finished(tmp_path, monkeypatch):
         monkeypatch.undo()
         out.commit()
     assert set(load_checkpoint(tmp_path / "m")) == set(ARRAYS)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_written_is_sent_to_the_disk_meanwhile(tmp_path, monkeypatch, fails):
+    """A disk that refuses says so once, to whoever asks first: it must not be lost."""
+    flushed = threading.Event()
+
+    def flush(fd):
+        flushed.set()
+        if fails:
+            raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(folders, "FLUSH", 1000)
+    monkeypatch.setattr(folders, "_flush", flush)
+    with _create(tmp_path / "m", sync=True) as out:
+        _write(out)
+        assert flushed.wait(20)  # not only at the end
+        if fails:
+            with pytest.raises(CheckpointError, match=r"cannot write .*m.*broken"):
+                out.commit()
+        else:
+            out.commit()
+    assert (tmp_path / "m").exists() != fails
 
 
 def test_a_journal_line_that_is_cut_short_spoils_no_other(tmp_path, monkeypatch):

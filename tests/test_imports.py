@@ -10,6 +10,10 @@ import pytest
     ("package", "forbidden"),
     [
         ("sail_jax", ("matplotlib", "xarray", "flax", "optax", "scipy", "theory", "experiments")),
+        (
+            "sail_jax.checkpoint.merging",  # a merge that starts late is late
+            tuple(f"sail_jax.{name}" for name in ("align", "architectures", "growth", "probe")),
+        ),
         ("theory.deep_linear", ("matplotlib", "xarray", "flax", "optax", "experiments")),
         ("theory.student_teacher", ("matplotlib", "xarray", "flax", "optax", "experiments")),
         ("theory.two_layer", ("matplotlib", "xarray", "flax", "optax", "experiments")),
@@ -25,3 +29,21 @@ def test_import_is_light(package, forbidden):
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_what_is_imported_late_is_there():
+    code = (
+        "import sail_jax, sail_jax.checkpoint as c\n"
+        "for package in (sail_jax, c):\n"
+        "    assert {*package.__all__} <= {*dir(package)}\n"
+        "    for name in package.__all__: getattr(package, name)\n"
+        "    try: package.nothing\n"
+        "    except AttributeError as error: print(error)\n"
+        "from sail_jax import *; print(merge_checkpoints.__name__, probe.__name__)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines() == [
+        "module 'sail_jax' has no attribute 'nothing'",
+        "module 'sail_jax.checkpoint' has no attribute 'nothing'",
+        "merge_checkpoints sail_jax.probe",
+    ]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sail_jax import selection
+from sail_jax import random_bits, selection
 from sail_jax.rules import drop, elect, trim
 from sail_jax.sparsifiers import outliers
 from sail_jax.task_vectors import Chain, Each, Fold, Leafwise, TaskVectors, chain, masked, whole
@@ -151,7 +151,6 @@ def test_wide_counts_agree_with_integers():
             x, y = selection.wide(a), selection.wide(b)
             assert value(selection.add(x, y)) == a + b
             assert bool(selection.less(x, y)) == (a < b)
-            assert value(selection.least(x, y)) == min(a, b)
             assert a < b or value(selection.subtract(x, y)) == a - b
 
 
@@ -184,6 +183,36 @@ def test_leaves_too_large_to_count_are_refused():
     leaf = jax.ShapeDtypeStruct((1, 2**16, 2**16), jnp.uint32)
     with pytest.raises(ValueError, match=r"expected < 2\*\*32 entries"):
         jax.eval_shape(lambda k: selection.histogram(k, jnp.uint32(0), 16), leaf)
+
+
+def test_cuts_take_the_first_of_equals():
+    """Candidates in rows of several leaves, cut where as many are taken as are wanted."""
+    rng = np.random.default_rng(5)
+    leaves = [rng.integers(0, 3, (2, rows, 7)) for rows in (1, 4, 3)]
+    flat = np.concatenate([(leaf == 1).reshape(2, -1) for leaf in leaves], 1)
+    for wanted in ([0, 1], [3, 8], flat.sum(1).tolist(), [*flat.sum(1)[:1], flat[1].sum() + 5]):
+        for array in (np.asarray, jnp.asarray):
+            left = selection.Wide(*(array(part) for part in selection.wide(np.array(wanted))))
+            taken = []
+            for leaf in leaves:
+                keys = jnp.asarray(leaf, jnp.uint32)
+                counts = selection.equal(keys, jnp.ones(2, jnp.uint32))
+                here, left = selection.cut(array(counts), left)
+                got = selection.take(keys, jnp.ones(2, jnp.uint32), selection.Cut(*here))
+                taken.append((np.asarray(got) & (leaf == 1)).reshape(2, -1))
+            first = flat & (flat.cumsum(1) <= np.array(wanted)[:, None])
+            np.testing.assert_array_equal(np.concatenate(taken, 1), first)
+            assert int(left.lo[1]) == max(0, wanted[1] - flat[1].sum())
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**31 - 1])
+def test_keys_are_those_of_jax(seed):
+    """Outputs name a seed: it means what it always meant."""
+    found, known = random_bits.key(seed), jax.random.key(seed)
+    assert found.dtype == known.dtype
+    assert jax.random.key_data(found).tolist() == jax.random.key_data(known).tolist()
+    with pytest.raises(ValueError, match=r"seed: expected 0 <= seed < 2\*\*64, got -1"):
+        random_bits.key(-1)
 
 
 # --- elect

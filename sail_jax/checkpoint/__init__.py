@@ -6,14 +6,29 @@ whose tensors are computed when read: grown (`grow_checkpoint`), or in another b
 (`align_checkpoints`).
 """
 
-from sail_jax.checkpoint.aligning import align_checkpoints
-from sail_jax.checkpoint.comparing import Comparison, compare_checkpoints
+from typing import TYPE_CHECKING
+
 from sail_jax.checkpoint.files import CheckpointError
-from sail_jax.checkpoint.growing import grow_checkpoint
 from sail_jax.checkpoint.merging import merge_checkpoints, merge_recipe
 from sail_jax.checkpoint.open import Checkpoint, load_checkpoint, open_checkpoint
 from sail_jax.checkpoint.tensors import Tensor
 from sail_jax.checkpoint.writer import create, save_checkpoint
+from sail_jax.lazy import lazily
+
+if TYPE_CHECKING:
+    from sail_jax.checkpoint.aligning import align_checkpoints
+    from sail_jax.checkpoint.comparing import Comparison, compare_checkpoints
+    from sail_jax.checkpoint.growing import grow_checkpoint
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "align_checkpoints": "aligning",
+        "Comparison": "comparing",
+        "compare_checkpoints": "comparing",
+        "grow_checkpoint": "growing",
+    },
+)
 
 __all__ = [
     "Checkpoint",

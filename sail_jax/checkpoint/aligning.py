@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sail_jax import architectures
+from sail_jax import architectures, random_bits
 from sail_jax.align.blocks import block_exactness, change_blocks, nested
 from sail_jax.align.matching import families, match_weights
 from sail_jax.align.problem import recurrent
@@ -202,7 +202,7 @@ def align_maps(
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
         match = match_weights(
             one, two, found, family=kinds, spaces=list(kinds), within=inside, weights=weights,
-            key=jax.random.key(seed), max_sweeps=max_sweeps,
+            key=random_bits.key(seed), max_sweeps=max_sweeps,
             keep=_kept(found, inside, kinds, max_memory), progress=progress,
         )  # fmt: skip
         matches, distance = compared(one, two, found, match.maps, inside)

@@ -180,11 +180,12 @@ class _Run:
             yield Visit(leaf.work, self.buffers(), self.check)
         self.buffers().trim()
 
-    def check(self, tensor: Tensor, entries: np.ndarray) -> None:
+    def check(self, tensors: Sequence[Tensor], entries: np.ndarray) -> None:
         if self.stopped.is_set():
             raise KeyboardInterrupt
         if not self.allow_nonfinite and not finite(entries):
-            raise _NonFiniteError(tensor)
+            pairs = zip(tensors, entries, strict=True)
+            raise _NonFiniteError(next(tensor for tensor, own in pairs if not finite(own)))
 
     def merge(self, leaf: Leaf) -> None:
         try:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ try:
 except ImportError:  # not on Windows: there two runs to one output are not noticed
     fcntl = None
 
-__all__ = ["admit", "hold", "is_empty_folder", "pwrite", "reserve"]
+__all__ = ["Flusher", "admit", "hold", "is_empty_folder", "pwrite", "reserve"]
 
 
 def is_empty_folder(path: Path) -> bool:
@@ -71,3 +72,62 @@ def pwrite(fd: int, view: memoryview, offset: int) -> None:
     while len(view):
         wrote = os.pwrite(fd, view, offset)
         view, offset = view[wrote:], offset + wrote
+
+
+FLUSH = 64 << 20  # bytes
+
+
+class Flusher:
+    """Sends what is written on to the disk meanwhile: little is left to wait for at the end.
+
+    What the disk refuses is raised by `close`, since the system says it once only.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._dirty: dict[int, int] = {}
+        self._closing = False
+        self._failure: OSError | None = None
+        self._thread: threading.Thread | None = None
+
+    def wrote(self, fd: int, count: int) -> None:
+        with self._changed:
+            self._dirty[fd] = self._dirty.get(fd, 0) + count
+            if self._dirty[fd] >= FLUSH:
+                self._changed.notify()
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="flush", daemon=True)
+                    self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._full())
+                full = self._full()
+                if self._closing or not full:
+                    return
+                for fd in full:
+                    self._dirty[fd] = 0
+            try:
+                for fd in full:
+                    _flush(fd)
+            except OSError as failure:
+                self._failure = failure
+                return
+
+    def _full(self) -> list[int]:
+        return [fd for fd, count in self._dirty.items() if count >= FLUSH]
+
+    def close(self) -> None:
+        """Waits for what is under way; OSError if any of it failed."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+
+_flush = getattr(os, "fdatasync", os.fsync)  # macOS and Windows have the latter only

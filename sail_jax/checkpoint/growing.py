@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from sail_jax import random_bits
 from sail_jax.architectures import Rules
 from sail_jax.checkpoint import cards
 from sail_jax.checkpoint.agreement import Agreement, certified, wanted
@@ -112,7 +113,7 @@ def growth_view(
     shapes = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in checkpoint.tensors.items()
     }
-    key = jax.random.key(seed)
+    key = random_bits.key(seed)
     wide = any(x.dtype == np.float64 for x in checkpoint.tensors.values())
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
         made = networks.plan(shapes, own, read_target(to), method, key=key, rules=rules, **knobs)
@@ -212,7 +213,7 @@ def grow_checkpoint(
         view, own = ready.view, _own(ready.view, config)
 
         def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-            key, goal = jax.random.key(seed), read_target(to)
+            key, goal = random_bits.key(seed), read_target(to)
             new, made = networks.grow(arrays, own, goal, method, key=key, rules=rules, **knobs)
             return new, made.config
 

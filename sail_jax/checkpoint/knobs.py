@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
-from sail_jax import methods
+from sail_jax import methods, random_bits
 from sail_jax.checkpoint import mergekit
 from sail_jax.checkpoint.jobs import Job
 from sail_jax.checkpoint.recipes import Recipe, RecipeError
@@ -21,7 +19,7 @@ class Knobs:
     def __init__(self, recipe: Recipe):
         self.recipe, self.entry = recipe, mergekit.entry(recipe.method)
         self.ledger = Ledger()
-        self.expressed, self.key = set[str](), jax.random.key(recipe.seed)
+        self.expressed, self.key = set[str](), random_bits.key(recipe.seed)
 
     def notes(self) -> list[str]:
         """RecipeError for a filter that decided nothing or reads two ways; see `Ledger.check`."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from sail_jax import random_bits
 from sail_jax.checkpoint import cards
 from sail_jax.checkpoint import plan as planning
 from sail_jax.checkpoint.executor import (
@@ -117,7 +118,7 @@ def files(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _works(plan: Plan) -> tuple[Work, ...]:
-    key = jax.random.key(plan.seed)
+    key = random_bits.key(plan.seed)
     known: dict[Any, Expression] = {}
 
     def one(t: Treatment) -> Work:
@@ -142,7 +143,7 @@ def visits(method: str, knobs: Mapping[str, Any]) -> int:
     """How often a method reads what it merges, unless that is kept in memory."""
     if method == "copy":
         return 1
-    found = expression(method, key=jax.random.key(0), **knobs)
+    found = expression(method, key=random_bits.key(0), **knobs)
     return passes(Chain((found.rule, found.count)))
 
 

@@ -52,7 +52,7 @@ __all__ = [
     "work",
 ]
 
-ENTRIES, FEW = 1 << 20, 1 << 14
+ENTRIES, SOME, FEW = 1 << 20, 1 << 18, 1 << 14
 SPARE = 32 << 20  # bytes that a worker holds on to besides
 GRAINS: tuple[Grain, ...] = ("entry", "row", "leaf")
 
@@ -122,11 +122,13 @@ def pieces(shape: Shape, grain: Grain) -> list[Piece]:
         step = min(rows, max(1, ENTRIES // max(1, columns))) or 1
         cut = (step * columns, (step, columns))
         return [Piece(s, min(cut[0], n - s), cut[1]) for s in range(0, n, max(1, cut[0]))]
-    sizes = [min(ENTRIES, n - s) for s in range(0, n, ENTRIES)]
-    starts = range(0, n, ENTRIES)
-    return [
-        Piece(s, c, (FEW if c <= FEW else ENTRIES,)) for s, c in zip(starts, sizes, strict=True)
-    ]
+    found, start = [], 0
+    while start < n:  # what is left after the last whole piece in smaller ones: padding costs
+        left = n - start
+        size = ENTRIES if left >= ENTRIES else FEW if left <= FEW else SOME
+        found.append(Piece(start, min(size, left), (size,)))
+        start += size
+    return found
 
 
 def _arithmetic(dtypes: set[np.dtype]) -> np.dtype:
@@ -145,6 +147,8 @@ class Buffers:
     def __init__(self, hold: int = 0) -> None:
         self.hold = hold
         self._memory: dict[Any, np.ndarray] = {}
+        self._views: dict[Any, dict[Any, np.ndarray]] = {}
+        self._aliases: dict[int, tuple[np.ndarray, Array]] = {}
 
     def take(self, label: Any, shape: Shape, dtype: np.dtype) -> np.ndarray:
         """An array of zeros or of what was there before, at a multiple of 64 bytes: XLA reads such
@@ -153,51 +157,77 @@ class Buffers:
         memory = self._memory.get(label)
         if memory is None or memory.size < count + 64:
             memory = self._memory[label] = np.zeros(count + 64, np.uint8)
-        at = -memory.ctypes.data % 64
-        return memory[at : at + count].view(dtype).reshape(shape)
+            for view in self._views.pop(label, {}).values():
+                self._aliases.pop(id(view), None)
+        views = self._views.setdefault(label, {})
+        if (shape, dtype) not in views:
+            at = -memory.ctypes.data % 64
+            views[shape, dtype] = memory[at : at + count].view(dtype).reshape(shape)
+        return views[shape, dtype]
+
+    def on_device(self, view: np.ndarray) -> Array:
+        """What was taken, as the device sees it now: over the same memory where that can be, and
+        then made once only, for what will be written there is seen as well."""
+        if (known := self._aliases.get(id(view))) is not None:
+            return known[1]
+        array = jax.device_put(view, may_alias=True)
+        if _shares(array, view):
+            self._aliases[id(view)] = view, array  # which keeps the view, and so its number
+        return array
 
     def trim(self) -> None:
         """Gives memory back that a large tensor took and the next may not need."""
         if sum(memory.size for memory in self._memory.values()) > self.hold + SPARE:
-            self._memory.clear()
+            for kept in (self._memory, self._views, self._aliases):
+                kept.clear()
+
+
+def _shares(array: Array, view: np.ndarray) -> bool:
+    on_host = all(device.platform == "cpu" for device in array.devices())
+    return on_host and array.unsafe_buffer_pointer() == view.ctypes.data
 
 
 class Visit:
-    """The pieces of a leaf's inputs, read as they are asked for and kept if there is room."""
+    """The pieces of a leaf's inputs, read as they are asked for and kept if there is room.
 
-    def __init__(self, work: Work, buffers: Buffers, check: Callable[[Tensor, np.ndarray], None]):
+    check: told of what was just read, tensors and `[tensor, *piece]`.
+    """
+
+    def __init__(
+        self, work: Work, buffers: Buffers, check: Callable[[Sequence[Tensor], np.ndarray], None]
+    ):
         self.work, self.buffers, self.check = work, buffers, check
         self.dtype = _arithmetic({tensor.dtype for tensor in work.inputs})
         held = work.size * len(work.inputs) * self.dtype.itemsize
         self.keeps = passes(work.program) > 1 and held <= buffers.hold
         self.read: dict[Piece, int] = {}  # the slots of pieces that have been read
 
-    def __call__(self, piece: Piece) -> tuple[np.ndarray | None, np.ndarray]:
-        """start, stack `[model, *piece]`; what was read before stays valid only if kept."""
-        known = piece in self.read
+    def __call__(self, piece: Piece) -> tuple[Array | None, Array]:
+        """start `[1, *piece]`, stack `[model, *piece]`: to be used before the next is asked for."""
+        fresh = piece not in self.read
         slot = self.read.setdefault(piece, len(self.read) if self.keeps else 0)
-        m = len(self.work.models)
-        stack = self.buffers.take(("stack", slot), (m, *piece.shape), self.dtype)
-        start = None
-        if self.work.start is not None:
-            start = self.buffers.take(("start", slot), piece.shape, self.dtype)
-        if not known or not self.keeps:
-            flat = list(stack.reshape(m, -1))
-            flat = flat if start is None else [start.reshape(-1), *flat]
-            for tensor, target in zip(self.work.inputs, flat, strict=True):
-                self._fill(tensor, target, piece, check=not known)
-        return start, stack
 
-    def _fill(self, tensor: Tensor, target: np.ndarray, piece: Piece, check: bool) -> None:
-        out = raw = target[: piece.count]
-        if tensor.dtype != self.dtype:
-            raw = self.buffers.take("cast", (piece.count,), tensor.dtype)
-        tensor.read(raw, piece.start)
-        if check:
-            self.check(tensor, raw)
-        if raw is not out:
-            out[:] = raw.astype(self.dtype)
-        target[piece.count :] = 0
+        def part(label: str, tensors: Sequence[Tensor]) -> Array:
+            rows = self.buffers.take((label, slot), (len(tensors), *piece.shape), self.dtype)
+            if fresh or not self.keeps:
+                self._fill(tensors, rows, piece)
+                if fresh:
+                    self.check(tensors, rows)
+            return self.buffers.on_device(rows)
+
+        start = None if self.work.start is None else part("start", (self.work.start,))
+        return start, part("stack", self.work.models)
+
+    def _fill(self, tensors: Sequence[Tensor], rows: np.ndarray, piece: Piece) -> None:
+        for tensor, row in zip(tensors, rows.reshape(len(tensors), -1), strict=True):
+            out = row[: piece.count]
+            if tensor.dtype == self.dtype:
+                tensor.read(out, piece.start)
+            else:
+                raw = self.buffers.take("cast", (piece.count,), tensor.dtype)
+                tensor.read(raw, piece.start)
+                out[:] = raw.astype(self.dtype)
+            row[piece.count :] = 0
 
 
 @dataclass
@@ -224,10 +254,9 @@ class Leaf:
         """The sum of a fold over this leaf, or its summaries by piece."""
         parts = {}
         for piece in pieces(self.work.shape, self.grain(fold.grain)):
-            start, stack = visit(piece)
             part = _on_host(
                 _summarise(
-                    self.kernels(piece), fold.summary, self.place(piece), *on_device(start, stack),
+                    self.kernels(piece), fold.summary, self.place(piece), *visit(piece),
                     self.weights(visit.dtype),
                 )
             )  # fmt: skip
@@ -246,9 +275,8 @@ class Leaf:
         expression = self.work.expression
         scale = np.asarray(expression.scale if expression else 1, self.weights(visit.dtype).dtype)
         for piece in pieces(self.work.shape, self.grain()):
-            start, stack = visit(piece)
             out, seen = _outcome(
-                self.kernels(piece), self.place(piece), *on_device(start, stack),
+                self.kernels(piece), self.place(piece), *visit(piece),
                 self.weights(visit.dtype), scale, jnp.dtype(self.work.dtype), measure,
             )  # fmt: skip
             flat = np.asarray(jax.block_until_ready(out)).reshape(-1)[: piece.count]
@@ -258,12 +286,6 @@ class Leaf:
 def _on_host(tree: Any) -> Any:
     """Arrays of NumPy, after a wait in which other threads run."""
     return jax.device_get(jax.block_until_ready(tree))
-
-
-def on_device(start: np.ndarray | None, stack: np.ndarray) -> tuple[Array | None, Array]:
-    """Arrays over the same memory, where that is the device's: to be read before it is reused."""
-    put = functools.partial(jax.device_put, may_alias=True)
-    return None if start is None else put(start), put(stack)
 
 
 def _votes(
@@ -294,7 +316,7 @@ def _outcome(
     if measure:  # two readers, computed once
         delta, weight = lax.optimization_barrier((delta, weight))
     change = scale * kernels[-1](place, delta, weight)
-    out = change if start is None else start.astype(change.dtype) + change
+    out = change if start is None else start[0].astype(change.dtype) + change
     seen = _measured(place, start, stack, delta, weight, out) if measure else {}
     return out.astype(dtype), seen
 
@@ -304,7 +326,7 @@ def _measured(
 ) -> dict[str, Array]:
     """Sums over a piece, from which norms, cosines, conflicts and kept fractions follow."""
     raw, _ = _votes((), place, start, stack, jnp.ones(len(stack)))
-    change = out if start is None else out - start.astype(out.dtype)
+    change = out if start is None else out - start[0].astype(out.dtype)
     inside = place.inside(out.shape)
     inside = True if inside is None else inside
     count = functools.partial(jnp.sum, dtype=jnp.uint32)

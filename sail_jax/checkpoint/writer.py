@@ -26,7 +26,7 @@ import numpy as np
 from sail_jax import disk
 from sail_jax.checkpoint import msgpack, npz, orbax, safetensors
 from sail_jax.checkpoint.files import DTYPES, CheckpointError, checked_shape, explained
-from sail_jax.checkpoint.folders import hold, is_empty_folder, pwrite, reserve
+from sail_jax.checkpoint.folders import Flusher, hold, is_empty_folder, pwrite, reserve
 from sail_jax.checkpoint.journal import Journal, Piece, digest, gap
 from sail_jax.checkpoint.layout import Layout, Wanted
 from sail_jax.checkpoint.tensors import Shape
@@ -130,6 +130,7 @@ class Writer:
         self._mutex = threading.Lock()
         self._fds: dict[str, int] = {}
         self._journal: Journal | None = None
+        self._flusher = Flusher()
         self._committed = False
         self.finished: frozenset[str] = frozenset()
         about = repr(
@@ -158,6 +159,8 @@ class Writer:
 
     def close(self) -> None:
         """Lets go of the files; what is unfinished stays, for a later run to resume."""
+        with contextlib.suppress(OSError):  # commit raises it
+            self._flusher.close()
         for fd in self._fds.values():
             os.close(fd)
         self._fds = {}
@@ -292,6 +295,8 @@ class Writer:
             with explained(f"write '{name}' to", self._root):
                 for fd, offset, view in self._runs(name, first * dtype.itemsize, part.data):
                     pwrite(fd, view, offset)
+                    if self._sync:
+                        self._flusher.wrote(fd, len(view))
             piece = Piece(first, part.size // dtype.itemsize, digest(part))
             with self._mutex:
                 self._pieces[name][first] = piece
@@ -354,6 +359,7 @@ class Writer:
                 raise CheckpointError(f"'{extra.name}' is the name of a folder of the output")
             shutil.copyfile(extra, data / extra.name)
         if self._sync:
+            self._flusher.close()
             for above, _, files in os.walk(data):
                 for name in (*files, ""):
                     disk.sync(Path(above) / name)

@@ -15,7 +15,7 @@ from sail_jax import selection
 from sail_jax.checks import concrete
 from sail_jax.counts import average, total
 from sail_jax.expressions import Compat, Expression, default, method
-from sail_jax.rules import Tie, elect, per_model
+from sail_jax.rules import Tie, elect, per_model, standing
 from sail_jax.sparsifiers import Found, fraction, magnitudes, order_statistics, placed
 from sail_jax.task_vectors import (
     Count,
@@ -246,7 +246,7 @@ def _select(part: float) -> Rule:
 
     def keep(found: list[Found], size: int) -> Rule:
         kernel = Partial(_varying, found[0][0])
-        return placed(keys, found, lambda quotas: Leafwise(kernel, quotas))
+        return placed(keys, found, lambda cuts: Leafwise(kernel, cuts))
 
     return Each(order_statistics(keys, ranks, keep))
 
@@ -260,10 +260,10 @@ def _spread(place: Place, delta: Array, weight: Array) -> UInt[Array, "1 ..."]:
 
 
 def _varying(
-    threshold: Array, quota: selection.Wide, place: Place, delta: Array, weight: Array
+    threshold: Array, cut: selection.Cut, place: Place, delta: Array, weight: Array
 ) -> Votes:
     keys = _spread(place, delta, weight)
-    return delta, jnp.where(selection.take(keys, threshold, quota), weight, 0)
+    return delta, standing(selection.take(keys, threshold, cut), weight)
 
 
 def _calculate(floor: float) -> Rule:
