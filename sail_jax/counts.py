@@ -7,13 +7,12 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.tree_util import Partial
 from jaxtyping import Array, Float
 
 from sail_jax.checks import concrete
 from sail_jax.rules import one_of, scoped
-from sail_jax.task_vectors import Count, Each, Fold, Grain, Leafwise, Place, by_task, tally
+from sail_jax.task_vectors import Count, Each, Fold, Grain, Leafwise, Place, by_task, sums, tally
 
 __all__ = ["Vectors", "average", "combination", "gram", "total"]
 
@@ -94,34 +93,12 @@ def gram(delta: Float[Array, "task ..."], axis: Sequence[int] | None = None) -> 
     on CPUs than a matrix product this thin, and as accurate as XLA's sums, which are trees (error
     of a few eps |delta_j| |delta_k|).
     """
-    if axis is None and delta.ndim == 2 and delta.shape[1] % FOLDED == 0 and _on_one(delta):
-        return _vectors_gram(delta)
-    over = tuple(range(delta.ndim - 1)) if axis is None else tuple(a - 1 for a in axis)
+    if axis is None:
+        pairs = [(j, k) for j in range(len(delta)) for k in range(j + 1)]
+        found = dict(zip(pairs, sums(*(delta[j] * delta[k] for j, k in pairs)), strict=True))
+        return _symmetric(len(delta), lambda j, k: found[j, k])
+    over = tuple(a - 1 for a in axis)
     return _symmetric(len(delta), lambda j, k: jnp.sum(delta[j] * delta[k], over))
-
-
-FOLDED = 4  # rows that a reduction of several arrays adds up in registers; more are far slower
-
-
-@jax.custom_jvp
-def _vectors_gram(delta: Float[Array, "task n"]) -> Float[Array, "task task"]:
-    rows = delta.reshape(len(delta), FOLDED, -1)
-    pairs = [(j, k) for j in range(len(delta)) for k in range(j + 1)]
-    zero = jnp.zeros((), delta.dtype)
-
-    def add(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
-        return tuple(x + y for x, y in zip(a, b, strict=True))
-
-    parts = lax.reduce(tuple(rows[j] * rows[k] for j, k in pairs), (zero,) * len(pairs), add, (0,))
-    sums = {pair: part.sum() for pair, part in zip(pairs, parts, strict=True)}
-    return _symmetric(len(delta), lambda j, k: sums[j, k])
-
-
-@_vectors_gram.defjvp
-def _vectors_gram_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (x,), (t,) = primals, tangents
-    inner = jnp.stack([jnp.stack([jnp.sum(a * b) for b in t]) for a in x])
-    return _vectors_gram(x), inner + inner.T
 
 
 def _symmetric(n: int, entry: Callable[[int, int], Array]) -> Float[Array, "..."]:
@@ -130,11 +107,6 @@ def _symmetric(n: int, entry: Callable[[int, int], Array]) -> Float[Array, "..."
     return jnp.stack(
         [jnp.stack([half[max(j, k), min(j, k)] for k in range(n)], -1) for j in range(n)], -2
     )
-
-
-def _on_one(x: Array) -> bool:
-    """Whether no axis of `x` is known to be spread over devices."""
-    return not any(jax.typeof(x).sharding.spec)
 
 
 def _weights(delta: Array, weight: Array) -> Float[Array, "task"]:

@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from sail_jax import random_bits, selection
 from sail_jax.checks import concrete
-from sail_jax.task_vectors import Each, Fold, Leafwise, Piece, Place, Rule, by_task, tally
+from sail_jax.task_vectors import Each, Fold, Leafwise, Piece, Place, Rule, by_task, sums, tally
 
 __all__ = [
     "ElectBy",
@@ -21,10 +21,11 @@ __all__ = [
     "Scope",
     "Tie",
     "check_per_model",
-    "draws",
+    "drawn",
     "drop",
     "elect",
     "largest",
+    "lengths",
     "once",
     "one_of",
     "per_model",
@@ -205,8 +206,8 @@ def drop(rate: PerModel, key: Array | None, *, rescale: bool = True) -> Leafwise
 def _drop(
     keep: Array, divisor: Array, key: Array, place: Place, delta: Array, weight: Array
 ) -> Votes:
-    kept = by_task(lambda u, p: u < p, draws(key, place, delta), per_model(keep, delta))
-    votes = by_task(lambda d, p: d / p, delta, per_model(divisor, delta))
+    kept = drawn(jnp.less, key, place, delta, per_model(keep, delta))
+    votes = by_task(jnp.divide, delta, per_model(divisor, delta))
     return votes, standing(kept, weight)
 
 
@@ -221,12 +222,19 @@ def once(compute: Callable[[], Array], like: Array) -> Array:
     return lax.cond(first != jnp.inf, compute, lambda: jnp.zeros(shape.shape, shape.dtype))
 
 
-def draws(key: Array, place: Place, delta: Float[Array, "task ..."]) -> Float[Array, "task ..."]:
-    """A uniform number in [0, 1) for every vote, float32 whatever the dtype of the votes."""
+def drawn(
+    f: Callable[..., Array], key: Array, place: Place, delta: Array, *arrays: Array
+) -> Float[Array, "task ..."]:
+    """f(u, *entries of each array), model by model: u is uniform in [0, 1), drawn for every vote
+    apart, float32 whatever the dtype of the votes."""
     models = lax.iota(jnp.uint32, len(delta)).reshape(-1, *(1,) * (delta.ndim - 1))
-    index = place.index(delta.shape[1:])
     streams = random_bits.stream(key, place.name, models)
-    return by_task(lambda *one: random_bits.uniform(one, index), *streams)
+    index = place.index(delta.shape[1:])
+
+    def one(low: Array, high: Array, *entries: Array) -> Array:
+        return f(random_bits.uniform((low, high), index), *entries)
+
+    return by_task(one, *streams, *arrays)
 
 
 def rescaled(rule: Leafwise) -> Rule:
@@ -243,12 +251,20 @@ def rescaled(rule: Leafwise) -> Rule:
 
 
 def _norms(rule: Any, place: Place, delta: Array, weight: Array) -> Votes:
-    return _l1(delta, weight), _l1(*rule(place, delta, weight))
+    return lengths(delta, weight, *rule(place, delta, weight))
 
 
-def _l1(delta: Array, weight: Array) -> Float[Array, "task"]:
-    # only ratios matter; scaled, a sum of < 2**32 terms does not overflow
-    return by_task(lambda d, w: jnp.where(w != 0, jnp.abs(d) * 2.0**-32, 0).sum(), delta, weight)
+def lengths(delta: Array, weight: Array, after: Array, kept: Array) -> Votes:
+    """The L1 norms of votes before and after a rule, [task] each, scaled so that no sum of < 2**32
+    terms overflows: only their ratio matters."""
+
+    def size(votes: Array, w: Array, k: int) -> Array:
+        entries = jnp.broadcast_to(w, votes.shape)[k] != 0
+        return jnp.where(entries, jnp.abs(votes[k]) * 2.0**-32, 0)
+
+    pairs = [sums(size(delta, weight, k), size(after, kept, k)) for k in range(len(delta))]
+    before, rest = zip(*pairs, strict=True)
+    return jnp.stack(before), jnp.stack(rest)
 
 
 def _rescale(

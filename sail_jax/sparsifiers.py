@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.buffer_callback import buffer_callback
 from jax.sharding import auto_axes
 from jax.tree_util import Partial
 from jaxtyping import Array, Bool, Float, UInt
@@ -19,7 +20,8 @@ from sail_jax.rules import (
     PerModel,
     Scope,
     check_per_model,
-    draws,
+    drawn,
+    lengths,
     once,
     per_model,
     scoped,
@@ -227,7 +229,7 @@ def magprune(
     args = jnp.asarray(density, jnp.float32), jnp.asarray(epsilon, jnp.float32), key
     if rescale != "l1":
         return Leafwise(Partial(_magprune(rank_by, rescale is not None), *args), grain="row")
-    return Each(Fold(Partial(_sample(rank_by), *args), _restore, None, "row"))
+    return Each(Fold(Partial(_sample(rank_by), *args), _restore, None, "row", keeps=1 / 8))
 
 
 @functools.cache
@@ -238,9 +240,9 @@ def _magprune(rank_by: RankBy, rescale: bool) -> Kernel:
         density: Array, epsilon: Array, key: Array, place: Place, delta: Array, weight: Array
     ) -> Votes:
         p = _probability(place_in_row, density, epsilon, delta, weight)
-        kept = once(lambda: draws(key, place, delta) < p, weight)
+        kept = once(lambda: drawn(jnp.less, key, place, delta, p), weight)
         divisor = jnp.where(p > 0, p, 1) if rescale else 1
-        return delta / divisor, jnp.where(kept, weight, 0)
+        return delta / divisor, standing(kept, weight)
 
     return kernel
 
@@ -287,11 +289,8 @@ def _sample(rank_by: RankBy) -> Kernel:
         density: Array, epsilon: Array, key: Array, place: Place, delta: Array, weight: Array
     ) -> tuple[Array, Array, Array]:
         p = _probability(place_in_row, density, epsilon, delta, weight)
-        kept = draws(key, place, delta) < p
-        # no overflow of a sum of < 2**32 terms, and the factor cancels in the ratio
-        size = jnp.where(weight != 0, jnp.abs(delta) * 2.0**-32, 0)
-        axes = range(1, delta.ndim)
-        return size.sum(axes), jnp.where(kept, size, 0).sum(axes), _pack(kept)
+        kept = drawn(jnp.less, key, place, delta, p)
+        return *lengths(delta, weight, delta, standing(kept, weight)), _pack(kept)
 
     return summary
 
@@ -306,7 +305,7 @@ def _restore(parts: Mapping[Piece, tuple[Array, Array, Array]], size: int) -> Le
 
 def _masked(factor: Array, mask: Array, place: Place, delta: Array, weight: Array) -> Votes:
     kept = once(lambda: _unpack(mask, delta.shape), weight)
-    return per_model(factor, delta) * delta, jnp.where(kept, weight, 0)
+    return by_task(jnp.multiply, per_model(factor, delta), delta), standing(kept, weight)
 
 
 def _pack(mask: Bool[Array, "task ..."]) -> UInt[Array, "task words"]:
@@ -355,7 +354,11 @@ def _rank_by_xla(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
 
 def _rank_by_numpy(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
     out = jax.ShapeDtypeStruct(keys.shape, _rank_dtype(keys.shape[-1]))
-    return jax.pure_callback(_host_ranks, out, keys, vmap_method="expand_dims")
+    return buffer_callback(_ranked, out, vmap_method="expand_dims")(keys)
+
+
+def _ranked(_: Any, out: Any, keys: Any) -> None:
+    np.asarray(out)[...] = _host_ranks(np.asarray(keys))
 
 
 BLOCK = 1 << 15  # entries sorted at a time, in cache

@@ -46,6 +46,7 @@ __all__ = [
     "everybody",
     "masked",
     "origin",
+    "sums",
     "tally",
     "task_vectors",
     "task_weights",
@@ -157,6 +158,7 @@ class Fold:
     add: an associative and commutative sum, entrywise by default, so that pieces may be visited in
         any order, on any device, one at a time. None keeps them apart: `then` gets them by `Piece`.
     visits: how often all leaves are visited before what it becomes is a `Leafwise`.
+    keeps: bytes for every vote that what it finds takes until then; 0 if that is a few numbers.
     A tree without leaves is left alone.
     """
 
@@ -165,6 +167,7 @@ class Fold:
     add: Callable[[Any, Any], Any] | None = _entrywise
     grain: Grain = "entry"
     visits: int = 1
+    keeps: float = 0
 
     def __call__(self, vectors: TaskVectors) -> Any:
         votes = _votes(vectors)
@@ -370,6 +373,35 @@ def by_task(f: Callable[..., Array], *arrays: Array) -> Array:
     """
     tasks = max(map(len, arrays))
     return jnp.stack([f(*(x[k if len(x) > 1 else 0] for x in arrays)) for k in range(tasks)])
+
+
+FOLDED = 4  # rows that a reduction of several arrays adds up in registers; more are far slower
+
+
+def sums(*arrays: Float[Array, "..."]) -> tuple[Float[Array, ""], ...]:
+    """The sum of each of some arrays of one shape: of vectors in one pass over what they are
+    computed from, several times faster on CPUs than one by one. As accurate as XLA's sums, which
+    are trees: an error of a few eps times the sum of the magnitudes."""
+    one = arrays[0]
+    spread = any(any(jax.typeof(x).sharding.spec) for x in arrays)
+    if one.ndim == 1 and one.size and one.size % FOLDED == 0 and not spread:
+        return _sums(arrays)
+    return tuple(x.sum() for x in arrays)
+
+
+@jax.custom_jvp
+def _sums(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    def add(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(x + y for x, y in zip(a, b, strict=True))
+
+    rows = tuple(x.reshape(FOLDED, -1) for x in arrays)
+    zeros = tuple(jnp.zeros((), x.dtype) for x in arrays)
+    return tuple(part.sum() for part in lax.reduce(rows, zeros, add, (0,)))
+
+
+@_sums.defjvp
+def _sums_jvp(primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+    return _sums(*primals), tuple(t.sum() for t in tangents[0])
 
 
 def tally(votes: Float[Array, "task ..."]) -> Float[Array, "..."]:

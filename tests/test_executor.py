@@ -3,6 +3,7 @@
 import functools
 import inspect
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sail_jax import methods, rules
+from sail_jax import methods, rules, sparsifiers
 from sail_jax.checkpoint.executor import (
     CONSTANT,
     Limits,
@@ -274,6 +275,27 @@ def test_memory_limits_threads_and_refuses_by_name():
         limits(works, 100 << 20)
 
 
+def test_what_a_tensor_needed_is_let_go_with_it(monkeypatch):
+    """Masks of tensors that are merged would add up to an eighth of a model in float8."""
+    models, base = problem({f"w{k}": (40, 50) for k in range(6)})
+    held, alive = [], []
+    restore = sparsifiers._restore
+
+    def remember(parts, size):
+        alive.append(sum(mask() is not None for mask in held))
+        held.extend(weakref.ref(part[2]) for part in parts.values())
+        return restore(parts, size)
+
+    monkeypatch.setattr(sparsifiers, "_restore", remember)
+    della = methods.expression("della", key=KEY, compat="mergekit")
+    streamed(della, models, base, limits=Limits(1, 0))
+    assert len(alive) == 6
+    assert max(alive) <= 1
+    one = work("w", (40, 50), base["w0"].dtype, [Held("w0", m["w0"]) for m in models],
+               Held("w0", base["w0"]), None, della)  # fmt: skip
+    assert memory(one) - memory(one._replace(expression=methods.expression("linear"))) == 750
+
+
 @pytest.mark.parametrize("grain", ["entry", "row", "leaf"])
 @pytest.mark.parametrize("shape", [(), (1,), (7, 3), (3 * ENTRIES // 2,), (3, ENTRIES), (0, 4)])
 def test_pieces_cover_a_tensor_once(shape, grain):
@@ -319,8 +341,8 @@ def test_draws_are_independent_and_fair():
     n = 1 << 20
     delta = jnp.zeros((4, n))
     place = lambda name, start: rules.Place(np.uint32(name), np.uint32(start), n)  # noqa: E731
-    u = np.asarray(rules.draws(KEY, place(1, 0), delta), np.float64)
-    v = np.asarray(rules.draws(KEY, place(2, 0), delta), np.float64)
+    u = np.asarray(rules.drawn(lambda u: u, KEY, place(1, 0), delta), np.float64)
+    v = np.asarray(rules.drawn(lambda u: u, KEY, place(2, 0), delta), np.float64)
     every = np.concatenate([u, v])
     z = (every.mean(1) - 0.5) * np.sqrt(12 * n)
     assert np.abs(z).max() < 4
@@ -337,5 +359,5 @@ def test_draws_are_independent_and_fair():
     for bit in range(24):
         ones = (bits >> bit & 1).mean(1)
         assert np.abs((ones - 0.5) * 2 * np.sqrt(n)).max() < 5  # 192 tests
-    piece = np.asarray(rules.draws(KEY, place(1, 1000), delta[:, :50]), np.float64)
+    piece = np.asarray(rules.drawn(lambda u: u, KEY, place(1, 1000), delta[:, :50]), np.float64)
     np.testing.assert_array_equal(piece, u[:, 1000:1050])

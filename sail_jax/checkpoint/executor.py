@@ -6,6 +6,7 @@ kept in memory change nothing of what is written.
 """
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ import numpy as np
 
 from sail_jax.checkpoint.streaming import (
     ENTRIES,
+    SOME,
     Buffers,
     Leaf,
     Visit,
@@ -27,6 +29,7 @@ from sail_jax.checkpoint.streaming import (
     coarsest,
     finite,
     is_tree_scope,
+    keeps,
     passes,
     settle,
 )
@@ -101,11 +104,12 @@ def memory(work: Work) -> int:
     grain = coarsest(work.program)
     entries = min(work.size, ENTRIES) if grain == "entry" else work.size
     if grain == "row" and len(work.shape) > 1:
-        entries = min(work.size, max(ENTRIES, work.shape[-1]))
+        entries = min(work.size, max(SOME, work.shape[-1]))
     widest = max(tensor.dtype.itemsize for tensor in work.inputs)
     # what is computed to be read; inputs as read; float32 votes and weights and what kernels hold
     # beside them; the outcome
     needs = sum(getattr(tensor, "needs", 0) for tensor in work.inputs)
+    needs += math.ceil(keeps(work.program) * work.size * len(work.models))
     return needs + entries * (inputs * widest + 3 * 4 * len(work.models) + 12)
 
 
@@ -206,6 +210,7 @@ class _Run:
                     leaf.work.program, [leaf], lambda f, _: (leaf.fold(f, visit), leaf.work.size)
                 )
             self._write(leaf, visit)
+        leaf.known.clear()  # masks, maybe: all leaves are listed until the last is merged
 
     def fold(self, leaf: Leaf, fold: Fold) -> Any:
         with self.visit(leaf) as visit:

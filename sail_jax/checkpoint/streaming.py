@@ -46,6 +46,7 @@ __all__ = [
     "coarsest",
     "finite",
     "is_tree_scope",
+    "keeps",
     "passes",
     "pieces",
     "settle",
@@ -119,7 +120,8 @@ def pieces(shape: Shape, grain: Grain) -> list[Piece]:
         return [Piece(0, n, shape)]
     if grain == "row":
         rows, columns = math.prod(shape[:-1]), shape[-1]
-        step = min(rows, max(1, ENTRIES // max(1, columns))) or 1
+        # what rows need takes more memory for every entry, and fresh memory is slow
+        step = min(rows, max(1, SOME // max(1, columns))) or 1
         cut = (step * columns, (step, columns))
         return [Piece(s, min(cut[0], n - s), cut[1]) for s in range(0, n, max(1, cut[0]))]
     found, start = [], 0
@@ -358,14 +360,22 @@ def is_tree_scope(rule: Any) -> bool:
     )
 
 
+def _folds(rule: Any) -> Iterator[Fold]:
+    for part in _parts(rule):
+        if isinstance(part, Each | Masked):
+            yield from _folds(part.rule)
+        elif isinstance(part, Fold):
+            yield part
+
+
 def passes(rule: Any) -> int:
     """How often the entries are visited at least: for every fold, and once to merge them."""
+    return 1 + sum(fold.visits for fold in _folds(rule))
 
-    def folds(rule: Any) -> int:
-        inner = [part.rule for part in _parts(rule) if isinstance(part, Each | Masked)]
-        return sum(p.visits for p in _parts(rule) if isinstance(p, Fold)) + sum(map(folds, inner))
 
-    return 1 + folds(rule)
+def keeps(rule: Any) -> float:
+    """Bytes for every vote that its folds keep until it is merged."""
+    return sum(fold.keeps for fold in _folds(rule))
 
 
 def coarsest(rule: Any) -> Grain:
