@@ -276,7 +276,7 @@ def _on_checkpoints(command: str) -> Callable[[Sequence[str]], int]:
     """A command in a module of its own, `add_arguments(parser)` and `run(args)`."""
 
     def main(argv: Sequence[str]) -> int:
-        module = importlib.import_module(f"experiments.{command}_command")
+        module = importlib.import_module(f"experiments.commands.{command}")
         parser = _Parser(command)
         module.add_arguments(parser)
         args = parser.read(argv)

@@ -309,13 +309,13 @@ def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, sp
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """The diagram of both ways of transfer where there is a theory of it; fine-tuned risks against
     the load where training was stopped."""
-    from experiments import phase_figures
+    from experiments.transfer_phase import plots
 
     figures = {}
     if not bool(np.isnan(dataset.fine_tune_theory).any()):
-        figures[f"transfer_by_{dataset.attrs['factor']}"] = phase_figures.by_factor(dataset)
+        figures[f"transfer_by_{dataset.attrs['factor']}"] = plots.by_factor(dataset)
     if dataset.attrs["factor"] == "time":
-        figures["stopped"] = phase_figures.stopped(dataset)
+        figures["stopped"] = plots.stopped(dataset)
     return figures
 
 

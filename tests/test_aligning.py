@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import align_command
 from experiments.bench.align import alignment
 from experiments.cli import main
+from experiments.commands import align as align_command
 from sail_jax import align, growth
 from sail_jax.align import nested
 from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint

@@ -7,13 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import cross_task_answers as answers
 from experiments import cross_task_linearity as ctl
-from experiments import cross_task_models as models
-from experiments import cross_task_parts as parts
 from experiments import style
-from experiments.cross_task_models import Batch, Descent
-from experiments.cross_task_runs import Runs
+from experiments.cross_task_linearity import answers, models, parts
+from experiments.cross_task_linearity.models import Batch, Descent
+from experiments.cross_task_linearity.runs import Runs
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
 from theory.linearity import product_gap

@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from experiments import cli, grow_command
+from experiments import cli
+from experiments.commands import grow as grow_command
 from sail_jax import methods
 from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from sail_jax.checkpoint.growing import grow_checkpoint

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import growth_tasks as tasks
 from experiments import growth_training as gt
-from experiments import growth_ways as ways
 from experiments import store, style
 from experiments.data import text
+from experiments.growth_training import tasks, ways
 from experiments.models import presets
 from experiments.savings import first_below
 

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import inspect_figure, style
+from experiments import style
 from experiments.cli import main
-from experiments.inspect_command import FIGURE
+from experiments.commands import inspect_figure
+from experiments.commands.inspect import FIGURE
 from experiments.models.resnet import ResNet
 from sail_jax import architectures
 from sail_jax.checkpoint import save_checkpoint

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import compare_figure
 from experiments.cli import main
-from experiments.compare_command import FIGURE, described, render
+from experiments.commands import compare_figure
+from experiments.commands.compare import FIGURE, described, render
 from sail_jax import architectures, methods, probe
 from sail_jax.checkpoint import CheckpointError, compare_checkpoints, comparing, trying
 from tests.test_aligning import save

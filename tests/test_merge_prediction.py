@@ -7,10 +7,7 @@ import pytest
 from scipy import stats
 
 from experiments import merge_odds, merge_prediction, store
-from experiments import prediction_probes as probes
-from experiments import prediction_ranking as ranking
-from experiments import prediction_tasks as tasks
-from experiments.merge_prediction import Config
+from experiments.merge_prediction import Config, probes, ranking, tasks
 from sail_jax import methods, probe
 
 EPS = float(jnp.finfo(jnp.float32).eps)

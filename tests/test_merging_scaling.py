@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from experiments import merging_scaling as ms
-from experiments import scaling_networks as networks
 from experiments import store
 from experiments.data import digits
-from experiments.merging_scaling import LAWS, Config, quadratics, run
-from experiments.scaling_figures import SAYS, exponent, exponent_and_error, summary, verdicts
+from experiments.merging_scaling import LAWS, Config, networks, quadratics, run
+from experiments.merging_scaling.plots import SAYS, exponent, exponent_and_error, summary, verdicts
 from theory.merging import Constants, Training, constants, exact, excess_risk_bound
 
 SMALL = dataclasses.replace(Config.tiny(), base_steps=60, steps=(5, 20, 40))

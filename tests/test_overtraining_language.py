@@ -11,11 +11,10 @@ import pytest
 import xarray as xr
 
 from experiments import overtraining_language as ol
-from experiments import overtraining_language_findings as of
-from experiments import overtraining_language_tasks as tasks
-from experiments import overtraining_language_training as training
 from experiments.data import text
 from experiments.models import presets
+from experiments.overtraining_language import claims as of
+from experiments.overtraining_language import tasks, training
 from experiments.training import Optimizer, Schedule, Training
 
 EPS = float(jnp.finfo(jnp.float32).eps)
@@ -114,7 +113,7 @@ def _alone(params, batch, rate, steps):
 SHARED = """
 import sys, jax, numpy as np
 from tests import test_overtraining_language as t
-from experiments import overtraining_language_training as training
+from experiments.overtraining_language import training
 from experiments.training import Optimizer, Schedule, Training
 assert jax.device_count() == 2
 how = Training(Optimizer(Schedule(0.01, 4, 1), members=(0.2, 1.0, 0.5)))

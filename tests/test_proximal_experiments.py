@@ -12,12 +12,12 @@ import pytest
 import xarray as xr
 
 from experiments import proximal_gamma as pg
-from experiments import proximal_gamma_training as gpt
 from experiments import proximal_spirals as ps
-from experiments import proximal_spirals_training as mlp
-from experiments import proximal_sweep as line
 from experiments.data import spirals, text
 from experiments.models.mlp import MLP
+from experiments.proximal import sweep as line
+from experiments.proximal_gamma import training as gpt
+from experiments.proximal_spirals import training as mlp
 from sail_jax import proximal
 from sail_jax.distances import Distance
 

@@ -12,12 +12,11 @@ import pytest
 import xarray as xr
 
 from experiments import sail_diffusion as sd
-from experiments import sail_diffusion_data as data
-from experiments import sail_diffusion_quality as quality
 from experiments.data.files import DataError
 from experiments.findings import told
-from experiments.sail_diffusion_findings import PRINTED
-from experiments.sail_diffusion_networks import (
+from experiments.sail_diffusion import data, quality
+from experiments.sail_diffusion.claims import PRINTED
+from experiments.sail_diffusion.networks import (
     WAYS,
     Networks,
     Projector,
@@ -26,8 +25,8 @@ from experiments.sail_diffusion_networks import (
     repa_loss,
     velocity_loss,
 )
-from experiments.sail_diffusion_sampling import Sampler, integrate, interpolate, sample
-from experiments.sail_diffusion_training import Laboratory, unoptimised
+from experiments.sail_diffusion.sampling import Sampler, integrate, interpolate, sample
+from experiments.sail_diffusion.training import Laboratory, unoptimised
 from experiments.training import sharding
 from sail_jax.trees import leaf_paths
 

@@ -17,12 +17,11 @@ import xarray as xr
 
 from experiments import choice_scores, store, style
 from experiments import sail_language as sl
-from experiments import sail_language_data as data
-from experiments import sail_language_findings as told
-from experiments import sail_language_parts as parts
 from experiments.data import choices, gpt2_tokens, text, tokens
 from experiments.data.files import DataError
 from experiments.models import presets
+from experiments.sail_language import claims as told
+from experiments.sail_language import data, parts
 from experiments.training import sharding
 from sail_jax.checkpoint import save_checkpoint
 
@@ -371,8 +370,9 @@ def test_a_killed_training_goes_on_in_its_stage(tmp_path, ran):
 
 _SPREAD = """
 import dataclasses, sys, jax, numpy as np
-from experiments import sail_language as sl, sail_language_data as data
-from experiments import sail_language_parts as parts
+from experiments import sail_language as sl
+from experiments.sail_language import data
+from experiments.sail_language import parts
 assert len(jax.devices()) == 2
 config = dataclasses.replace(sl.Config.tiny(), shard="full")
 corpus, key = data.load(config, 97), parts.keys(config, 0)

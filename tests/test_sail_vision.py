@@ -14,13 +14,12 @@ import pytest
 import xarray as xr
 
 from experiments import sail_vision as sv
-from experiments import sail_vision_data as data_of
-from experiments import sail_vision_findings as told
-from experiments import sail_vision_starts as starts
-from experiments import sail_vision_training as training
 from experiments.data.augment import Augment, augment, pixels
 from experiments.data.files import DataError
 from experiments.models import presets
+from experiments.sail_vision import claims as told
+from experiments.sail_vision import data as data_of
+from experiments.sail_vision import starts, training
 from experiments.store import direct
 from experiments.training import sharding
 from sail_jax.change_basis import change_basis

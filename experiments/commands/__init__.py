@@ -1,0 +1,1 @@
+"""The commands that work on checkpoints, each `add_arguments(parser)` and `run(args)`."""

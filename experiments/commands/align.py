@@ -1,0 +1,204 @@
+"""`sail-jax align`: a checkpoint in the frame of another, and how near that brings them."""
+
+import re
+import sys
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.arguments import add_copying, natural, seed
+from experiments.commands.merge import Meter, remember_kernels
+from experiments.progress import say
+
+FAMILIES = ("permutation", "signed", "monomial", "orthogonal", "linear")
+MANY = 24  # rows of a table, from which on layers are taken together
+
+
+def family(text: str) -> tuple[str, str]:
+    """NAME, or SPACES=NAME with a pattern of the names of spaces.
+
+    >>> family("signed"), family("v.{i}=orthogonal")
+    (('', 'signed'), ('v.{i}', 'orthogonal'))
+    """
+    pattern, _, name = text.rpartition("=")
+    if name not in FAMILIES:
+        raise ArgumentTypeError(f"expected one of {', '.join(FAMILIES)}, got '{name}'")
+    return pattern, name
+
+
+def weight(text: str) -> tuple[str, float]:
+    path, _, value = text.rpartition("=")
+    try:
+        return path, float(value)
+    except ValueError:
+        raise ArgumentTypeError(f"expected TENSOR=NUMBER, got '{text}'") from None
+
+
+def add_arguments(parser: Any) -> None:
+    add = parser.add_argument
+    add("a", metavar="A", type=Path, help="the reference: a folder, or a file of tensors")
+    add("b", metavar="B", type=Path, help="the checkpoint to re-express")
+    add("out", metavar="OUT", nargs="?", type=Path, help="a folder, or a .safetensors, .npz file")
+    add("--method", metavar="NAME", default="weights", help="default: %(default)s, the only one")
+    add(
+        "--family", metavar="[SPACES=]NAME", action="append", type=family,
+        help=f"of maps: {', '.join(FAMILIES)}; default: permutation",
+    )  # fmt: skip
+    add("--spaces", metavar="GLOB", action="append", help="match these only, such as 'hidden.*'")
+    add("--weigh", metavar="TENSOR=W", action="append", type=weight, help="its say; 0: none")
+    add("--config", metavar="FILE", type=Path, help="instead of B/config.json")
+    add("--spec", metavar="FILE", type=Path, help="which spaces the tensors live in (YAML, JSON)")
+    add("--seed", metavar="N", type=seed, default=0, help="of the order; default: %(default)s")
+    add("--max-sweeps", metavar="N", type=natural, default=100, help="default: %(default)s")
+    add("--plan", action="store_true", help="the spaces that would be matched, and stop")
+    add("--full", action="store_true", help="a row for every space of every layer")
+    add("--certify", dest="certify", action="store_true", default=None, help="compare outputs")
+    add("--no-certify", dest="certify", action="store_false", help="default: if both are small")
+    add("--resume", action="store_true", help="continue an interrupted copy")
+    add_copying(parser)
+
+
+def run(args: Namespace) -> int:
+    """Raises ValueErrors with one line each for what the user can put right."""
+    remember_kernels()
+    from sail_jax.checkpoint import aligning, growing, tables
+
+    options: dict[str, Any] = {
+        "spec": None if args.spec is None else tables.read_table(args.spec),
+        "config": None if args.config is None else growing.read_target(args.config),
+    }
+    if args.plan:
+        return _plan(args, **options)
+    if args.out is None:
+        raise ValueError("name the output: sail-jax align A B OUT (or --plan)")
+    steps = None if args.quiet else Steps()
+    meter = None if args.quiet else Meter()
+    done = aligning.align_checkpoints(
+        args.a, args.b, args.out, **options, method=args.method,
+        family=_families(args.family), spaces=args.spaces, weights=dict(args.weigh or []),
+        seed=args.seed, max_sweeps=args.max_sweeps, certify=args.certify, resume=args.resume,
+        max_memory=args.max_memory, threads=args.threads, format=args.format,
+        shard_bytes=args.shard_size, allow_nonfinite=args.allow_nonfinite,
+        allow_pickle=args.allow_pickle, progress=steps, copying=meter,
+    )  # fmt: skip
+    for one in (steps, meter):
+        if one is not None:
+            one.close()
+    aligned = done.aligned
+    for note in dict.fromkeys(collapsed_text(note) for note in aligned.notes):
+        say(f"note: {note}")
+    print(table(aligned, full=args.full))
+    before, after = aligned.distance
+    print(
+        f"distance |A - B| / |A|: {before:.4g} before, {after:.4g} after "
+        f"({len(aligned.history) - 1} sweeps)"
+    )
+    lost = [row for row in aligned.report.spaces if not row.exact]
+    for row in lost:
+        print(f"not exact: {row.space}: {row.reason}")
+    if not lost:
+        print(f"exact: all {len(aligned.report.spaces)} maps preserve what B computes")
+    for one in done.agreement:
+        print(f"B before and after, {one}")
+    print(f"{done.out}: {len(aligned.spec.leaves)} tensors in {done.seconds:.1f} s")
+    return 0
+
+
+def _families(given: Sequence[tuple[str, str]] | None) -> Any:
+    """One name for all spaces, or names by pattern."""
+    if not given:
+        return "permutation"
+    alone = [name for pattern, name in given if not pattern]
+    if alone and len(given) > 1:
+        raise ValueError("--family: either one NAME for all spaces, or SPACES=NAME for each")
+    return alone[0] if alone else dict(given)
+
+
+def _plan(args: Namespace, spec: Any, config: Any) -> int:
+    from sail_jax import align
+    from sail_jax.checkpoint import aligning, open_checkpoint
+
+    with open_checkpoint(args.b, allow_pickle=args.allow_pickle) as checkpoint:
+        found = aligning.spec_of(checkpoint, config, spec)
+    chosen = aligning.matchable(found, args.spaces)
+    within = align.nested(found)
+    groups = {k: v if not args.full else [*v] for k, v in _grouped(chosen, args.full).items()}
+    rows = [("space", "size", "each", "tensors")]
+    for label, names in groups.items():
+        first = names[0]
+        block = "" if first not in within else f"of {found.space(within[first]).size} alone"
+        tensors = len(dict.fromkeys(use.path for name in names for use in found.uses(name)))
+        rows.append((label, str(found.space(first).size), block, str(tensors)))
+    from sail_jax.spaces import table as columns
+
+    print(columns(rows))
+    return 0
+
+
+def collapsed(name: str) -> str:
+    """A name with its numbers left out, alike for all layers.
+
+    >>> collapsed("encoder.hidden.3")
+    'encoder.hidden.{i}'
+    """
+    return re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", "{i}", name)
+
+
+def collapsed_text(text: str) -> str:
+    return re.sub(r"'[^']*'", lambda m: collapsed(m[0]), text)
+
+
+def _grouped(names: Iterable[str], full: bool) -> dict[str, list[str]]:
+    """Names by label: of layers together, where there are many."""
+    names = list(names)
+    apart = full or len(names) <= MANY
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name if apart else collapsed(name), []).append(name)
+    return {
+        (f"{label} x {len(same)}" if len(same) > 1 else same[0]): same
+        for label, same in groups.items()
+    }
+
+
+def table(aligned: Any, *, full: bool = False) -> str:
+    """What was matched, space by space: units moved, similarity before and after."""
+    from sail_jax.spaces import table as columns
+
+    found = {match.space: match for match in aligned.matches}
+    rows = [("space", "family", "units", "moved", "similarity", "after", "exact")]
+    exact = {row.space: row.exact for row in aligned.report.spaces}
+    for label, names in _grouped(found, full).items():
+        of = [found[name] for name in names]
+        units, moved = (sum(getattr(m, key) for m in of) for key in ("units", "moved"))
+        before, after = (sum(getattr(m, k) for m in of) / len(of) for k in ("before", "after"))
+        families = " or ".join(dict.fromkeys(m.family for m in of))
+        rows.append(
+            (
+                label, families, str(units), str(moved), f"{before:.4f}", f"{after:.4f}",
+                "yes" if all(exact[name] for name in names) else "no",
+            )
+        )  # fmt: skip
+    return columns(rows)
+
+
+class Steps:
+    """Progress of the matching on stderr: which sweep, which space."""
+
+    def __init__(self) -> None:
+        self.live, self.width, self.sweep = sys.stderr.isatty(), 0, -1
+
+    def __call__(self, sweep: int, space: str) -> None:
+        what = f"sweep {sweep}" if sweep else "first visit"
+        if self.live:
+            line = f"  {what}: {space}"[:100]
+            print(f"\r{line:<{self.width}}", end="", file=sys.stderr, flush=True)
+            self.width = len(line)
+        elif sweep != self.sweep:
+            say(f"  {what}")
+        self.sweep = sweep
+
+    def close(self) -> None:
+        if self.live and self.width:
+            print(f"\r{'':<{self.width}}\r", end="", file=sys.stderr, flush=True)

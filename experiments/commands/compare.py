@@ -1,0 +1,188 @@
+"""`sail-jax inspect A B [C ...]`: what merging some checkpoints will meet, before it is done."""
+
+import itertools
+import json
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+FIGURE, SCHEMA = "conflict.png", "sail-jax inspect pairs 1"
+FEW = 40  # rows of a table of layers, without --full
+
+
+def run(args: Namespace) -> int:
+    """Raises ValueErrors with one line each for what the user can put right."""
+    from sail_jax import disk
+    from sail_jax.checkpoint import compare_checkpoints, growing, trying
+
+    if args.json is not None:
+        disk.admit(args.json, SCHEMA, "a record of inspect")
+    for option in ("spec", "draft"):
+        if getattr(args, option):
+            raise ValueError(f"--{option} is for one checkpoint, not for {len(args.checkpoint)}")
+    config = None if args.config is None else growing.read_target(args.config)
+    examples = None if args.data is None else trying.read_examples(args.data)
+    found = compare_checkpoints(args.checkpoint, args.base, allow_pickle=args.allow_pickle)
+    record = described(found)
+    if examples is not None:
+        trial = trying.try_average(
+            args.checkpoint, examples, config, allow_pickle=args.allow_pickle
+        )
+        about = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in _items(trial)}
+        record["data"] = {"file": str(args.data), "examples": len(examples.inputs), **about}
+    from experiments import merge_odds
+
+    record["verdict"] = merge_odds.verdict(record)
+    print(render(record, full=args.full))
+    if args.out is not None:
+        from experiments import style
+        from experiments.commands import compare_figure
+
+        figure = compare_figure.draw(record["groups"], len(found.models))
+        with disk.explained("write to", args.out):
+            args.out.mkdir(parents=True, exist_ok=True)
+        disk.write_atomic(args.out / FIGURE, style.png(figure))
+        print(args.out / FIGURE)
+    if args.json is not None:
+        text = json.dumps({"schema": SCHEMA, **record}, indent=2, allow_nan=False)
+        disk.write_atomic(args.json, text.encode() + b"\n")
+    return 0
+
+
+def _items(trial: Any) -> Iterator[tuple[str, Any]]:
+    return ((k, v) for k, v in trial._asdict().items() if v is not None)
+
+
+def described(found: Any) -> dict[str, Any]:
+    """A comparison as a record: in total, by pair, and by layer and module."""
+    from sail_jax.checkpoint import comparing
+
+    vectors = found.weights if found.tasks is None else found.tasks
+    by_place: dict[tuple[str, str], list[int]] = {}
+    for i, name in enumerate(found.tensors):
+        by_place.setdefault(_place(name), []).append(i)
+    groups = [
+        {"layer": layer, "module": module, "parameters": int(found.sizes[some].sum())}
+        | _said(comparing.pooled(vectors, found.sizes, some), found.tasks is not None)
+        for (layer, module), some in by_place.items()
+    ]
+    layers: dict[str, list[int]] = {}
+    for (layer, _), some in by_place.items():
+        layers.setdefault(layer, []).extend(some)
+    rows = [
+        {"layer": layer, "parameters": int(found.sizes[some].sum())}
+        | _said(comparing.pooled(vectors, found.sizes, some), found.tasks is not None)
+        for layer, some in layers.items()
+    ]
+    k, total = len(found.models), found.weights.total
+    record: dict[str, Any] = {
+        "models": list(found.models),
+        "base": found.base,
+        "parameters": int(found.sizes.sum()),
+        "norms": [float(x) for x in total.norms],
+        "pairs": [
+            {
+                "models": [i, j],
+                "weight cosine": float(total.cosines[i, j]),
+                "equal": bool(found.equal[i, j]),
+            }
+            for i, j in itertools.combinations(range(k), 2)
+        ],
+        "weights": _said(total, False),
+        "layers": rows,
+        "groups": groups,
+        "differences": list(found.differences),
+    }
+    if found.tasks is not None:
+        tasks = found.tasks.total
+        norms = found.relative_norms
+        base = float(np.sum(found.base_norms**2))
+        record["tasks"] = _said(tasks, True) | {
+            "relative norms": [float(x) for x in norms],
+            "heterogeneity": float(tasks.heterogeneity) / max(base, 1e-300),
+            "unrelated sign conflict": 1 - 2.0 ** (1 - k),
+        }
+        for pair in record["pairs"]:
+            pair["task cosine"] = float(tasks.cosines[tuple(pair["models"])])
+    return record
+
+
+def _said(one: Any, tasks: bool) -> dict[str, float]:
+    upper = np.triu_indices(len(one.norms), 1)
+    about = {"cosine": float(np.mean(one.cosines[upper]))}
+    return about | ({"sign conflict": float(one.sign_conflict)} if tasks else {})
+
+
+def _place(name: str) -> tuple[str, str]:
+    """The layer, "" outside of them, and the module."""
+    from sail_jax.checkpoint.layers import position
+
+    found = position(name)
+    layer, rest = ("", name) if found is None else (str(found.index), found.rest)
+    module = rest.strip("./")
+    for last in ("weight", "bias", "kernel", "scale", "embedding"):
+        module = module.removesuffix(f".{last}").removesuffix(f"/{last}")
+    return layer, module or rest
+
+
+def render(record: Mapping[str, Any], full: bool = False) -> str:
+    """The record as text: models, pairs, layers, data, and the verdict."""
+    from sail_jax.spaces import table
+
+    k, tasks = len(record["models"]), record.get("tasks")
+    letters = [chr(ord("A") + i) if k <= 26 else f"M{i}" for i in range(k)]
+    rows = [("", "model", "norm", *(["change / base"] if tasks else []))]
+    for i, path in enumerate(record["models"]):
+        change = [f"{tasks['relative norms'][i]:.2%}"] if tasks else []
+        rows.append((letters[i], path, f"{record['norms'][i]:.5g}", *change))
+    lines = [f"{k} models of {record['parameters']:,} parameters"]
+    lines += [f"base: {record['base']}"] if tasks else []
+    lines += ["", table(rows)]
+    rows = [("pair", "cosine of weights", *(["cosine of changes"] if tasks else []))]
+    for pair in record["pairs"]:
+        which = "-".join(letters[i] for i in pair["models"])
+        change = [f"{pair['task cosine']:+.3f}"] if tasks else []
+        rows.append((which, f"{pair['weight cosine']:+.4f}", *change))
+    lines += ["", table(rows)]
+    if tasks:
+        lines.append(
+            f"\nsign conflict {tasks['sign conflict']:.3f} (unrelated: "
+            f"{tasks['unrelated sign conflict']:.3f}); cosine of changes {tasks['cosine']:+.3f} "
+            f"(unrelated: 0); heterogeneity {tasks['heterogeneity']:.3g} of the base's square"
+        )
+    else:
+        lines += ["", "no --base: no task vectors, sign conflict or heterogeneity"]
+    shown = record["layers"] if full else record["layers"][:FEW]
+    rows = [("layer", "parameters", "cosine", *(["sign conflict"] if tasks else []))]
+    for one in shown:
+        change = [f"{one['sign conflict']:.3f}"] if tasks else []
+        name = one["layer"] or "(outside)"
+        rows.append((name, f"{one['parameters']:,}", f"{one['cosine']:+.3f}", *change))
+    lines += ["", table(rows)]
+    if len(shown) < len(record["layers"]):
+        lines.append(f"and {len(record['layers']) - len(shown)} more: --full")
+    if "data" in record:
+        lines += ["", *_data(record["data"], letters)]
+    lines += ["", *(f"differs: {line}" for line in record["differences"])][
+        : 1 + (len(record["differences"]) if full else 12)
+    ]
+    return "\n".join([*lines, *([""] if record["differences"] else []), *record["verdict"]])
+
+
+def _data(data: Mapping[str, Any], letters: list[str]) -> list[str]:
+    lines = [f"{data['file']}, {data['examples']} examples:"]
+    if "losses" in data:
+        each = ", ".join(f"{n} {x:.4f}" for n, x in zip(letters, data["losses"], strict=True))
+        lines += [
+            f"  loss: {each}; average {data['average']:.4f}, ensemble {data['ensemble']:.4f}",
+            f"  barrier between them {data['barrier']:.4f} nats",
+        ]
+    else:
+        lines.append("  no labels: no losses")
+    lines.append(
+        f"  the average's outputs beside the mean of the models': cosine {data['cosine']:.4f}, "
+        f"coefficient {data['coefficient']:.4f}, gap {data['gap']:.2%}"
+    )
+    return lines

@@ -1,0 +1,194 @@
+"""`sail-jax grow`: a checkpoint made larger, tensor by tensor, with what that preserves."""
+
+import time
+from argparse import ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import Any
+
+from experiments.arguments import add_copying, seed
+from experiments.commands.merge import Meter, remember_kernels
+from experiments.progress import say
+
+
+def factor(text: str) -> float:
+    """How many times: 2x, 1.5x or 2.
+
+    >>> factor("2x"), factor("1.5")
+    (2, 1.5)
+    """
+    try:
+        value = float(text.lower().removesuffix("x"))
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise ArgumentTypeError(f"expected a factor such as 2x, got '{text}'")
+    return int(value) if value == int(value) else value
+
+
+def entry(text: str) -> tuple[str, Any]:
+    """KEY=VALUE, the value in YAML; "2x" stays text.
+
+    >>> entry("snr_db=20"), entry("hidden_size=2x")
+    (('snr_db', 20), ('hidden_size', '2x'))
+    """
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ArgumentTypeError(f"expected KEY=VALUE, got '{text}'")
+    import yaml
+
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ArgumentTypeError(f"{key}: cannot read the value '{value}'") from error
+
+
+def add_arguments(parser: Any) -> None:
+    add = parser.add_argument
+    add("checkpoint", metavar="CKPT", nargs="?", type=Path, help="a folder, or a file of tensors")
+    add("out", metavar="OUT", nargs="?", type=Path, help="a folder, or a .safetensors, .npz file")
+    add("--to", metavar="WHAT", action="append", help="config.json, or KEY=VALUE (2x: twice it)")
+    add("--width", metavar="2x", type=factor, help="of the stream, hidden layers and heads")
+    add("--depth", metavar="2x", type=factor, help="how many times as many layers")
+    add("--method", metavar="NAME", default="lemon", help="default: %(default)s; see --methods")
+    add("--depth-method", metavar="NAME", help="for the layers, where --method is for the width")
+    add("--set", metavar="KEY=VALUE", action="append", type=entry, help="a knob of the method")
+    add("--lossless", action="store_true", help="refuse what does not preserve the function")
+    add("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
+    add("--config", metavar="FILE", type=Path, help="instead of CKPT/config.json")
+    add("--spec", metavar="FILE", type=Path, help="which spaces the tensors live in (YAML, JSON)")
+    add("--draft", action="store_true", help="print such a file to start from, and stop")
+    add("--methods", action="store_true", help="list the methods, and stop")
+    add("--plan", action="store_true", help="what would be done, and stop")
+    add("--certify", dest="certify", action="store_true", default=None, help="compare outputs")
+    add("--no-certify", dest="certify", action="store_false", help="default: if both are small")
+    add("--resume", action="store_true", help="continue an interrupted growth")
+    add_copying(parser)
+
+
+def run(args: Namespace) -> int:
+    """Raises ValueErrors with one line each for what the user can put right."""
+    if args.methods:
+        return _methods()
+    if args.checkpoint is None:
+        raise ValueError("name the checkpoint: sail-jax grow CKPT OUT")
+    if args.draft:
+        return _draft(args)
+    to = _target(args)
+    knobs = _knobs(args)
+    if args.depth_method is not None:
+        knobs["depth_method"] = args.depth_method
+    if args.lossless:
+        knobs["require_lossless"] = True
+    remember_kernels()
+    from sail_jax.checkpoint import growing, tables
+
+    began = time.monotonic()
+    given: dict[str, Any] = {
+        "seed": args.seed,
+        "config": args.config,
+        "rules": None if args.spec is None else tables.read_table(args.spec),
+        "max_memory": args.max_memory,
+        "threads": args.threads,
+        "allow_pickle": args.allow_pickle,
+        "allow_nonfinite": args.allow_nonfinite,
+    }
+    if args.plan:
+        with growing.growing(args.checkpoint, to, args.method, **given, **knobs) as ready:
+            _show(ready)
+        return 0
+    if args.out is None:
+        raise ValueError("name the output: sail-jax grow CKPT OUT")
+    meter = None if args.quiet else Meter()
+    done = growing.grow_checkpoint(
+        args.checkpoint, args.out, to, args.method, **given, certify=args.certify,
+        resume=args.resume, format=args.format, shard_bytes=args.shard_size, progress=meter,
+        **knobs,
+    )  # fmt: skip
+    if meter is not None:
+        meter.close()
+    for note in done.notes:
+        say(f"note: {note}")
+    print(done.growth.report)
+    for one in done.agreement:
+        print(one)
+    tensors = len(done.growth.leaves)
+    print(f"{done.out}: {tensors} tensors in {time.monotonic() - began:.1f} s")
+    return 0
+
+
+def _knobs(args: Namespace) -> dict[str, Any]:
+    """What --set says, all of it knobs of some method."""
+    from sail_jax.checks import nearest
+    from sail_jax.growth.named import METHODS
+
+    knobs = dict(args.set or [])
+    known = {"untie", *(name for method in METHODS.values() for name in method.knobs)}
+    for name in knobs:
+        if name not in known:
+            raise ValueError(f"--set {name}: no such knob{nearest(name, known)}")
+    return knobs
+
+
+def _target(args: Namespace) -> Any:
+    """What --to, --width and --depth ask for."""
+    factors = {"width": args.width, "depth": args.depth}
+    factors = {key: value for key, value in factors.items() if value is not None}
+    given = args.to or []
+    if bool(given) == bool(factors):
+        raise ValueError(
+            "say what to grow to: either --to (a config.json, or entries of it as KEY=VALUE), or "
+            "factors, --width 2x, --depth 2x or both"
+        )
+    if factors:
+        return factors
+    if len(given) == 1 and ("=" not in given[0] or Path(given[0]).exists()):
+        return given[0]
+    if files := [text for text in given if "=" not in text]:
+        raise ValueError(f"--to {files[0]}: a config.json stands alone, not beside other --to")
+    try:
+        entries = [entry(text) for text in given]
+    except ArgumentTypeError as error:
+        raise ValueError(f"--to: {error}") from error
+    keys = [key for key, _ in entries]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise ValueError(f"--to states {twice[0]!r} more than once")
+    return dict(entries)
+
+
+def _methods() -> int:
+    from sail_jax.growth.named import METHODS
+
+    width = max(map(len, METHODS))
+    for name, method in METHODS.items():
+        print(f"{name:{width}}  {method.about} ({method.source})")
+    return 0
+
+
+def _draft(args: Namespace) -> int:
+    from sail_jax.checkpoint import open_checkpoint, tables
+
+    with open_checkpoint(args.checkpoint, allow_pickle=args.allow_pickle) as checkpoint:
+        print(tables.draft_table(checkpoint), end="")
+    return 0
+
+
+def _show(ready: Any) -> None:
+    about = ready.about
+    print(f"{about['method']}, seed {about['seed']}: {about['source']}")
+    for key, (old, new) in about["changes"].items():
+        print(f"  {key}: {old} to {new}")
+    base = ready.view.base.tensors.values()
+    before, after = (
+        sum(_bytes(x) for x in tensors) for tensors in (base, ready.view.tensors.values())
+    )
+    print(f"reads {before / 1e9:.3f} GB, writes {after / 1e9:.3f} GB in {len(ready.works)} tensors")
+    print(ready.growth.report)
+    for note in ready.growth.notes:
+        print(f"note: {note}")
+    print(ready.summary())
+
+
+def _bytes(tensor: Any) -> int:
+    import math
+
+    return math.prod(tensor.shape) * tensor.dtype.itemsize

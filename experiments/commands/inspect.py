@@ -1,0 +1,271 @@
+"""`sail-jax inspect`: what is in a checkpoint, and which tensors share which spaces.
+
+Of two or more, what merging them will meet (`compare_command`)."""
+
+import json
+import math
+import re
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.progress import say
+
+FIGURE, SCHEMA = "spaces.png", "sail-jax inspect 1"
+
+
+def add_arguments(parser: Any) -> None:
+    add = parser.add_argument
+    what = "a folder, or a file of tensors; of two or more it is told how they would merge"
+    add("checkpoint", metavar="CKPT", type=Path, nargs="+", help=what)
+    add("--base", metavar="CKPT", type=Path, help="of several: what they were fine-tuned from")
+    add("--data", metavar="FILE", type=Path, help="of several: run them on an .npz of examples")
+    add("--config", metavar="FILE", type=Path, help="instead of CKPT/config.json")
+    add("--spec", metavar="FILE", type=Path, help="which spaces the tensors live in (YAML, JSON)")
+    add("--draft", action="store_true", help="print such a file to start from, and stop")
+    add("--full", action="store_true", help="a row for every tensor and space of every layer")
+    add(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help=f"draw which tensors share which space, {FIGURE}, or where models conflict",
+    )
+    add("--json", metavar="FILE", type=Path, help="also write a record there")
+    add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
+
+
+def run(args: Namespace) -> int:
+    """Raises ValueErrors with one line each for what the user can put right."""
+    if len(args.checkpoint) > 1:
+        from experiments.commands import compare as compare_command
+
+        return compare_command.run(args)
+    for option in ("base", "data"):
+        if getattr(args, option) is not None:
+            raise ValueError(f"--{option} is for two checkpoints or more; one was named")
+    from sail_jax import disk
+    from sail_jax.checkpoint import open_checkpoint, tables
+
+    if args.json is not None:
+        disk.admit(args.json, SCHEMA, "a record of inspect")
+    with open_checkpoint(args.checkpoint[0], allow_pickle=args.allow_pickle) as checkpoint:
+        if args.draft:
+            print(tables.draft_table(checkpoint), end="")
+            return 0
+        record, spec = inspect(checkpoint, args)
+    found = None
+    if spec is not None:
+        from experiments.commands import inspect_figure
+
+        shapes = {row["name"]: tuple(row["shape"]) for row in record["tensors"]}
+        found = inspect_figure.layout(spec, shapes)
+    print(render(record, None if args.full else found))
+    if args.out is not None:
+        if spec is None or found is None:
+            say("note: no drawing, as no spaces are known")
+        else:
+            from experiments import style
+            from experiments.commands import inspect_figure
+
+            title = f"{record['architecture']}: {parameters(record)}"
+            figure = inspect_figure.draw(found, spec, title)
+            with disk.explained("write to", args.out):
+                args.out.mkdir(parents=True, exist_ok=True)
+            disk.write_atomic(args.out / FIGURE, style.png(figure))
+            print(args.out / FIGURE)
+    if args.json is not None:
+        record = {"schema": SCHEMA, **record}
+        disk.write_atomic(args.json, json.dumps(record, indent=2).encode() + b"\n")
+    return 0
+
+
+def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
+    """The record, and the spec, None if none is known."""
+    from sail_jax.checkpoint import growing
+    from sail_jax.checkpoint.inputs import config_of
+
+    config = (
+        config_of(checkpoint.extras) if args.config is None else growing.read_target(args.config)
+    )
+    name, spec, notes, questions = _spec(checkpoint, config, args)
+    tensors = [
+        {
+            "name": path,
+            "shape": list(x.shape),
+            "dtype": str(x.dtype),
+            "parameters": math.prod(x.shape),
+            "bytes": math.prod(x.shape) * x.dtype.itemsize,
+        }
+        for path, x in checkpoint.tensors.items()
+    ]
+    size = {row["name"]: row["parameters"] for row in tensors}
+    spaces = []
+    uses = (lambda name: ()) if spec is None else spec.uses
+    for space in () if spec is None else spec.spaces:
+        by_role: dict[str, list[str]] = {"write": [], "read": [], "gain": []}
+        for use in uses(space.name):
+            other = {"write": "read", "read": "write"}.get(use.role)
+            for role in (use.role, other) if use.tied and other else (use.role,):
+                if use.path not in by_role[role]:
+                    by_role[role].append(use.path)
+        touching = dict.fromkeys(use.path for use in uses(space.name))
+        spaces.append(
+            {
+                "name": space.name,
+                "size": space.size,
+                "nonlinearity": space.nonlinearity,
+                "writers": by_role["write"],
+                "readers": by_role["read"],
+                "gains": by_role["gain"],
+                "parameters": sum(size[path] for path in touching),
+            }
+        )
+    record = {
+        "checkpoint": str(checkpoint.path),
+        "architecture": name,
+        "parameters": sum(size.values()),
+        "bytes": sum(row["bytes"] for row in tensors),
+        "dtypes": sorted({row["dtype"] for row in tensors}),
+        "tensors": tensors,
+        "spaces": spaces,
+        "questions": [
+            {"tensor": q.path, "question": q.text, "options": list(q.options)} for q in questions
+        ],
+        "notes": notes,
+    }
+    return record, spec
+
+
+def _spec(
+    checkpoint: Any, config: Mapping[str, Any], args: Namespace
+) -> tuple[str, Any, list[str], Iterable[Any]]:
+    """What it is called, its spec, what is to be said of that, and what is open."""
+    import jax
+
+    from sail_jax import architectures
+    from sail_jax.checkpoint import tables
+
+    shapes = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in checkpoint.tensors.items()}
+    if args.spec is not None:
+        return f"as in {args.spec}", tables.read_table(args.spec).spec(shapes), [], ()
+    if adapter := _adapter(checkpoint):
+        return adapter, None, ["an adapter has no spaces of its own: inspect its base model"], ()
+    notes = []
+    if config:
+        try:
+            known = architectures.of(config)
+            kind = str(config.get("model_type") or known.name)
+            classes = ", ".join(map(str, config.get("architectures") or ()))
+            return (
+                f"{kind} ({classes})" if classes else kind,
+                known.rules(config).spec(shapes),
+                [],
+                (),
+            )
+        except (ValueError, TypeError, LookupError) as error:
+            notes.append(_line(error))
+    try:
+        drafted = architectures.draft(shapes)
+        spec = drafted.rules.spec(shapes)
+    except (ValueError, TypeError, LookupError) as error:
+        return "unknown", None, [*notes, f"no spaces can be drafted: {_line(error)}"], ()
+    notes.append(
+        "the spaces below are drafted from names and shapes: correct what --draft prints, and "
+        "give it as --spec"
+    )
+    return "unknown", spec, notes, drafted.questions
+
+
+def _adapter(checkpoint: Any) -> str:
+    """What an adapter is called, "" of a model."""
+    lora = [name for name in checkpoint.tensors if re.search(r"lora_(A|B|E|embedding)", name)]
+    if "adapter_config.json" not in checkpoint.extras and not lora:
+        return ""
+    from sail_jax.checkpoint.inputs import config_of
+
+    config = config_of(checkpoint.extras, "adapter_config.json")
+    rank, base = config.get("r"), config.get("base_model_name_or_path")
+    about = [f"rank {rank}"] * (rank is not None) + [f"of {base}"] * bool(base)
+    return f"LoRA adapter{' (' * bool(about)}{', '.join(about)}{')' * bool(about)}"
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    more = f" (and {len(lines) - 1} more like it)" if len(lines) > 1 else ""
+    return lines[0] + more
+
+
+def parameters(record: Mapping[str, Any]) -> str:
+    n = record["parameters"]
+    return f"{n:,} parameters" if n < 10**6 else f"{n / 1e6:,.1f} M parameters"
+
+
+def render(record: Mapping[str, Any], layout: Any = None) -> str:
+    """The record as text: totals, tensors, spaces, open questions; by a layout, layers once."""
+    from sail_jax.spaces import table
+
+    size = f"{parameters(record)}, {record['bytes'] / 1e6:,.1f} MB"
+    lines = [
+        f"{record['checkpoint']}: {record['architecture']}",
+        f"{len(record['tensors'])} tensors, {size}, {', '.join(record['dtypes'])}",
+        "",
+        table([("tensors", "shape", "dtype", "parameters", "share"), *_tensors(record, layout)]),
+    ]
+    if record["spaces"]:
+        header = ("space", "size", "under", "parameters", "writers", "readers", "gains")
+        lines += ["", table([header, *_spaces(record, layout)])]
+    lines += ["", *(f"note: {note}" for note in record["notes"])] if record["notes"] else []
+    some = record["questions"] if layout is None else record["questions"][:12]
+    for question in some:
+        lines.append(f"? {question['tensor']}: {question['question']}")
+        lines += [f"    {option!r}" for option in question["options"]]
+    if len(some) < len(record["questions"]):
+        lines.append(f"? and {len(record['questions']) - len(some)} more: --full")
+    return "\n".join(lines)
+
+
+def _tensors(record: Mapping[str, Any], layout: Any) -> list[tuple[str, ...]]:
+    """A row for each module of each band; without a layout, for each tensor."""
+    by_name = {row["name"]: row for row in record["tensors"]}
+    groups = [(name, [row], 1) for name, row in by_name.items()]
+    if layout is not None:
+        groups = [
+            (
+                ".".join(filter(None, (band.heading, row.label))),
+                [by_name[path] for path in row.paths],
+                band.repeats,
+            )
+            for band in layout.bands
+            for row in band.rows
+        ]
+    out = []
+    for name, rows, repeats in groups:
+        n = repeats * sum(row["parameters"] for row in rows)
+        shape = " x ".join(map(str, rows[0]["shape"])) or "scalar"
+        dtypes = ", ".join(dict.fromkeys(row["dtype"] for row in rows))
+        named = f"{name} x {repeats}" if repeats > 1 else name
+        share = n / max(1, record["parameters"])
+        out.append((named, shape, dtypes, f"{n:,}", f"{share:.1%}"))
+    return out
+
+
+def _spaces(record: Mapping[str, Any], layout: Any) -> list[tuple[str, ...]]:
+    by_name = {space["name"]: space for space in record["spaces"]}
+    groups = [(name, name, 1) for name in by_name] if layout is None else layout.spaces
+    out = []
+    for name, label, repeats in groups:
+        space = by_name[name]
+        named = f"{label} x {repeats}" if repeats > 1 else label
+        under = space["nonlinearity"] or "unstated"
+        users = (_some(space[kind]) for kind in ("writers", "readers", "gains"))
+        n = repeats * space["parameters"]
+        out.append((named, str(space["size"]), under, f"{n:,}", *users))
+    return out
+
+
+def _some(names: Iterable[str]) -> str:
+    """A few names by their last parts, layers once."""
+    short = [".".join(re.split(r"[./]", name)[-2:]) for name in names]
+    found = list(dict.fromkeys(short))
+    return (", ".join(found[:3]) or "-") + (f", +{len(found) - 3}" if len(found) > 3 else "")

@@ -1,0 +1,1 @@
+"""What the experiments on proximal initialisation share."""
