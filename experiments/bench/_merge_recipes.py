@@ -10,8 +10,9 @@ import numpy as np
 class Job(NamedTuple):
     """A method's recipe; how many of base + 3 it reads; how fast it has to be.
 
-    `limit` and `peer` are the wanted ratios to the time of reading and writing (at most) and to
-    the peer (at least), `peak` the wanted resident memory in GB; infinity or 0 where none is set.
+    `limit` and `peer` are the wanted ratios to the time of reading and writing, the output flushed
+    to the disk (at most), and to the peer (at least), `peak` the wanted resident memory in GB;
+    infinity or 0 where none is set.
     """
 
     method: str

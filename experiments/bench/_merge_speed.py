@@ -172,15 +172,16 @@ def _row(name: str, job: Job, found: Mapping[str, dict[str, Any]]) -> tuple[str,
         _peak(peer),
         number(faster),
         number(ratio(tuned, ours)),
-        _verdict(job, ours, over, faster),
+        _verdict(job, ours, ratio(ours, synced), faster),
     )
 
 
 def _verdict(job: Job, ours: Mapping[str, Any], over: float | None, faster: float | None) -> str:
-    """What was wanted of it, and whether it was met, as far as it was measured."""
+    """What was wanted of it, and whether it was met, as far as it was measured. `over`: to the
+    limit that leaves its output on the disk, as ours does, not in the system's memory."""
     peak = None if "failure" in ours else ours["peak_bytes"] / 1e9
     checks: list[tuple[bool, str, float | None, Callable[[float], bool]]] = [
-        (job.limit < inf, f"limit <= {job.limit:g}x", over, lambda x: x <= job.limit),
+        (job.limit < inf, f"synced limit <= {job.limit:g}x", over, lambda x: x <= job.limit),
         (job.peer > 0, f"peer >= {job.peer:g}x", faster, lambda x: x >= job.peer),
         (job.peak < inf, f"peak < {job.peak:g} GB", peak, lambda x: x < job.peak),
     ]

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from experiments import style
-from experiments.cross_task_linearity.answers import mean_error
+from experiments.cross_task_linearity.answers import PUBLISHED, mean_error
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -330,7 +330,7 @@ def _theorem(dataset: "xr.Dataset") -> "Figure":
     hollow = {"mfc": "none", "color": style.PALETTE[1], "ms": 6}
     ax.plot(dataset["independent"], y[factors] + 0.22, "D", label="if independent", **hollow)
     cross = {"color": style.INK, "ms": 6}
-    ax.plot((0.903, 0.839, 0.782), y[factors] - 0.22, "x", label="published", **cross)
+    ax.plot([*PUBLISHED.values()], y[factors] - 0.22, "x", label="published", **cross)
     ax.set_yticks(y, names.values())
     ax.invert_yaxis()
     ax.set_xlim(-0.03, 1.03)

@@ -36,19 +36,21 @@ class ResNet(nn.Module):
     def __call__(
         self, x: Float[Array, "batch height width c"], train: bool = False
     ) -> Float[Array, "batch outputs"]:
+        x = nn.relu(_norm(train)(name="stem_bn")(_stem(self.stem, self.widths[0])(x)))
+        if self.stem == "standard":
+            x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
+        for name, (s, b) in self.places().items():
+            inner = (self.inner or self.widths)[s]
+            x = _Block(self.widths[s], inner, project=s > 0 and b == 0, name=name)(x, train)
+        return nn.Dense(self.outputs, name="head")(x.mean(axis=(1, 2)))
+
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Stage of each block, and its number there, by name, from the input to the output."""
         n = len(self.widths)
         blocks = [self.blocks] * n if isinstance(self.blocks, int) else self.blocks
         if len(blocks) != n or len(self.inner or blocks) != n:
             raise ValueError(f"{n} widths of stages, but blocks {blocks} and inner {self.inner}")
-        x = nn.relu(_norm(train)(name="stem_bn")(_stem(self.stem, self.widths[0])(x)))
-        if self.stem == "standard":
-            x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
-        for s, width in enumerate(self.widths):
-            inner = (self.inner or self.widths)[s]
-            for b in range(blocks[s]):
-                name = f"stage{s}_block{b}"
-                x = _Block(width, inner, project=s > 0 and b == 0, name=name)(x, train)
-        return nn.Dense(self.outputs, name="head")(x.mean(axis=(1, 2)))
+        return {f"stage{s}_block{b}": (s, b) for s in range(n) for b in range(blocks[s])}
 
 
 class _Block(nn.Module):

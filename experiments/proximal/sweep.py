@@ -2,6 +2,7 @@
 on it, and the points that are predicted from distances."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import jax
 import numpy as np
@@ -10,7 +11,8 @@ from jaxtyping import Array, Float, PyTree
 
 from experiments.findings import mean_and_error, stated
 from sail_jax import proximal
-from sail_jax.distances import Distance
+from sail_jax.distances import Distance, median_distance
+from sail_jax.distances import mmd as one_mmd
 
 PAIRS = ("1-target", "2-target", "1-2")
 DECIDED = 2.0  # standard errors beyond which a difference counts
@@ -87,6 +89,16 @@ def distances(
     """`measure` of the pairs named in `PAIRS`."""
     pairs = dict(zip(PAIRS, ((one, target), (two, target), (one, two)), strict=True))
     return {name: measure(*pair) for name, pair in pairs.items()}
+
+
+def mmd(
+    one: Float[np.ndarray, "m feature"],
+    two: Float[np.ndarray, "n feature"],
+    target: Float[np.ndarray, "k feature"],
+) -> dict[str, Distance]:
+    """The MMD of those pairs, squared, with one bandwidth for all."""
+    width = median_distance(np.concatenate([one, two]), target)
+    return distances(partial(one_mmd, bandwidth=width), one, two, target)
 
 
 def decided(values: xr.DataArray) -> int:

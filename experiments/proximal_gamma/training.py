@@ -226,18 +226,12 @@ def measured(
     """Every distance of every pair of three samples of blocks; pairs share their bandwidth."""
     streams = one, two, target
     means = [some.mean(1) for some in streams]
-    columns = [mean[:, None] for mean in means]
     shares = [unigrams(some) for some in streams]
-
-    def mmd(features: list[np.ndarray]) -> dict[str, Distance]:
-        width = distances.median_distance(np.concatenate(features[:2]), features[2])
-        return line.distances(partial(distances.mmd, bandwidth=width), *features)
-
     bigrams = partial(distances.total_variation_tokens, n=2)
     found = {
-        "mmd_mean": mmd(columns),
+        "mmd_mean": line.mmd(*(mean[:, None] for mean in means)),
         "w1_mean": line.distances(distances.wasserstein, *means),
-        "mmd": mmd(shares),
+        "mmd": line.mmd(*shares),
         "energy": line.distances(distances.energy, *shares),
         "js": line.distances(distances.jensen_shannon_tokens, *streams),
         "tv": line.distances(distances.total_variation_tokens, *streams),

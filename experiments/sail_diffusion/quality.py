@@ -41,8 +41,7 @@ class Seen(NamedTuple):
 @partial(jax.jit, static_argnames="net")
 def look(net: ResNet, variables: PyTree, x: Float[Array, "n side side channel"]) -> Seen:
     """The features before the classifier's last layer, and its answers."""
-    blocks = [net.blocks] * len(net.widths) if isinstance(net.blocks, int) else net.blocks
-    last = f"stage{len(net.widths) - 1}_block{blocks[-1] - 1}"
+    *_, last = net.places()
     logits, places = captured(net, variables, last, x)
     spatial = places[..., :SPATIAL].reshape(len(x), -1)
     return Seen(places.mean((1, 2)), spatial, nn.log_softmax(logits))  # type: ignore[arg-type]

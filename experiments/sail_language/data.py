@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from experiments import choice_scores
 from experiments.data import choices, gpt2_tokens, text, tokens
@@ -166,6 +166,4 @@ def _measured(name: str, samples: list[Int[np.ndarray, "block token"]]) -> tuple
     means: list[Float[np.ndarray, " block"]] = [some.mean(1) for some in samples]
     if name == "w1":
         return line.distances(distances.wasserstein, *means), False
-    columns: list[Array] = [mean[:, None] for mean in means]  # type: ignore[misc]
-    width = distances.median_distance(np.concatenate(columns[:2]), columns[2])
-    return line.distances(partial(distances.mmd, bandwidth=width), *columns), True  # type: ignore[arg-type]
+    return line.mmd(*(mean[:, None] for mean in means)), True

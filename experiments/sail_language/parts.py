@@ -264,7 +264,8 @@ def choose(
         ]
         found[f"{name} loss"] = np.stack(losses)
         found[name] = gamma[int(np.argmin(losses[0]))]
-    taken = _greedy(net, pairs["sweep"], corpus, config.at_once).taken
+    score = lambda m: -float(held_out_loss(net, m, corpus.validation, config.at_once))  # noqa: E731
+    taken = greedy_soup(pairs["sweep"], score).taken
     found["taken"] = np.array([k in taken for k in range(2)])
     return found
 
@@ -274,11 +275,6 @@ def of_target_shape(config: "Config", sources: Mapping[str, Any], seed: int) -> 
     small = [(sources[name], config.network(name)) for name in MADE_OF["grown"]]
     key = keys(config, seed)["grow"]
     return brought(small, config.network("target"), config.grow, key, untie=False)
-
-
-def _greedy(net: nn.Module, models: list[PyTree], corpus: Corpus, at_once: int) -> Any:
-    score = lambda m: -float(held_out_loss(net, m, corpus.validation, at_once))  # noqa: E731
-    return greedy_soup(models, score)
 
 
 def started(
@@ -296,10 +292,10 @@ def started(
         return initial(learner.net, key[SCRATCH])
     if way == "ligo":
         return _ligo(config, corpus, sources["narrow"], seed)
-    if way == "uniform":
-        return merged(pair, np.array([0.5, 0.5]))
-    if way == "greedy":
-        return _greedy(learner.net, pair, corpus, config.at_once).params
+    if way in ("uniform", "greedy"):
+        kept = [m for m, taken in zip(pair, chosen["taken"], strict=True) if taken]
+        soup = pair if way == "uniform" else kept
+        return merged(soup, np.full(len(soup), 1 / len(soup)))
     if way == "grown":
         pair = of_target_shape(config, sources, seed)
     gamma = float(chosen[way])

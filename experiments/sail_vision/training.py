@@ -252,17 +252,10 @@ def resnet(sizes: dict[str, Any]) -> ResNet:
     return net
 
 
-def blocks(net: ResNet) -> list[tuple[int, int]]:
-    """Stage and number of each block, from the input to the output."""
-    counts = [net.blocks] * len(net.widths) if isinstance(net.blocks, int) else net.blocks
-    return [(s, b) for s, n in enumerate(counts) for b in range(n)]
-
-
 def normalised(net: ResNet) -> list[tuple[str, str]]:
     """Each convolution with the BatchNorm that normalises it, from the input to the output."""
     found = [("stem", "stem_bn")]
-    for s, b in blocks(net):
-        x = f"stage{s}_block{b}"
+    for x, (s, b) in net.places().items():
         found += [(f"{x}/conv1", f"{x}/bn1"), (f"{x}/conv2", f"{x}/bn2")]
         if s and not b:
             found.append((f"{x}/proj", f"{x}/proj_bn"))
@@ -303,8 +296,7 @@ def features(
     net: ResNet, params: PyTree, stats: PyTree, images: Array, train: bool
 ) -> tuple[Float[Array, "n feature"], PyTree]:
     """What the classifier reads: the last block's output, averaged over the image."""
-    s, b = blocks(net)[-1]
-    last = f"stage{s}_block{b}"
+    *_, last = net.places()
     _, rest = net.apply(
         {"params": params, "batch_stats": stats},
         images,
