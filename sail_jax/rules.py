@@ -13,7 +13,8 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from sail_jax import random_bits, selection
 from sail_jax.checks import concrete
-from sail_jax.task_vectors import Each, Fold, Leafwise, Piece, Place, Rule, by_task, sums, tally
+from sail_jax.order import Found, magnitudes, order_statistics, placed
+from sail_jax.task_vectors import Each, Fold, Leafwise, Place, Rule, by_task, sums, tally
 
 __all__ = [
     "ElectBy",
@@ -81,38 +82,13 @@ def largest(rank: Callable[[int], selection.Wide]) -> Rule:
     """The rank(size) entries of largest magnitude of each model, over all leaves, still vote: the
     threshold digit by digit, then those equal to it in path order."""
 
-    def digits(shift: int, prefix: Array, left: selection.Wide | None) -> Rule:
-        def then(counts: selection.Wide, size: int) -> Rule:
-            found = selection.locate(counts, prefix, rank(size) if left is None else left)
-            return digits(shift - 16, *found) if shift else equals(*found)
+    keys = Partial(magnitudes)
 
-        return Fold(Partial(_digits(shift), prefix), then, selection.add, visits=shift // 16 + 2)
+    def then(found: list[Found], size: int) -> Rule:
+        kernel = Partial(_take, found[0][0])
+        return placed(keys, found, lambda cuts: Leafwise(kernel, cuts))
 
-    def equals(threshold: Array, left: selection.Wide) -> Rule:
-        def then(counts: dict[Piece, Array], size: int) -> Rule:
-            local, rest = {}, left
-            for piece in sorted(counts):
-                cut, rest = selection.cut(counts[piece], rest)
-                local[piece] = threshold, cut
-            return Leafwise(Partial(_take), local)
-
-        return Fold(Partial(_equal, threshold), then, add=None)
-
-    return digits(selection.start()[1], selection.start()[0], None)
-
-
-@functools.cache
-def _digits(shift: int) -> Any:
-    def summary(prefix: Array, place: Place, delta: Array, weight: Array) -> selection.Wide:
-        keys = selection.magnitude(delta, weight)
-        return selection.histogram(keys, prefix, shift, place.inside(delta.shape[1:]))
-
-    return summary
-
-
-def _equal(threshold: Array, place: Place, delta: Array, weight: Array) -> Array:
-    keys = selection.magnitude(delta, weight)
-    return selection.equal(keys, threshold, place.inside(delta.shape[1:]))
+    return order_statistics(keys, lambda size: [rank(size)], then, after=1)
 
 
 def _take(threshold: Array, cut: selection.Cut, place: Place, delta: Array, weight: Array) -> Votes:

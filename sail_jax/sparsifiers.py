@@ -1,5 +1,4 @@
-"""Rules that thin votes out by their rank: breadcrumbs and DELLA, and the order statistics of
-tensors and trees that they rest on."""
+"""Rules that thin votes out by their rank: breadcrumbs and DELLA."""
 
 import functools
 import math
@@ -16,6 +15,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Bool, Float, UInt
 
 from sail_jax import random_bits, selection
+from sail_jax.order import Found, magnitudes, order_statistics, placed
 from sail_jax.rules import (
     PerModel,
     Scope,
@@ -27,114 +27,18 @@ from sail_jax.rules import (
     scoped,
     standing,
 )
-from sail_jax.task_vectors import Each, Fold, Grain, Kernel, Leafwise, Piece, Place, Rule, by_task
+from sail_jax.task_vectors import Each, Fold, Kernel, Leafwise, Piece, Place, Rule, by_task
 
 __all__ = [
-    "Found",
     "RankBy",
     "fraction",
-    "magnitudes",
     "magprune",
-    "order_statistics",
     "outliers",
-    "placed",
     "row_ranks",
 ]
 
 RankBy = Literal["rank", "magnitude"]
 Votes = tuple[Array, Array]
-Found = tuple[Array, selection.Wide]  # a key per task, and its rank among those equal to it
-
-
-def order_statistics(
-    keys: Kernel,
-    ranks: Callable[[int, selection.Wide], Sequence[selection.Wide]],
-    then: Callable[[list[Found], int], Any],
-    grain: Grain = "entry",
-) -> Fold:
-    """The keys of some ranks over all leaves, exactly, by counting; the rule or count goes on as
-    `then(found, size)`.
-
-    keys: a kernel `(place, delta, weight) -> [k, ...]`, unsigned integers as wide as
-        `selection.magnitude` gives them; statistics are taken of each of the k.
-    ranks: `(size, how many keys are not 0, [k])` -> ranks counted from 1, the largest key; 0 for
-        a key above all. They share one visit to the leaves for every digit of a key.
-    """
-    prefix, shift = selection.start()
-    digits = range(shift - 16, -1, -16)
-
-    def first(total: tuple[selection.Wide, selection.Wide], size: int) -> Any:
-        counts, nonzero = total
-        found = [selection.locate(counts, prefix, r) for r in ranks(size, nonzero)]
-        return following(found, list(digits))
-
-    def following(found: list[Found], shifts: list[int]) -> Fold:
-        def go_on(counts: tuple[selection.Wide, ...], size: int) -> Any:
-            new = [selection.locate(c, *f) for c, f in zip(counts, found, strict=True)]
-            return following(new, shifts[1:]) if shifts[1:] else then(new, size)
-
-        summary = Partial(_count_digits(shifts[0]), tuple(f[0] for f in found), keys)
-        return Fold(summary, go_on, _add, grain)
-
-    return Fold(Partial(_count_first(shift), prefix, keys), first, _add, grain)
-
-
-def _add(a: Sequence[selection.Wide], b: Sequence[selection.Wide]) -> tuple[selection.Wide, ...]:
-    return tuple(map(selection.add, a, b))
-
-
-@functools.cache
-def _count_first(shift: int) -> Kernel:
-    def summary(
-        prefix: Array, keys: Kernel, place: Place, delta: Array, weight: Array
-    ) -> tuple[selection.Wide, selection.Wide]:
-        values, inside = keys(place, delta, weight), place.inside(delta.shape[1:])
-        here = values != 0 if inside is None else (values != 0) & inside
-        counts = selection.histogram(values, prefix, shift, inside)
-        return counts, selection.occurrences(here, range(1, values.ndim))
-
-    return summary
-
-
-@functools.cache
-def _count_digits(shift: int) -> Kernel:
-    def summary(
-        prefixes: Sequence[Array], keys: Kernel, place: Place, delta: Array, weight: Array
-    ) -> tuple[selection.Wide, ...]:
-        values, inside = keys(place, delta, weight), place.inside(delta.shape[1:])
-        return tuple(selection.histogram(values, prefix, shift, inside) for prefix in prefixes)
-
-    return summary
-
-
-def placed(
-    keys: Kernel,
-    found: Sequence[Found],
-    then: Callable[[Mapping[Piece, tuple[selection.Cut, ...]]], Any],
-    grain: Grain = "entry",
-) -> Fold:
-    """Where, piece by piece, the keys equal to each of `found` are cut that belong to its rank:
-    those first in (path, index) do. The rule or count goes on as `then(cuts)`."""
-
-    def cuts(counts: Mapping[Piece, Sequence[Array]], size: int) -> Any:
-        left, cut = [rank for _, rank in found], {}
-        for piece in sorted(counts):
-            cut[piece], left = zip(*map(selection.cut, counts[piece], left), strict=True)
-        return then(cut)
-
-    return Fold(Partial(_equal, tuple(t for t, _ in found), keys), cuts, None, grain)
-
-
-def _equal(
-    thresholds: Sequence[Array], keys: Kernel, place: Place, delta: Array, weight: Array
-) -> tuple[Array, ...]:
-    values, inside = keys(place, delta, weight), place.inside(delta.shape[1:])
-    return tuple(selection.equal(values, threshold, inside) for threshold in thresholds)
-
-
-def magnitudes(place: Place, delta: Array, weight: Array) -> UInt[Array, "task ..."]:
-    """The kernel of the keys |delta|; those who abstain are worth 0."""
-    return selection.magnitude(delta, weight)
 
 
 def outliers(
@@ -165,7 +69,7 @@ def outliers(
         raise TypeError("density, gamma: expected static numbers, got traced ones")
     half = 0.0 if floor else 0.5
 
-    def ranks(size: int, nonzero: selection.Wide) -> list[selection.Wide]:
+    def ranks(size: int) -> list[selection.Wide]:
         kept = np.clip(np.floor(some * size + half).astype(int), min(1, size), size)
         above = np.minimum(np.floor(most * size + half).astype(int), size - kept)
         return [selection.wide(above), selection.wide(above + kept)]
@@ -175,7 +79,7 @@ def outliers(
         return placed(keys, found, lambda cuts: Leafwise(kernel, cuts))
 
     keys = Partial(magnitudes)
-    return scoped(scope, order_statistics(keys, ranks, between))
+    return scoped(scope, order_statistics(keys, ranks, between, after=1))
 
 
 def _between(

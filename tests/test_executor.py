@@ -20,7 +20,7 @@ from sail_jax.checkpoint.executor import (
     limits,
     memory,
 )
-from sail_jax.checkpoint.streaming import ENTRIES, finite, pieces, work
+from sail_jax.checkpoint.streaming import ENTRIES, finite, passes, pieces, work
 from sail_jax.counts import average
 from sail_jax.expressions import Expression
 from sail_jax.task_vectors import chain, masked
@@ -110,6 +110,19 @@ def test_streamed_is_what_memory_gives(name):
         np.testing.assert_allclose(got[leaf], expected, rtol=0, atol=16 * EPS * 6, err_msg=leaf)
         moved = max(moved, float(np.abs(expected - base[leaf].reshape(-1)).max()))
     assert moved > 0.003  # there was something to get wrong
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_passes_are_counted_before_they_are_made(name):
+    """What --plan says of reading, where nothing is kept; one tensor of one piece."""
+    models, base = problem({"d": (40, 50)}, models_of(name))
+    expression = methods.expression(name, key=KEY, **KNOBS.get(name, {}))
+    first, *rest = (Held("d", m["d"]) for m in models)
+    one = work(
+        "d", (40, 50), base["d"].dtype, [first, *rest], Held("d", base["d"]), None, expression
+    )
+    execute([one], Sink(), Limits(1, 0))
+    assert passes(one.program) == first.reads
 
 
 @pytest.mark.parametrize("compat", ["paper", "mergekit"])

@@ -2,9 +2,9 @@
 
 The same rules and counts that merge pytrees (`sail_jax.task_vectors`) run here on pieces of a
 tensor: runs of entries, of rows, or all of it, whatever the finest of its kernels' grains allows.
-All pieces have one of two shapes, padded, so that compilation does not grow with the number of
-shapes. Pieces do not depend on memory, threads or devices, and sums over them are taken in order:
-neither does the outcome.
+Runs of entries have one of three lengths, padded, so that compilation does not grow with the
+number of shapes. Pieces do not depend on memory, threads or devices, and sums over them are taken
+in order: neither does the outcome.
 """
 
 import functools

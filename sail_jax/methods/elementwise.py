@@ -15,8 +15,9 @@ from sail_jax import selection
 from sail_jax.checks import concrete
 from sail_jax.counts import average, total
 from sail_jax.expressions import Compat, Expression, default, method
+from sail_jax.order import Found, magnitudes, order_statistics, placed
 from sail_jax.rules import Tie, elect, per_model, standing
-from sail_jax.sparsifiers import Found, fraction, magnitudes, order_statistics, placed
+from sail_jax.sparsifiers import fraction
 from sail_jax.task_vectors import (
     Count,
     Each,
@@ -248,7 +249,7 @@ def _select(part: float) -> Rule:
         kernel = Partial(_varying, found[0][0])
         return placed(keys, found, lambda cuts: Leafwise(kernel, cuts))
 
-    return Each(order_statistics(keys, ranks, keep))
+    return Each(order_statistics(keys, ranks, keep, nonzero=True, after=1))
 
 
 def _spread(place: Place, delta: Array, weight: Array) -> UInt[Array, "1 ..."]:
@@ -319,7 +320,7 @@ def arcee_fusion(*, key: Array | None = None) -> Expression:
     """
     keys = Partial(_importances)
 
-    def quartiles(size: int, nonzero: selection.Wide) -> list[selection.Wide]:
+    def quartiles(size: int) -> list[selection.Wide]:
         return [selection.wide(size - q * (size - 1) // 4) for q in (1, 2, 3)]
 
     def then(found: list[Found], size: int) -> Count:
@@ -374,14 +375,14 @@ def pcb(*, key: Array | None = None, ratio: float = 0.1, scale: Scalar = 1.0) ->
         raise TypeError("ratio: expected a static number, got a traced one")
     part = float(known)
 
-    def ends(size: int, nonzero: selection.Wide) -> list[selection.Wide]:
+    def ends(size: int) -> list[selection.Wide]:
         cut = size // 10000
         return [selection.wide(rank) for rank in (size - cut, 1 + cut)]
 
     def clamped(found: list[Found], size: int) -> Count:
         bounds = tuple(_value(bits) for bits, _ in found)
 
-        def best(size: int, nonzero: selection.Wide) -> list[selection.Wide]:
+        def best(size: int) -> list[selection.Wide]:
             kept = size - int(size * (1 - part))
             return [selection.wide(rank) for rank in (min(max(kept, 1), size), 1)]
 
@@ -391,7 +392,8 @@ def pcb(*, key: Array | None = None, ratio: float = 0.1, scale: Scalar = 1.0) ->
 
         return order_statistics(Partial(_scores, *bounds), best, then)  # type: ignore[return-value]
 
-    count = order_statistics(Partial(magnitudes), ends, clamped)
+    digits = selection.start()[1] // 16 + 1
+    count = order_statistics(Partial(magnitudes), ends, clamped, after=digits)
     return Expression(count, scale=scale)  # type: ignore[arg-type]
 
 

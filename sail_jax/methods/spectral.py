@@ -208,7 +208,8 @@ def opcm(
             rule if matrices is None else masked(rule, matrices), Fold(Partial(_square), then)
         )
 
-    return Expression(scoped(scope, Fold(Partial(_squares), measured)), everybody, scale=scale)
+    count = Fold(Partial(_squares), measured, visits=2)
+    return Expression(scoped(scope, count), everybody, scale=scale)
 
 
 def _expression(rule: Rule, matrices: Matrices, scale: Scalar) -> Expression:
