@@ -19,13 +19,13 @@ from sail_jax.spaces import Spec, spec
 from sail_jax.task_vectors import Count, Rule, TaskVectors, apply, chain, masked
 
 if TYPE_CHECKING:
-    from sail_jax import align, architectures, growth, probe
+    from sail_jax import align, architectures, checkpoint, growth, probe
     from sail_jax.checkpoint import merge_checkpoints
 
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        **dict.fromkeys(("align", "architectures", "growth", "probe"), ""),
+        **dict.fromkeys(("align", "architectures", "checkpoint", "growth", "probe"), ""),
         "merge_checkpoints": "checkpoint",
     },
 )
@@ -47,6 +47,7 @@ __all__ = [
     "certificate",
     "chain",
     "change_basis",
+    "checkpoint",
     "classify",
     "compose",
     "counts",
