@@ -98,7 +98,7 @@ def _run(place: Path, run: store.Run) -> report.Section:
     options = (f" --preset {preset}" if preset else "") + f" --seed {record['seed']}"
     details = {
         "preset": preset or "none of them: see config",
-        **({"scale": scale} if hasattr(module, "findings") else {}),  # the rest says it themselves
+        **({"scale": scale} if hasattr(module, "findings") else {}),  # beside the printed
         **origin(dataset),
         "computing time": f"{float(dataset.attrs['wall_seconds']):.0f} s",
         "result": f"{store.RESULT}, SHA-256 {record['result']['sha256']}",

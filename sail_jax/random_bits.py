@@ -19,8 +19,9 @@ Stream = tuple[UInt[Array, "..."], UInt[Array, "..."]]
 
 
 def key(seed: int) -> Array:
-    """The key of `jax.random.key(seed)`, 0 <= seed < 2**64, made without compiling anything and
-    whatever generator JAX is told to use by default."""
+    """The key of `jax.random.key(seed)`, made without compiling anything and whatever generator JAX
+    is told to use by default. All of 0 <= seed < 2**64 counts, of which JAX takes the lower half
+    unless it has 64 bits."""
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed: expected 0 <= seed < 2**64, got {seed}")
     words: Any = np.array(divmod(seed, 1 << 32), np.uint32)

@@ -81,7 +81,6 @@ def scoped(scope: Scope, rule: Any) -> Any:
 def largest(rank: Callable[[int], selection.Wide]) -> Rule:
     """The rank(size) entries of largest magnitude of each model, over all leaves, still vote: the
     threshold digit by digit, then those equal to it in path order."""
-
     keys = Partial(magnitudes)
 
     def then(found: list[Found], size: int) -> Rule:
