@@ -9,14 +9,16 @@ Merging: `sail_jax.methods.<name>(models, base, ...)`, each an expression of `ru
 
 from typing import TYPE_CHECKING
 
-from sail_jax import counts, methods, rules
+from sail_jax import methods
 from sail_jax.certificate import Certificate, Report, certificate, exactness
 from sail_jax.change_basis import change_basis, unfuse
 from sail_jax.families import NONLINEARITIES, Family
 from sail_jax.lazy import lazily
 from sail_jax.maps import Selection, SpaceMap, classify, compose, defect, identity, invert, select
+from sail_jax.merging import reductions as counts
+from sail_jax.merging import transforms as rules
+from sail_jax.merging.task_vectors import Count, Rule, TaskVectors, apply, chain, masked
 from sail_jax.spaces import Spec, spec
-from sail_jax.task_vectors import Count, Rule, TaskVectors, apply, chain, masked
 
 if TYPE_CHECKING:
     from sail_jax import align, architectures, checkpoint, growth, probe

@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.checks import concrete, nearest
-from sail_jax.task_vectors import apply, task_vectors, task_weights
+from sail_jax.merging.task_vectors import apply, task_vectors, task_weights
 from sail_jax.trees import leaf_paths
 
 __all__ = [

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sail_jax.fisher import fisher, fisher_diagonal
 from sail_jax.methods import linear, merge
-from sail_jax.regmean import gram_mean, grams, regmean, regmean_plus_plus
-from sail_jax.soups import greedy_soup
+from sail_jax.methods.fisher import fisher, fisher_diagonal
+from sail_jax.methods.regmean import gram_mean, grams, regmean, regmean_plus_plus
+from sail_jax.methods.soups import greedy_soup
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 M = 3

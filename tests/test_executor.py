@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sail_jax import methods, rules, sparsifiers
+from sail_jax import methods
 from sail_jax.checkpoint.executor import (
     CONSTANT,
     Limits,
@@ -21,9 +21,11 @@ from sail_jax.checkpoint.executor import (
     memory,
 )
 from sail_jax.checkpoint.streaming import ENTRIES, finite, passes, pieces, work
-from sail_jax.counts import average
-from sail_jax.expressions import Expression
-from sail_jax.task_vectors import chain, masked
+from sail_jax.merging import sparsifiers
+from sail_jax.merging import transforms as rules
+from sail_jax.merging.merge import Expression
+from sail_jax.merging.reductions import average
+from sail_jax.merging.task_vectors import chain, masked
 
 KEY = jax.random.key(5)
 EPS = float(np.finfo(np.float32).eps)

@@ -11,8 +11,10 @@ import optax
 import pytest
 from jax import lax
 
-from sail_jax import methods, rules
-from sail_jax.learn import (
+from sail_jax import methods
+from sail_jax.merging import transforms as rules
+from sail_jax.merging.task_vectors import chain
+from sail_jax.methods.learned import (
     adamerging,
     concrete_subspace,
     cross_entropy,
@@ -20,8 +22,7 @@ from sail_jax.learn import (
     learn,
     learned_soup,
 )
-from sail_jax.surgery import Surgery, representation_surgery
-from sail_jax.task_vectors import chain
+from sail_jax.methods.surgery import Surgery, representation_surgery
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 KEY = jax.random.key(5)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from sail_jax.rules import drop, elect, trim
-from sail_jax.task_vectors import TaskVectors, chain
+from sail_jax.merging.task_vectors import TaskVectors, chain
+from sail_jax.merging.transforms import drop, elect, trim
 from theory import merging
 from theory.claims import Z_MAX
 from theory.merging import Constants, QuadraticTasks, Training

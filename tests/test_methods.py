@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sail_jax import methods, rules
-from sail_jax.counts import average, total
-from sail_jax.task_vectors import TaskVectors, chain, masked
+from sail_jax import methods
+from sail_jax.merging import transforms as rules
+from sail_jax.merging.reductions import average, total
+from sail_jax.merging.task_vectors import TaskVectors, chain, masked
 from sail_jax.trees import leaf_paths
 
 _spec = importlib.util.spec_from_file_location(

@@ -12,9 +12,18 @@ import numpy as np
 import pytest
 
 from sail_jax import methods
-from sail_jax.expressions import expression
-from sail_jax.task_vectors import Chain, Each, Fold, Leafwise, Place, apply, origin, task_vectors
-from sail_jax.task_vectors import whole as whole_place
+from sail_jax.merging.merge import expression
+from sail_jax.merging.task_vectors import (
+    Chain,
+    Each,
+    Fold,
+    Leafwise,
+    Place,
+    apply,
+    origin,
+    task_vectors,
+)
+from sail_jax.merging.task_vectors import whole as whole_place
 from sail_jax.trees import leaf_paths
 
 _spec = importlib.util.spec_from_file_location(

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sail_jax import counts, methods
-from sail_jax.task_vectors import Each, Fold, Leafwise, Place, whole
+from sail_jax import methods
+from sail_jax.merging import reductions as counts
+from sail_jax.merging.task_vectors import Each, Fold, Leafwise, Place, whole
 from sail_jax.trees import leaf_paths
 
 _spec = importlib.util.spec_from_file_location(
@@ -278,7 +279,7 @@ def test_pieces_equal_the_whole(label):
 
 
 def methods_votes(delta, weight):
-    from sail_jax.task_vectors import TaskVectors
+    from sail_jax.merging.task_vectors import TaskVectors
 
     return TaskVectors({"a": delta}, {"a": weight})
 

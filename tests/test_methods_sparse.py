@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sail_jax import methods, selection, sparsifiers
-from sail_jax.sparsifiers import magprune, outliers, row_ranks
-from sail_jax.task_vectors import TaskVectors
+from sail_jax import methods
+from sail_jax.merging import ranking as selection
+from sail_jax.merging import sparsifiers
+from sail_jax.merging.sparsifiers import magprune, outliers, row_ranks
+from sail_jax.merging.task_vectors import TaskVectors
 
 KEY = jax.random.key(5)
 EPS = float(jnp.finfo(jnp.float32).eps)
@@ -76,7 +78,7 @@ SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from sail_jax import methods
-from sail_jax.sparsifiers import row_ranks
+from sail_jax.merging.sparsifiers import row_ranks
 x = np.abs(np.random.default_rng(6).normal(size=(8, 16))).astype(np.float32)
 want = np.argsort(np.argsort(x, axis=1, kind="stable"), axis=1)
 key = jax.random.key(0)

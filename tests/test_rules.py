@@ -13,10 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sail_jax import random_bits, selection
-from sail_jax.rules import drop, elect, trim
-from sail_jax.sparsifiers import outliers
-from sail_jax.task_vectors import Chain, Each, Fold, Leafwise, TaskVectors, chain, masked, whole
+from sail_jax.merging import random_bits
+from sail_jax.merging import ranking as selection
+from sail_jax.merging.sparsifiers import outliers
+from sail_jax.merging.task_vectors import (
+    Chain,
+    Each,
+    Fold,
+    Leafwise,
+    TaskVectors,
+    chain,
+    masked,
+    whole,
+)
+from sail_jax.merging.transforms import drop, elect, trim
 
 KEY = jax.random.key(0)
 M = 3
@@ -409,8 +419,8 @@ def test_results_do_not_depend_on_sharding():
     program = """
         import jax, jax.numpy as jnp, numpy as np
         from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-        from sail_jax.rules import drop, elect, trim
-        from sail_jax.task_vectors import TaskVectors, chain
+        from sail_jax.merging.transforms import drop, elect, trim
+        from sail_jax.merging.task_vectors import TaskVectors, chain
         grid = jnp.float32(np.random.default_rng(0).integers(-4, 5, (2, 3, 8, 8)) / 8)
         votes = TaskVectors(dict(zip("ab", grid)), dict.fromkeys("ab", jnp.ones((3, 1, 1))))
         rule = chain(drop(0.2, jax.random.key(0)), trim(0.4), elect(tie="majority"))

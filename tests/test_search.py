@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sail_jax import methods
-from sail_jax.search import Evaluation, search
+from sail_jax.methods.evolution import Evaluation, search
 
 BOUNDS = {"scale": (0.0, 2.0), "weights": [(-1.0, 1.0), (0.0, 4.0)]}
 

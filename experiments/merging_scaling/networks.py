@@ -11,7 +11,8 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from experiments.data import digits
 from experiments.models.mlp import MLP
-from sail_jax import learn, methods
+from sail_jax import methods
+from sail_jax.methods import learned as learn
 from theory.merging.measure import measure_constants
 
 if TYPE_CHECKING:

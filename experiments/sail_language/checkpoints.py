@@ -17,7 +17,7 @@ from experiments.models.pretrained import Pretrained, load_pretrained
 from experiments.sail_language import data, parts
 from experiments.sail_language.claims import perplexity
 from experiments.sail_start import brought, merged
-from sail_jax.soups import greedy_soup
+from sail_jax.methods.soups import greedy_soup
 
 if TYPE_CHECKING:
     from experiments.progress import Stage

@@ -36,7 +36,7 @@ from experiments.training.loop import METRICS
 from experiments.training.sharding import Layout
 from experiments.training.step import State, Step
 from sail_jax import proximal
-from sail_jax.soups import greedy_soup
+from sail_jax.methods.soups import greedy_soup
 
 if TYPE_CHECKING:
     from experiments.sail_language import Config

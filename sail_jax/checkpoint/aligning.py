@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sail_jax import architectures, random_bits
+from sail_jax import architectures
 from sail_jax.align.blocks import block_exactness, change_blocks, nested
 from sail_jax.align.matching import families, match_weights
 from sail_jax.align.problem import recurrent
@@ -43,6 +43,7 @@ from sail_jax.checks import nearest
 from sail_jax.families import Family
 from sail_jax.growth.targets import check_stated, differences, layer_count
 from sail_jax.maps import SpaceMap
+from sail_jax.merging import random_bits
 from sail_jax.spaces import Spec
 
 __all__ = [

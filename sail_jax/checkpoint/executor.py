@@ -34,7 +34,7 @@ from sail_jax.checkpoint.streaming import (
     settle,
 )
 from sail_jax.checkpoint.tensors import Tensor
-from sail_jax.task_vectors import Fold
+from sail_jax.merging.task_vectors import Fold
 
 __all__ = [
     "Limits",

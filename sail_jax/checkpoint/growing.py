@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sail_jax import random_bits
 from sail_jax.architectures import Rules
 from sail_jax.checkpoint import cards
 from sail_jax.checkpoint.agreement import Agreement, certified, wanted
@@ -27,6 +26,7 @@ from sail_jax.checkpoint.streaming import Work
 from sail_jax.checkpoint.views import View, grown
 from sail_jax.checkpoint.writer import Format
 from sail_jax.growth import networks
+from sail_jax.merging import random_bits
 
 __all__ = [
     "Growing",

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sail_jax import methods, random_bits
+from sail_jax import methods
 from sail_jax.checkpoint import mergekit
 from sail_jax.checkpoint.jobs import Job
 from sail_jax.checkpoint.recipes import Recipe, RecipeError
 from sail_jax.checkpoint.settings import Ledger
 from sail_jax.checkpoint.tensors import Tensor
+from sail_jax.merging import random_bits
 
 __all__ = ["Knobs"]
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sail_jax import random_bits
 from sail_jax.checkpoint import cards
 from sail_jax.checkpoint import plan as planning
 from sail_jax.checkpoint.executor import (
@@ -28,8 +27,9 @@ from sail_jax.checkpoint.plan import Plan, Treatment
 from sail_jax.checkpoint.recipes import Recipe, parse, simple
 from sail_jax.checkpoint.streaming import Work, passes, work
 from sail_jax.checkpoint.writer import Format, create
-from sail_jax.expressions import Expression, expression
-from sail_jax.task_vectors import Chain
+from sail_jax.merging import random_bits
+from sail_jax.merging.merge import Expression, expression
+from sail_jax.merging.task_vectors import Chain
 
 __all__ = [
     "Merged",

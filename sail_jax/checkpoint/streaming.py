@@ -1,6 +1,6 @@
 """Expressions evaluated piece by piece, over tensors too large to hold.
 
-The same rules and counts that merge pytrees (`sail_jax.task_vectors`) run here on pieces of a
+The same rules and counts that merge pytrees (`sail_jax.merging`) run here on pieces of a
 tensor: runs of entries, of rows, or all of it, whatever the finest of its kernels' grains allows.
 Runs of entries have one of three lengths, padded, so that compilation does not grow with the
 number of shapes. Pieces do not depend on memory, threads or devices, and sums over them are taken
@@ -22,9 +22,9 @@ from jax import lax
 from jaxtyping import Array
 
 from sail_jax.checkpoint.tensors import Shape, Tensor
-from sail_jax.counts import gram
-from sail_jax.expressions import Expression, with_base
-from sail_jax.task_vectors import (
+from sail_jax.merging.merge import Expression, with_base
+from sail_jax.merging.reductions import gram
+from sail_jax.merging.task_vectors import (
     Chain,
     Each,
     Fold,

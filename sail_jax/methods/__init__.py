@@ -36,7 +36,7 @@ compat: programs that share a name differ. "paper", the default, is what the met
 that is None takes the default of either.
 """
 
-from sail_jax.expressions import METHODS, Expression, expression, get, knobs, method
+from sail_jax.merging.merge import METHODS, Expression, expression, get, knobs, method
 from sail_jax.methods.elementwise import (
     arcee_fusion,
     expo,

@@ -11,14 +11,13 @@ from jax import lax
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, UInt
 
-from sail_jax import selection
 from sail_jax.checks import concrete
-from sail_jax.counts import average, total
-from sail_jax.expressions import Compat, Expression, default, method
-from sail_jax.order import Found, magnitudes, order_statistics, placed
-from sail_jax.rules import Tie, elect, per_model, standing
-from sail_jax.sparsifiers import fraction
-from sail_jax.task_vectors import (
+from sail_jax.merging import ranking as selection
+from sail_jax.merging.merge import Compat, Expression, default, method
+from sail_jax.merging.order import Found, magnitudes, order_statistics, placed
+from sail_jax.merging.reductions import average, total
+from sail_jax.merging.sparsifiers import fraction
+from sail_jax.merging.task_vectors import (
     Count,
     Each,
     Fold,
@@ -30,6 +29,7 @@ from sail_jax.task_vectors import (
     everybody,
     tally,
 )
+from sail_jax.merging.transforms import Tie, elect, per_model, standing
 
 __all__ = [
     "arcee_fusion",

@@ -15,10 +15,10 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax.checks import concrete
-from sail_jax.counts import Vectors, combination
-from sail_jax.expressions import Compat, Expression, default, method
-from sail_jax.rules import one_of
-from sail_jax.task_vectors import check_scalar
+from sail_jax.merging.merge import Compat, Expression, default, method
+from sail_jax.merging.reductions import Vectors, combination
+from sail_jax.merging.task_vectors import check_scalar
+from sail_jax.merging.transforms import one_of
 
 __all__ = ["karcher", "model_stock", "multislerp", "nuslerp", "slerp"]
 

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from sail_jax.counts import total
-from sail_jax.expressions import Expression, method
-from sail_jax.rules import PerModel, check_per_model, elect, one_of, per_model, trim
-from sail_jax.task_vectors import (
+from sail_jax.merging.merge import Expression, method
+from sail_jax.merging.reductions import total
+from sail_jax.merging.task_vectors import (
     Leafwise,
     Place,
     Rule,
@@ -24,6 +23,7 @@ from sail_jax.task_vectors import (
     tally,
     task_vectors,
 )
+from sail_jax.merging.transforms import PerModel, check_per_model, elect, one_of, per_model, trim
 
 __all__ = ["Localized", "best_thresholds", "consensus", "emr", "tall_masks"]
 

@@ -6,9 +6,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from sail_jax.counts import average, total
-from sail_jax.expressions import Compat, Expression, default, method
-from sail_jax.rules import (
+from sail_jax.merging.merge import Compat, Expression, default, method
+from sail_jax.merging.reductions import average, total
+from sail_jax.merging.sparsifiers import RankBy, magprune, outliers
+from sail_jax.merging.task_vectors import Count, Rule, Weights, chain, everybody
+from sail_jax.merging.transforms import (
     ElectBy,
     PerModel,
     Scope,
@@ -19,8 +21,6 @@ from sail_jax.rules import (
     rescaled,
     trim,
 )
-from sail_jax.sparsifiers import RankBy, magprune, outliers
-from sail_jax.task_vectors import Count, Rule, Weights, chain, everybody
 
 __all__ = [
     "breadcrumbs",

@@ -24,10 +24,9 @@ from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax.checks import concrete
-from sail_jax.counts import average
-from sail_jax.expressions import Expression, method
-from sail_jax.rules import Scope, one_of, scoped
-from sail_jax.task_vectors import (
+from sail_jax.merging.merge import Expression, method
+from sail_jax.merging.reductions import average
+from sail_jax.merging.task_vectors import (
     Count,
     Fold,
     Leafwise,
@@ -39,6 +38,7 @@ from sail_jax.task_vectors import (
     masked,
     tally,
 )
+from sail_jax.merging.transforms import Scope, one_of, scoped
 
 __all__ = ["iso_c", "iso_cts", "opcm", "tsv_m", "wudi"]
 

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.checks import concrete
-from sail_jax.task_vectors import origin, task_vectors
+from sail_jax.merging.task_vectors import origin, task_vectors
 
 Numbers = Any  # np.ndarray of float64, or jax.Array while traced
 

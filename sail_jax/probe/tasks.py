@@ -11,10 +11,10 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from sail_jax.checks import concrete
-from sail_jax.counts import gram
+from sail_jax.merging.reductions import gram
+from sail_jax.merging.task_vectors import Weights, tally, task_vectors, task_weights
 from sail_jax.probe.estimates import check_size
 from sail_jax.probe.networks import Names
-from sail_jax.task_vectors import Weights, tally, task_vectors, task_weights
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Conflict", "Interference", "conflict", "interference", "sums"]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
-from sail_jax.task_vectors import Rule, TaskVectors
+from sail_jax.merging.task_vectors import Rule, TaskVectors
 from theory.merging.tasks import Weights, check_sum
 from theory.problems import check
 
@@ -47,7 +47,7 @@ def heterogeneity(vectors: PyTree, weights: Weights) -> Float[Array, ""]:
 def effect(rule: Rule, votes: TaskVectors, weights: Weights) -> Effect:
     """Exactly, for any rule of `sail_jax` (`trim`, `elect`, `drop`, chains of them).
 
-    >>> from sail_jax.rules import trim
+    >>> from sail_jax.merging.transforms import trim
     >>> d = jnp.array([[1.0, 0.9], [0.9, 1.0]])
     >>> found = effect(trim(0.5), TaskVectors({"a": d}, {"a": jnp.ones((2, 1))}), [0.5, 0.5])
     >>> [round(float(v), 3) for v in found]

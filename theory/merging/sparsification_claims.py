@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from sail_jax.rules import drop, elect, trim
-from sail_jax.task_vectors import TaskVectors
+from sail_jax.merging.task_vectors import TaskVectors
+from sail_jax.merging.transforms import drop, elect, trim
 from theory.claims import Claim, Estimate, Simulate
 from theory.merging.heterogeneity import Effect, dare_heterogeneity, effect, heterogeneity, updates
 from theory.merging.quadratic import dare, exact

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.checks import nearest
-from sail_jax.task_vectors import Count, Rule, Weights, apply, everybody, origin, task_vectors
+from sail_jax.merging.task_vectors import (
+    Count,
+    Rule,
+    Weights,
+    apply,
+    everybody,
+    origin,
+    task_vectors,
+)
 
 __all__ = [
     "METHODS",

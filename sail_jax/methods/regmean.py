@@ -13,10 +13,10 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from sail_jax.checks import concrete, nearest
-from sail_jax.counts import average
-from sail_jax.fisher import check_positive
+from sail_jax.merging.reductions import average
+from sail_jax.merging.task_vectors import Count, TaskVectors, Weights, check_scalar, origin, tally
 from sail_jax.methods import linear, merge
-from sail_jax.task_vectors import Count, TaskVectors, Weights, check_scalar, origin, tally
+from sail_jax.methods.fisher import check_positive
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Activations", "InputAxes", "gram_mean", "grams", "regmean", "regmean_plus_plus"]

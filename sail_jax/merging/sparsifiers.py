@@ -14,9 +14,11 @@ from jax.sharding import auto_axes
 from jax.tree_util import Partial
 from jaxtyping import Array, Bool, Float, UInt
 
-from sail_jax import random_bits, selection
-from sail_jax.order import Found, magnitudes, order_statistics, placed
-from sail_jax.rules import (
+from sail_jax.merging import random_bits
+from sail_jax.merging import ranking as selection
+from sail_jax.merging.order import Found, magnitudes, order_statistics, placed
+from sail_jax.merging.task_vectors import Each, Fold, Kernel, Leafwise, Piece, Place, Rule, by_task
+from sail_jax.merging.transforms import (
     PerModel,
     Scope,
     check_per_model,
@@ -27,7 +29,6 @@ from sail_jax.rules import (
     scoped,
     standing,
 )
-from sail_jax.task_vectors import Each, Fold, Kernel, Leafwise, Piece, Place, Rule, by_task
 
 __all__ = [
     "RankBy",
@@ -58,7 +59,7 @@ def outliers(
     density, gamma: one number or one per model, static. ValueError for a density outside (0, 1], a
     gamma outside [0, 1), or another scope.
 
-    >>> from sail_jax.task_vectors import TaskVectors
+    >>> from sail_jax.merging.task_vectors import TaskVectors
     >>> votes = TaskVectors({"a": jnp.array([[1.0, -9.0, 2.0, 0.0]])}, {"a": jnp.ones((1, 1))})
     >>> outliers(0.5, 0.25)(votes).weight["a"].tolist()
     [[1.0, 0.0, 1.0, 0.0]]

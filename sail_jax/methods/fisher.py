@@ -11,9 +11,9 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, PyTree
 
 from sail_jax.checks import concrete
-from sail_jax.counts import average
+from sail_jax.merging.reductions import average
+from sail_jax.merging.task_vectors import Rule, TaskVectors, Weights, check_scalar, origin
 from sail_jax.methods import merge
-from sail_jax.task_vectors import Rule, TaskVectors, Weights, check_scalar, origin
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Likelihood", "fisher", "fisher_diagonal", "precision"]

@@ -11,8 +11,18 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Float
 
 from sail_jax.checks import concrete
-from sail_jax.rules import one_of, scoped
-from sail_jax.task_vectors import Count, Each, Fold, Grain, Leafwise, Place, by_task, sums, tally
+from sail_jax.merging.task_vectors import (
+    Count,
+    Each,
+    Fold,
+    Grain,
+    Leafwise,
+    Place,
+    by_task,
+    sums,
+    tally,
+)
+from sail_jax.merging.transforms import one_of, scoped
 
 __all__ = ["Vectors", "average", "combination", "gram", "total"]
 

@@ -7,8 +7,8 @@ from typing import Any
 from jax.tree_util import Partial
 from jaxtyping import Array, UInt
 
-from sail_jax import selection
-from sail_jax.task_vectors import Fold, Grain, Kernel, Piece, Place
+from sail_jax.merging import ranking as selection
+from sail_jax.merging.task_vectors import Fold, Grain, Kernel, Piece, Place
 
 __all__ = ["Found", "magnitudes", "order_statistics", "placed"]
 

@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, auto_axes
 from jaxtyping import Array, Bool, Float, UInt
 
-from sail_jax.task_vectors import by_task
+from sail_jax.merging.task_vectors import by_task
 
 __all__ = [
     "Cut",

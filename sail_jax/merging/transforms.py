@@ -11,10 +11,11 @@ from jax import lax
 from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from sail_jax import random_bits, selection
 from sail_jax.checks import concrete
-from sail_jax.order import Found, magnitudes, order_statistics, placed
-from sail_jax.task_vectors import Each, Fold, Leafwise, Place, Rule, by_task, sums, tally
+from sail_jax.merging import random_bits
+from sail_jax.merging import ranking as selection
+from sail_jax.merging.order import Found, magnitudes, order_statistics, placed
+from sail_jax.merging.task_vectors import Each, Fold, Leafwise, Place, Rule, by_task, sums, tally
 
 __all__ = [
     "ElectBy",

@@ -16,8 +16,8 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from sail_jax.checks import concrete
-from sail_jax.counts import total
-from sail_jax.task_vectors import (
+from sail_jax.merging.reductions import total
+from sail_jax.merging.task_vectors import (
     Rule,
     TaskVectors,
     Weights,

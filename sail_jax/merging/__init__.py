@@ -1,0 +1,1 @@
+"""Merging of pytrees: task vectors, transforms of them, reductions, and what evaluates them."""
