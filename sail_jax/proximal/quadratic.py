@@ -163,7 +163,7 @@ def affine_weights(h: Float[ArrayLike, "model model"], *, ridge: float = 0.0) ->
 
     ValueError where that form is singular or indefinite.
 
-    >>> affine_weights([[2.0, 0.0], [0.0, 6.0]]).weights.tolist()
+    >>> affine_weights([[2.0, 0.0], [0.0, 6.0]]).weights.round(12).tolist()
     [0.75, 0.25]
     """
     H = _form(h)
