@@ -28,7 +28,7 @@ from experiments.data.digits import Task
 from experiments.models.mlp import MLP
 from experiments.progress import Stage
 from experiments.store import direct
-from sail_jax import methods
+from sail_jax import Merge, methods
 
 CLASSES = 10
 SWEPT = ("task arithmetic", "TIES")
@@ -210,9 +210,9 @@ def _split(stacked: PyTree, count: int) -> list[PyTree]:
     return [jax.tree.map(operator.itemgetter(i), stacked) for i in range(count)]
 
 
-def _merges(config: Config) -> tuple[Callable[..., PyTree], ...]:
+def _merges(config: Config, scale: Array) -> tuple[Merge, ...]:
     """In the order of `SWEPT`."""
-    return methods.task_arithmetic, functools.partial(methods.ties, density=config.density)
+    return methods.task_arithmetic(scale=scale), methods.ties(density=config.density, scale=scale)
 
 
 @_replicated
@@ -220,12 +220,13 @@ def _try_scales(config: Config, base: PyTree, experts: PyTree, exam: Task) -> di
     """Mean accuracy over the tasks for every merge and scale: `[merge, scale]`."""
     models = _split(experts, len(config.tasks))
 
-    def mean(merge: Callable[..., PyTree], scale: Array) -> Array:
-        merged = merge(models, base, scale=scale)
-        return _grade(_apply(config, merged, exam.images), exam).mean()
+    def means(scale: Array) -> Array:
+        merged = [merge(models, base) for merge in _merges(config, scale)]
+        return jnp.stack(
+            [_grade(_apply(config, params, exam.images), exam).mean() for params in merged]
+        )
 
-    curves = [jax.vmap(functools.partial(mean, m))(_scales(config)) for m in _merges(config)]
-    return {"accuracy": jnp.stack(curves)}
+    return {"accuracy": jax.vmap(means, out_axes=1)(_scales(config))}
 
 
 @_replicated
@@ -234,8 +235,8 @@ def _test(
 ) -> dict[str, Array]:
     """Accuracy `[model, task]` of every model, and what adding outputs would give (or NaN)."""
     models = _split(experts, len(config.tasks))
-    merged = [merge(models, base, scale=chosen[i]) for i, merge in enumerate(_merges(config))]
-    everyone = [base, *models, methods.linear(models), *merged]
+    merged = [_merges(config, scale)[i](models, base) for i, scale in enumerate(chosen)]
+    everyone = [base, *models, methods.linear()(models), *merged]
     outputs = [_apply(config, params, exam.images) for params in everyone]
     tuned = sum(output - outputs[0] for output in outputs[1 : 1 + len(models)])
     unknown = jnp.full((len(models),), jnp.nan)
@@ -261,7 +262,7 @@ def _walk(config: Config, experts: PyTree, exam: Task) -> dict[str, Array]:
     ends = [_grade(output, exam) for output in outputs]
 
     def at(w: Array) -> dict[str, Array]:
-        between = methods.linear(models, weights=jnp.stack([1 - w, w]))
+        between = methods.linear()(models, weights=jnp.stack([1 - w, w]))
         return {
             "accuracy": _grade(_apply(config, between, exam.images), exam),
             "predicted": _grade((1 - w) * outputs[0] + w * outputs[1], exam),

@@ -39,4 +39,4 @@ def merged(models: Sequence[PyTree], weights: ArrayLike) -> PyTree:
     >>> float(merged([{"w": 1.0}, {"w": 3.0}], [-0.5, 1.5])["w"])
     4.0
     """
-    return linear(models, weights=weights, normalize=False)
+    return linear(normalize=False)(models, weights=weights)

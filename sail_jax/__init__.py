@@ -3,8 +3,8 @@
 Geometry: `spec` names the feature space of every array axis, makers in `sail_jax.growth` return
 `SpaceMap`s, aligners in `sail_jax.align` find them, `change_basis` applies them, `exactness` and
 `certificate` say what was preserved. `architectures` names the spaces of known networks.
-Merging: `sail_jax.methods.<name>(models, base, ...)`, each an expression of `rules`, `counts`, and
-`merge_checkpoints(...)`, the same on files, tensor by tensor.
+Merging: a merge is a value, `sail_jax.methods.<name>(...)` or a `Merge` of `transforms` and one of
+the `reductions`. Applied to models it merges pytrees, given to `merge_checkpoints` files.
 """
 
 from typing import TYPE_CHECKING
@@ -15,9 +15,10 @@ from sail_jax.change_basis import change_basis, unfuse
 from sail_jax.families import NONLINEARITIES, Family
 from sail_jax.lazy import lazily
 from sail_jax.maps import Selection, SpaceMap, classify, compose, defect, identity, invert, select
-from sail_jax.merging import reductions as counts
-from sail_jax.merging import transforms as rules
-from sail_jax.merging.task_vectors import Count, Rule, TaskVectors, apply, chain, masked
+from sail_jax.merging import reductions, transforms
+from sail_jax.merging.combining import Reduction, Transform, chain, masked
+from sail_jax.merging.merge import Merge
+from sail_jax.merging.task_vectors import TaskVectors, apply, task_vectors
 from sail_jax.spaces import Spec, spec
 
 if TYPE_CHECKING:
@@ -35,14 +36,15 @@ __getattr__, __dir__ = lazily(
 __all__ = [
     "NONLINEARITIES",
     "Certificate",
-    "Count",
     "Family",
+    "Merge",
+    "Reduction",
     "Report",
-    "Rule",
     "Selection",
     "SpaceMap",
     "Spec",
     "TaskVectors",
+    "Transform",
     "align",
     "apply",
     "architectures",
@@ -52,7 +54,6 @@ __all__ = [
     "checkpoint",
     "classify",
     "compose",
-    "counts",
     "defect",
     "exactness",
     "growth",
@@ -62,8 +63,10 @@ __all__ = [
     "merge_checkpoints",
     "methods",
     "probe",
-    "rules",
+    "reductions",
     "select",
     "spec",
+    "task_vectors",
+    "transforms",
     "unfuse",
 ]

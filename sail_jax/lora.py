@@ -6,7 +6,7 @@ the way in and out by `input_axis=0`. Stacks of layers are leading axes of neith
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.checks import concrete, nearest
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.task_vectors import apply, task_vectors, task_weights
 from sail_jax.trees import leaf_paths
 
@@ -195,23 +196,28 @@ def refactor(
 
 
 def merge_adapters(
-    method: Callable[..., PyTree],
+    merge: Merge,
     adapters: Sequence[Adapter],
     rank: int | None = None,
     energy: float | None = None,
     *,
     weights: Sequence[float] | Array | None = None,
-    **knobs: Any,
 ) -> dict[str, LowRank]:
-    """Any merging method on the products B A as deltas from 0, factored again by `truncate`.
+    """Any merge of the products B A as deltas from 0, factored again by `truncate`.
 
-    One matrix at a time is dense, so a method's statistics are of one matrix (`scope="tensor"`).
-    rank: the largest among the adapters' by default. An adapter without a path has delta 0 there.
+    One matrix at a time is dense, so a merge's statistics are of one matrix (`scope="tensor"`).
     Averaging A and B by themselves, as is sometimes done, is not averaging what they stand for.
+
+    Args:
+      merge: For instance `methods.ties(density=0.2)`.
+      adapters: One without a path has delta 0 there.
+      rank: Of the outcome; the largest among the adapters' by default.
+      energy: See `truncate`.
+      weights: One per adapter, 1 by default.
 
     >>> from sail_jax import methods
     >>> one = {"w": LowRank(jnp.ones((2, 1)), jnp.ones((1, 2)))}
-    >>> dense(merge_adapters(methods.task_arithmetic, [one, one], scale=0.5))["w"].round(4).tolist()
+    >>> dense(merge_adapters(methods.linear(), [one, one]))["w"].round(4).tolist()
     [[1.0, 1.0], [1.0, 1.0]]
     """
     _adapters(adapters)
@@ -220,7 +226,7 @@ def merge_adapters(
         pairs = {k: _pair(path, a[path]) for k, a in enumerate(adapters) if path in a}
         zero = jnp.zeros_like(_product(next(iter(pairs.values()))))
         deltas = [_product(pairs[k]) if k in pairs else zero for k in range(len(adapters))]
-        merged = method([{path: d} for d in deltas], {path: zero}, weights=weights, **knobs)
+        merged = merge([{path: d} for d in deltas], {path: zero}, weights=weights)
         most = max(pair.rank for pair in pairs.values()) if rank is None else rank
         found[path], _ = truncate(merged[path], most, energy)
     return found

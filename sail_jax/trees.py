@@ -1,10 +1,11 @@
 """Stable names for the leaves of a pytree."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-__all__ = ["leaf_paths", "path_str"]
+__all__ = ["leaf_paths", "path_str", "some_paths"]
 
 
 def path_str(path: tuple[Any, ...]) -> str:
@@ -31,3 +32,9 @@ def leaf_paths(tree: Any) -> list[str]:
             )
         seen.add(path)
     return paths
+
+
+def some_paths(paths: Sequence[str], limit: int = 5) -> str:
+    """The first few paths, for a message."""
+    more = f" and {len(paths) - limit} more" if len(paths) > limit else ""
+    return ", ".join(map(repr, paths[:limit])) + more

@@ -1,27 +1,20 @@
 """Breadcrumbs, DELLA, SCE, RAM and their kin once more: NumPy, loops, sorting, float64.
 
-Signatures: `method(models, base, weights, key_words, **knobs)` of flat dictionaries path -> array.
+Signatures: `method(models, base, weights, key_words, **options)`, of dictionaries path -> array.
 """
 
-import importlib.util
 import math
-import pathlib
 
+import merge_reference as merge
 import numpy as np
-
-_spec = importlib.util.spec_from_file_location(
-    "merge_reference", pathlib.Path(__file__).with_name("merge_reference.py")
-)
-merge = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(merge)
 
 
 def ones(weights, models):
     return np.ones(len(models)) if weights is None else np.asarray(weights, float)
 
 
-def weighted_sum(votes, weights):
-    return {p: sum(w * v[p] for w, v in zip(weights, votes, strict=True)) for p in votes[0]}
+def weighted_sum(vectors, weights):
+    return {p: sum(w * v[p] for w, v in zip(weights, vectors, strict=True)) for p in vectors[0]}
 
 
 def per_model(value, k):
@@ -59,16 +52,16 @@ def breadcrumbs(
     models, base, weights, key, density=None, gamma=None, scope="tensor", normalize=False,
     scale=1.0, compat="paper",
 ):  # fmt: skip
-    votes = _crumbs(models, base, density, gamma, scope, compat)
+    vectors = _crumbs(models, base, density, gamma, scope, compat)
     weights = merge.weighing(weights, len(models), normalize)
-    return merge.moved(base, weighted_sum(votes, weights), scale)
+    return merge.moved(base, weighted_sum(vectors, weights), scale)
 
 
-def fused(votes, base, weights, normalize, scale, compat, elect_by=None, tie=None):
+def fused(vectors, base, weights, normalize, scale, compat, elect_by=None, tie=None):
     mergekit = compat == "mergekit"
     elect_by = elect_by or ("weighted" if mergekit else "mass")
-    tie = tie or ("positive" if mergekit else "abstain")
-    return merge.moved(base, merge.agreed(votes, weights, elect_by, tie, normalize), scale)
+    tie = tie or ("positive" if mergekit else "none")
+    return merge.moved(base, merge.agreed(vectors, weights, elect_by, tie, normalize), scale)
 
 
 def breadcrumbs_ties(
@@ -76,9 +69,9 @@ def breadcrumbs_ties(
     normalize=None, scale=1.0, compat="paper",
 ):  # fmt: skip
     normalize = compat == "paper" if normalize is None else normalize
-    votes = _crumbs(models, base, density, gamma, scope, compat)
+    vectors = _crumbs(models, base, density, gamma, scope, compat)
     weights = merge.weighing(weights, len(models), normalize)
-    return fused(votes, base, weights, normalize, scale, compat, elect_by, tie)
+    return fused(vectors, base, weights, normalize, scale, compat, elect_by, tie)
 
 
 # --- DELLA
@@ -108,37 +101,37 @@ def _della(models, base, key, density, epsilon, rank_by, compat):
     mergekit = compat == "mergekit"
     density = (1.0 if mergekit else 0.7) if density is None else density
     epsilon = (0.15 if mergekit else 0.07) if epsilon is None else epsilon
-    votes = []
+    vectors = []
     for k, delta in enumerate(merge.deltas(models, base)):
-        vote = {}
+        vector = {}
         for path, x in delta.items():
             p = probabilities(x, per_model(density, k), per_model(epsilon, k), rank_by)
             kept = merge.uniform(key, path, k, x.size).reshape(x.shape) < p
-            vote[path] = np.where(kept, x, 0.0)
+            vector[path] = np.where(kept, x, 0.0)
             if not mergekit:
-                vote[path] = vote[path] / p
-            elif kept.any() and np.abs(vote[path]).sum() > 0:
-                vote[path] = vote[path] * np.abs(x).sum() / np.abs(vote[path]).sum()
-        votes.append(vote)
-    return votes
+                vector[path] = vector[path] / p
+            elif kept.any() and np.abs(vector[path]).sum() > 0:
+                vector[path] = vector[path] * np.abs(x).sum() / np.abs(vector[path]).sum()
+        vectors.append(vector)
+    return vectors
 
 
 def della_linear(
     models, base, weights, key, density=None, epsilon=None, rank_by="rank", normalize=False,
     scale=1.0, compat="paper",
 ):  # fmt: skip
-    votes = _della(models, base, key, density, epsilon, rank_by, compat)
+    vectors = _della(models, base, key, density, epsilon, rank_by, compat)
     weights = merge.weighing(weights, len(models), normalize)
-    return merge.moved(base, weighted_sum(votes, weights), scale)
+    return merge.moved(base, weighted_sum(vectors, weights), scale)
 
 
 def della(
     models, base, weights, key, density=None, epsilon=None, rank_by="rank", elect_by=None, tie=None,
     normalize=True, scale=1.0, compat="paper",
 ):  # fmt: skip
-    votes = _della(models, base, key, density, epsilon, rank_by, compat)
+    vectors = _della(models, base, key, density, epsilon, rank_by, compat)
     weights = merge.weighing(weights, len(models), normalize)
-    return fused(votes, base, weights, normalize, scale, compat, elect_by, tie)
+    return fused(vectors, base, weights, normalize, scale, compat, elect_by, tie)
 
 
 # --- one model
@@ -191,30 +184,30 @@ def arcee_fusion(models, base, weights, key):
 
 
 def magmax(models, base, weights, key, scale=1.0):
-    votes, update = merge.deltas(models, base), {}
+    vectors, update = merge.deltas(models, base), {}
     for path in base:
         best = np.zeros(base[path].shape)
-        for w, vote in zip(ones(weights, models), votes, strict=True):
+        for w, vector in zip(ones(weights, models), vectors, strict=True):
             for index in np.ndindex(best.shape):
-                if abs(w * vote[path][index]) >= abs(best[index]):
-                    best[index] = w * vote[path][index]
+                if abs(w * vector[path][index]) >= abs(best[index]):
+                    best[index] = w * vector[path][index]
         update[path] = best
     return merge.moved(base, update, scale)
 
 
 def ram(models, base, weights, key, epsilon=1e-5, gain=lambda shared, alone: 1.0):
-    votes, weights, update = merge.deltas(models, base), ones(weights, models), {}
+    vectors, weights, update = merge.deltas(models, base), ones(weights, models), {}
     for path in base:
-        active = [np.abs(v[path]) > np.float32(epsilon) for v in votes]
+        active = [np.abs(v[path]) > np.float32(epsilon) for v in vectors]
         many = sum(a.astype(int) for a in active) if active else 0
         gains = [gain((a & (many > 1)).sum(), (a & (many == 1)).sum()) for a in active]
         out = np.zeros(base[path].shape)
         for index in np.ndindex(out.shape):
-            who = [k for k in range(len(votes)) if active[k][index]]
+            who = [k for k in range(len(vectors)) if active[k][index]]
             if len(who) == 1:
-                out[index] = gains[who[0]] * votes[who[0]][path][index]
+                out[index] = gains[who[0]] * vectors[who[0]][path][index]
             elif who:
-                terms = sum(weights[k] * votes[k][path][index] for k in who)
+                terms = sum(weights[k] * vectors[k][path][index] for k in who)
                 out[index] = terms / sum(weights[k] for k in who)
         update[path] = out
     return merge.moved(base, update, 1.0)
@@ -228,10 +221,10 @@ def ramplus_tl(models, base, weights, key, epsilon=1e-5, r=0.1, alpha=0.2):
 
 
 def sce(models, base, weights, key, select_topk=1.0, tie=None, compat="paper"):
-    votes, weights, update = merge.deltas(models, base), ones(weights, models), {}
+    vectors, weights, update = merge.deltas(models, base), ones(weights, models), {}
     mergekit = compat == "mergekit"
     for path in base:
-        delta = np.stack([v[path] for v in votes])
+        delta = np.stack([v[path] for v in vectors])
         if select_topk < 1:
             # M times the sum of squares less the square of the sum: exact for few binary digits
             spread = len(delta) * (delta**2).sum(0) - delta.sum(0) ** 2
@@ -245,7 +238,7 @@ def sce(models, base, weights, key, select_topk=1.0, tie=None, compat="paper"):
         small = mergekit and energy.sum() / max(delta[0].size, 1) < 1e-6
         uniform = small or energy.sum() == 0
         c = np.full(len(delta), 1 / len(delta)) if uniform else energy / energy.sum()
-        default = 1 if (tie or ("positive" if mergekit else "abstain")) == "positive" else 0
+        default = 1 if (tie or ("positive" if mergekit else "none")) == "positive" else 0
         sign = np.sign(delta.sum(0))
         sign = np.where(sign == 0, default, sign)
         out = np.zeros(base[path].shape)
@@ -270,20 +263,20 @@ def minmax(x):
 
 
 def pcb(models, base, weights, key, ratio=0.1, scale=1.0):
-    votes = np.stack([flattened(d) for d in merge.deltas(models, base)])
-    tasks, n = votes.shape
+    vectors = np.stack([flattened(d) for d in merge.deltas(models, base)])
+    tasks, n = vectors.shape
     size, balance = [], []
-    for vote in votes:
-        ascending = np.sort(np.abs(vote))
-        clamped = np.clip(np.abs(vote), ascending[n // 10000], ascending[n - 1 - n // 10000])
+    for vector in vectors:
+        ascending = np.sort(np.abs(vector))
+        clamped = np.clip(np.abs(vector), ascending[n // 10000], ascending[n - 1 - n // 10000])
         size.append(clamped)
-        score = np.exp(tasks * minmax(clamped) ** 2) * np.tanh(vote * votes.sum(0))
+        score = np.exp(tasks * minmax(clamped) ** 2) * np.tanh(vector * vectors.sum(0))
         threshold = np.sort(score)[min(int(n * (1 - ratio)), n - 1)]
         among = score >= threshold
         balance.append(minmax(np.maximum(score, threshold)) if score.max() > threshold else among)
     size, balance = np.stack(size), np.stack(balance)
     mass = balance.sum(0)
-    merged = (ones(weights, models)[:, None] * balance * np.sign(votes) * size).sum(0)
+    merged = (ones(weights, models)[:, None] * balance * np.sign(vectors) * size).sum(0)
     merged = np.where(mass > 0, merged / np.where(mass > 0, mass, 1), 0)
     update, start = {}, 0
     for path in sorted(base):
@@ -296,26 +289,26 @@ def pcb(models, base, weights, key, ratio=0.1, scale=1.0):
 # --- one vector, several masks
 
 
-def multitask(votes, weights, kind, density):
+def multitask(vectors, weights, kind, density):
     if kind == "sum":
-        return weighted_sum(votes, weights)
-    trimmed = [merge.trimmed(v, density, "tree") for v in votes]
-    return merge.agreed(trimmed, weights, "mass", "abstain", False)
+        return weighted_sum(vectors, weights)
+    trimmed = [merge.trimmed(v, density, "tree") for v in vectors]
+    return merge.agreed(trimmed, weights, "mass", "none", False)
 
 
-def task_masks(votes, shared, threshold):
+def task_masks(vectors, shared, threshold):
     return [
         {p: np.abs(v[p]) > per_model(threshold, k) * np.abs(shared[p] - v[p]) for p in v}
-        for k, v in enumerate(votes)
+        for k, v in enumerate(vectors)
     ]
 
 
 def consensus(
     models, base, weights, key, threshold=0.4, agree=2, multitask="sum", density=0.2, scale=1.0
 ):
-    votes = merge.deltas(models, base)
-    shared = globals()["multitask"](votes, ones(weights, models), multitask, density)
-    masks = task_masks(votes, shared, threshold)
+    vectors = merge.deltas(models, base)
+    shared = globals()["multitask"](vectors, ones(weights, models), multitask, density)
+    masks = task_masks(vectors, shared, threshold)
     update = {
         p: np.where(sum(m[p].astype(int) for m in masks) >= agree, shared[p], 0) for p in base
     }
@@ -324,16 +317,16 @@ def consensus(
 
 def emr(models, base):
     """Per task: base + (|delta_k|_1 / |mask_k shared|_1) mask_k shared."""
-    votes = merge.deltas(models, base)
+    vectors = merge.deltas(models, base)
     shared = {}
     for p in base:
-        sign = np.sign(sum(v[p] for v in votes))
-        agreeing = [np.where(np.sign(v[p]) == sign, np.abs(v[p]), 0) for v in votes]
+        sign = np.sign(sum(v[p] for v in vectors))
+        agreeing = [np.where(np.sign(v[p]) == sign, np.abs(v[p]), 0) for v in vectors]
         shared[p] = sign * np.max(agreeing, 0)
     out = []
-    for vote in votes:
-        used = {p: np.where(vote[p] * shared[p] > 0, shared[p], 0) for p in base}
+    for vector in vectors:
+        used = {p: np.where(vector[p] * shared[p] > 0, shared[p], 0) for p in base}
         after = sum(np.abs(x).sum() for x in used.values())
-        scale = sum(np.abs(x).sum() for x in vote.values()) / after if after else 1.0
+        scale = sum(np.abs(x).sum() for x in vector.values()) / after if after else 1.0
         out.append(merge.moved(base, used, scale))
     return out

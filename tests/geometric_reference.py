@@ -93,13 +93,13 @@ def split(x, vectors):
     return x.reshape(-1, x.shape[-1]).T, lambda y: y.T.reshape(x.shape)
 
 
-def merged(function, models, base, vectors="tensor", **knobs):
+def merged(function, models, base, vectors="tensor", **options):
     """`function` applied to each vector of each leaf of flat dictionaries; float64."""
     out = {}
     for path, like in models[0].items():
         start = np.zeros(like.shape) if base is None else base[path].astype(float)
         parts = [split(m[path].astype(float) - start, vectors)[0] for m in models]
         join = split(start, vectors)[1]
-        rows = [function(list(row), **knobs) for row in zip(*parts, strict=True)]
+        rows = [function(list(row), **options) for row in zip(*parts, strict=True)]
         out[path] = start + join(np.stack(rows))
     return out

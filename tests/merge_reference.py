@@ -4,7 +4,7 @@ Models are flat dictionaries path -> array. Only the deltas are rounded to float
 are stated to be, so that ties and thresholds mean the same; everything after is float64.
 """
 
-import zlib
+import hashlib
 
 import numpy as np
 
@@ -48,29 +48,29 @@ def trimmed(delta, density, scope):
     return {path: np.where(keep[path], delta[path], 0.0) for path in delta}
 
 
-def elected(votes, weights, elect_by, tie):
-    """The sign +1, -1 or 0 (nobody) per entry."""
+def elected(vectors, weights, elect_by, tie):
+    """The sign +1, -1 or 0 (none) per entry."""
     signs = {}
-    for path in votes[0]:
-        ballots = [
+    for path in vectors[0]:
+        counted = [
             {"mass": v[path], "weighted": w * v[path], "count": np.sign(v[path])}[elect_by]
-            for v, w in zip(votes, weights, strict=True)
+            for v, w in zip(vectors, weights, strict=True)
         ]
-        signs[path] = np.sign(sum(ballots))
+        signs[path] = np.sign(sum(counted))
     majority = np.sign(sum(s.sum() for s in signs.values()))
-    default = {"abstain": 0.0, "positive": 1.0, "majority": majority}[tie]
+    default = {"none": 0.0, "positive": 1.0, "majority": majority}[tie]
     return {path: np.where(s == 0, default, s) for path, s in signs.items()}
 
 
-def agreed(votes, weights, elect_by, tie, normalize):
+def agreed(vectors, weights, elect_by, tie, normalize):
     """TIES' disjoint merge, entry by entry."""
-    signs = elected(votes, weights, elect_by, tie)
+    signs = elected(vectors, weights, elect_by, tie)
     merged = {}
     for path, sign in signs.items():
         out = np.zeros(sign.shape)
         for index in np.ndindex(sign.shape):
             terms, mass = [], []
-            for v, w in zip(votes, weights, strict=True):
+            for v, w in zip(vectors, weights, strict=True):
                 side = np.sign(w) if elect_by == "weighted" else 1.0
                 if v[path][index] != 0 and np.sign(side * v[path][index]) == sign[index]:
                     terms.append(w * v[path][index])
@@ -92,18 +92,18 @@ def linear(models, base, weights, masks, normalize=True):
 
 def task_arithmetic(models, base, weights, masks, scale=1.0, normalize=False):
     w = weighing(weights, len(models), normalize)
-    votes = deltas(models, base)
-    update = {p: sum(wk * v[p] for wk, v in zip(w, votes, strict=True)) for p in base}
+    vectors = deltas(models, base)
+    update = {p: sum(wk * v[p] for wk, v in zip(w, vectors, strict=True)) for p in base}
     return moved(base, update, scale)
 
 
 def ties(
-    models, base, weights, masks, density=0.2, scope="tree", elect_by="mass", tie="abstain",
+    models, base, weights, masks, density=0.2, scope="tree", elect_by="mass", tie="none",
     normalize=True, scale=1.0,
 ):  # fmt: skip
     w = weighing(weights, len(models), normalize)
-    votes = [trimmed(d, density, scope) for d in deltas(models, base)]
-    return moved(base, agreed(votes, w, elect_by, tie, normalize), scale)
+    vectors = [trimmed(d, density, scope) for d in deltas(models, base)]
+    return moved(base, agreed(vectors, w, elect_by, tie, normalize), scale)
 
 
 def dropped(models, base, masks, density):
@@ -115,18 +115,18 @@ def dropped(models, base, masks, density):
 
 def dare_linear(models, base, weights, masks, density=0.5, normalize=False, scale=1.0):
     w = weighing(weights, len(models), normalize)
-    votes = dropped(models, base, masks, density)
-    update = {p: sum(wk * v[p] for wk, v in zip(w, votes, strict=True)) for p in base}
+    vectors = dropped(models, base, masks, density)
+    update = {p: sum(wk * v[p] for wk, v in zip(w, vectors, strict=True)) for p in base}
     return moved(base, update, scale)
 
 
 def dare_ties(
-    models, base, weights, masks, density=0.5, elect_by="mass", tie="abstain", normalize=True,
+    models, base, weights, masks, density=0.5, elect_by="mass", tie="none", normalize=True,
     scale=1.0,
 ):  # fmt: skip
     w = weighing(weights, len(models), normalize)
-    votes = dropped(models, base, masks, density)
-    return moved(base, agreed(votes, w, elect_by, tie, normalize), scale)
+    vectors = dropped(models, base, masks, density)
+    return moved(base, agreed(vectors, w, elect_by, tie, normalize), scale)
 
 
 def mix(x):
@@ -139,7 +139,9 @@ def mix(x):
 def uniform(key_words, path, task, size):
     """The documented draws of a leaf, entry by entry: 24 bits of two keyed rounds."""
     low, high = 0x9E3779B9, 0x85EBCA6B
-    for word in (*map(int, key_words), zlib.crc32(path.encode()), task):
+    digest = hashlib.blake2b(path.encode(), digest_size=16).digest()
+    name = [int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4)]
+    for word in (*map(int, key_words), *name, task):
         low = mix(low ^ word)
         high = mix((high + word * 0xC2B2AE35 + low) % 2**32)
     bits = [mix((mix(i ^ low) + high) % 2**32) >> 8 for i in range(size)]

@@ -1,20 +1,20 @@
 """Every method on every input at which such methods break: a defined value, or a refusal that says
 which method and which tensor or argument."""
 
+import zlib
+
 import jax
 import jax.numpy as jnp
+import merge_cases
 import ml_dtypes
 import numpy as np
 import pytest
+from flax import nnx
 
-from sail_jax import methods
+from sail_jax import merge_checkpoints, methods
+from sail_jax.checkpoint import load_checkpoint, save_checkpoint
 
-KEY = jax.random.key(0)
-KNOBS = {
-    "slerp": {"t": 0.3},
-    "nearswap": {"t": 0.5},
-    "wudi": {"steps": 5},
-}
+FEW = {"wudi": {"steps": 5}}
 RNG = np.random.default_rng(0)
 SHAPES = {"kernel": (6, 4), "bias": (4,), "gain": (), "column": (5, 1), "one": (1,)}
 
@@ -71,30 +71,29 @@ CASES = {
 }  # fmt: skip
 
 
-def fitted(name, models):
-    """As many of the models as the method takes."""
-    least, most = methods.expression(name, key=KEY, **KNOBS.get(name, {})).models
-    return models[: max(least, min(len(models), most or len(models)))]
+def make(name, **options):
+    return merge_cases.make(name, **(FEW.get(name, {}) | options))
 
 
-def outcome(name, models, base, weights, **knobs):
-    models = fitted(name, models)
+def outcome(name, models, base, weights, **options):
+    merge = make(name, **options)
+    models = merge_cases.as_many(merge, models)
     weights = None if weights is None else weights[: len(models)]
     extra = {"steps": np.arange(3), "flag": np.array([True, False])}
     given = [m | extra for m in models], base | extra
-    return methods.get(name)(*given, weights=weights, key=KEY, **(KNOBS.get(name, {}) | knobs))
+    return merge(*given, weights=weights)
 
 
 @pytest.mark.parametrize("compat", ["paper", "mergekit"])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("name", merge_cases.NAMES)
 def test_defined_or_refused(name, case, compat):
     models, base, weights = CASES[case]
-    if compat == "mergekit" and "compat" not in methods.knobs(name):
+    if compat == "mergekit" and "compat" not in methods.options_of(name):
         pytest.skip("one convention")
-    knobs = {"compat": compat} if compat == "mergekit" else {}
+    options = {"compat": compat} if compat == "mergekit" else {}
     try:
-        got = outcome(name, models, base, weights, **knobs)
+        got = outcome(name, models, base, weights, **options)
     except ValueError as error:
         message = str(error)
         assert message.startswith(f"{name}: "), message
@@ -109,7 +108,7 @@ def test_defined_or_refused(name, case, compat):
     np.testing.assert_array_equal(got["flag"], [True, False])
 
 
-@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("name", merge_cases.NAMES)
 def test_models_equal_to_the_base_change_nothing(name):
     """Up to 8 ulp of values below 4 in methods that divide by lengths; `scale`s are those of 1."""
     if name == "passthrough":
@@ -120,7 +119,7 @@ def test_models_equal_to_the_base_change_nothing(name):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in methods.METHODS if {"density", "compat"} <= methods.knobs(n).keys()]
+    "name", [n for n in merge_cases.NAMES if {"density", "compat"} <= methods.options_of(n).keys()]
 )
 @pytest.mark.parametrize("compat", ["paper", "mergekit"])
 def test_density_one_keeps_everything(name, compat):
@@ -133,7 +132,7 @@ def test_density_one_keeps_everything(name, compat):
 
 
 def test_every_leaf_of_a_refusal_is_the_one_at_fault():
-    for name in methods.METHODS:
+    for name in merge_cases.NAMES:
         bad = [TUNED[0] | {"column": np.full((5, 1), np.nan, np.float32)}, *TUNED[1:]]
         with pytest.raises(ValueError, match=f"{name}: .*leaf 'column'.*NaN"):
             outcome(name, bad, BASE, None)
@@ -141,10 +140,100 @@ def test_every_leaf_of_a_refusal_is_the_one_at_fault():
 
 def test_jit_gives_numbers_too():
     """Under jit nothing can be refused: frozen and zero tensors still give finite values."""
-    for name in methods.METHODS:
+    for name in merge_cases.NAMES:
+        merge = make(name)
+        jitted = jax.jit(merge)
         for case in ("no delta", "zero models", "identical models"):
             models, base, _ = CASES[case]
-            knobs = KNOBS.get(name, {})
-            f = jax.jit(lambda ms, b: methods.get(name)(ms, b, key=KEY, **knobs))  # noqa: B023
-            got = f(fitted(name, models), base)
+            got = jitted(merge_cases.as_many(merge, models), base)
             assert all(bool(jnp.isfinite(x).all()) for x in got.values()), (name, case)
+
+
+EMPTY = {
+    "no leaves": {},
+    "integers only": {"steps": np.arange(3, dtype=np.int32)},
+    "no entries": {"w": np.zeros((0, 3), np.float32)},
+}
+
+
+@pytest.mark.parametrize("case", EMPTY)
+@pytest.mark.parametrize("name", merge_cases.NAMES)
+def test_nothing_to_merge_is_nothing_merged(name, case, tmp_path):
+    """In memory, under jit and on disk alike."""
+    tree, merge = EMPTY[case], make(name)
+    models = merge_cases.as_many(merge, [tree] * 3)
+    files = [tmp_path / f"{k}.safetensors" for k in range(len(models) + 1)]
+    for file in files:
+        save_checkpoint(file, tree)
+    merge_checkpoints(files[1:], tmp_path / "out.safetensors", base=files[0], method=merge)
+    on_disk = load_checkpoint(tmp_path / "out.safetensors")
+    for got in (merge(models, tree), jax.jit(merge)(models, tree), on_disk):
+        assert {n: (x.dtype, np.asarray(x).tolist()) for n, x in got.items()} == {
+            n: (x.dtype, x.tolist()) for n, x in tree.items()
+        }
+
+
+def test_a_merge_of_nothing_at_all():
+    assert methods.linear()([{}, {}]) == {}
+    with pytest.raises(ValueError, match="linear: models: expected at least 1, got 0"):
+        methods.linear()([])
+    with pytest.raises(TypeError, match=r"linear\(\.\.\.\)\(models, base\)"):
+        methods.linear([{}, {}])  # type: ignore - the mistake of who knew the earlier call
+
+
+def test_as_many_models_as_in_memory_are_merged_on_disk(tmp_path):
+    """One is enough for a spherical mean; ExPO refuses two, and says so."""
+    for k in range(3):
+        save_checkpoint(tmp_path / f"{k}.safetensors", TUNED[k])
+    files = [tmp_path / f"{k}.safetensors" for k in range(3)]
+    for compat in ("paper", "mergekit"):
+        merge = make("multislerp", compat=compat)
+        merge_checkpoints(files[:1], tmp_path / compat, method=merge)
+        recipe = {"base": files[2], "method": "multislerp", "compat": compat}
+        merge_checkpoints(files[:1], tmp_path / f"{compat} of deltas", **recipe)
+        for n, x in merge(TUNED[:1]).items():
+            np.testing.assert_array_equal(load_checkpoint(tmp_path / compat)[n], x)
+            np.testing.assert_allclose(x, TUNED[0][n], rtol=4 * 2.0**-23)
+    for how in ("expo", methods.expo()):
+        with pytest.raises(ValueError, match=r"expo merges 1 model\(s\).*got 2"):
+            merge_checkpoints(files[:2], tmp_path / "no", base=files[2], method=how)
+    with pytest.raises(ValueError, match="expo: models: expected 1, got 2"):
+        methods.expo()(TUNED[:2], BASE)
+
+
+def test_leaves_that_are_no_numbers_are_carried_where_they_agree():
+    """A PRNG key in the state of a Flax module with dropout; a function in a module of arrays."""
+
+    def state(seed, dropout):
+        net = nnx.Sequential(
+            nnx.Linear(3, 2, rngs=nnx.Rngs(seed)), nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=dropout))
+        )
+        return net, nnx.state(net)
+
+    net, one = state(0, dropout=7)
+    _, other = state(1, dropout=7)
+    nnx.update(net, methods.linear()([one, other]))
+    first = jax.tree.leaves(nnx.state(net, nnx.Param))
+    params = (nnx.state(state(seed, 7)[0], nnx.Param) for seed in range(2))
+    for got, a, b in zip(first, *map(jax.tree.leaves, params), strict=True):
+        np.testing.assert_allclose(got, (a + b) / 2, rtol=0, atol=4 * 2.0**-23)
+    with pytest.raises(ValueError, match=r"linear: model 1, leaf .*nnx\.state\(module, nnx\.Param"):
+        methods.linear()([one, state(1, dropout=8)[1]])
+    module = {"w": np.ones(2, np.float32), "act": jax.nn.relu, "name": "mlp"}
+    got = methods.linear()([module, module | {"w": 3 * module["w"]}])
+    assert got["act"] is jax.nn.relu
+    assert got["name"] == "mlp"
+    assert got["w"].tolist() == [2, 2]
+    with pytest.raises(ValueError, match=r"leaf 'act': .*eqx\.filter\(module, eqx\.is_inexact"):
+        methods.linear()([module, module | {"act": jax.nn.gelu}])
+
+
+def test_masks_of_leaves_differ_though_a_short_hash_of_their_paths_would_not():
+    """crc32 of "plumless" is that of "buckeroo". Null: independent masks of 4,096 fair coins agree
+    in half of the entries, sd 32; equal ones in all of them (z = 64)."""
+    assert zlib.crc32(b"plumless") == zlib.crc32(b"buckeroo")
+    x = {name: np.ones(4096, np.float32) for name in ("plumless", "buckeroo")}
+    base = {name: np.zeros(4096, np.float32) for name in x}
+    got = methods.dare_linear(density=0.5, key=merge_cases.KEY)([x], base)
+    agree = np.sum((got["plumless"] != 0) == (got["buckeroo"] != 0))
+    assert abs(agree - 2048) < 4 * 32

@@ -283,7 +283,7 @@ def test_a_recipe_grows_aligns_and_merges(models, tmp_path, capsys):
         )
     command = ["align", tmp_path / "a", tmp_path / "b", tmp_path / "c", "--no-certify", "--quiet"]
     assert cli.main(list(map(str, command))) == 0
-    want = methods.linear(
+    want = methods.linear()(
         [
             {n: jnp.asarray(x, jnp.float32) for n, x in load_checkpoint(tmp_path / m).items()}
             for m in "ac"

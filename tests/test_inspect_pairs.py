@@ -192,7 +192,7 @@ def test_the_command(saved, tmp_path, call):
     # the loss of the average, by hand
     forward: Any = architectures.of(CONFIG).logits
     logits = jax.jit(lambda p: forward(p, CONFIG, tokens))
-    average = methods.linear([trees["A"], trees["B"]])
+    average = methods.linear()([trees["A"], trees["B"]])
 
     def loss(out):
         logs = jax.nn.log_softmax(out[:, :-1])

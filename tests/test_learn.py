@@ -1,7 +1,7 @@
 """Learned merges against their descent in NumPy, the laws they share, and what they gain."""
 
 import functools
-import zlib
+import hashlib
 
 import chex
 import jax
@@ -11,15 +11,14 @@ import optax
 import pytest
 from jax import lax
 
-from sail_jax import methods
-from sail_jax.merging import transforms as rules
-from sail_jax.merging.task_vectors import chain
+from sail_jax import Merge, methods, transforms
+from sail_jax.learning import learn
+from sail_jax.merging.combining import chain
 from sail_jax.methods.learned import (
     adamerging,
     concrete_subspace,
     cross_entropy,
     entropy,
-    learn,
     learned_soup,
 )
 from sail_jax.methods.surgery import Surgery, representation_surgery
@@ -58,14 +57,17 @@ def problem(dtype=jnp.float32):
 
 # by leaf, with Adam; the comparisons with NumPy are by task too
 LEARN = {
-    "adamerging": lambda ms, base, **knobs: adamerging(
-        ms, base, predict, inputs()[: len(ms)], **{"by": "leaf", "steps": 5, **knobs}
+    "adamerging": lambda ms, base, **options: adamerging(
+        ms, base, predict, inputs()[: len(ms)], **{"by": "leaf", "steps": 5, **options}
     ),
-    "learned_soup": lambda ms, base, **knobs: learned_soup(
-        ms, predict=predict, batches=(inputs()[0], labels()), **{"by": "leaf", "steps": 5, **knobs}
+    "learned_soup": lambda ms, base, **options: learned_soup(
+        ms,
+        predict=predict,
+        batches=(inputs()[0], labels()),
+        **{"by": "leaf", "steps": 5, **options},
     ),
-    "concrete_subspace": lambda ms, base, **knobs: concrete_subspace(
-        ms, base, predict, inputs()[: len(ms)], key=KEY, **{"steps": 5, **knobs}
+    "concrete_subspace": lambda ms, base, **options: concrete_subspace(
+        ms, base, predict, inputs()[: len(ms)], key=KEY, **{"steps": 5, **options}
     ),
 }
 each = pytest.mark.parametrize("name", LEARN)
@@ -198,7 +200,7 @@ def adamerging_in_numpy(deltas, base, by, steps, rate, clamp):
 def test_adamerging_descends_the_entropy(by, clamp, plus):
     """Eight steps against NumPy in float64; float32 errors below 1e-6 a step on values below 10."""
     ms, base = problem()
-    rule = chain(rules.trim(0.5), rules.elect()) if plus else chain()
+    sparse = chain(transforms.trim(0.5), transforms.elect()) if plus else chain()
     deltas = [{n: wide(m)[n] - wide(base)[n] for n in ("W", "b")} for m in ms]
     if plus:
         flat = np.stack([np.concatenate([d["W"].ravel(), d["b"]]) for d in deltas])
@@ -210,7 +212,7 @@ def test_adamerging_descends_the_entropy(by, clamp, plus):
         deltas, wide(base), by, 8, 0.1, clamp or (-np.inf, np.inf)
     )
     got = adamerging(
-        ms, base, predict, inputs(), by=by, rule=rule, clamp=clamp, steps=8, optimizer=SGD
+        ms, base, predict, inputs(), by=by, transform=sparse, clamp=clamp, steps=8, optimizer=SGD
     )
     coefficients = (
         {"W": got.coefficients, "b": got.coefficients} if by == "task" else got.coefficients
@@ -250,7 +252,7 @@ def test_learned_soup_descends_the_supervised_loss(temperature):
     np.testing.assert_allclose(got.coefficients["weights"], softmax(alpha), atol=1e-5)
     np.testing.assert_allclose(got.coefficients["scale"], np.exp(s), atol=1e-5)
     assert temperature == (abs(s) > 0.01)
-    want = methods.linear(ms, weights=got.coefficients["weights"])
+    want = methods.linear()(ms, weights=got.coefficients["weights"])
     assert_close(got.params, want, 20 * EPS)
 
 
@@ -259,12 +261,15 @@ def test_concrete_subspace_descends_through_its_draws():
     ms, base = problem()
     update = {n: sum(wide(m)[n] for m in ms) - T * wide(base)[n] for n in ("W", "b")}
     here = jax.random.fold_in(KEY, 0)
-    noise = {
-        n: np.asarray(
-            jax.random.logistic(jax.random.fold_in(here, zlib.crc32(n.encode())), u.shape), float
-        )
-        for n, u in update.items()
-    }
+
+    def drawn(name, shape):
+        digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+        key = here
+        for i in range(0, 16, 4):
+            key = jax.random.fold_in(key, int.from_bytes(digest[i : i + 4], "little"))
+        return np.asarray(jax.random.logistic(key, shape), float)
+
+    noise = {n: drawn(n, u.shape) for n, u in update.items()}
 
     def merged(logits, noise):
         m = {n: 1 / (1 + np.exp(-(logits[n] + noise[n]) / 0.5)) for n in update}
@@ -338,9 +343,9 @@ def test_zero_steps_is_the_data_free_counterpart(name):
     ms, base = problem()
     got = LEARN[name](ms, base, steps=0)
     if name == "learned_soup":
-        want = methods.linear(ms)
+        want = methods.linear()(ms)
     else:
-        want = methods.task_arithmetic(ms, base, scale=0.3)
+        want = methods.task_arithmetic(scale=0.3)(ms, base)
     assert got.losses.shape == (0,)
     assert_close(got.params, want, 32 * EPS)
 
@@ -357,9 +362,9 @@ def test_coefficients_of_zero_are_the_base(by):
 def test_order_of_models_permutes_the_coefficients():
     ms, base = problem()
     order = [2, 0, 1]
-    knobs = {"by": "leaf", "steps": 5, "optimizer": SGD}
-    got = adamerging(ms, base, predict, inputs(), **knobs)
-    other = adamerging([ms[k] for k in order], base, predict, inputs()[jnp.array(order)], **knobs)
+    options = {"by": "leaf", "steps": 5, "optimizer": SGD}
+    got = adamerging(ms, base, predict, inputs(), **options)
+    other = adamerging([ms[k] for k in order], base, predict, inputs()[jnp.array(order)], **options)
     assert_close(other.params, got.params, 1e-5)
     moved = jax.tree.map(lambda c: c[jnp.array(order)], got.coefficients)
     assert_close(other.coefficients, moved, 1e-5)
@@ -442,7 +447,7 @@ def test_tasks_may_have_heads_and_batches_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("knobs", "message"),
+    ("options", "message"),
     [
         ({"by": "layer"}, "by: expected one of .*, got 'layer'"),
         ({"init": [0.3, 0.3]}, "init: expected a number or 3"),
@@ -453,11 +458,11 @@ def test_tasks_may_have_heads_and_batches_of_their_own():
         ({"models": [params(1), params(2), {"W": 1.0}]}, "model 2 .*missing"),
     ],
 )
-def test_adamerging_refuses(knobs, message):
+def test_adamerging_refuses(options, message):
     ms, base = problem()
     given = {"models": ms, "base": base, "predict": predict, "batches": inputs(), "steps": 1}
     with pytest.raises(ValueError, match=message):
-        adamerging(**{**given, **knobs})
+        adamerging(**{**given, **options})
 
 
 def test_others_refuse():
@@ -534,21 +539,21 @@ def unlabelled():
     return tasks(320, 2)[0].reshape(3, 10, 32, 9)
 
 
-@pytest.mark.parametrize("knobs", [{}, {"by": "leaf", "steps": 100}])
-def test_adamerging_improves_on_task_arithmetic(knobs):
+@pytest.mark.parametrize("options", [{}, {"by": "leaf", "steps": 100}])
+def test_adamerging_improves_on_task_arithmetic(options):
     """Null: no drop of the loss on new examples; rejected at z > 4; and it drops by a twentieth."""
     ms, base = trained()
-    got = adamerging(ms, base, predict, unlabelled(), **{"steps": 300, **knobs})
-    z, ratio = gain(got.params, methods.task_arithmetic(ms, base, scale=0.3))
+    got = adamerging(ms, base, predict, unlabelled(), **{"steps": 300, **options})
+    z, ratio = gain(got.params, methods.task_arithmetic(scale=0.3)(ms, base))
     assert z > 4
     assert ratio < 0.95
 
 
 def test_adamerging_plus_plus_improves_on_ties_deltas():
     ms, base = trained()
-    rule = chain(rules.trim(0.5), rules.elect())
-    got = adamerging(ms, base, predict, unlabelled(), rule=rule, steps=300)
-    z, ratio = gain(got.params, methods.merge(ms, base, rule=rule, scale=0.3))
+    sparse = chain(transforms.trim(0.5), transforms.elect())
+    got = adamerging(ms, base, predict, unlabelled(), transform=sparse, steps=300)
+    z, ratio = gain(got.params, Merge(sparse, scale=0.3)(ms, base))
     assert z > 4
     assert ratio < 0.95
 
@@ -558,7 +563,7 @@ def test_concrete_subspace_improves_on_task_arithmetic():
     got = concrete_subspace(
         ms, base, predict, unlabelled(), key=KEY, steps=200, optimizer=optax.adam(1e-2)
     )
-    z, ratio = gain(got.params, methods.task_arithmetic(ms, base, scale=0.3))
+    z, ratio = gain(got.params, methods.task_arithmetic(scale=0.3)(ms, base))
     assert z > 4
     assert ratio < 0.95
 
@@ -571,7 +576,7 @@ def test_learned_soup_improves_on_the_uniform_one():
     x, y = tasks(100, 3)
     batches = x.reshape(1, -1, 9), y.reshape(1, -1)
     got = learned_soup(ms, predict=predict, batches=batches, steps=200)
-    z, ratio = gain(got.params, methods.linear(ms))
+    z, ratio = gain(got.params, methods.linear()(ms))
     assert z > 4
     assert ratio < 0.9
     assert float(got.losses[-1]) < float(got.losses[0])
@@ -584,7 +589,7 @@ def test_surgery_brings_features_back():
     features = lambda W, x: jax.nn.relu(x @ W)  # noqa: E731
     base = draw(1.0)
     ms = [base + draw(0.5) for _ in range(3)]
-    merged = methods.linear(ms)
+    merged = methods.linear()(ms)
     x, fresh = unlabelled(), tasks(500, 1)[0]
     got = representation_surgery(
         features, merged, ms[1], x[1], key=KEY, steps=300, optimizer=optax.adam(1e-2)

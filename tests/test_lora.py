@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from merge_cases import make
 
 from sail_jax import lora, methods
 from sail_jax.checkpoint import lora as files
-from sail_jax.checkpoint.tensors import Tensor
 from sail_jax.lora import LowRank
+from sail_jax.merging.tensors import Tensor
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 
@@ -133,18 +134,18 @@ def test_concatenation_is_exact_and_refactoring_finds_its_rank():
 def test_any_method_merges_adapters(name):
     """On the products: the method on B A as deltas from 0, at full rank."""
     adapters = [{"w": pair(k, (6, 5), 2)} for k in range(2)]
-    knobs = {"t": 0.3} if name == "slerp" else {}
-    got = lora.merge_adapters(methods.get(name), adapters, rank=5, **knobs)
+    merge = make(name)
+    got = lora.merge_adapters(merge, adapters, rank=5)
     deltas = [{"w": jnp.asarray(product(a["w"]), jnp.float32)} for a in adapters]
-    want = methods.get(name)(deltas, {"w": jnp.zeros((6, 5))}, **knobs)["w"]
+    want = merge(deltas, {"w": jnp.zeros((6, 5))})["w"]
     np.testing.assert_allclose(product(got["w"]), want, rtol=0, atol=200 * EPS * 10)
-    assert lora.merge_adapters(methods.get(name), adapters, **knobs)["w"].rank == 2
+    assert lora.merge_adapters(merge, adapters)["w"].rank == 2
 
 
 def test_merging_factors_is_not_merging_products():
     """Why products: the mean of B times the mean of A is off by a quarter of (B1-B2)(A1-A2)."""
     a, b = (pair(k, (6, 5), 2) for k in range(2))
-    got = product(lora.merge_adapters(methods.linear, [{"w": a}, {"w": b}], rank=4)["w"])
+    got = product(lora.merge_adapters(methods.linear(), [{"w": a}, {"w": b}], rank=4)["w"])
     naive = np.asarray((a.B + b.B) / 2, float) @ np.asarray((a.A + b.A) / 2, float)
     cross = np.asarray(a.B - b.B, float) @ np.asarray(a.A - b.A, float) / 4
     np.testing.assert_allclose(got - naive, cross, rtol=0, atol=100 * EPS * 10)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from experiments import arguments, cli
-from sail_jax import methods
+from sail_jax import Merge, chain, methods, reductions, transforms
 from sail_jax.checkpoint import load_checkpoint, merge_checkpoints, save_checkpoint
+from sail_jax.merging.combining import from_function
 
 SHAPES = {
     "model.embed_tokens.weight": (40, 16),
@@ -86,8 +87,8 @@ def test_command_and_function_and_pytrees_agree(models, tmp_path, capsys):
         density=0.4, scope="tree", compat="mergekit", out_dtype="bfloat16",
     )  # fmt: skip
     got, py = load_checkpoint(tmp_path / "out"), load_checkpoint(tmp_path / "py")
-    want = methods.ties(
-        [tensors(k) for k in (1, 2, 3)], tensors(0), density=0.4, scope="tree", compat="mergekit"
+    want = methods.ties(density=0.4, scope="tree", compat="mergekit")(
+        [tensors(k) for k in (1, 2, 3)], tensors(0)
     )
     for name in SHAPES:
         assert got[name].tobytes() == py[name].tobytes()
@@ -106,7 +107,7 @@ def test_safetensors_library_reads_the_output(models, tmp_path):
 
     merge_checkpoints([models / "a", models / "b"], tmp_path / "out", out_dtype="float32")
     got = load_file(tmp_path / "out" / "model.safetensors")
-    want = methods.linear(
+    want = methods.linear()(
         [{k: v.astype(np.float32) for k, v in tensors(s).items()} for s in (1, 2)]
     )
     for name in SHAPES:
@@ -130,7 +131,7 @@ def test_plan_reads_and_writes_nothing(models, tmp_path, capsys):
     path = ties(models, tmp_path)
     assert cli.main(["merge", path, "--plan"]) == 0
     shown = capsys.readouterr().out
-    assert "in 4 passes" in shown
+    assert "in 1 pass," in shown  # every tensor is a single piece
     assert "model.layers.{0-1}.mlp.up_proj.weight" in shown
     assert "peak memory: at most" in shown
     new = set(tmp_path.parent.rglob("*")) - set(before)
@@ -158,7 +159,7 @@ def test_float64_beside_float32_shares_a_threshold_over_the_tree(tmp_path):
     merge_checkpoints(pair, tmp_path / "out", base=tmp_path / "base", method="ties", density=0.3)
     got = load_checkpoint(tmp_path / "out")
     with jax.enable_x64(True):
-        want = methods.ties(trees[1:], trees[0], density=0.3)
+        want = methods.ties(density=0.3)(trees[1:], trees[0])
     for name in got:  # 16 ulp of float32 values below 4
         np.testing.assert_allclose(got[name], want[name], rtol=0, atol=16 * 2.0**-23 * 4)
 
@@ -254,3 +255,63 @@ def test_sizes():
     for text in ("", "-1GB", "1 parsec", "0"):
         with pytest.raises(Exception, match="expected a size"):
             arguments.size(text)
+
+
+def test_a_merge_as_a_value_writes_what_its_name_and_options_do(models, tmp_path):
+    pair, base = [models / "a", models / "b"], models / "base"
+    for name, options in (("ties", {"density": 0.3}), ("slerp", {"t": 0.3})):
+        about = {"base": base} if name == "ties" else {}
+        merge_checkpoints(pair, tmp_path / f"{name} named", method=name, **about, **options)
+        value = methods.get(name)(**options)
+        merge_checkpoints(pair, tmp_path / f"{name} made", method=value, **about)
+        one, other = (contents(tmp_path / f"{name} {how}") for how in ("named", "made"))
+        assert one["model.safetensors"] == other["model.safetensors"]
+
+
+def test_ones_own_merge_writes_what_it_gives_in_memory(models, tmp_path):
+    halves = from_function(lambda delta, weight: (delta / 2, weight))
+    mine = Merge(chain(halves, transforms.trim(0.3), transforms.elect()), reductions.weighted_mean)
+    pair, out = [models / "a", models / "b"], tmp_path / "out"
+    merge_checkpoints(pair, out, base=models / "base", method=mine, weights=[1.0, 2.0])
+    got, want = load_checkpoint(out), mine([tensors(1), tensors(2)], tensors(0), weights=[1.0, 2.0])
+    for name in SHAPES:
+        assert got[name].tobytes() == np.asarray(want[name]).tobytes()
+
+
+IDENTITIES = """
+import jax
+from sail_jax import Merge, methods, transforms
+from sail_jax.merging.combining import from_function
+from sail_jax.merging.merge import identity
+key = jax.random.key(3)
+merges = [
+    methods.ties(), methods.ties(density=0.3), methods.ties(scope="tensor"), methods.ties(scale=2),
+    methods.dare_ties(key=key), methods.dare_ties(key=jax.random.key(4)), methods.karcher(),
+    Merge(from_function(lambda delta, weight: (delta / 2, weight))),
+    Merge(from_function(lambda delta, weight: (delta / 3, weight))),
+    Merge(from_function(lambda delta, weight: ((lambda x: x / 3)(delta), weight))),
+]
+found = [identity(merge) for merge in merges]
+print("\\n".join(found))
+"""
+
+
+def test_identity_is_of_what_is_done_in_every_process():
+    """What a merge that goes on is recognised by."""
+    command = [sys.executable, "-c", IDENTITIES]
+    one, other = (subprocess.run(command, capture_output=True, text=True) for _ in range(2))
+    assert one.stdout == other.stdout, one.stderr
+    assert len(set(one.stdout.split())) == 10
+
+
+def test_methods_are_listed_with_what_they_ask_for(capsys):
+    assert cli.main(["merge", "--methods"]) == 0
+    shown = capsys.readouterr().out
+    entries = {block.partition(":")[0]: block for block in shown.split("\n\n")}
+    assert entries.keys() == methods.METHODS.keys() - {"fisher", "regmean"}
+    assert "1 model; a base; 1 pass, in pieces" in entries["expo"]
+    assert "parameters: weight, density=1.0, lambda=1.0" in entries["ties"]
+    assert "seed: 0" in entries["dare_ties"]
+    assert "seed" not in entries["ties"]
+    assert cli.main(["merge"]) == 2
+    assert "name a recipe" in capsys.readouterr().err

@@ -163,10 +163,10 @@ def _ties(base, experts, density, scale):
         threshold = np.sort(flat)[size - round(density * size)]
         kept.append(_map(lambda x, t=threshold: np.where(np.abs(x) >= t, x, 0), delta))
 
-    def merge(b, *votes):
-        votes = np.stack(votes)
-        agree = (np.sign(votes) == np.sign(votes.sum(0))) & (votes != 0)
-        return b + scale * (votes * agree).sum(0) / np.maximum(agree.sum(0), 1)
+    def merge(b, *vectors):
+        vectors = np.stack(vectors)
+        agree = (np.sign(vectors) == np.sign(vectors.sum(0))) & (vectors != 0)
+        return b + scale * (vectors * agree).sum(0) / np.maximum(agree.sum(0), 1)
 
     return _map(merge, base, *kept)
 

@@ -119,7 +119,7 @@ def test_outcomes_and_probes_are_of_the_merge(tiny):
         [jax.tree.map(lambda x, t=t, part=part: x[t, part], data.held_out) for t in merge.task]
         for part in (slice(probes.PROBED), slice(probes.PROBED, None))
     )
-    loss, average = tasks.LOSSES[name], methods.linear(models)
+    loss, average = tasks.LOSSES[name], methods.linear()(models)
     own = np.mean([loss(m, b) for m, b in zip(models, held, strict=True)])
     excess = np.mean([loss(average, b) for b in held]) - own
     found = tiny.isel(merge=0)

@@ -17,7 +17,7 @@ import pytest
 
 from experiments import merge_report
 from experiments.merge_report import measures
-from sail_jax import disk
+from sail_jax import Merge, disk
 from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.plan import InputSummary, Plan, Treatment
 
@@ -50,6 +50,7 @@ def merged(
     which the largest `density` entries of each are kept and averaged."""
     rng = np.random.default_rng(seed)
     scales = [1.0 - 0.2 * k for k in range(len(models))] if scales is None else scales
+    merge = Merge(name=method, options={"density": density, "normalize": True, "compat": "paper"})
     treatments, records, arrays = [], {}, {}
     for i, (name, shape) in enumerate(shapes.items()):
         dtype = np.dtype(ml_dtypes.bfloat16)
@@ -58,7 +59,7 @@ def merged(
         if name in copied:
             note = "not floating: copied; all inputs have to agree"
             treatments.append(
-                Treatment(name, shape, dtype, "copy", tensors, models, None, None, {}, 1, note)
+                Treatment(name, shape, dtype, None, tensors, models, None, None, 1, note)
             )
             continue
         size, common = int(np.prod(shape)), rng.normal(size=shape)
@@ -69,15 +70,14 @@ def merged(
         ]
         deltas = np.stack(change(deltas))
         cut = np.quantile(np.abs(deltas).reshape(len(models), -1), 1 - density, axis=1)
-        votes = deltas * (np.abs(deltas) >= cut.reshape(-1, *[1] * len(shape)))
-        update = votes.sum(0) / np.maximum(1, (votes != 0).sum(0))
-        arrays[name] = (deltas, votes, update)
-        records[name] = _record(name, deltas, votes, update)
+        kept = deltas * (np.abs(deltas) >= cut.reshape(-1, *[1] * len(shape)))
+        update = kept.sum(0) / np.maximum(1, (kept != 0).sum(0))
+        arrays[name] = (deltas, kept, update)
+        records[name] = _record(name, deltas, kept, update)
         weights = tuple(0.5 for _ in models)
-        knobs = {"density": density, "normalize": True, "compat": "paper"}
         note = "rows 64 to 71 of models/code-7b left out" if shape[:1] == (64,) else ""
         treatments.append(
-            Treatment(name, shape, dtype, method, tensors, models, base, weights, knobs, 0, note)
+            Treatment(name, shape, dtype, merge, tensors, models, base, weights, 0, note)
         )
         assert size == records[name].size
     inputs = [InputSummary(m, "model", len(shapes), 10**9) for m in models]
@@ -104,9 +104,9 @@ def _cosine(x, y):
     return float((x * y).sum() / (_norm(x) * _norm(y))) if _norm(x) * _norm(y) else 0.0
 
 
-def _record(name, deltas, votes, update):
+def _record(name, deltas, trimmed, update):
     moved = (deltas != 0).reshape(len(deltas), -1).sum(1)
-    kept = (votes != 0).reshape(len(deltas), -1).sum(1)
+    kept = (trimmed != 0).reshape(len(deltas), -1).sum(1)
     return Record(
         name,
         update.size,
@@ -177,7 +177,7 @@ def large_page(large):
 def test_whole_model_numbers_are_those_of_all_entries_at_once(shapes, based):
     case = merged(shapes, based=based)
     total = report(case)["summary"]["total"]
-    deltas, votes, update = (
+    deltas, kept, update = (
         np.concatenate([parts[k].reshape(*lead, -1) for parts in case.arrays.values()], axis=-1)
         for k, lead in enumerate(((3,), (3,), ()))
     )
@@ -191,7 +191,7 @@ def test_whole_model_numbers_are_those_of_all_entries_at_once(shapes, based):
     close(total["conflicts"], ((deltas > 0).any(0) & (deltas < 0).any(0)).mean())
     close(total["changed"], (update != 0).mean())
     assert total["moved"] == (deltas != 0).sum(1).tolist()
-    close(total["kept"], (votes != 0).sum(1) / (deltas != 0).sum(1))
+    close(total["kept"], (kept != 0).sum(1) / (deltas != 0).sum(1))
     assert total["models"] == list(MODELS)
     assert total["from"] == ("base" if based else "zero")
 
@@ -240,18 +240,18 @@ def test_modules_are_gathered_where_there_are_no_layers():
     assert [one.label for one in measures.by_depth(names[:4])] == ["part0", "part1"]
 
 
-def test_models_are_told_apart_whatever_the_order_of_votes():
-    """One that abstains leaves its column empty."""
+def test_models_are_told_apart_in_whatever_order():
+    """One that is left out leaves its column empty."""
     case = merged(SMALL)
     first, *rest = case.plan.treatments
-    deltas, votes, update = case.arrays[first.name]
+    deltas, kept, update = case.arrays[first.name]
     some = [2, 0]
     first = first._replace(
         models=tuple(first.models[k] for k in some),
-        voters=tuple(first.voters[k] for k in some),
+        owners=tuple(first.owners[k] for k in some),
         weights=(0.5, 0.5),
     )
-    case.records[first.name] = _record(first.name, deltas[some], votes[some], update)
+    case.records[first.name] = _record(first.name, deltas[some], kept[some], update)
     case.plan = case.plan._replace(treatments=(first, *rest))
     found = report(case)
     assert found["tensors"][0]["models"] == [MODELS[2], MODELS[0]]
@@ -264,7 +264,7 @@ def test_models_are_told_apart_whatever_the_order_of_votes():
     np.testing.assert_allclose(found["summary"]["total"]["norms"], norms, rtol=1e-12)
 
 
-def test_a_model_that_votes_twice_has_two_columns():
+def test_a_model_that_is_listed_twice_has_two_columns():
     case = merged(SMALL, models=("m/self", "m/other", "m/self"))
     total = report(case)["summary"]["total"]
     assert total["models"] == ["m/self", "m/other", "m/self (2)"]
@@ -272,12 +272,12 @@ def test_a_model_that_votes_twice_has_two_columns():
     assert {**want, "models": total["models"]} == total
 
 
-def test_a_base_that_votes_has_the_first_column():
+def test_a_base_that_is_merged_has_the_first_column():
     case = merged(SMALL, method="slerp")
     for t in case.plan.treatments:
-        deltas, votes, update = case.arrays[t.name]
+        deltas, kept, update = case.arrays[t.name]
         both = np.stack([update + 1, *deltas])
-        case.records[t.name] = _record(t.name, both, np.stack([update + 1, *votes]), update)
+        case.records[t.name] = _record(t.name, both, np.stack([update + 1, *kept]), update)
     found = report(case)
     total = found["summary"]["total"]
     assert total["models"] == ["models/base", *MODELS]
@@ -315,7 +315,7 @@ def test_json_has_a_row_for_every_tensor_and_the_recipe(large):
         assert row["size"] == record.size
         assert all(row[field] == getattr(record, field) for field in FIELDS)
         assert row["weights"] == [0.5] * 3
-        assert row["knobs"] == {"density": 0.4, "normalize": True, "compat": "paper"}
+        assert row["options"] == {"density": 0.4, "normalize": True, "compat": "paper"}
         assert (row["models"], row["dtype"]) == (list(MODELS), "bfloat16")
 
 
@@ -443,7 +443,9 @@ HOSTILE = "</td><script>alert(1)</script>&\"'$\\alpha_{$\n\x00\ud800数学"
 def test_hostile_names_stay_text():
     shapes = {f"{HOSTILE}.weight": (8, 4), f"model.layers.0.{HOSTILE}": (4, 4)}
     case = merged(shapes, models=(HOSTILE, "b" * 300), notes=(HOSTILE,))
-    treatment = case.plan.treatments[0]._replace(note=HOSTILE, knobs={HOSTILE: HOSTILE})
+    treatment = case.plan.treatments[0]._replace(
+        note=HOSTILE, merge=Merge(name=HOSTILE, options={HOSTILE: HOSTILE})
+    )
     case.plan = case.plan._replace(
         treatments=(treatment, *case.plan.treatments[1:]), method=HOSTILE,
         aliases={HOSTILE: HOSTILE}, extras={HOSTILE: b""},

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from sail_jax.merging.task_vectors import TaskVectors, chain
+from sail_jax.merging.combining import chain
+from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.merging.transforms import drop, elect, trim
 from theory import merging
 from theory.claims import Z_MAX
@@ -323,7 +324,7 @@ def test_bad_laws(law, values, message):
 W = (0.5, 0.3, 0.2)
 
 
-def votes(seed=0):
+def vectors(seed=0):
     rng = np.random.default_rng(seed)
     d = {"a": jnp.asarray(rng.normal(size=(3, 4, 5))), "b": jnp.asarray(rng.normal(size=(3, 6)))}
     return TaskVectors(d, {"a": jnp.ones((3, 1, 1)), "b": jnp.ones((3, 1))})
@@ -334,7 +335,7 @@ def flat(tree):
 
 
 def kept_by(name, d):
-    """What rules keep, in NumPy: TIES of the largest 30 % of each, then the sign of the sum."""
+    """What is kept, in NumPy: TIES of the largest 30 % of each, then the sign of the sum."""
     if name == "ties":
         least = np.sort(np.abs(d), 1)[:, -round(0.3 * d.shape[1]), None]
         d = np.where(np.abs(d) >= least, d, 0)
@@ -343,11 +344,11 @@ def kept_by(name, d):
 
 @pytest.mark.parametrize("name", ["none", "elect", "ties"])
 def test_effect_in_numpy(name):
-    # built here: a rule counts digits of the precision it was built in
-    rule = {"none": lambda v: v, "elect": elect(), "ties": chain(trim(0.3), elect())}[name]
-    before, after = merging.effect(rule, votes(), W)
-    d = flat(votes().delta)
-    close(flat(merging.updates(rule(votes()))), kept_by(name, d))
+    # built here: a transform counts digits of the precision it was built in
+    transform = {"none": lambda v: v, "elect": elect(), "ties": chain(trim(0.3), elect())}[name]
+    before, after = merging.effect(transform, vectors(), W)
+    d = flat(vectors().delta)
+    close(flat(merging.updates(transform(vectors()))), kept_by(name, d))
     for found, x in ((before, d), (after, kept_by(name, d))):
         close(found, sum(w * np.sum((one - W @ x) ** 2) for w, one in zip(W, x, strict=True)))
         close(found, W @ np.sum(x**2, 1) - np.sum((W @ x) ** 2))  # variance by moments
@@ -385,8 +386,8 @@ def test_dare_on_the_testbed_is_dare_on_its_experts():
 
 def test_no_interference_no_effect():
     """Election among task vectors that agree: V is what it was, not strictly less."""
-    agree = jax.tree.map(jnp.abs, votes().delta)
-    before, after = merging.effect(elect(), TaskVectors(agree, votes().weight), W)
+    agree = jax.tree.map(jnp.abs, vectors().delta)
+    before, after = merging.effect(elect(), TaskVectors(agree, vectors().weight), W)
     assert before == after
 
 
@@ -397,7 +398,7 @@ def test_no_interference_no_effect():
         (lambda: merging.heterogeneity(jnp.ones((2, 2)), (0.5, 0.6)), "weights must sum to 1"),
         (lambda: merging.dare_heterogeneity(jnp.ones((3, 2)), W, 1.0), r"rate must be in \[0, 1\)"),
         (lambda: merging.dare(mixed(), -0.1), r"rate must be in \[0, 1\)"),
-        (lambda: merging.effect(drop(0.5, jax.random.key(0)), votes(), (1.0,)), "one entry per"),
+        (lambda: merging.effect(drop(0.5, jax.random.key(0)), vectors(), (1.0,)), "one entry per"),
         (lambda: merging.simulate(jax.random.key(0), mixed(), 0), "runs must be >= 1; got 0"),
     ],
 )

@@ -1,35 +1,27 @@
 """Every named method against an independent NumPy reference, and a table of methods x laws."""
 
 import collections
-import importlib.util
-import pathlib
 
 import chex
 import jax
 import jax.numpy as jnp
+import merge_reference as reference
 import numpy as np
 import pytest
+from merge_cases import compilations, make
 
-from sail_jax import methods
-from sail_jax.merging import transforms as rules
-from sail_jax.merging.reductions import average, total
-from sail_jax.merging.task_vectors import TaskVectors, chain, masked
+from sail_jax import Merge, methods, transforms
+from sail_jax.merging.combining import chain, masked
+from sail_jax.merging.reductions import weighted_mean, weighted_sum
+from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.trees import leaf_paths
-
-_spec = importlib.util.spec_from_file_location(
-    "merge_reference", pathlib.Path(__file__).with_name("merge_reference.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-reference = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(reference)
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 KEY = jax.random.key(7)
 WEIGHTS = [0.5, 1.0, 1.5]
 M = len(WEIGHTS)
 
-# label -> method and knobs; between them every knob takes every value
+# label -> method and options; between them every option takes every value
 SUBJECTS = {
     "linear": ("linear", {}),
     "linear sum": ("linear", {"normalize": False}),
@@ -69,9 +61,10 @@ def problem(dtype=jnp.float32, full=False):
     return [tree(1 + k, dtype, full) for k in range(M)], tree(0, dtype, full)
 
 
-def call(label, models, base, **overrides):
-    name, knobs = SUBJECTS[label]
-    return methods.get(name)(models, base, **{"key": KEY, **knobs, **overrides})
+def call(label, models, base, weights=None, **overrides):
+    name, options = SUBJECTS[label]
+    key = {"key": KEY} if "key" in methods.options_of(name) else {}
+    return methods.get(name)(**{**key, **options, **overrides})(models, base, weights=weights)
 
 
 def flat(merged):
@@ -97,9 +90,14 @@ def assert_close(got, want, ulps, size=1.0):
 def assert_agrees_with_the_reference(label, dtype, weights, size):
     """Ten float32 operations on values below `size`, then one rounding to the leaf's dtype."""
     models, base = problem(dtype, full=True)
-    name, knobs = SUBJECTS[label]
-    args = [flat(m) for m in models], flat(base), weights, masks(base, knobs.get("density", 0.5), M)
-    want = getattr(reference, name)(*args, **knobs)
+    name, options = SUBJECTS[label]
+    args = (
+        [flat(m) for m in models],
+        flat(base),
+        weights,
+        masks(base, options.get("density", 0.5), M),
+    )
+    want = getattr(reference, name)(*args, **options)
     got = call(label, models, base, weights=weights)
     chex.assert_trees_all_equal_structs(got, base)
     for path, leaf in flat(got).items():
@@ -118,7 +116,7 @@ def test_agrees_with_the_reference(label, dtype):
 
 @each_subject
 def test_agrees_with_the_reference_with_signed_weights(label):
-    """Values below 400: averages over voters divide by sums as small as 0.1."""
+    """Values below 400: averages over the models that are kept divide by sums as small as 0.1."""
     assert_agrees_with_the_reference(label, jnp.float32, [0.6, -0.5, 0.7], 400)
 
 
@@ -140,12 +138,12 @@ def test_reference_with_massive_ties(scope):
         jax.tree.map(lambda x: jnp.asarray(random.integers(-4, 4, x.shape) / 8, x.dtype), zero)
         for _ in range(M)
     ]
-    for tie in ("abstain", "positive", "majority"):  # and sums that are exactly 0 are frequent
-        got = methods.ties(models, zero, density=0.4, scope=scope, tie=tie)
+    for tie in ("none", "positive", "majority"):  # and sums that are exactly 0 are frequent
+        got = methods.ties(density=0.4, scope=scope, tie=tie)(models, zero)
         want = reference.ties(
             [flat(m) for m in models], flat(zero), None, None, 0.4, scope, tie=tie
         )
-        for path, leaf in flat(got).items():  # at most three votes below 1: one bfloat16 rounding
+        for path, leaf in flat(got).items():  # at most three terms below 1: one bfloat16 rounding
             assert np.all(np.abs(leaf.astype(float) - want[path]) <= 2.0**-8), (tie, path)
 
 
@@ -156,10 +154,10 @@ def test_reference_with_massive_ties(scope):
 def test_merging_copies_returns_the_copy(label):
     """With weights that sum to 1 and density 1: theta = base + (theta - base), 4 ulp of |theta|."""
     models, base = problem()
-    knobs = {} if label.startswith("linear") else {"scale": 1.0}
+    options = {} if label.startswith("linear") else {"scale": 1.0}
     if label.startswith(("ties", "dare")):
-        knobs["density"] = 1.0
-    got = call(label, models[:1] * M, base, weights=[0.25, 0.5, 0.25], **knobs)
+        options["density"] = 1.0
+    got = call(label, models[:1] * M, base, weights=[0.25, 0.5, 0.25], **options)
     assert_close(got, models[0], 4, size=4)
 
 
@@ -167,12 +165,12 @@ def test_merging_copies_returns_the_copy(label):
 def test_order_of_models_does_not_matter(label):
     """Sums of three reordered; DARE at density 1, its masks belong to places in the list."""
     models, base = problem()
-    knobs = {"density": 1.0} if label.startswith("dare") else {}
+    options = {"density": 1.0} if label.startswith("dare") else {}
     order = [2, 0, 1]
     got = call(
-        label, [models[k] for k in order], base, weights=[WEIGHTS[k] for k in order], **knobs
+        label, [models[k] for k in order], base, weights=[WEIGHTS[k] for k in order], **options
     )
-    assert_close(got, call(label, models, base, weights=WEIGHTS, **knobs), 8, size=8)
+    assert_close(got, call(label, models, base, weights=WEIGHTS, **options), 8, size=8)
 
 
 @pytest.mark.parametrize("label", NORMALIZED)
@@ -208,14 +206,14 @@ def test_scale_equivariance(label):
 @pytest.mark.parametrize("scope", ["tree", "tensor"])
 def test_density_one_is_no_trimming(scope):
     models, base = problem()
-    untrimmed = methods.merge(models, base, rule=rules.elect(), count=average, weights=WEIGHTS)
-    whole = methods.ties(models, base, weights=WEIGHTS, density=1.0, scope=scope)
+    untrimmed = Merge(transforms.elect(), weighted_mean)(models, base, weights=WEIGHTS)
+    whole = methods.ties(density=1.0, scope=scope)(models, base, weights=WEIGHTS)
     assert_close(whole, untrimmed, 4, size=8)  # weights normalised first or not
-    drop_none = methods.dare_ties(models, base, weights=WEIGHTS, density=1.0, key=KEY)
+    drop_none = methods.dare_ties(density=1.0, key=KEY)(models, base, weights=WEIGHTS)
     chex.assert_trees_all_equal(drop_none, whole)
     chex.assert_trees_all_equal(
-        methods.dare_linear(models, base, weights=WEIGHTS, density=1.0, key=KEY),
-        methods.task_arithmetic(models, base, weights=WEIGHTS),
+        methods.dare_linear(density=1.0, key=KEY)(models, base, weights=WEIGHTS),
+        methods.task_arithmetic()(models, base, weights=WEIGHTS),
     )
 
 
@@ -258,8 +256,8 @@ def test_vmap_over_weights_and_scale_equals_a_loop(label):
         several["scale"] = jnp.array([1.0, 0.0, 0.5])
     got = jax.jit(jax.vmap(lambda several: call(label, models, base, **several)))(several)
     for i in range(3):
-        one, knobs = jax.tree.map(lambda x: x[i], (got, several))  # noqa: B023
-        assert_close(one, call(label, models, base, **knobs), 8, size=20)
+        one, options = jax.tree.map(lambda x: x[i], (got, several))  # noqa: B023
+        assert_close(one, call(label, models, base, **options), 8, size=20)
 
 
 def test_vmap_over_keys_equals_a_loop():
@@ -309,17 +307,10 @@ def test_gradient_of_the_soup_in_closed_form():
     """d/dw_k sum_j w_j theta_j / sum_j w_j = (theta_k - soup) / sum_j w_j."""
     models, base = problem()
     w = jnp.array(WEIGHTS)
-    got = jax.jacobian(lambda w: methods.linear(models, base, weights=w)["embed"])(w)
-    soup = methods.linear(models, base, weights=w)["embed"]
+    got = jax.jacobian(lambda w: methods.linear()(models, base, weights=w)["embed"])(w)
+    soup = methods.linear()(models, base, weights=w)["embed"]
     want = jnp.stack([(m["embed"] - soup) / w.sum() for m in models], -1)
     assert_close(got, want, 16, size=4)
-
-
-def compilations(caplog, f):
-    caplog.clear()
-    with jax.log_compiles(True):
-        jax.block_until_ready(f())
-    return [r for r in caplog.records if "Finished XLA compilation" in r.getMessage()]
 
 
 @each_subject
@@ -349,11 +340,11 @@ def test_float64_stays_float64():
     with jax.enable_x64(True):
         models, base = problem(jnp.float64)
         want = reference.task_arithmetic([flat(m) for m in models], flat(base), WEIGHTS, None)
-        got = flat(methods.task_arithmetic(models, base, weights=WEIGHTS))
+        got = flat(methods.task_arithmetic()(models, base, weights=WEIGHTS))
         # 1e-5 is what the reference's float32 deltas cost; float32 sums could not pass the second
         chex.assert_trees_all_close(got, want, atol=1e-5)
         assert got["embed"].dtype == np.float64
-        copies = methods.linear([base] * 3)
+        copies = methods.linear()([base] * 3)
         chex.assert_trees_all_close(copies, base, rtol=0, atol=1e-15)
 
 
@@ -386,34 +377,35 @@ def test_trees_of_single_numbers(label):
 def test_leaves_too_small_for_the_density_are_not_reverted():
     base = {"scalar": jnp.zeros(()), "vector": jnp.zeros(4)}
     model = jax.tree.map(jnp.ones_like, base)
-    got = methods.ties([model], base, density=0.01, scope="tensor")
+    got = methods.ties(density=0.01, scope="tensor")([model], base)
     assert float(got["scalar"]) == 1.0
     assert got["vector"].tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_linear_ignores_the_values_of_the_base_and_takes_its_dtypes():
     models, base = problem()
-    want = methods.linear(models)
-    chex.assert_trees_all_equal(methods.linear(models, base), want)
+    want = methods.linear()(models)
+    chex.assert_trees_all_equal(methods.linear()(models, base), want)
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), {"a": base["embed"]})
-    assert methods.linear([{"a": m["embed"]} for m in models], half)["a"].dtype == jnp.bfloat16
+    assert methods.linear()([{"a": m["embed"]} for m in models], half)["a"].dtype == jnp.bfloat16
 
 
 def test_soup_with_weights_that_bfloat16_cannot_hold():
     """0.3 is 0.30078125 in bfloat16: the soup of 1000 and 0 would be 300.78, not 300."""
     models = [{"a": jnp.full(3, v, jnp.bfloat16)} for v in (1000.0, 0.0)]
-    assert methods.linear(models, weights=[0.3, 0.7])["a"].tolist() == [300.0] * 3
+    assert methods.linear()(models, weights=[0.3, 0.7])["a"].tolist() == [300.0] * 3
 
 
-def test_masked_rule_in_a_merge():
+def test_masked_transform_in_a_merge():
     """Trimming confined to the kernels leaves biases alone."""
     models, base = problem()
-    rule = chain(masked(rules.trim(0.5), "embed"), rules.elect())
-    got = methods.merge(models, base, rule=rule, count=average)
-    plain = methods.merge(models, base, rule=rules.elect(), count=average)
+    elect = transforms.elect()
+    some = chain(masked(transforms.trim(0.5), "embed"), elect)
+    got = Merge(some, weighted_mean)(models, base)
+    plain = Merge(elect, weighted_mean)(models, base)
     chex.assert_trees_all_equal(got["block"], plain["block"])
-    alone = methods.ties(
-        [{"embed": m["embed"]} for m in models], {"embed": base["embed"]}, density=0.5
+    alone = methods.ties(density=0.5)(
+        [{"embed": m["embed"]} for m in models], {"embed": base["embed"]}
     )
     assert_close(got["embed"], alone["embed"], 4, size=8)
 
@@ -432,7 +424,7 @@ def test_dare_is_unbiased_with_variance_p_over_one_minus_p():
     density, draws = 0.3, 4096
     delta = {"a": jnp.linspace(0.5, 2.0, 10), "b": jnp.array(-1.0)}
     base = jax.tree.map(jnp.zeros_like, delta)
-    once = jax.jit(lambda key: methods.dare_linear([delta], base, density=density, key=key))
+    once = jax.jit(lambda key: methods.dare_linear(density=density, key=key)([delta], base))
     samples = jax.vmap(once)(jax.random.split(KEY, draws))
     for path, d in flat(delta).items():
         x = np.asarray(samples[path], float)
@@ -448,13 +440,13 @@ def test_dare_raises_the_spread_of_models_by_its_identity():
     rate, draws = 0.6, 4096
     lam = np.array([0.2, 0.3, 0.5])
     delta = np.random.default_rng(5).normal(size=(M, 40)) + 1.0
-    votes = TaskVectors({"a": jnp.asarray(delta, jnp.float32)}, {"a": jnp.ones((M, 1))})
+    vectors = TaskVectors({"a": jnp.asarray(delta, jnp.float32)}, {"a": jnp.ones((M, 1))})
 
     def spread(d):
         return (lam * ((d - (lam @ d)) ** 2).sum(-1)).sum()
 
     def once(key):
-        kept = rules.drop(rate, key)(votes)
+        kept = transforms.drop(rate, key)(vectors)
         return kept.delta["a"] * kept.weight["a"]
 
     samples = np.asarray(jax.vmap(once)(jax.random.split(KEY, draws)), float)
@@ -467,9 +459,11 @@ def test_dare_raises_the_spread_of_models_by_its_identity():
 def test_masks_differ_between_models_and_leaves_and_follow_the_key():
     base = {"a": jnp.zeros(64), "b": jnp.zeros(64)}
     ones = jax.tree.map(jnp.ones_like, base)
-    cast = lambda key, k: methods.dare_linear(  # noqa: E731
-        [ones] * 3, base, weights=np.eye(3)[k], density=0.5, key=key
-    )
+
+    def cast(key, k):
+        merge = methods.dare_linear(density=0.5, key=key)
+        return merge([ones] * 3, base, weights=np.eye(3)[k])
+
     outs = [cast(KEY, k)[leaf] for k in range(3) for leaf in "ab"] + [
         cast(jax.random.key(8), 0)["a"]
     ]
@@ -517,7 +511,7 @@ BAD = {
         TypeError,
         "models: expected a sequence .* got dict",
     ),
-    "unknown knob": ({}, {"densty": 0.5}, TypeError, "densty"),
+    "unknown option": ({}, {"densty": 0.5}, TypeError, "has no hyperparameter 'densty'"),
 }
 
 
@@ -558,26 +552,26 @@ def test_refuses_a_density_outside_the_unit_interval(label, density):
         call(label, [GOOD], GOOD, density=density)
 
 
-@pytest.mark.parametrize("knob", ["scope", "elect_by", "tie"])
-def test_refuses_unknown_choices(knob):
-    with pytest.raises(ValueError, match=f"{knob}: expected one of .*, got 'globl'"):
-        methods.get("ties")([GOOD], GOOD, **{knob: "globl"})
+@pytest.mark.parametrize("option", ["scope", "elect_by", "tie"])
+def test_refuses_unknown_choices(option):
+    with pytest.raises(ValueError, match=f"ties: {option}: expected one of .*, got 'globl'"):
+        methods.get("ties")(**{option: "globl"})
 
 
 @pytest.mark.parametrize("key", [None, 0, jnp.zeros(2), jax.random.split(KEY, 2), "seed"])
 def test_refuses_what_is_not_a_key(key):
-    with pytest.raises(TypeError, match=r"key: expected (a|one) PRNG key"):
-        methods.dare_linear([GOOD], GOOD, key=key)
+    with pytest.raises(TypeError, match=r"dare_linear: key: expected (a|one) PRNG key"):
+        methods.dare_linear(key=key)
 
 
 def test_values_are_not_checked_while_traced():
     """Under jit a NaN is neither seen nor hidden, and integer leaves are the base's."""
     bad = {"w": jnp.full(4, jnp.nan), "n": {"step": jnp.ones(2, int)}}
-    got = jax.jit(lambda m: methods.task_arithmetic([m], GOOD))(bad)
+    got = jax.jit(lambda m: methods.task_arithmetic()([m], GOOD))(bad)
     assert bool(jnp.isnan(got["w"]).all())
     chex.assert_trees_all_equal(got["n"], GOOD["n"])
     with pytest.raises(ValueError, match="missing 'n/step'"):
-        jax.jit(lambda m: methods.task_arithmetic([m], GOOD))({"w": GOOD["w"]})
+        jax.jit(lambda m: methods.task_arithmetic()([m], GOOD))({"w": GOOD["w"]})
 
 
 def test_get_knows_every_method_and_suggests():
@@ -588,20 +582,43 @@ def test_get_knows_every_method_and_suggests():
         methods.get("zzz")
 
 
-def test_signed_weights_in_counts():
-    """By hand: three votes, the third abstains; where weights cancel, up to rounding too, 0."""
+def test_signed_weights_in_reductions():
+    """By hand: three models, the third is masked; where weights cancel, up to rounding too, 0."""
     delta = {"a": jnp.array([[1.0, 1.0, 1.0], [-1.0, 3.0, 1.0], [9.0, 9.0, 1.0]])}
     weight = {"a": jnp.array([[1.0, 1.0, 0.6], [-0.5, -1.0, 0.1], [0.0, 0.0, -0.7]])}
     assert float(jnp.float32(0.6) + jnp.float32(0.1) - jnp.float32(0.7)) != 0
-    votes = TaskVectors(delta, weight)
-    assert total(votes)["a"].tolist()[:2] == [1.5, -2.0]
-    assert average(votes)["a"].tolist() == [3.0, 0.0, 0.0]
-    gradient = jax.grad(lambda w: average(votes._replace(weight=w))["a"].sum())(weight)["a"]
+    vectors = TaskVectors(delta, weight)
+    assert weighted_sum(vectors)["a"].tolist()[:2] == [1.5, -2.0]
+    assert weighted_mean(vectors)["a"].tolist() == [3.0, 0.0, 0.0]
+    mean = lambda w: weighted_mean(vectors._replace(weight=w))["a"].sum()  # noqa: E731
+    gradient = jax.grad(mean)(weight)["a"]
     # (delta_k - 3) / (1 - .5) where there is an average, none where there is not
     assert gradient.T.tolist() == [[-4.0, -8.0, 12.0], [0.0] * 3, [0.0] * 3]
 
 
 def test_a_bare_array_may_be_the_base_of_a_method_that_can_do_without():
     base, models = jnp.zeros(2), [jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])]
-    got = methods.nuslerp(models, base)
+    got = methods.nuslerp()(models, base)
     assert_close(got, jnp.full(2, 0.5**0.5), 8)
+
+
+@pytest.mark.parametrize("name", ["task_arithmetic", "ties", "della", "karcher", "sce", "tsv_m"])
+def test_gradient_in_leaves_that_share_a_loop(name):
+    """Along a random direction, in float64: truncation h^2 * 1e3, rounding 1e-16 * 1e3 / h."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        draw = lambda: {f"w{i}": jnp.asarray(rng.normal(size=(4, 3))) for i in range(3)}  # noqa: E731
+        trees, ahead, probe = [draw() for _ in range(4)], [draw() for _ in range(4)], draw()
+        merge = make(name)
+
+        @jax.jit
+        def loss(trees):
+            merged = merge(trees[1:], trees[0])
+            return sum(jnp.vdot(jnp.sin(merged[k]), probe[k]) for k in probe)
+
+        moved = lambda h: jax.tree.map(lambda x, d: x + h * d, trees, ahead)  # noqa: E731
+        h = 1e-5
+        want = (loss(moved(h)) - loss(moved(-h))) / (2 * h)
+        inner = jax.tree.map(jnp.vdot, jax.grad(loss)(trees), ahead)
+        assert abs(want) > 1e-2  # the comparison is not of zeros
+        np.testing.assert_allclose(sum(jax.tree.leaves(inner)), want, rtol=1e-6, atol=1e-6)

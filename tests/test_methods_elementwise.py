@@ -1,45 +1,23 @@
 """Elementwise methods against independent NumPy references, and a table of methods x laws."""
 
-import functools
-import importlib.util
-import math
-import pathlib
-
 import chex
+import elementwise_reference as reference
 import jax
 import jax.numpy as jnp
+import merge_cases
 import numpy as np
 import pytest
 
 from sail_jax import methods
-from sail_jax.merging.merge import expression
-from sail_jax.merging.task_vectors import (
-    Chain,
-    Each,
-    Fold,
-    Leafwise,
-    Place,
-    apply,
-    origin,
-    task_vectors,
-)
-from sail_jax.merging.task_vectors import whole as whole_place
+from sail_jax.merging.task_vectors import origin
 from sail_jax.trees import leaf_paths
-
-_spec = importlib.util.spec_from_file_location(
-    "elementwise_reference", pathlib.Path(__file__).with_name("elementwise_reference.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-reference = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(reference)
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 KEY = jax.random.key(11)
 KEY_WORDS = np.asarray(jax.random.key_data(KEY))
 WEIGHTS = [0.5, 1.0, 1.5]
 
-# label -> method and knobs; between them every knob takes every kind of value
+# label -> method and options; between them every option takes every kind of value
 SUBJECTS = {
     "breadcrumbs": ("breadcrumbs", {}),
     "breadcrumbs half": ("breadcrumbs", {"density": 0.5, "gamma": 0.2, "scale": 0.3}),
@@ -104,9 +82,14 @@ def problem(label, dtype=jnp.float32, full=False):
     return [tree(1 + k, dtype, full) for k in range(models_for(label))], tree(0, dtype, full)
 
 
-def call(label, models, base, **overrides):
-    name, knobs = SUBJECTS[label]
-    return methods.get(name)(models, base, **{"key": KEY, **knobs, **overrides})
+def make(label, **overrides):
+    name, options = SUBJECTS[label]
+    key = {"key": KEY} if "key" in methods.options_of(name) else {}
+    return methods.get(name)(**{**key, **options, **overrides})
+
+
+def call(label, models, base, weights=None, **overrides):
+    return make(label, **overrides)(models, base, weights=weights)
 
 
 def flat(merged):
@@ -122,9 +105,9 @@ def weights_for(label):
 
 def assert_agrees(label, models, base, weights, size, **overrides):
     """Twenty float32 operations on values below `size`, then one rounding to the leaf's dtype."""
-    name, knobs = SUBJECTS[label]
+    name, options = SUBJECTS[label]
     args = [flat(m) for m in models], flat(base), weights, KEY_WORDS
-    want = getattr(reference, name)(*args, **{**knobs, **overrides})
+    want = getattr(reference, name)(*args, **{**options, **overrides})
     got = call(label, models, base, weights=weights, **overrides)
     chex.assert_trees_all_equal_shapes_and_dtypes(got, base)
     for path, leaf in flat(got).items():
@@ -146,7 +129,7 @@ def test_agrees_with_the_reference(label, dtype):
 
 @pytest.mark.parametrize("label", [n for n in SEVERAL if n != "sce mergekit"])
 def test_agrees_with_the_reference_with_signed_weights(label):
-    """Values below 400: averages over voters divide by sums as small as 0.1. (Not mergekit's SCE,
+    """Values below 400: averages over models divide by sums as small as 0.1. (Not mergekit's SCE,
     which takes no weights and would divide by 1e-6.)"""
     models, base = problem(label)
     assert_agrees(label, models, base, [0.6, -0.5, 0.7], 400)
@@ -207,9 +190,11 @@ def test_merging_copies_returns_the_copy(label):
 def test_order_of_models_does_not_matter(label):
     models, base = problem(label)
     order = [2, 0, 1]
-    knobs = {k: [v[i] for i in order] for k, v in SUBJECTS[label][1].items() if isinstance(v, list)}
+    options = {
+        k: [v[i] for i in order] for k, v in SUBJECTS[label][1].items() if isinstance(v, list)
+    }
     shuffled = [models[k] for k in order]
-    got = call(label, shuffled, base, weights=[WEIGHTS[k] for k in order], **knobs)
+    got = call(label, shuffled, base, weights=[WEIGHTS[k] for k in order], **options)
     want = call(label, models, base, weights=WEIGHTS)
     chex.assert_trees_all_close(got, want, rtol=0, atol=80 * EPS)  # 8 ulp of values below 10
 
@@ -225,16 +210,16 @@ def test_scale_equivariance(label):
     """Doubled deltas from base 0 double the outcome, and -delta gives -outcome, bit for bit."""
     models, base = problem(label)
     base = origin(base)
-    knobs = {"tie": "abstain"} if "_ties" in label or label.startswith("della ") else {}
-    knobs = knobs if SUBJECTS[label][0] != "della_linear" else {}
-    got = flat(call(label, models, base, **knobs))
+    options = {"tie": "none"} if "_ties" in label or label.startswith("della ") else {}
+    options = options if SUBJECTS[label][0] != "della_linear" else {}
+    got = flat(call(label, models, base, **options))
     for factor in (2.0, -1.0):
         scaled = [
             jax.tree.map(lambda x: x * factor, m) | {"steps": m["steps"]}  # noqa: B023
             for m in models
         ]
         want = jax.tree.map(lambda x: x * factor, got)  # noqa: B023
-        chex.assert_trees_all_equal(flat(call(label, scaled, base, **knobs)), want)
+        chex.assert_trees_all_equal(flat(call(label, scaled, base, **options)), want)
 
 
 @each_subject
@@ -259,76 +244,16 @@ def test_structure_and_dtypes_of_a_mixed_tree_are_the_bases(label):
     chex.assert_trees_all_equal(got["steps"], base["steps"])
 
 
-def cut(path, delta, weight, grain):
-    """Pieces of at most 7 entries, or 2 rows, padded to equal sizes with zero deltas."""
-    where, shape = whole_place(path, delta), delta.shape[1:]
-    weight = jnp.broadcast_to(weight, delta.shape)
-    if grain == "row" and len(shape) < 2:
-        return {(path, 0): (where, delta, weight)}
-    unit = shape[-1] if grain == "row" else 1
-    many = 2 if grain == "row" else 7
-    flat_delta, flat_weight = (x.reshape(len(x), -1) for x in (delta, weight))
-    pieces = {}
-    for start in range(0, flat_delta.shape[1], many * unit):
-        d, w = (x[:, start : start + many * unit] for x in (flat_delta, flat_weight))
-        pad = ((0, 0), (0, many * unit - d.shape[1]))
-        d, w = jnp.pad(d, pad), jnp.pad(w, pad, mode="edge")
-        if grain == "row":
-            d, w = (x.reshape(len(x), many, unit) for x in (d, w))
-        size = min(many * unit, flat_delta.shape[1] - start)
-        place = Place(where.name, np.uint32(start), np.uint32(size))
-        pieces[path, start] = (place, d, w)
-    return pieces
-
-
-def visit(stage, pieces, sizes):
-    """`stage` on votes in pieces: the same contract as in memory, kernels one piece at a time."""
-    if isinstance(stage, Chain):
-        return functools.reduce(lambda p, s: visit(s, p, sizes), stage.rules, pieces)
-    if isinstance(stage, Each):
-        out = {}
-        for path in sizes:
-            own = {piece: votes for piece, votes in pieces.items() if piece[0] == path}
-            out |= visit(stage.rule, own, {path: sizes[path]}) if own else {}
-        return out
-    if isinstance(stage, Fold):
-        parts = {p: stage.summary(*v) for p, v in reversed(pieces.items())}
-        total = parts if stage.add is None else functools.reduce(stage.add, parts.values())
-        return visit(stage.then(total, sum(sizes.values())), pieces, sizes)
-    assert isinstance(stage, Leafwise)
-    out = {p: stage.at(p)(*votes) for p, votes in pieces.items()}
-    return {p: (pieces[p][0], *o) if isinstance(o, tuple) else o for p, o in out.items()}
-
-
 @each_subject
-def test_pieces_equal_the_whole(label):
-    """Leaves cut into runs or rows, padded and visited backwards, give what they give whole: the
-    same votes at all entries, up to the order of sums (a few ulp of values below 40)."""
+def test_pieces_equal_the_whole(label, monkeypatch):
+    """Leaves cut into runs or rows, padded and visited as files are, give what they give whole, up
+    to the order of sums (a few ulp of values below 40)."""
+    merge_cases.in_small_pieces(monkeypatch)
     models, base = problem(label, full=True)
-    name, knobs = SUBJECTS[label]
-    express = expression(name, key=KEY, **knobs)
-    given = [base, *models] if express.base == "votes" else models
-    start = base if express.base == "required" else origin(base)
-    weights = None if label in SINGLE else WEIGHTS
-    votes = task_vectors(given, start, weights, express.normalize)
-    paths = leaf_paths(votes.delta)
-    deltas, weight = jax.tree.leaves(votes.delta), jax.tree.leaves(votes.weight)
-    sizes = {p: math.prod(d.shape[1:]) for p, d in zip(paths, deltas, strict=True)}
-    grain = "row" if label in ROWS else "entry"
-    pieces = {}
-    for p, d, w in zip(paths, deltas, weight, strict=True):
-        if sizes[p]:
-            pieces |= cut(p, d, w, grain)
-    updates = visit(Chain((express.rule, express.count)), pieces, sizes)
-    joined = {path: jnp.zeros(0) for path in paths}
-    for path, start_of in sorted(updates):
-        joined[path] = jnp.append(joined[path], updates[path, start_of])
-    update = jax.tree.structure(votes.delta).unflatten(
-        joined[p][: sizes[p]].reshape(d.shape[1:]) for p, d in zip(paths, deltas, strict=True)
-    )
-    got = apply(start, update, express.scale)
-    want = call(label, models, base, weights=weights)
-    chex.assert_trees_all_close(got, want, rtol=0, atol=320 * EPS)
+    merge, weights = make(label), weights_for(label)
+    got, _ = merge_cases.streamed(merge, [flat(m) for m in models], flat(base), weights)
+    for path, want in flat(merge(models, base, weights=weights)).items():
+        np.testing.assert_allclose(got[path], want.reshape(-1), rtol=0, atol=320 * EPS)
 
 
 SMOOTH = {
@@ -453,8 +378,8 @@ def test_huge_values_do_not_overflow_on_the_way(label, dtype, huge):
 def test_weights_that_sum_to_zero(label):
     """Refused where they are to be normalised beforehand, a finite value elsewhere."""
     models, base = problem(label)
-    name, knobs = SUBJECTS[label]
-    normalized = knobs.get("normalize", name == "della" or label == "breadcrumbs_ties")
+    name, options = SUBJECTS[label]
+    normalized = options.get("normalize", name == "della" or label == "breadcrumbs_ties")
     if normalized:
         with pytest.raises(ValueError, match="sum to 0"):
             call(label, models, base, weights=[1.0, 1.0, -2.0])
@@ -477,7 +402,7 @@ def test_refuses_several_models(label):
         call(label, models * 2, base)
 
 
-BAD_KNOBS = {
+BAD_OPTIONS = {
     "breadcrumbs": {"density": 0.0, "gamma": 1.0, "scope": "layer"},
     "della": {"density": 1.2, "epsilon": -0.1, "rank_by": "size", "compat": "peer"},
     "sce": {"select_topk": 0.0, "tie": "both", "compat": "peer"},
@@ -492,12 +417,12 @@ BAD_KNOBS = {
 }
 
 
-@pytest.mark.parametrize(("label", "knob"), [(n, k) for n, ks in BAD_KNOBS.items() for k in ks])
-def test_refuses_bad_knobs_by_name(label, knob):
+@pytest.mark.parametrize(("label", "option"), [(n, k) for n, ks in BAD_OPTIONS.items() for k in ks])
+def test_refuses_bad_options_by_name(label, option):
     models, base = problem(label)
-    ties = {"multitask": "ties"} if (label, knob) == ("consensus", "density") else {}
-    with pytest.raises(ValueError, match=f"{knob}: expected"):
-        call(label, models, base, **{knob: BAD_KNOBS[label][knob], **ties})
+    ties = {"multitask": "ties"} if (label, option) == ("consensus", "density") else {}
+    with pytest.raises(ValueError, match=f"{option}: expected"):
+        call(label, models, base, **{option: BAD_OPTIONS[label][option], **ties})
 
 
 # --- what others get wrong
@@ -508,7 +433,7 @@ def test_sce_of_a_tensor_equal_in_all_models_keeps_its_shape():
     base = {"w": jnp.ones((2, 3))}
     for models in ([base] * 3, [{"w": jnp.full((2, 3), 2.0)}] * 3):
         for compat in ("paper", "mergekit"):
-            got = methods.sce(models, base, select_topk=0.5, compat=compat)
+            got = methods.sce(select_topk=0.5, compat=compat)(models, base)
             chex.assert_trees_all_equal(got, base)
 
 
@@ -518,9 +443,9 @@ def test_sce_weighs_deltas_of_usual_size():
     start = {"w": jnp.zeros(400)}
     small = jnp.asarray(np.abs(random.normal(size=400)) * 2e-4, jnp.float32)
     models = [{"w": small}, {"w": 3 * small}]
-    paper = methods.sce(models, start)["w"] / small
+    paper = methods.sce()(models, start)["w"] / small
     np.testing.assert_allclose(paper, 0.1 + 0.9 * 3, rtol=1e-5)
-    peer = methods.sce(models, start, compat="mergekit")["w"] / small
+    peer = methods.sce(compat="mergekit")(models, start)["w"] / small
     np.testing.assert_allclose(peer, 0.5 + 0.5 * 3, rtol=1e-5)
 
 
@@ -528,7 +453,7 @@ def test_sce_selects_the_floor_of_the_fraction_of_what_varies():
     """70 % of 10 varying entries are 7, whatever the binary value of 0.7."""
     delta = jnp.concatenate([jnp.arange(1.0, 11.0), jnp.full(90, 5.0)])
     models = [{"w": delta}, {"w": delta * jnp.where(jnp.arange(100) < 10, 2.0, 1.0)}]
-    got = methods.sce(models, {"w": jnp.zeros(100)}, select_topk=0.7)["w"]
+    got = methods.sce(select_topk=0.7)(models, {"w": jnp.zeros(100)})["w"]
     assert np.flatnonzero(got).tolist() == [3, 4, 5, 6, 7, 8, 9]
 
 
@@ -538,7 +463,7 @@ def test_arcee_fusion_keeps_the_dtype_and_is_exact_above_a_million_entries():
     base = {"w": jnp.asarray(random.normal(size=(1024, 1030)), jnp.bfloat16)}
     noise = random.normal(size=(1024, 1030)) * 0.1
     model = {"w": (base["w"].astype(jnp.float32) + noise).astype(jnp.bfloat16)}
-    got = methods.arcee_fusion([model], base)["w"]
+    got = methods.arcee_fusion()([model], base)["w"]
     assert got.dtype == jnp.bfloat16
     want = reference.arcee_fusion([flat(model)], flat(base), None, None)["w"]
     # importances in float32 have 1e-5 of error: so many may fall on the other side of the threshold
@@ -548,20 +473,20 @@ def test_arcee_fusion_keeps_the_dtype_and_is_exact_above_a_million_entries():
 
 def test_magmax_takes_the_later_of_equal_magnitudes():
     base, one, two = leaf(0.0), leaf(1.0, -1.0), leaf(-1.0, 1.0)
-    chex.assert_trees_all_equal(methods.magmax([one, two], base), two)
-    chex.assert_trees_all_equal(methods.magmax([two, one], base), one)
+    chex.assert_trees_all_equal(methods.magmax()([one, two], base), two)
+    chex.assert_trees_all_equal(methods.magmax()([two, one], base), one)
 
 
 def test_nearswap_at_equal_entries_and_at_t_zero():
     base, model = leaf(1.0, 2.0, 3.0, 4.0), leaf(1.0, 2.5, -3.0, 4.0)
-    chex.assert_trees_all_equal(methods.nearswap([model], base, t=1.0), leaf(1.0, 2.5, 2.0, 4.0))
-    chex.assert_trees_all_equal(methods.nearswap([model], base, t=0.0), base)
+    chex.assert_trees_all_equal(methods.nearswap(t=1.0)([model], base), leaf(1.0, 2.5, 2.0, 4.0))
+    chex.assert_trees_all_equal(methods.nearswap(t=0.0)([model], base), base)
 
 
 def test_pcb_of_many_models_does_not_overflow():
     """exp(M s^2) exceeds float32 at M = 89."""
     models = [tree(k) for k in range(100)]
-    chex.assert_tree_all_finite(methods.pcb(models, tree(200)))
+    chex.assert_tree_all_finite(methods.pcb()(models, tree(200)))
 
 
 # --- one vector, several masks
@@ -582,9 +507,9 @@ def test_tall_masks_agree_with_the_reference(kind):
     models, base = problem("magmax", full=True)
     flats, thresholds = [flat(m) for m in models], [0.2, 0.4, 0.6]
     merged = methods.tall_masks(models, base, thresholds, multitask=kind, weights=WEIGHTS)
-    votes = reference.merge.deltas(flats, flat(base))
-    shared = reference.multitask(votes, WEIGHTS, kind, 0.2)
-    masks = reference.task_masks(votes, shared, thresholds)
+    vectors = reference.merge.deltas(flats, flat(base))
+    shared = reference.multitask(vectors, WEIGHTS, kind, 0.2)
+    masks = reference.task_masks(vectors, shared, thresholds)
     for k, mask in enumerate(masks):
         got = flat(merged.model(base, k))
         want = reference.merge.moved(
@@ -657,7 +582,7 @@ def test_best_thresholds_are_those_of_the_score():
 
 def test_consensus_without_agreement_is_task_arithmetic():
     models, base = problem("consensus")
-    plain = methods.task_arithmetic(models, base, weights=WEIGHTS)
-    same = methods.consensus(models, base, weights=WEIGHTS, agree=0)
+    plain = methods.task_arithmetic()(models, base, weights=WEIGHTS)
+    same = methods.consensus(agree=0)(models, base, weights=WEIGHTS)
     chex.assert_trees_all_close(same, plain, rtol=0, atol=16 * EPS)
-    chex.assert_trees_all_equal(methods.consensus(models, base, agree=4), base)
+    chex.assert_trees_all_equal(methods.consensus(agree=4)(models, base), base)

@@ -1,27 +1,17 @@
 """TSV-M, Iso-C, Iso-CTS, WUDI, OPCM against NumPy on each matrix, and laws."""
 
-import importlib.util
-import pathlib
-
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import spectral_reference as reference
 
 from sail_jax import methods
 
-_spec = importlib.util.spec_from_file_location(
-    "spectral_reference", pathlib.Path(__file__).with_name("spectral_reference.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-reference = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(reference)
-
 EPS = float(jnp.finfo(jnp.float32).eps)
 
-# label -> method and knobs
+# label -> method and options
 SUBJECTS = {
     "tsv_m": ("tsv_m", {}),
     "tsv_m ratio": ("tsv_m", {"ratio": 0.6}),
@@ -45,9 +35,9 @@ def problem(dtype=jnp.float32, tasks=3):
     return [tree(1 + k, dtype) for k in range(tasks)], tree(0, dtype)
 
 
-def call(label, models, base, **overrides):
-    name, knobs = SUBJECTS[label]
-    return methods.get(name)(models, base, **{**knobs, **overrides})
+def call(label, models, base, weights=None, **overrides):
+    name, options = SUBJECTS[label]
+    return methods.get(name)(**{**options, **overrides})(models, base, weights=weights)
 
 
 def minimum(deltas, damping=1e-6):
@@ -61,18 +51,18 @@ def minimum(deltas, damping=1e-6):
 
 
 def expected(label, models, base):
-    name, knobs = SUBJECTS[label]
+    name, options = SUBJECTS[label]
     deltas = {
         p: [np.asarray(m[p], float) - np.asarray(base[p], float) for m in models] for p in base
     }
     if name == "opcm":
-        changes = reference.opcm(deltas, **knobs)
+        changes = reference.opcm(deltas, **options)
     else:
         matrix = {"wudi exact": minimum}.get(label)
         changes = {}
         for path, d in deltas.items():
             if path in ("tall", "wide"):
-                changes[path] = matrix(d) if matrix else getattr(reference, name)(d, **knobs)
+                changes[path] = matrix(d) if matrix else getattr(reference, name)(d, **options)
             else:
                 changes[path] = np.mean(d, 0)
     return {p: np.asarray(base[p], float) + changes[p] for p in base}
@@ -169,12 +159,12 @@ def test_wudi_exact_is_where_adam_goes():
     zero = {"a": jnp.zeros((7, 3))}
     deltas = [np.asarray(m["tall"] - base["tall"], float)[:, :3] for m in models]
     ms = [{"a": jnp.asarray(d, jnp.float32)} for d in deltas]
-    x = np.asarray(methods.wudi(ms, zero, solution="exact", damping=1e-7)["a"], float)
+    x = np.asarray(methods.wudi(solution="exact", damping=1e-7)(ms, zero)["a"], float)
     assert np.abs(reference.wudi_gradient(x, deltas)).max() < 1e-4
-    y = np.asarray(methods.wudi(ms, zero, steps=4000, rate=3e-3)["a"], float)
+    y = np.asarray(methods.wudi(steps=4000, rate=3e-3)(ms, zero)["a"], float)
     assert np.abs(x - y).max() < 3e-3
     assert reference.wudi_loss(x, deltas) <= reference.wudi_loss(y, deltas) + 1e-6
-    few = np.asarray(methods.wudi(ms, zero)["a"], float)
+    few = np.asarray(methods.wudi()(ms, zero)["a"], float)
     assert np.abs(few - sum(deltas)).max() < 3.1e-3  # as published, it hardly moves
 
 
@@ -220,7 +210,7 @@ def test_scale_and_matrices():
         whole = call(label, models, base, scale=0.5)
         if label != "opcm":
             chex.assert_trees_all_close(got["tall"], whole["tall"], rtol=0, atol=1e-5)
-            mean = methods.task_arithmetic(models, base, scale=0.5, normalize=True)
+            mean = methods.task_arithmetic(scale=0.5, normalize=True)(models, base)
             chex.assert_trees_all_close(got["wide"], mean["wide"], rtol=0, atol=8 * EPS * 4)
     only = call("iso_c", models, base, matrices=lambda path: path == "wide")
     chex.assert_trees_all_equal(only["wide"], call("iso_c", models, base)["wide"])
@@ -229,17 +219,17 @@ def test_scale_and_matrices():
 def test_iso_cts_without_room_is_iso_c():
     """Of 5 directions 4 are common, and the last cannot be shared by 3 models."""
     models, base = problem()
-    got, want = (m(models, base)["tall"] for m in (methods.iso_cts, methods.iso_c))
+    got, want = (m()(models, base)["tall"] for m in (methods.iso_cts, methods.iso_c))
     np.testing.assert_allclose(got, want, rtol=0, atol=100 * EPS)
 
 
 def test_opcm_scopes():
     """One leaf alone is the tree; each leaf has the mean norm of its deltas."""
     models, base = problem()
-    got = methods.opcm(models, base, scope="tensor")
+    got = methods.opcm(scope="tensor")(models, base)
     for path in base:
         ms, b = [{path: m[path]} for m in models], {path: base[path]}
-        alone = methods.opcm(ms, b)
+        alone = methods.opcm()(ms, b)
         chex.assert_trees_all_close(alone[path], got[path], rtol=0, atol=16 * EPS * 4)
         norms = [float(jnp.linalg.norm(m[path] - b[path])) for m in ms]
         size = float(jnp.linalg.norm(got[path] - b[path]))
@@ -318,7 +308,7 @@ def test_refuses_by_name(label):
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "message"),
+    ("name", "options", "message"),
     [
         ("tsv_m", {"ratio": 0.0}, r"ratio: expected a number in \(0, 1\]"),
         ("iso_cts", {"common_fraction": 1.5}, r"common_fraction: expected a number in \[0, 1\]"),
@@ -331,9 +321,9 @@ def test_refuses_by_name(label):
         ("opcm", {"scope": "leaf"}, "scope: expected one of"),
     ],
 )
-def test_refuses_bad_knobs(name, knobs, message):
+def test_refuses_bad_options(name, options, message):
     with pytest.raises(ValueError, match=message):
-        methods.get(name)([{"w": jnp.ones((2, 2))}], {"w": jnp.zeros((2, 2))}, **knobs)
+        methods.get(name)(**options)
 
 
 # --- what popular code gets wrong
@@ -344,10 +334,10 @@ def test_defect_tsv_rank_of_zero():
     assert int(49 * (1 / 49)) == 0
     zero = {"a": jnp.zeros((4, 4))}
     models = [{"a": jnp.diag(jnp.arange(4.0)).at[0, 0].set(10.0 + k)} for k in range(6)]
-    got = methods.tsv_m(models, zero)["a"]
+    got = methods.tsv_m()(models, zero)["a"]
     np.testing.assert_allclose(got[0, 0], 12.5, rtol=1e-4)  # rank 1 of each, one direction: mean
     many = [{"a": jnp.ones((49, 49)) * (1 + k)} for k in range(49)]
-    got = methods.tsv_m(many, {"a": jnp.zeros((49, 49))})["a"]
+    got = methods.tsv_m()(many, {"a": jnp.zeros((49, 49))})["a"]
     np.testing.assert_allclose(got, 25.0, rtol=1e-3)
 
 
@@ -356,7 +346,7 @@ def test_defect_tsv_copies_and_frozen_models():
     fusion_bench then multiplies by singular values that are not 0."""
     models, base = problem(tasks=1)
     delta = np.asarray(models[0]["tall"] - base["tall"], float)
-    got = np.asarray(methods.tsv_m(models * 2, base)["tall"] - base["tall"], float)
+    got = np.asarray(methods.tsv_m()(models * 2, base)["tall"] - base["tall"], float)
     U, S, Vt = np.linalg.svd(delta)
     np.testing.assert_allclose(got, U[:, :2] * S[:2] @ Vt[:2], rtol=0, atol=1e-4)
 
@@ -365,7 +355,7 @@ def test_defect_iso_cts_negative_common_rank():
     """fusion_bench: (r - c) / M rounded up, times M, exceeds r: for c = 0, M = 3, r = 5
     it is round(5 / 3) * 3 = 6."""
     models, base = problem()
-    got = methods.iso_cts(models, base, common_fraction=0.0)["tall"] - base["tall"]
+    got = methods.iso_cts(common_fraction=0.0)(models, base)["tall"] - base["tall"]
     s = np.linalg.svd(np.asarray(got), compute_uv=False)
     np.testing.assert_allclose(s, s.mean(), rtol=1e-4)  # all five directions, equal
 
@@ -374,13 +364,13 @@ def test_defect_iso_cts_negative_common_rank():
 def test_defect_wudi_of_a_frozen_tensor(solution):
     """0 / 0 in the published code."""
     _, base = problem()
-    chex.assert_trees_all_equal(methods.wudi([base] * 2, base, solution=solution), base)
+    chex.assert_trees_all_equal(methods.wudi(solution=solution)([base] * 2, base), base)
 
 
 def test_defect_opcm_after_a_frozen_first_model():
     """The published code zeroes the diagonal in an arbitrary basis of what has not moved yet."""
     models, base = problem(tasks=1)
-    got = methods.opcm([base, models[0]], base)
+    got = methods.opcm()([base, models[0]], base)
     half = jax.tree.map(lambda x, y: (x - y) / 2, models[0], base)  # the mean norm
     want = jax.tree.map(lambda x, y: x + y, base, half)
     chex.assert_trees_all_close(got, want, rtol=0, atol=16 * EPS * 4)

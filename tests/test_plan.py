@@ -15,8 +15,8 @@ from sail_jax.checkpoint.cards import describe, model_card, render
 from sail_jax.checkpoint.layers import position, role, stacks
 from sail_jax.checkpoint.plan import fingerprint, plan
 from sail_jax.checkpoint.recipes import RecipeError, parse, simple
-from sail_jax.checkpoint.tensors import Tensor
 from sail_jax.checkpoint.yaml_tree import Where
+from sail_jax.merging.tensors import Tensor
 
 _spec = importlib.util.spec_from_file_location(
     "fake_checkpoints", Path(__file__).with_name("fake_checkpoints.py")
@@ -101,8 +101,8 @@ def test_a_recipe_of_every_method_plans(name):
         assert t.method in (name, "copy", "passthrough")
         assert t.dtype == BF16
         assert t.weights is None or len(t.weights) == len(t.models)
-        assert [x.source.split("/")[0] for x in t.models] == list(t.voters)
-        for value in t.knobs.values():
+        assert [x.source.split("/")[0] for x in t.models] == list(t.owners)
+        for value in t.options.values():
             assert not isinstance(value, tuple) or len(value) == len(t.models)
         for tensor in (*t.models, *([t.base] if t.base is not None else [])):
             assert isinstance(tensor, Tensor)
@@ -118,7 +118,7 @@ def test_ties_reads_as_mergekit_does():
     assert t.base is not None
     assert t.base.source.startswith("base/")
     assert t.weights == (0.5, 0.25)
-    assert t.knobs == {"density": 0.5, "normalize": True, "scale": 1.0, "compat": "mergekit"}
+    assert t.options == {"density": 0.5, "normalize": True, "scale": 1.0, "compat": "mergekit"}
     assert {t.group for t in found.treatments} == {0}
 
 
@@ -127,8 +127,8 @@ def test_slerp_starts_at_the_base_whichever_is_listed_first():
     _, tensors = planned(text + "parameters: {t: [0, 1]}")
     first, last = tensors["model.layers.0.mlp.up_proj.weight"], tensors["model.norm.weight"]
     assert [x.source.split("/")[0] for x in first.models] == ["base", "one"]
-    assert tensors["model.layers.1.mlp.up_proj.weight"].knobs["t"] == 1.0
-    assert (first.knobs["t"], last.knobs["t"]) == (0.0, 0.0)
+    assert tensors["model.layers.1.mlp.up_proj.weight"].options["t"] == 1.0
+    assert (first.options["t"], last.options["t"]) == (0.0, 0.0)
 
 
 def test_slerp_without_a_base_starts_at_the_first_model():
@@ -187,7 +187,7 @@ def test_frankenmerge_renumbers_and_patches_the_config(tmp_path):
     assert new["torch_dtype"] == "float16"
     t = tensors["model.layers.4.mlp.up_proj.weight"]
     assert t.models[0].source == "two/model.layers.2.mlp.up_proj.weight"
-    assert (t.method, t.dtype, t.knobs) == ("passthrough", np.dtype("float16"), {"scale": 1.0})
+    assert (t.method, t.dtype, t.options) == ("passthrough", np.dtype("float16"), {"scale": 1.0})
 
 
 def test_modules_split_towers():
@@ -286,7 +286,7 @@ def test_tied_and_untied_heads(tmp_path):
         "tied/model.embed_tokens.weight",
         "own/lm_head.weight",
     ]
-    assert "votes with its embedding" in head.note
+    assert "merged by its embedding" in head.note
     assert json.loads(found.extras["config.json"])["tie_word_embeddings"] is False
     assert found.aliases == {}
 
@@ -339,16 +339,16 @@ def test_missing_tensors():
     with pytest.raises(RecipeError, match=re.escape(f"two lacks '{name}'")):
         treated()
     skipped = treated(missing="skip", density=[0.1, 0.2])
-    assert (skipped.voters, skipped.weights, skipped.knobs["density"]) == (("one",), (1.0,), 0.1)
+    assert (skipped.owners, skipped.weights, skipped.options["density"]) == (("one",), (1.0,), 0.1)
     assert len(skipped.models) == 1
     del checkpoints["one"].tensors[name]
     nobody = treated(missing="skip", density=[0.1, 0.2])
     assert (nobody.method, nobody.weights) == ("copy", None)
     assert nobody.models == (checkpoints["base"].tensors[name],)
-    assert nobody.voters == ("base",)
+    assert nobody.owners == ("base",)
     based = treated(missing="base")
     assert based.models[1] is based.base
-    assert based.voters == ("one", "two")
+    assert based.owners == ("one", "two")
     assert based.weights == (1.0, 3.0)
 
 
@@ -384,9 +384,9 @@ def test_integers_are_copied_and_dtypes_may_differ():
     b = llama("b", 1, dtype=np.float16, **more)
     found = {t.name: t for t in plan(linear("a", "b"), store(a=a, b=b)).treatments}
     assert (found["steps"].method, len(found["steps"].models)) == ("copy", 2)
-    assert found["steps"].voters == ("a", "b")
+    assert found["steps"].owners == ("a", "b")
     with_base = plan(simple(["a"], "b", "task_arithmetic"), store(a=a, b=b)).treatments
-    assert {t.voters for t in with_base if t.method == "copy"} == {("b", "a")}
+    assert {t.owners for t in with_base if t.method == "copy"} == {("b", "a")}
     assert found["model.norm.weight"].dtype == np.float32
     b.tensors["steps"] = Array("steps", np.arange(4), "b/steps")
     with pytest.raises(RecipeError, match="integers and bools are copied and have to agree"):
@@ -428,7 +428,7 @@ def test_karcher_joins_its_base_only_as_mergekit_does():
 def test_groups_share_what_they_are_trimmed_by():
     text = "merge_method: ties\ncompat: paper\nscope: tree\nbase_model: base\nmodels:\n" + WEIGHTED
     found, _ = planned(text + "\nparameters: {density: [{filter: mlp, value: 0.1}, {value: 0.5}]}")
-    groups = {(t.group, t.knobs["density"], t.knobs["scope"]) for t in found.treatments}
+    groups = {(t.group, t.options["density"], t.options["scope"]) for t in found.treatments}
     assert groups == {(0, 0.5, "tree"), (1, 0.1, "tree")}
 
 
@@ -443,11 +443,12 @@ def test_fingerprint_changes_with_what_is_done():
 
 def test_render_and_describe():
     found, tensors = planned("merge_method: ties\n" + RECIPES["ties"])
-    short, full = render(found), render(found, full=True, passes=lambda method, knobs: 2)
+    twice = dict.fromkeys(tensors, 2)
+    short, full = render(found), render(found, full=True, passes=twice)
     assert "model.layers.{0-1}.mlp.up_proj.weight  6x4 bfloat16  ties  weights 0.5 0.25" in short
     assert "in 2 passes" in full
     assert all(name in full for name in tensors)
-    data = describe(found, lambda method, knobs: 2)
+    data = describe(found, twice)
     size = 2 * sum(int(np.prod(t.shape)) for t in found.treatments)
     assert (data["write"], data["read"]) == (size, 2 * 3 * size)
     assert len(data["tensors"]) == len(tensors)
@@ -524,7 +525,7 @@ def test_adapters_are_in_their_model(tmp_path):
     np.testing.assert_array_equal(entries(tensors["lm_head.weight"].models[0]), head)
     plain = tensors["model.layers.0.mlp.up_proj.weight"].models[0]
     assert plain is checkpoints["one"].tensors[plain.name]
-    assert {t.voters for t in found.treatments} == {("one+lora",)}
+    assert {t.owners for t in found.treatments} == {("one+lora",)}
 
 
 @pytest.mark.parametrize(

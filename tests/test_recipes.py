@@ -95,10 +95,10 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
         "does not read 't' per model",
     ),
     "t missing": (two("slerp", more="base_model: a"), "merge_method", "needs the parameter 't'"),
-    "base has no vote": (
+    "weight of the base": (
         "merge_method: ties\nbase_model: a\nmodels: " + LINEAR,
         "models[0].parameters.weight",
-        "the base has no vote",
+        "the base is not merged",
     ),
     "slerp of three": (
         two("slerp", "[{model: a}, {model: b}, {model: c}]", "base_model: a\nparameters: {t: 1}"),
@@ -221,7 +221,7 @@ def test_merge_keys_and_aliases():
 @pytest.mark.parametrize("name", sorted(mergekit.MERGEKIT))
 def test_parameters_map_to_knobs_of_the_method(name):
     for parameter in mergekit.entry(name).parameters.values():
-        takes = parameter.knob in (None, "weights") or mergekit.accepts(name, parameter.knob)
+        takes = parameter.option in (None, "weights") or mergekit.accepts(name, parameter.option)
         # what our method lacks may still be said, at mergekit's default
         assert takes or parameter.default is not mergekit.REQUIRED
 
@@ -278,7 +278,7 @@ def test_simple_makes_what_yaml_makes(name):
     ("arguments", "what"),
     [
         ({"method": "tise"}, "nearest: 'ties'"),
-        ({"densty": 0.5}, "densty: unknown knob of ties (nearest: 'density'"),
+        ({"densty": 0.5}, "densty: ties has no hyperparameter of this name (nearest: 'density'"),
         ({"density": [0.1, 0.2, 0.3]}, "density: expected one number per model (2), got 3"),
         ({"weights": [1.0]}, "expected one number per model (2), got 1"),
         ({"scale": [1.0, 2.0]}, "expected one value, got 2"),

@@ -5,22 +5,19 @@ import subprocess
 import sys
 import textwrap
 
+import merge_cases
 import pytest
-
-from sail_jax import methods
 
 PROGRAM = """
     import sys
     import jax, jax.numpy as jnp, numpy as np
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-    from sail_jax import methods
+    import merge_cases
 
-    KNOBS = {"slerp": {"t": 0.3}, "nearswap": {"t": 0.5}, "wudi": {"steps": 5}}
     names = sys.argv[1:]
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     specs = {"kernel": P("x", "y"), "bias": P("x"), "gain": P(), "steps": P()}
     rng = np.random.default_rng(0)
-    key = jax.random.key(0)
 
     def model(like=None):
         draw = lambda *shape: np.float32(rng.normal(size=shape))
@@ -34,10 +31,9 @@ PROGRAM = """
     spread = lambda name, x: jax.device_put(x, NamedSharding(mesh, specs[name]))
     place = lambda tree: {name: spread(name, x) for name, x in tree.items()}
     for name in names:
-        knobs = KNOBS.get(name, {})
-        least, most = methods.expression(name, key=key, **knobs).models
-        some = models[: min(3, most or 3)]
-        merge = jax.jit(lambda ms, b: methods.get(name)(ms, b, key=key, **knobs))
+        method = merge_cases.make(name, **({"steps": 5} if name == "wudi" else {}))
+        some = merge_cases.as_many(method, models)
+        merge = jax.jit(method)
         want = merge(some, base)
         got = merge([place(m) for m in some], place(base))
         assert len(place(base)["kernel"].sharding.device_set) == 8
@@ -53,11 +49,16 @@ PROGRAM = """
 
 @pytest.mark.parametrize("part", range(4))
 def test_methods_on_a_mesh(part):
-    names = list(methods.METHODS)[part::4]
+    names = merge_cases.NAMES[part::4]
     flags = "--xla_force_host_platform_device_count=8"
     found = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM), *names],
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        env=os.environ
+        | {
+            "XLA_FLAGS": flags,
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": os.path.dirname(merge_cases.__file__),
+        },
         capture_output=True,
         text=True,
         timeout=600,

@@ -53,7 +53,7 @@ def model(tmp_path):
 
 
 def merged(recipe, **checkpoints):
-    """The plan, the embedding's treatment, each voter's rows by model, and the old embeddings."""
+    """The plan, the embedding's treatment, each model's rows, and the old embeddings."""
     found = plan(parse(recipe, "r"), checkpoints.__getitem__)
     t = next(t for t in found.treatments if t.name == EMBEDDING)
     names = [n for n in checkpoints if n != "base" or t.base is None]

@@ -15,23 +15,13 @@ from sail_jax import methods
 Trees = list[dict[str, jax.Array]]
 
 
-def _stacked(llama: Llama) -> dict[str, tuple[int, ...]]:
-    """The shapes, with the layers stacked in one array each, as code that scans over them keeps
-    them: compilation does not grow with depth."""
-    return {
-        name: (llama.layers, *shape) if ".layers." in name else shape
-        for name, shape in llama.shapes().items()
-        if ".layers." not in name or ".layers.0." in name
-    }
-
-
 def _models(llama: Llama, count: int = 4) -> Trees:
     """A base and models tuned from it, in bfloat16, drawn on the device."""
 
     @jax.jit
     def draw(key: jax.Array) -> Trees:
         trees: Trees = [{} for _ in range(count)]
-        for i, (name, shape) in enumerate(_stacked(llama).items()):
+        for i, (name, shape) in enumerate(llama.shapes().items()):
             keys = jax.random.split(jax.random.fold_in(key, i), count)
             base = SPREAD * jax.random.normal(keys[0], shape, jnp.bfloat16)
             trees[0][name] = base
@@ -58,17 +48,17 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
     would take to read its inputs and write its output once."""
     base, *models = _models(llama)
     held = sum(leaf.nbytes for leaf in base.values())
-    key = jax.random.key(1)
     words = jnp.zeros(max(held // 4, 1), jnp.int32)
     flip = jax.jit(lambda x: ~x)
     _, seconds = _timed(lambda: flip(words), repeats)
     copy = 2 * words.nbytes / statistics.median(seconds)  # bytes/s
-    merges: dict[str, Callable[..., Any]] = {
-        "linear": lambda models, base, key: methods.linear([base, *models]),
-        "task_arithmetic": lambda models, base, key: methods.task_arithmetic(models, base),
-        "ties": lambda models, base, key: methods.ties(models, base, scope="tensor"),
-        "ties_tree": lambda models, base, key: methods.ties(models, base, scope="tree"),
-        "dare_ties": lambda models, base, key: methods.dare_ties(models, base, key=key),
+    merges = {
+        "linear": methods.linear(),
+        "task_arithmetic": methods.task_arithmetic(),
+        "ties": methods.ties(scope="tensor"),
+        "ties_tree": methods.ties(scope="tree"),
+        "dare_ties": methods.dare_ties(key=jax.random.key(1)),
+        "della": methods.della(key=jax.random.key(1)),
     }
     device = jax.devices()[0]
     print(
@@ -78,7 +68,7 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
     rows, found = [("method", "seconds", "compiling", "GB/s", "of copying")], {}
     for name, merge in merges.items():
         jitted = jax.jit(merge)
-        first, seconds = _timed(lambda jitted=jitted: jitted(models, base, key), repeats)
+        first, seconds = _timed(lambda jitted=jitted: jitted(models, base), repeats)
         median = statistics.median(seconds)
         rate = held * (len(models) + 2) / median
         span = f"{median:.4f} ({min(seconds):.4f} to {max(seconds):.4f})"

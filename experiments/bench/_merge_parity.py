@@ -131,9 +131,9 @@ def compare(case: Case, peer: Tensors, ours: Tensors, models: Mapping[str, Tenso
 
 def undecided(case: Case, deltas: Mapping[str, np.ndarray]) -> np.ndarray | bool:
     """Entries that rounding, or the order of a sort, decides: of a magnitude at which a model's
-    delta is trimmed while others of it are not, or whose votes cancel."""
+    delta is trimmed while others of it are not, or whose terms cancel."""
     found: np.ndarray | bool = False
-    votes: list[np.ndarray] = []
+    terms: list[np.ndarray] = []
     weights = {
         m["model"]: m["parameters"]["weight"] for m in case.recipe.get("models", ()) if case.trim
     }
@@ -147,9 +147,9 @@ def undecided(case: Case, deltas: Mapping[str, np.ndarray]) -> np.ndarray | bool
             if 0 < edge < delta.size and ordered[edge - 1] == ordered[edge]:
                 found |= size == ordered[edge]
         inside = (size >= ordered[low]) & (size <= ordered[low + kept - 1])
-        votes.append(weights[model] * np.where(inside, delta.astype(np.float64), 0))
-    if votes:
-        found |= np.abs(sum(votes)) <= len(votes) * EPS * sum(map(np.abs, votes))
+        terms.append(weights[model] * np.where(inside, delta.astype(np.float64), 0))
+    if terms:
+        found |= np.abs(sum(terms)) <= len(terms) * EPS * sum(map(np.abs, terms))
     return found
 
 

@@ -17,8 +17,9 @@ LARGEST_RECIPE = 1 << 20  # bytes
 
 def add_arguments(parser: Any) -> None:
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", type=Path, help="mergekit's YAML, with or without our keys")
+    add("recipe", metavar="RECIPE", nargs="?", type=Path, help="mergekit's YAML, or with our keys")
     add("out", metavar="OUT", nargs="?", type=Path, help="a folder, or a .safetensors, .npz file")
+    add("--methods", action="store_true", help="the methods that a recipe may name, and stop")
     add("--plan", action="store_true", help="what would be done to every tensor, and stop")
     add("--full", action="store_true", help="with --plan: a line for every tensor")
     add("--resume", action="store_true", help="continue an interrupted merge")
@@ -62,17 +63,20 @@ def remember_kernels() -> None:
 def run(args: Namespace) -> int:
     """Raises ValueErrors with one line each for what the user can put right."""
     remember_kernels()
-    from sail_jax.checkpoint import merging
+    from sail_jax.checkpoint import cards, merging
 
+    if args.methods:
+        print(cards.methods(), end="")
+        return 0
+    if args.recipe is None:
+        raise ValueError("name a recipe: sail-jax merge RECIPE OUT")
     began = time.monotonic()
     recipe = read_recipe(args.recipe)
     if args.plan:
-        from sail_jax.checkpoint import cards
-
         with merging.prepared(
             recipe, max_memory=args.max_memory, threads=args.threads, allow_pickle=args.allow_pickle
         ) as ready:
-            print(cards.render(ready.plan, args.full, merging.visits), end="")
+            print(cards.render(ready.plan, args.full, merging.visits(ready.works)), end="")
             print(ready.summary())
         return 0
     if args.out is None:

@@ -113,9 +113,9 @@ def measure(
 def _merged(base: PyTree, models: list[PyTree]) -> list[PyTree]:
     """In the order of `METHODS`."""
     return [
-        methods.linear(models),
-        methods.task_arithmetic(models, base, scale=SCALE),
-        methods.ties(models, base, density=DENSITY),
+        methods.linear()(models),
+        methods.task_arithmetic(scale=SCALE)(models, base),
+        methods.ties(density=DENSITY)(models, base),
     ]
 
 

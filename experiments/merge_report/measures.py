@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KINDS", "Bin", "Measured", "Total", "by_depth", "finite", "from_base", "kind", "measured",
-    "voters_of",
+    "owners_of",
 ]  # fmt: skip
 
 _NORM = re.compile(r"norm|(?:^|[._/])(?:ln|bn)(?:_|\d|[._/]|$)", re.IGNORECASE)
@@ -119,17 +119,17 @@ def _ratio(a: Any, b: Any) -> np.ndarray:
 
 
 def from_base(t: "Treatment", record: "Record") -> bool:
-    """Whether the votes were deltas from a base."""
+    """Whether task vectors were relative to a base."""
     return t.base is not None and len(record.norms) == len(t.models)
 
 
-def voters_of(plan: "Plan", t: "Treatment", votes: int) -> tuple[str, ...]:
-    """The models behind a tensor's votes, of which the base may be the first; a model that votes
-    twice (as with other layers of itself) is two."""
+def owners_of(plan: "Plan", t: "Treatment", models: int) -> tuple[str, ...]:
+    """Whose tensors were merged, of which the base's may be the first; a model that is merged twice
+    (as with other layers of itself) is two."""
     base = next((one.name for one in plan.inputs if one.role == "base"), "the base")
     seen: Counter[str] = Counter()
     names = []
-    for name in (base, *t.voters) if votes == len(t.voters) + 1 else t.voters:
+    for name in (base, *t.owners) if models == len(t.owners) + 1 else t.owners:
         seen[name] += 1
         names.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return tuple(names)
@@ -147,14 +147,14 @@ def measured(plan: "Plan", records: Mapping[str, "Record"]) -> Measured:
     pairs = [(t, record) for t, record in pairs if finite(record)]
     deltas = any(from_base(t, record) for t, record in pairs)
     pairs = [(t, record) for t, record in pairs if from_base(t, record) == deltas]
-    voters = [voters_of(plan, t, len(record.norms)) for t, record in pairs]
+    owners = [owners_of(plan, t, len(record.norms)) for t, record in pairs]
     order = [one.name for one in plan.inputs]
-    found = dict.fromkeys(name for names in voters for name in names)
+    found = dict.fromkeys(name for names in owners for name in names)
     models = tuple(sorted(found, key=lambda n: order.index(n) if n in order else len(order)))
     n, m = len(pairs), len(models)
     sizes, cross, moved, kept = np.zeros((4, n, m))
     gram = np.zeros((n, m, m))
-    for k, ((_, record), names) in enumerate(zip(pairs, voters, strict=True)):
+    for k, ((_, record), names) in enumerate(zip(pairs, owners, strict=True)):
         at, norms = [models.index(name) for name in names], np.asarray(record.norms)
         sizes[k, at] = record.size
         cosines = np.array(record.cosines, float).reshape(len(at), len(at))

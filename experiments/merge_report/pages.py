@@ -287,8 +287,8 @@ def _settings(t: "Treatment") -> str:
             return " ".join(map(text, value))
         return f"{value:g}" if isinstance(value, float) else str(value)
 
-    knobs = {"weights": t.weights, **t.knobs} if t.weights is not None else t.knobs
-    return ", ".join(f"{key} {text(value)}" for key, value in knobs.items() if key != "compat")
+    options = {"weights": t.weights, **t.options} if t.weights is not None else t.options
+    return ", ".join(f"{key} {text(value)}" for key, value in options.items() if key != "compat")
 
 
 def _about(plan: "Plan", about: Mapping[str, Any]) -> str:

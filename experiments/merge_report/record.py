@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.merge_report.measures import Total, from_base, kind, measured, voters_of
+from experiments.merge_report.measures import Total, from_base, kind, measured, owners_of
 from experiments.merge_report.words import warnings
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def as_json(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, A
 
 
 def row_of(plan: "Plan", t: "Treatment", record: "Record | None") -> dict[str, Any]:
-    votes = len(t.models) if record is None else len(record.norms)
+    models = len(t.models) if record is None else len(record.norms)
     row = {
         "name": t.name,
         "shape": list(t.shape),
@@ -65,13 +65,13 @@ def row_of(plan: "Plan", t: "Treatment", record: "Record | None") -> dict[str, A
         "size": math.prod(t.shape),
         "kind": kind(t.name),
         "method": t.method,
-        "knobs": dict(t.knobs),
+        "options": dict(t.options),
         "weights": t.weights,
         "group": t.group,
         "note": t.note,
         "base": None if t.base is None else t.base.source,
         "sources": [tensor.source for tensor in t.models],
-        "models": voters_of(plan, t, votes),
+        "models": owners_of(plan, t, models),
     }
     fields = ("norms", "cosines", "update", "alignment", "conflicts", "changed", "moved", "kept")
     if record is None:

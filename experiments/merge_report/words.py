@@ -6,7 +6,7 @@ from itertools import combinations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from experiments.merge_report.measures import Measured, finite, voters_of
+from experiments.merge_report.measures import Measured, finite, owners_of
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint.executor import Record
@@ -65,7 +65,7 @@ def weights_of(plan: "Plan", models: Sequence[str]) -> list[list[float]]:
     found: list[list[float]] = [[] for _ in models]
     for t in plan.treatments:
         if t.weights is not None and len(t.weights) == len(t.models):
-            for name, weight in zip(voters_of(plan, t, len(t.models)), t.weights, strict=True):
+            for name, weight in zip(owners_of(plan, t, len(t.models)), t.weights, strict=True):
                 if name in models:
                     found[list(models).index(name)].append(float(weight))
     return found
@@ -113,11 +113,11 @@ def warnings(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> l
                 " much of both cancels."
             )
     if total.conflicts > 0.5:
-        voters = len(names) - len(still)
-        chance = percent(1 - 2.0 ** (1 - voters)) if voters > 1 else "–"
+        moving = len(names) - len(still)
+        chance = percent(1 - 2.0 ** (1 - moving)) if moving > 1 else "–"
         found.append(
             f"Signs conflict at {percent(total.conflicts)} of all entries (unrelated signs of"
-            f" {voters} models would at {chance})."
+            f" {moving} models would at {chance})."
         )
     moved = [k for k in range(len(names)) if norms[k] > 0]
     if moved and data.deltas:

@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, Int, PyTree
 from experiments.data import digits
 from experiments.models.mlp import MLP
 from sail_jax import methods
-from sail_jax.methods import learned as learn
 from theory.merging.measure import measure_constants
 
 if TYPE_CHECKING:
@@ -167,10 +166,10 @@ def measure(
         return jnp.where(merged[i], _logits(config, params, images), 0)
 
     ways = [
-        methods.linear(models, weights=weights),
-        methods.ties(models, base, density=config.density),
-        methods.dare_linear(models, base, weights=weights, density=1 - config.drop, key=key),
-        learn.adamerging(
+        methods.linear()(models, weights=weights),
+        methods.ties(density=config.density)(models, base),
+        methods.dare_linear(density=1 - config.drop, key=key)(models, base, weights=weights),
+        methods.adamerging(
             models,
             base,
             [partial(predict, i) for i in every],

@@ -13,7 +13,7 @@ from sail_jax.align.problem import EPS, apart, arrays
 from sail_jax.change_basis import change_basis, unfused
 from sail_jax.families import Family
 from sail_jax.maps import SpaceMap, compose, identity, invert
-from sail_jax.methods import linear
+from sail_jax.methods.sparse import linear
 from sail_jax.spaces import Spec
 
 __all__ = ["Common", "match_many", "merge_many"]
@@ -78,7 +78,7 @@ def match_many(
 
     def improve(k: int, others: Sequence[PyTree], init: Mapping[str, SpaceMap] | None) -> None:
         found = match_weights(
-            linear(list(others)), moved[k], spec, weights=weights, init=init, **options
+            linear()(list(others)), moved[k], spec, weights=weights, init=init, **options
         ).maps
         maps[k] = {name: compose(found[name], maps[k][name]) for name in maps[k]}
         moved[k] = change_basis(models[k], spec, maps[k])
@@ -109,7 +109,7 @@ def merge_many(models: Sequence[PyTree], spec: Spec, **options: Any) -> PyTree:
     """The mean of all models in the frame of the first: `methods.linear` after `match_many`."""
     common = match_many(models, spec, **options)
     moved = [change_basis(m, spec, maps) for m, maps in zip(models, common.maps, strict=True)]
-    return linear(moved)
+    return linear()(moved)
 
 
 def _spread(

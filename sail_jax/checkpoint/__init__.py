@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from sail_jax.checkpoint.files import CheckpointError
 from sail_jax.checkpoint.merging import merge_checkpoints, merge_recipe
 from sail_jax.checkpoint.open import Checkpoint, load_checkpoint, open_checkpoint
-from sail_jax.checkpoint.tensors import Tensor
 from sail_jax.checkpoint.writer import create, save_checkpoint
 from sail_jax.lazy import lazily
+from sail_jax.merging.tensors import Tensor
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint.aligning import align_checkpoints

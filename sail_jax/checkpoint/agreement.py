@@ -12,7 +12,7 @@ from sail_jax import architectures
 from sail_jax.certificate import certificate
 from sail_jax.checkpoint.executor import resident
 from sail_jax.checkpoint.files import CheckpointError
-from sail_jax.checkpoint.tensors import Tensor, Tensors
+from sail_jax.merging.tensors import Tensor, Tensors
 
 __all__ = ["Agreement", "agreement", "certified", "probes", "wanted"]
 

@@ -36,7 +36,6 @@ from sail_jax.checkpoint.inputs import carried, config_of
 from sail_jax.checkpoint.merging import carried_out, files
 from sail_jax.checkpoint.nearness import Match, Unread, compared
 from sail_jax.checkpoint.open import Checkpoint, open_checkpoint
-from sail_jax.checkpoint.streaming import Work
 from sail_jax.checkpoint.views import View, rebased
 from sail_jax.checkpoint.writer import Format
 from sail_jax.checks import nearest
@@ -44,6 +43,7 @@ from sail_jax.families import Family
 from sail_jax.growth.targets import check_stated, differences, layer_count
 from sail_jax.maps import SpaceMap
 from sail_jax.merging import random_bits
+from sail_jax.merging.streaming import Work
 from sail_jax.spaces import Spec
 
 __all__ = [

@@ -1,26 +1,28 @@
-"""What a plan says of itself: as data, as text, and as the model card of what it makes."""
+"""What plans and methods say of themselves: as data, as text, and as a model card."""
 
+import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from sail_jax.checkpoint import mergekit
 from sail_jax.checkpoint.layers import position
 from sail_jax.checkpoint.plan import Plan, Treatment
 from sail_jax.checkpoint.recipes import Recipe
 from sail_jax.checkpoint.rows import count
+from sail_jax.merging.merge import Merge, example, get, options_of
+from sail_jax.merging.streaming import Work, passes, tree_bits
 
-__all__ = ["Passes", "describe", "growth_card", "model_card", "render"]
+__all__ = ["Passes", "describe", "growth_card", "methods", "model_card", "render"]
 
-Passes = Callable[[str, dict[str, Any]], int]
-"""How often a method with these knobs reads its inputs."""
-
-
-def _once(method: str, knobs: dict[str, Any]) -> int:
-    return 1
+Passes = Mapping[str, int]
+"""How often the inputs of each tensor are read; once those that are not mentioned."""
 
 
-def describe(plan: Plan, passes: Passes = _once) -> dict[str, Any]:
+def describe(plan: Plan, passes: Passes = MappingProxyType({})) -> dict[str, Any]:
     """A plan as plain data (for JSON), sizes in bytes.
 
     read: over all passes. largest: the largest tensor, and what all its inputs and its output take
@@ -48,7 +50,7 @@ def describe(plan: Plan, passes: Passes = _once) -> dict[str, Any]:
 
 def _described(t: Treatment, passes: Passes) -> dict[str, Any]:
     inputs = [*t.models, *([] if t.base is None else [t.base])]
-    times = 1 if t.method == "copy" else passes(t.method, t.knobs)
+    times = passes.get(t.name, 1)
     wide = 8 if any(x.dtype.itemsize == 8 for x in inputs) else 4
     unique = {id(x): x for x in inputs}.values()
     return {
@@ -58,7 +60,7 @@ def _described(t: Treatment, passes: Passes) -> dict[str, Any]:
         "method": t.method,
         "inputs": [x.source for x in inputs],
         "weights": None if t.weights is None else list(t.weights),
-        "knobs": {k: list(v) if isinstance(v, tuple) else v for k, v in t.knobs.items()},
+        "options": {k: list(v) if isinstance(v, tuple) else v for k, v in t.options.items()},
         "group": t.group,
         "note": t.note,
         "passes": times,
@@ -68,7 +70,7 @@ def _described(t: Treatment, passes: Passes) -> dict[str, Any]:
     }
 
 
-def render(plan: Plan, full: bool = False, passes: Passes = _once) -> str:
+def render(plan: Plan, full: bool = False, passes: Passes = MappingProxyType({})) -> str:
     """A plan as text: a summary, and a line per tensor (`full`) or one for all layers' equals."""
     data = describe(plan, passes)
     largest = data["largest"]
@@ -92,12 +94,65 @@ def render(plan: Plan, full: bool = False, passes: Passes = _once) -> str:
     return "\n".join(lines) + "\n"
 
 
+def methods() -> str:
+    """Every method that a recipe may name, as text: what it asks for, what it reads, and its
+    parameters with their defaults."""
+    found = {name: example(name) for name in mergekit.names()}
+    return "\n".join(
+        _method(name, mergekit.entry(name), merge) for name, merge in found.items() if merge
+    )
+
+
+def _method(name: str, entry: mergekit.Entry, merge: Merge) -> str:
+    least, most = entry.least, entry.most
+    many = (
+        f"{least} or more"
+        if most is None
+        else f"{least}"
+        if least == most
+        else f"{least} to {most}"
+    )
+    asks = [f"{many} model{'s' * (most != 1)}", _BASES[entry.base], _reading(merge)]
+    given = [
+        p.name if p.default in (None, mergekit.REQUIRED) else f"{p.name}={p.default}"
+        for p in entry.parameters.values()
+    ]
+    above = [
+        f"{key}: {what}"
+        for option, key, what in (("key", "seed", "0"), ("scope", "scope", "tensor or tree"))
+        if option in options_of(name)
+    ]
+    lines = [f"{name}: {inspect.getdoc(get(name))}".splitlines()[0], "; ".join(asks)]
+    if given:
+        lines.append("parameters: " + ", ".join(given))
+    if above:
+        lines.append("beside them: " + ", ".join(above))
+    return "\n    ".join(lines) + "\n"
+
+
+_BASES = {
+    "required": "a base",
+    "optional": "a base if task vectors are meant",
+    "first": "base_model is the first of them",
+    "input": "no base",
+    "joins": "base_model is one more of them",
+}
+
+
+def _reading(merge: Merge) -> str:
+    """How often it reads a tensor of several pieces, and how much of one at once."""
+    large = Work("", (1 << 12, 1 << 12), np.dtype(np.float32), (), None, np.ones(0), merge)
+    times = passes(large, tree_bits([large]))
+    unit = {"entry": "in pieces", "row": "in rows", "tensor": "whole matrices"}[merge.needs]
+    return f"{times} pass{'es' * (times > 1)}, {unit}"
+
+
 def _kind(tensor: Mapping[str, Any], full: bool) -> tuple:
     place = None if full else position(tensor["name"])
     name = tensor["name"] if place is None else (place.stack, place.joint, place.rest)
     note = re.sub(r"\d+", "#", tensor["note"])
-    knobs = tuple(sorted(tensor["knobs"]))
-    return (name, tuple(tensor["shape"]), tensor["dtype"], tensor["method"], knobs, note)
+    options = tuple(sorted(tensor["options"]))
+    return (name, tuple(tensor["shape"]), tensor["dtype"], tensor["method"], options, note)
 
 
 def _line(group: list[dict[str, Any]]) -> str:
@@ -115,9 +170,9 @@ def _line(group: list[dict[str, Any]]) -> str:
     if first["weights"] is not None:
         columns = zip(*(t["weights"] for t in group), strict=False)
         settings.append(f"weights {' '.join(map(_range, columns))}")
-    for knob in first["knobs"]:
-        if knob != "compat":
-            settings.append(f"{knob} {_range([t['knobs'][knob] for t in group])}")
+    for option in first["options"]:
+        if option != "compat":
+            settings.append(f"{option} {_range([t['options'][option] for t in group])}")
     said = f"  [{first['note']}]" if first["note"] else ""
     return f"{name}  {shape} {first['dtype']}  {first['method']}  {', '.join(settings)}{said}"
 
@@ -140,7 +195,7 @@ def _size(size: int) -> str:
 
 def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
     """README.md for the output: front matter, the method and its source, the inputs, the recipe."""
-    entry = mergekit.entry(recipe.method)
+    entry = recipe.entry
     title = f"[{entry.title}]({entry.reference})" if entry.reference else entry.title
     models = [one for one in plan.inputs if one.role != "tokenizer"]
     base = next((one.name for one in models if one.role == "base"), None)

@@ -19,9 +19,9 @@ from jaxtyping import Bool, Float, Int
 from sail_jax.checkpoint.files import CheckpointError
 from sail_jax.checkpoint.inputs import config_of, is_derived
 from sail_jax.checkpoint.open import Checkpoint, open_checkpoint
-from sail_jax.checkpoint.tensors import Tensor
 from sail_jax.checkpoint.tokenizers import read_vocabulary
 from sail_jax.growth.targets import differences
+from sail_jax.merging.tensors import Tensor
 from sail_jax.probe.networks import Names
 from sail_jax.probe.tasks import Conflict, conflict, sums
 

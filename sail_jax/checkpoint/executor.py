@@ -1,40 +1,27 @@
-"""Plans carried out: tensors read, merged and written at once, under a memory limit.
+"""Plans carried out: tensors read, merged and written at once, under a memory limit."""
 
-Workers are threads, each with one tensor at a time: XLA and system calls release the interpreter,
-so reading, computing and writing overlap. Which worker takes which tensor, when, and how much is
-kept in memory change nothing of what is written.
-"""
-
-import contextlib
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import jax
 import numpy as np
 
-from sail_jax.checkpoint.streaming import (
+from sail_jax.merging.engine import Engine
+from sail_jax.merging.streaming import (
     ENTRIES,
     SOME,
-    Buffers,
-    Leaf,
-    Visit,
+    NotFiniteError,
+    Unit,
     Work,
-    added,
-    coarsest,
+    at_a_time,
     finite,
-    is_tree_scope,
-    keeps,
-    passes,
-    settle,
+    kept_bytes,
 )
-from sail_jax.checkpoint.tensors import Tensor
-from sail_jax.merging.task_vectors import Fold
+from sail_jax.merging.tensors import Tensor
 
 __all__ = [
     "Limits",
@@ -101,15 +88,16 @@ Progress = Callable[[int, int, str], None]  # (bytes done, bytes in all, tensor 
 def memory(work: Work) -> int:
     """Bytes that a worker needs at least for this tensor."""
     inputs = len(work.inputs)
-    grain = coarsest(work.program)
-    entries = min(work.size, ENTRIES) if grain == "entry" else work.size
-    if grain == "row" and len(work.shape) > 1:
+    entries = min(work.size, ENTRIES) if work.needs == "entry" else work.size
+    if work.needs == "row" and len(work.shape) > 1:
         entries = min(work.size, max(SOME, work.shape[-1]))
+    if at_a_time(work) > 1:
+        entries = SOME
     widest = max(tensor.dtype.itemsize for tensor in work.inputs)
-    # what is computed to be read; inputs as read; float32 votes and weights and what kernels hold
-    # beside them; the outcome
+    # what is computed to be read; inputs as read; float32 task vectors and weights and what kernels
+    # hold beside them; the outcome
     needs = sum(getattr(tensor, "needs", 0) for tensor in work.inputs)
-    needs += math.ceil(keeps(work.program) * work.size * len(work.models))
+    needs += math.ceil(kept_bytes(work) * work.size * len(work.models))
     return needs + entries * (inputs * widest + 3 * 4 * len(work.models) + 12)
 
 
@@ -152,92 +140,55 @@ def _mib(size: int) -> str:
 
 
 class _Run:
-    """What workers share: the sink, progress, and whether to stop."""
+    """What workers share: the sink, what was measured, and how far they are."""
 
-    def __init__(
-        self, works: Sequence[Work], sink: Sink, limits: Limits, allow_nonfinite: bool,
-        measure: bool, progress: Progress | None,
-    ):  # fmt: skip
-        self.sink, self.limits, self.measure, self.progress = sink, limits, measure, progress
-        self.allow_nonfinite = allow_nonfinite
+    def __init__(self, works: Sequence[Work], sink: Sink, measure: bool, progress: Progress | None):
+        self.sink, self.measure, self.progress = sink, measure, progress
         self.total = sum(work.reads for work in works)
-        # for all or for none: tensors share the statistics of a tree, and so their precision
-        self.wide = any(t.dtype == np.float64 for work in works for t in work.inputs)
-        self.done_bytes = 0
+        self.done_bytes = sum(work.reads for work in works if not self.wanted(work))
         self.lock = threading.Lock()
-        self.stopped = threading.Event()
-        self.local = threading.local()
         self.records: dict[str, Record] = {}
 
-    def precision(self) -> contextlib.AbstractContextManager[Any]:
-        """64 bits wherever an input has them; a setting of the thread that asks."""
-        return jax.enable_x64(True) if self.wide else contextlib.nullcontext()
+    def wanted(self, work: Work) -> bool:
+        return work.name not in self.sink.finished
 
-    def buffers(self) -> Buffers:
-        if not hasattr(self.local, "buffers"):
-            self.local.buffers = Buffers(self.limits.hold)
-        return self.local.buffers
+    def finish(self, unit: Unit, engine: Engine) -> None:
+        """From the inputs to the sink."""
+        todo = [work for work in unit.works if self.wanted(work)]
+        if unit.merge is None:
+            for work in todo:
+                self._copy(work, engine)
+        else:
+            self._merge(unit, engine)
+        with self.lock:
+            for work in todo:
+                self.sink.done(work.name)
+                self.done_bytes += work.reads
+                if self.progress is not None:
+                    self.progress(self.done_bytes, self.total, work.name)
 
-    @contextlib.contextmanager
-    def visit(self, leaf: Leaf) -> Iterator[Visit]:
-        with self.precision():
-            yield Visit(leaf.work, self.buffers(), self.check)
-        self.buffers().trim()
-
-    def check(self, tensors: Sequence[Tensor], entries: np.ndarray) -> None:
-        if self.stopped.is_set():
-            raise KeyboardInterrupt
-        if not self.allow_nonfinite and not finite(entries):
-            pairs = zip(tensors, entries, strict=True)
-            raise _NonFiniteError(next(tensor for tensor, own in pairs if not finite(own)))
-
-    def merge(self, leaf: Leaf) -> None:
-        try:
-            self._merge(leaf)
-        except ValueError as error:
-            if type(error) is not ValueError:
-                raise
-            raise MergeError(f"{leaf.work.name}: {error}") from error
-
-    def _merge(self, leaf: Leaf) -> None:
-        """One tensor from its inputs to the sink; its rules are settled, or of leaf scope."""
-        if leaf.work.expression is None:
-            self._copy(leaf.work)
-            return
-        with self.visit(leaf) as visit:
-            if not leaf.known:
-                settle(
-                    leaf.work.program, [leaf], lambda f, _: (leaf.fold(f, visit), leaf.work.size)
-                )
-            self._write(leaf, visit)
-        leaf.known.clear()  # masks, maybe: all leaves are listed until the last is merged
-
-    def fold(self, leaf: Leaf, fold: Fold) -> Any:
-        with self.visit(leaf) as visit:
-            return leaf.fold(fold, visit)
-
-    def _write(self, leaf: Leaf, visit: Visit) -> None:
-        work, sums = leaf.work, {}
-        for start, entries, seen in leaf.outcome(visit, self.measure):
-            if not self.allow_nonfinite and not finite(entries):
-                raise MergeError(
-                    f"{work.name}: the merged values do not fit {work.dtype}, whose largest is "
-                    f"{_largest(work.dtype):.4g}; choose a wider out_dtype"
-                )
-            self.sink.write(work.name, entries, start)
-            sums = {k: v + sums.get(k, 0) for k, v in seen.items()}
+    def _merge(self, unit: Unit, engine: Engine) -> None:
+        sums: dict[str, dict[str, np.ndarray]] = {}
+        works = {work.name: work for work in unit.works}
+        with engine.reader(unit) as reader:
+            for work, start, entries, seen in unit.outcome(reader, self.measure):
+                if not self.wanted(work):
+                    continue
+                self.sink.write(work.name, entries, start)
+                known = sums.get(work.name, {})
+                sums[work.name] = {k: v + known.get(k, 0) for k, v in seen.items()}
         if self.measure:
-            self.records[work.name] = _record(work, sums)
-        self.finish(work.name, work.reads)
+            self.records |= {name: _record(works[name], found) for name, found in sums.items()}
+        unit.forget()
 
-    def _copy(self, work: Work) -> None:
+    def _copy(self, work: Work, engine: Engine) -> None:
         first, *others = work.models
-        buffers = self.buffers()
+        buffers = engine.buffers()
         for start in range(0, work.size, ENTRIES):
             shape = (min(ENTRIES, work.size - start),)
             entries = buffers.take("copy", shape, first.dtype)
             first.read(entries, start)
-            if self.stopped.is_set():
+            if engine.stopped.is_set():
                 raise KeyboardInterrupt
             for other in others:
                 same = buffers.take("other", shape, other.dtype)
@@ -248,20 +199,6 @@ class _Run:
                         f"{other.source}; what is not floating is copied, and has to agree"
                     )
             self.sink.write(work.name, entries.astype(work.dtype, copy=False), start)
-        self.finish(work.name, work.reads)
-
-    def finish(self, name: str, size: int) -> None:
-        with self.lock:
-            self.sink.done(name)
-            self.done_bytes += size
-            if self.progress is not None:
-                self.progress(self.done_bytes, self.total, name)
-
-
-class _NonFiniteError(MergeError):
-    def __init__(self, tensor: Tensor):
-        super().__init__(tensor.name)
-        self.tensor = tensor
 
 
 def execute(
@@ -273,106 +210,57 @@ def execute(
     measure: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Record]:
-    """Merges all that the sink has not yet, and gives what was `measure`d by name.
+    """Merges all that the sink has not yet.
 
-    Work of one tree-scope expression (the same object) shares its statistics; when some of it is
-    still to do, all of it is read. Raises MergeError for inputs with NaN or infinities, naming them
-    all, and for outcomes that overflow; on an exception or interrupt workers stop within a piece.
+    Args:
+      works: Those of one merge (the same object) share its statistics of the tree; when some of
+        them are still to do, all are read.
+      sink: Where the outcome goes.
+      limits: How many workers, and what they may keep.
+      allow_nonfinite: Whether NaN and infinities are merged, and outcomes may overflow.
+      measure: Whether norms, cosines and conflicts are recorded.
+      progress: Told when a tensor is finished.
+
+    Returns:
+      What was measured, by name.
+
+    Raises:
+      MergeError: For inputs with NaN or infinities, naming them all, and for outcomes that
+        overflow. On an exception or interrupt workers stop within a piece.
     """
-    run = _Run(works, sink, limits, allow_nonfinite, measure, progress)
-    groups: dict[int, list[Work]] = {}
-    alone: list[Leaf] = []
-    for work in works:
-        if is_tree_scope(work.program):
-            groups.setdefault(id(work.expression), []).append(work)
-        elif work.name in sink.finished:
-            run.done_bytes += work.reads
-        else:
-            alone.append(Leaf(work))
-    with _pool(run) as each:
-        for group in groups.values():
-            alone += _settled(group, run, each)
-        # the largest first, so that none is left for a single worker in the end
-        cost = {id(leaf): leaf.work.reads * passes(leaf.work.program) for leaf in alone}
-        each(run.merge, sorted(alone, key=lambda leaf: -cost[id(leaf)]))
+    run = _Run(works, sink, measure, progress)
+    try:
+        with Engine(works, limits.threads, limits.hold, not allow_nonfinite) as engine:
+            todo = engine.prepared(works, run.wanted)
+            # the largest first, so that none is left for a single worker in the end
+            cost = {id(unit): sum(w.reads for w in unit.works) * unit.passes for unit in todo}
+            todo.sort(key=lambda unit: -cost[id(unit)])
+            engine.each(lambda unit: run.finish(unit, engine), todo)
+    except NotFiniteError as error:
+        if isinstance(error.tensor, Work):
+            raise MergeError(_overflow(error.tensor)) from None
+        raise MergeError(_all_nonfinite(works, error.tensor)) from None
+    except ValueError as error:
+        if type(error) is not ValueError:
+            raise
+        raise MergeError(str(error)) from error
     return run.records
 
 
-def _settled(group: Sequence[Work], run: _Run, each: Callable[..., list[Any]]) -> list[Leaf]:
-    """The leaves of a tree-scope program that are still to be written, their kernels known."""
-    todo = {work.name for work in group} - run.sink.finished
-    run.done_bytes += sum(work.reads for work in group if work.name not in todo)
-    if not todo:
-        return []
-    leaves = [Leaf(work) for work in sorted(group, key=lambda work: work.name)]
-
-    def fold(f: Fold, chosen: Sequence[Leaf]) -> tuple[Any, int]:
-        sums, place = _InOrder(f), {id(leaf): k for k, leaf in enumerate(chosen)}
-        each(lambda leaf: sums.add(place[id(leaf)], run.fold(leaf, f)), chosen)
-        return sums.total(), sum(leaf.work.size for leaf in chosen)
-
-    with run.precision():
-        settle(group[0].program, leaves, fold)
-    return [leaf for leaf in leaves if leaf.work.name in todo]
+def _overflow(work: Work) -> str:
+    remedy = f"; {work.merge.remedy}" if work.merge and work.merge.remedy else ""
+    return (
+        f"{work.name}: the merged values do not fit {work.dtype}, whose largest is "
+        f"{_largest(work.dtype):.4g}; choose a wider out_dtype{remedy}"
+    )
 
 
-class _InOrder:
-    """What leaves contribute to a fold, added in their order as they come: kept for all leaves of a
-    large model, histograms would fill the memory."""
-
-    def __init__(self, fold: Fold) -> None:
-        self.fold, self.lock, self.next = fold, threading.Lock(), 0
-        self.sums: list[Any] = []
-        self.early: dict[int, Any] = {}
-
-    def add(self, k: int, part: Any) -> None:
-        with self.lock:
-            self.early[k] = part
-            while self.next in self.early:
-                ready = [*self.sums, self.early.pop(self.next)]
-                self.next += 1
-                if ready[-1] is not None:  # a leaf without entries
-                    self.sums = [added(self.fold, ready)]
-
-    def total(self) -> Any:
-        return self.sums[0] if self.sums else added(self.fold, [])
-
-
-@contextlib.contextmanager
-def _pool(run: _Run) -> Iterator[Callable[..., list[Any]]]:
-    """A map over threads, in order; the first exception stops all and is raised here."""
-    with ThreadPoolExecutor(run.limits.threads, "merge") as pool:
-
-        def each(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-            futures: list[Future] = [pool.submit(work, item) for item in items]
-            try:
-                pending = set(futures)
-                while pending:  # in short waits: an interrupt is noticed between them
-                    finished, pending = wait(pending, 0.2, FIRST_EXCEPTION)
-                    for future in finished:
-                        future.result()
-            except BaseException as error:
-                run.stopped.set()
-                for future in futures:
-                    future.cancel()
-                wait(futures)
-                if isinstance(error, _NonFiniteError):
-                    raise MergeError(_all_nonfinite(items, error)) from None
-                raise
-            return [future.result() for future in futures]
-
-        try:
-            yield each
-        finally:
-            run.stopped.set()
-
-
-def _all_nonfinite(leaves: Sequence[Leaf], error: _NonFiniteError, limit: int = 10) -> str:
+def _all_nonfinite(works: Sequence[Work], first: Tensor, limit: int = 10) -> str:
     """The sentence about NaN and infinities, after a look at the inputs that are left."""
-    found = [error.tensor]
+    found = [first]
     until = time.monotonic() + 20
-    for leaf in leaves:
-        for tensor in leaf.work.inputs:
+    for work in works:
+        for tensor in work.inputs:
             if tensor not in found and time.monotonic() < until and not _all_finite(tensor):
                 found.append(tensor)
     names = "; ".join(f"{tensor.name} in {tensor.source}" for tensor in found[:limit])

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from sail_jax import disk
-from sail_jax.checkpoint.tensors import Shape
+from sail_jax.merging.tensors import Shape
 
 __all__ = [
     "DTYPES",

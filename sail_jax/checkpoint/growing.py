@@ -22,11 +22,11 @@ from sail_jax.checkpoint.folders import admit
 from sail_jax.checkpoint.inputs import carried, config_of
 from sail_jax.checkpoint.merging import carried_out, files, summary
 from sail_jax.checkpoint.open import Checkpoint, open_checkpoint
-from sail_jax.checkpoint.streaming import Work
 from sail_jax.checkpoint.views import View, grown
 from sail_jax.checkpoint.writer import Format
 from sail_jax.growth import networks
 from sail_jax.merging import random_bits
+from sail_jax.merging.streaming import Work
 
 __all__ = [
     "Growing",

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from sail_jax.checkpoint.layers import role
 from sail_jax.checkpoint.lora import adapted
 from sail_jax.checkpoint.recipes import Recipe, RecipeError, Ref
-from sail_jax.checkpoint.tensors import Tensor
+from sail_jax.merging.tensors import Tensor
 
 __all__ = [
     "Input",
@@ -100,7 +100,7 @@ class Input:
         if role(name) == "head" and not name.endswith("bias"):
             found = self.embedding(width)
             if found is not None and (self.tied is not False):
-                return found, f"{self.ref} is tied: votes with its embedding"
+                return found, f"{self.ref} is tied: merged by its embedding"
         return self.tensors.get(name), ""
 
 

@@ -4,22 +4,29 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sail_jax.checkpoint import mergekit
 from sail_jax.checkpoint.inputs import Input, is_derived
 from sail_jax.checkpoint.layers import is_early, position, role, stacks
-from sail_jax.checkpoint.recipes import Module, Recipe, RecipeError, Ref, Slice, Source, voters
+from sail_jax.checkpoint.recipes import (
+    Module,
+    Recipe,
+    RecipeError,
+    Ref,
+    Slice,
+    Source,
+    merged_sources,
+)
 from sail_jax.checks import nearest
 
 __all__ = ["Job", "is_main", "jobs"]
 
-Votes = Sequence[tuple[Source, Input]]
+Inputs = Sequence[tuple[Source, Input]]
 
 
 class Job(NamedTuple):
     """A tensor of the output, by the names of its inputs; t in [0, 1] is its place in its slice."""
 
     name: str
-    votes: tuple[tuple[Source, Input, str], ...]
+    sources: tuple[tuple[Source, Input, str], ...]
     base: tuple[Input, str] | None
     t: float
     module: Module
@@ -40,27 +47,27 @@ def jobs(recipe: Recipe, inputs: Mapping[Ref, Input], notes: list[str]) -> Itera
 class _Walk:
     def __init__(self, recipe: Recipe, inputs: Mapping[Ref, Input], notes: list[str]):
         self.recipe, self.inputs, self.notes = recipe, inputs, notes
-        self.entry = mergekit.entry(recipe.method)
+        self.entry = recipe.entry
 
     def module(self, module: Module) -> Iterator[Job]:
         offsets: dict[str, int] = {}
         for which, part in enumerate(module.slices):
-            sources, listed = voters(self.recipe, part)
-            votes = [(source, self.inputs[source.model]) for source in sources]
+            sources, listed = merged_sources(self.recipe, part)
+            inputs = [(source, self.inputs[source.model]) for source in sources]
             # what deltas are from, and whose tensors the output has
             delta = self.entry.base in ("required", "optional") and listed is not None
             base = self.inputs[listed.model] if delta and listed is not None else None
             lead = listed if delta and listed is not None else sources[0]
             names = self.members(module, self.inputs[lead.model])
-            self.check_extra(module, lead, names, votes)
+            self.check_extra(module, lead, names, inputs)
             early = [name for name in names if position(name) is None and is_early(name)]
             late = [name for name in names if position(name) is None and not is_early(name)]
             if which == 0:
-                yield from self.outside(early, votes, base, module, part)
-            yield from self.layers(names, lead, votes, base, module, part, offsets)
+                yield from self.outside(early, inputs, base, module, part)
+            yield from self.layers(names, lead, inputs, base, module, part, offsets)
             if which == len(module.slices) - 1:
-                late += self.heads(module, names, votes)
-                yield from self.outside(late, votes, base, module, part)
+                late += self.heads(module, names, inputs)
+                yield from self.outside(late, inputs, base, module, part)
 
     def members(self, module: Module, one: Input) -> list[str]:
         """The tensors of an input that belong to a module."""
@@ -84,16 +91,18 @@ class _Walk:
             )
         return names
 
-    def check_extra(self, module: Module, lead: Source, names: Sequence[str], votes: Votes) -> None:
+    def check_extra(
+        self, module: Module, lead: Source, names: Sequence[str], inputs: Inputs
+    ) -> None:
         known = set(names)
-        for source, one in votes:
+        for source, one in inputs:
             if source.model == lead.model or source.layers is not None:
                 continue
             extra = [name for name in self.members(module, one) if name not in known]
             extra = [name for name in extra if role(name) != "head"]
             learned = [name for name in extra if not is_derived(name)]
             if learned and self.recipe.extra == "error":
-                self.same_depth(names, votes)
+                self.same_depth(names, inputs)
                 raise RecipeError(
                     source.where,
                     f"{one.ref} has {len(learned)} tensors that {lead.model} lacks, as"
@@ -103,28 +112,28 @@ class _Walk:
                 some = f"{extra[0]}{', ...' if len(extra) > 1 else ''}"
                 self.notes.append(f"{len(extra)} tensors of {one.ref} are left out: {some}")
 
-    def heads(self, module: Module, names: Sequence[str], votes: Votes) -> list[str]:
+    def heads(self, module: Module, names: Sequence[str], inputs: Inputs) -> list[str]:
         """Heads that another input than the first has of its own."""
         found = dict.fromkeys(
             name
-            for _, one in votes
+            for _, one in inputs
             for name in self.members(module, one)
             if role(name) == "head" and one.has_own(name)
         )
         return [name for name in found if name not in names]
 
     def outside(
-        self, names: Iterable[str], votes: Votes, base: Input | None, module: Module, part: Slice
+        self, names: Iterable[str], inputs: Inputs, base: Input | None, module: Module, part: Slice
     ) -> Iterator[Job]:
         for name in names:
-            found = tuple((source, one, name) for source, one in votes)
+            found = tuple((source, one, name) for source, one in inputs)
             yield Job(name, found, base and (base, name), 0.0, module, part)
 
     def layers(
         self,
         names: Sequence[str],
         lead: Source,
-        votes: Votes,
+        inputs: Inputs,
         base: Input | None,
         module: Module,
         part: Slice,
@@ -133,11 +142,11 @@ class _Walk:
         depth = stacks(names)
         places = [(name, place) for name in names if (place := position(name)) is not None]
         if lead.layers is None:
-            self.same_depth(names, votes)
+            self.same_depth(names, inputs)
             for name, place in places:
                 n = depth[place.stack]
                 t = place.index / (n - 1) if n > 1 else 1.0
-                found = tuple((source, one, name) for source, one in votes)
+                found = tuple((source, one, name) for source, one in inputs)
                 yield Job(name, found, base and (base, name), t, module, part)
             return
         if len(depth) != 1:
@@ -146,7 +155,7 @@ class _Walk:
                 part.where, f"slices need one stack of layers, got {got}; say which under modules"
             )
         stack = next(iter(depth))
-        for source in [lead, *(source for source, _ in votes)]:
+        for source in [lead, *(source for source, _ in inputs)]:
             n = stacks(self.members(module, self.inputs[source.model])).get(stack, 0)
             if source.layers is not None and source.layers[1] > n:
                 raise RecipeError(
@@ -160,16 +169,16 @@ class _Walk:
                 if place.index == a + i:
                     found = tuple(
                         (source, one, place.at((source.layers or lead.layers)[0] + i))
-                        for source, one in votes
+                        for source, one in inputs
                     )
                     out = place.at(offsets.get(stack, 0) + i)
                     yield Job(out, found, base and (base, name), t, module, part)
         offsets[stack] = offsets.get(stack, 0) + b - a
 
-    def same_depth(self, names: Sequence[str], votes: Votes) -> None:
+    def same_depth(self, names: Sequence[str], inputs: Inputs) -> None:
         """RecipeError if models have stacks of the same name and different depth."""
         depth = stacks(names)
-        for source, one in votes:
+        for source, one in inputs:
             for stack, n in stacks(one.tensors).items():
                 if depth.get(stack, n) != n:
                     raise RecipeError(

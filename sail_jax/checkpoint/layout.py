@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sail_jax.checkpoint.tensors import Shape
+from sail_jax.merging.tensors import Shape
 
 __all__ = ["Layout", "Region", "Wanted"]
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sail_jax.checkpoint.files import CheckpointError
-from sail_jax.checkpoint.tensors import Shape, Tensor, Tensors
 from sail_jax.checks import nearest
 from sail_jax.lora import Adapter, LowRank
+from sail_jax.merging.tensors import Shape, Tensor, Tensors
 
 __all__ = ["Adapted", "adapted", "adapter_files", "load_adapter"]
 
@@ -254,16 +254,16 @@ def _factors(
     return _Factors(B, A, scale, embedding or bool(config.get("fan_in_fan_out")))
 
 
-def _by_pattern(knob: str, patterns: str, module: str, config: Mapping[str, Any]) -> float:
+def _by_pattern(key: str, patterns: str, module: str, config: Mapping[str, Any]) -> float:
     """The value of the first pattern that matches the end of a module's name, as in PEFT."""
-    value = config[knob]
+    value = config[key]
     for pattern, special in (config.get(patterns) or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             value = special
             break
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise CheckpointError(f"adapter config: {knob}: expected a number, got {value!r}")
-    if knob == "r" and (value < 1 or value != int(value)):
+        raise CheckpointError(f"adapter config: {key}: expected a number, got {value!r}")
+    if key == "r" and (value < 1 or value != int(value)):
         raise CheckpointError(f"adapter config: r: expected an integer >= 1, got {value!r}")
     return value
 
@@ -273,12 +273,12 @@ def _check_config(config: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"adapter config: peft_type: expected 'LORA', got {config.get('peft_type')!r}"
         )
-    for knob in ("r", "lora_alpha"):
-        if knob not in config:
-            raise CheckpointError(f"adapter config: {knob} is missing")
-    for knob, understood in _PLAIN.items():
-        if knob in config and config[knob] not in understood:
-            raise CheckpointError(f"adapter config: {knob}={config[knob]!r} is not supported")
+    for key in ("r", "lora_alpha"):
+        if key not in config:
+            raise CheckpointError(f"adapter config: {key} is missing")
+    for key, understood in _PLAIN.items():
+        if key in config and config[key] not in understood:
+            raise CheckpointError(f"adapter config: {key}={config[key]!r} is not supported")
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
         raise CheckpointError(

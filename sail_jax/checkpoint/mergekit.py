@@ -1,18 +1,29 @@
 """What a recipe may say about each method: mergekit's names and parameters, and ours.
 
 mergekit's methods keep its names, its defaults (under `compat="mergekit"`) and its reading of who
-the inputs are. Ours that it lacks go by their own names, with the knobs of their signatures.
+the inputs are. Ours that it lacks go by their own names, with the options of their signatures.
 """
 
 import inspect
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from sail_jax import methods
 from sail_jax.checkpoint.settings import Kind
 from sail_jax.checks import nearest
+from sail_jax.merging.merge import Merge
 
-__all__ = ["MERGEKIT", "REQUIRED", "Base", "Entry", "Parameter", "accepts", "entry", "names"]
+__all__ = [
+    "MERGEKIT",
+    "REQUIRED",
+    "Base",
+    "Entry",
+    "Parameter",
+    "accepts",
+    "entry",
+    "entry_of",
+    "names",
+]
 
 REQUIRED = object()
 """The default of a parameter without one."""
@@ -24,14 +35,14 @@ listed or not (mergekit's karcher)."""
 
 
 class Parameter(NamedTuple):
-    """A parameter as YAML names it; `knob` is ours, None if it changes no number.
+    """A parameter as YAML names it; `option` is ours, None if it changes no number.
 
     `default` is mergekit's. per_model: read from `parameters` of a model first, else only from
     those of the slice, module and recipe. low, high: what it has to lie between; `open_low`: above.
     """
 
     name: str
-    knob: str | None
+    option: str | None
     kind: Kind = "number"
     default: Any = REQUIRED
     per_model: bool = False
@@ -76,22 +87,22 @@ def _deltas(normalize: bool, rescale: bool, *more: Parameter) -> tuple[Parameter
 def _without_effect(parameters: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
     """Nothing is trimmed: mergekit takes density and rescale, and does nothing with them."""
     return tuple(
-        p._replace(knob=None) if p.name in ("density", "rescale") else p for p in parameters
+        p._replace(option=None) if p.name in ("density", "rescale") else p for p in parameters
     )
 
 
 def _number(
     name: str,
     default: Any,
-    knob: str | None = None,
+    option: str | None = None,
     low: float | None = None,
     high: float | None = None,
 ) -> Parameter:
-    return Parameter(name, knob or name, "number", default, low=low, high=high)
+    return Parameter(name, option or name, "number", default, low=low, high=high)
 
 
-def _bool(name: str, default: bool, knob: str | None = None) -> Parameter:
-    return Parameter(name, knob or name, "boolean", default)
+def _bool(name: str, default: bool, option: str | None = None) -> Parameter:
+    return Parameter(name, option or name, "boolean", default)
 
 
 def _table() -> dict[str, Entry]:
@@ -126,7 +137,7 @@ def _table() -> dict[str, Entry]:
         (
             "multislerp",
             "optional",
-            2,
+            1,
             None,
             (_WEIGHT, _bool("normalize_weights", True, "normalize"), _number("eps", 1e-8)),
             "Multi-SLERP",
@@ -223,59 +234,60 @@ def _table() -> dict[str, Entry]:
 
 
 MERGEKIT: dict[str, Entry] = _table()
-"""mergekit's methods. Where ours has no such knob, a parameter may only be left at its default."""
+"""mergekit's methods. Where ours has no such option, a parameter can only have its default."""
 
-_SIGNATURE = frozenset({"models", "base", "weights", "key", "compat", "scope"})
+_ELSEWHERE = frozenset({"key", "compat", "scope"})
+"""Hyperparameters that a recipe sets at its top level: `key` is made of its seed."""
 _PER_MODEL = frozenset({"density", "gamma", "epsilon"})
+_BASES: Mapping[str, Base] = {
+    "required": "required",
+    "optional": "optional",
+    "unused": "input",
+    "merged": "required",
+}
 
 
 def names() -> list[str]:
-    """Every name a recipe's merge_method may have."""
-    from sail_jax import methods
-
-    return sorted({*MERGEKIT, *methods.METHODS})
-
-
-@lru_cache(maxsize=256)
-def _signature(name: str) -> Mapping[str, inspect.Parameter] | None:
-    """The keyword arguments of our method, None if there is none of this name (yet)."""
-    from sail_jax import methods
-
-    if name not in methods.METHODS:
-        return None
-    return inspect.signature(methods.get(name)).parameters
+    """Every name a recipe's merge_method may have: no recipe can hold arrays."""
+    ours = {name for name in methods.METHODS if methods.example(name) is not None}
+    return sorted({*MERGEKIT, *ours})
 
 
-def accepts(name: str, knob: str) -> bool | None:
-    """Whether our method takes the keyword `knob`; None if there is no such method (yet)."""
-    found = _signature(name)
-    if found is None:
-        return None
-    return knob in found or any(p.kind is p.VAR_KEYWORD for p in found.values())
+def accepts(name: str, option: str) -> bool:
+    """Whether a method takes a hyperparameter; a merge that was given as a value takes none."""
+    return name in methods.METHODS and option in methods.options_of(name)
 
 
 def entry(name: str) -> Entry:
-    """What is known of a method: mergekit's table, and the rest of its knobs from its signature.
+    """What is known of a method: mergekit's table, and the rest of its options from its signature.
 
     ValueError with the nearest names for an unknown one.
 
-    >>> entry("ties").parameters["lambda"].knob, entry("ties").parameters["density"].default
+    >>> entry("ties").parameters["lambda"].option, entry("ties").parameters["density"].default
     ('scale', 1.0)
     """
-    known, signature = MERGEKIT.get(name), _signature(name)
-    if known is None and signature is None:
-        raise ValueError(f"no merging method {name!r}{nearest(str(name), names())}")
-    parameters = dict(known.parameters) if known else {"weight": _WEIGHT._replace(default=None)}
-    taken = {p.knob for p in parameters.values()}
+    example = methods.example(name) if name in methods.METHODS else None
+    if example is None:
+        why = "; its hyperparameters are arrays" if name in methods.METHODS else ""
+        raise ValueError(f"no merging method {name!r}{nearest(str(name), names())}{why}")
+    found = MERGEKIT.get(name) or entry_of(example)
+    parameters = dict(found.parameters)
+    taken = {p.option for p in parameters.values()}
     if name == "karcher":  # mergekit's is unweighted; ours may be given weights
         parameters["weight"] = _WEIGHT._replace(default=None)
-    for argument in (signature or {}).values():
-        keyword = argument.kind in (argument.KEYWORD_ONLY, argument.POSITIONAL_OR_KEYWORD)
-        if keyword and argument.name not in taken | _SIGNATURE and argument.name not in parameters:
-            parameters[argument.name] = _own(argument)
-    if known:
-        return known._replace(parameters=parameters)
-    return Entry(name, "required", 1, None, parameters, name, "", mergekit=False)
+    for option in methods.options_of(name).values():
+        if option.name not in taken | _ELSEWHERE and option.name not in parameters:
+            parameters[option.name] = _own(option)
+    return found._replace(parameters=parameters)
+
+
+def entry_of(merge: Merge) -> Entry:
+    """What is known of a merge that was given as a value: it has no parameters but weights."""
+    known = MERGEKIT.get(merge.name)
+    title, reference = (known.title, known.reference) if known else (merge.name, "")
+    base = _BASES[merge.base]
+    parameters = {"weight": _WEIGHT._replace(default=None)}
+    return Entry(merge.name, base, *merge.models, parameters, title, reference, mergekit=False)
 
 
 def _own(argument: inspect.Parameter) -> Parameter:

@@ -7,7 +7,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from sail_jax.checkpoint import cards
@@ -23,13 +22,11 @@ from sail_jax.checkpoint.executor import (
 )
 from sail_jax.checkpoint.folders import admit
 from sail_jax.checkpoint.open import open_checkpoint
-from sail_jax.checkpoint.plan import Plan, Treatment
+from sail_jax.checkpoint.plan import Plan
 from sail_jax.checkpoint.recipes import Recipe, parse, simple
-from sail_jax.checkpoint.streaming import Work, passes, work
 from sail_jax.checkpoint.writer import Format, create
-from sail_jax.merging import random_bits
-from sail_jax.merging.merge import Expression, expression
-from sail_jax.merging.task_vectors import Chain
+from sail_jax.merging.merge import Merge
+from sail_jax.merging.streaming import Work, passes, tree_bits
 
 __all__ = [
     "Merged",
@@ -118,33 +115,23 @@ def files(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _works(plan: Plan) -> tuple[Work, ...]:
-    key = random_bits.key(plan.seed)
-    known: dict[Any, Expression] = {}
-
-    def one(t: Treatment) -> Work:
-        if t.method == "copy":
-            return Work(t.name, t.shape, t.dtype, t.models, None, None, None)  # type: ignore
-        mark = (t.group, t.method, repr(sorted(t.knobs.items())))
+    def one(t: planning.Treatment) -> Work:
+        if t.merge is None:
+            return Work(t.name, t.shape, t.dtype, t.models, None, np.ones(1), None)
         try:
-            if mark not in known:
-                known[mark] = expression(t.method, key=key, **t.knobs)
-            return work(t.name, t.shape, t.dtype, t.models, t.base, t.weights, known[mark])
+            return t.merge.work(t.name, t.shape, t.dtype, t.models, t.base, t.weights)
         except (TypeError, ValueError) as error:
             raise MergeError(f"{t.name} ({t.method}): {error}") from error
 
-    inputs = (x for t in plan.treatments for x in (*t.models, *([t.base] if t.base else ())))
-    # thresholds are found in the digits of magnitudes: as many as the executor will give them
-    wide = any(x.dtype == np.float64 for x in inputs)
-    with jax.enable_x64(True) if wide else contextlib.nullcontext():
-        return tuple(map(one, plan.treatments))
+    return tuple(map(one, plan.treatments))
 
 
-def visits(method: str, knobs: Mapping[str, Any]) -> int:
-    """How often a method reads what it merges, unless that is kept in memory."""
-    if method == "copy":
-        return 1
-    found = expression(method, key=random_bits.key(0), **knobs)
-    return passes(Chain((found.rule, found.count)))
+def visits(works: Sequence[Work]) -> dict[str, int]:
+    """How often the inputs of each tensor are read, unless they are kept in memory."""
+    groups: dict[int, list[Work]] = {}
+    for one in works:
+        groups.setdefault(id(one.merge), []).append(one)
+    return {one.name: passes(one, tree_bits(some)) for some in groups.values() for one in some}
 
 
 def merge_recipe(
@@ -237,7 +224,7 @@ def merge_checkpoints(
     out: Path_,
     *,
     base: Path_ | None = None,
-    method: str = "linear",
+    method: str | Merge = "linear",
     weights: Sequence[float] | None = None,
     compat: str = "paper",
     resume: bool = False,
@@ -249,14 +236,26 @@ def merge_checkpoints(
     format: Format | None = None,
     shard_bytes: int = 5_000_000_000,
     progress: Progress | None = None,
-    **knobs: Any,
+    **options: Any,
 ) -> Merged:
-    """Merges checkpoints on disk, tensor by tensor, by a method and its knobs.
+    """Merges checkpoints on disk, tensor by tensor.
 
-    models, base: folders or files of safetensors, orbax, msgpack or npz. knobs: those of the method
-    (`sail_jax.methods`), one number or, where models have their own, one for each; and dtype,
-    out_dtype, scope, seed, rename, missing, extra, tokenizer (see `checkpoint.recipes.simple`). The
-    rest, and what is raised: as in `merge_recipe`.
+    Args:
+      models: Folders or files of safetensors, orbax, msgpack or npz.
+      out: Where the outcome goes.
+      base: What the models were tuned from.
+      method: A merge, such as `methods.ties(density=0.2)`; or the name of a method, whose
+        hyperparameters are then among the options.
+      weights: One per model.
+      compat: Of a method by name: whose defaults count.
+      resume, max_memory, threads, allow_nonfinite, allow_pickle, measure, format, shard_bytes,
+        progress: See `merge_recipe`.
+      **options: Hyperparameters of a method by name, one number or, where models have their own,
+        one for each; and dtype, out_dtype, scope, seed, rename, missing, extra, tokenizer (see
+        `checkpoint.recipes.simple`).
+
+    Raises:
+      ValueError: As `merge_recipe` does.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import load_checkpoint, save_checkpoint
@@ -267,7 +266,7 @@ def merge_checkpoints(
     >>> load_checkpoint(merged.out)["w"]
     array([2., 2., 2.], dtype=float32)
     """
-    recipe = simple(models, base, method, weights=weights, compat=compat, **knobs)
+    recipe = simple(models, base, method, weights=weights, compat=compat, **options)
     return merge_recipe(
         recipe, out, resume=resume, max_memory=max_memory, threads=threads,
         allow_nonfinite=allow_nonfinite, allow_pickle=allow_pickle, measure=measure, format=format,

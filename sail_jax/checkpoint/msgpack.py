@@ -20,8 +20,8 @@ from sail_jax.checkpoint.files import (
     reading,
 )
 from sail_jax.checkpoint.layout import Layout, Region, Wanted
-from sail_jax.checkpoint.tensors import Shape, Tensor
 from sail_jax.checkpoint.trees import nested
+from sail_jax.merging.tensors import Shape, Tensor
 
 __all__ = ["layout", "read_file"]
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from sail_jax.align.blocks import change_blocks
 from sail_jax.change_basis import unfuse, unfused
-from sail_jax.checkpoint.tensors import Tensor
 from sail_jax.maps import SpaceMap
+from sail_jax.merging.tensors import Tensor
 from sail_jax.spaces import Spec
 
 __all__ = ["Match", "Unread", "compared"]

@@ -24,8 +24,8 @@ from sail_jax.checkpoint.files import (
     strict_json,
 )
 from sail_jax.checkpoint.layout import Layout, Region, Wanted
-from sail_jax.checkpoint.tensors import Shape, Tensor
 from sail_jax.checkpoint.zips import Member, inflate, members
+from sail_jax.merging.tensors import Shape, Tensor
 
 __all__ = ["layout", "read_file"]
 

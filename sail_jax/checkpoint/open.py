@@ -10,7 +10,7 @@ import numpy as np
 
 from sail_jax.checkpoint import msgpack, npz, orbax, safetensors, torch
 from sail_jax.checkpoint.files import CheckpointError, File, contained, reading
-from sail_jax.checkpoint.tensors import Tensor
+from sail_jax.merging.tensors import Tensor
 
 __all__ = ["Checkpoint", "load_checkpoint", "open_checkpoint"]
 

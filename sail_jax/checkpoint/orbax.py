@@ -11,8 +11,8 @@ import numpy as np
 
 from sail_jax import disk
 from sail_jax.checkpoint.files import DTYPES, CheckpointError, LoadedTensor, checked_shape
-from sail_jax.checkpoint.tensors import Tensor
 from sail_jax.checkpoint.trees import nested
+from sail_jax.merging.tensors import Tensor
 
 __all__ = ["admit", "find", "read_folder", "write_folder"]
 

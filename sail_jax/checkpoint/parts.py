@@ -8,10 +8,11 @@ from itertools import chain
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
-from sail_jax.checkpoint import nodes
+from sail_jax.checkpoint import mergekit, nodes
 from sail_jax.checkpoint.settings import Setting, check_value
 from sail_jax.checkpoint.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
+from sail_jax.merging.merge import Merge
 
 __all__ = [
     "Align",
@@ -132,7 +133,10 @@ class Tokenizer(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A recipe that has been checked as far as it can be without its checkpoints."""
+    """A recipe that has been checked as far as it can be without its checkpoints.
+
+    merge: of all tensors, if it was given as a value instead of a name and parameters.
+    """
 
     method: str
     modules: tuple[Module, ...]
@@ -151,6 +155,12 @@ class Recipe(NamedTuple):
     text: str = ""
     where: Where = Where()
     places: Mapping[str, Where] = {}
+    merge: Merge | None = None
+
+    @property
+    def entry(self) -> mergekit.Entry:
+        """What is known of the method."""
+        return mergekit.entry(self.method) if self.merge is None else mergekit.entry_of(self.merge)
 
     def at(self, key: str) -> Where:
         """Where a top-level key was given."""

@@ -4,11 +4,11 @@ No entry of a tensor is read. The rules by which tensors are matched:
 
 * By name, after `rename`. The output has the tensors of the base, or without one of the first
   model; what others have besides is an error unless `extra: ignore`, and what one lacks is an error
-  unless `missing: skip` (it abstains) or `missing: base` (it counts as the base). Buffers that are
-  computed (rotary frequencies, position ids, counters) are never a reason to refuse.
+  unless `missing: skip` (it is left out) or `missing: base` (it counts as the base). Buffers that
+  are computed (rotary frequencies, position ids, counters) are never a reason to refuse.
 * A head that is tied to the embedding in all inputs is not written. If any input has its own, the
-  output is untied, and tied inputs vote with their embedding. A stored head that its config calls
-  tied is the embedding's copy.
+  output is untied, and tied inputs are merged by their embedding. A stored head that its config
+  calls tied is the embedding's copy.
 * Rows of embeddings and heads: by token, if a tokenizer is asked for and vocabularies differ; else
   by number. Then more rows than the base has are left out, and a row that a model lacks is taken
   from the base, so that its delta is 0; without a base the rows common to all are kept.
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from sail_jax.checkpoint import mergekit
+from sail_jax.checkpoint.hyperparameters import Hyperparameters
 from sail_jax.checkpoint.inputs import (
     Input,
     Opened,
@@ -38,17 +38,17 @@ from sail_jax.checkpoint.inputs import (
     unmatched_renames,
 )
 from sail_jax.checkpoint.jobs import Job, is_main, jobs
-from sail_jax.checkpoint.knobs import Knobs
 from sail_jax.checkpoint.layers import role
 from sail_jax.checkpoint.recipes import Recipe, RecipeError, Ref
 from sail_jax.checkpoint.rows import Rows, count, head_rows
 from sail_jax.checkpoint.steps import Openings
 from sail_jax.checkpoint.templates import chat_template
-from sail_jax.checkpoint.tensors import Shape, Tensor
 from sail_jax.checkpoint.tokenizers import Alignment, align, read_vocabulary
 from sail_jax.checkpoint.yaml_tree import Where
 from sail_jax.checks import nearest
 from sail_jax.disk import StoreError
+from sail_jax.merging.merge import Merge, identity
+from sail_jax.merging.tensors import Shape, Tensor
 
 __all__ = ["InputSummary", "Plan", "Treatment", "fingerprint", "plan"]
 
@@ -56,24 +56,34 @@ __all__ = ["InputSummary", "Plan", "Treatment", "fingerprint", "plan"]
 class Treatment(NamedTuple):
     """What happens to one tensor of the output.
 
-    method: the name of a merging method, or "copy": of models[0], bytes as they are, where the
-    others, if there are any, have to agree. models: those that vote, and voters: whose they are, as
-    `InputSummary` names them; weights and the tuples among `knobs` have one number for each. group:
-    tensors of one group share tree-scope statistics. note: why it is copied, cropped, ...; "" if
+    merge: None to copy models[0], bytes as they are, where the others, if there are any, have to
+    agree. models: those that are merged, and owners: whose they are, as `InputSummary` names them;
+    weights and the tuples among the options have one number for each. group: tensors of one group
+    share one merge, and so its statistics of the tree. note: why it is copied, cropped, ...; "" if
     there is nothing to say.
     """
 
     name: str
     shape: Shape
     dtype: np.dtype
-    method: str
+    merge: Merge | None
     models: tuple[Tensor, ...]
-    voters: tuple[str, ...]
+    owners: tuple[str, ...]
     base: Tensor | None
     weights: tuple[float, ...] | None
-    knobs: dict[str, Any]
     group: int
     note: str
+
+    @property
+    def method(self) -> str:
+        """The name of the merge, or "copy"."""
+        return "copy" if self.merge is None else self.merge.name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The hyperparameters of the merge, but for PRNG keys."""
+        given = {} if self.merge is None else self.merge.options
+        return {name: value for name, value in given.items() if name != "key"}
 
 
 class InputSummary(NamedTuple):
@@ -113,7 +123,7 @@ def plan(recipe: Recipe, open: Callable[[str], Opened]) -> Plan:
 
 def fingerprint(plan: Plan) -> str:
     """64 hexadecimal digits that change with anything which changes the output: what is done, by
-    which knobs, to which tensors (by their source, dtype and shape; not their entries)."""
+    which merges, to which tensors (by their source, dtype and shape; not their entries)."""
 
     def tensor(x: Tensor | None) -> Any:
         if isinstance(x, Rows):
@@ -123,9 +133,13 @@ def fingerprint(plan: Plan) -> str:
             return None
         return [x.name, x.source, getattr(x, "mark", ""), str(x.dtype), list(x.shape)]
 
+    merges: dict[int, str] = {}
     digest = hashlib.sha256(json.dumps([plan.method, plan.compat, plan.seed]).encode())
     for t in plan.treatments:
-        parts = [t.name, list(t.shape), str(t.dtype), t.method, t.group, t.weights, t.knobs]
+        if t.merge is not None and t.group not in merges:
+            merges[t.group] = identity(t.merge)
+        done = merges.get(t.group, "copy") if t.merge is not None else "copy"
+        parts = [t.name, list(t.shape), str(t.dtype), done, t.group, t.weights]
         parts += [tensor(t.base), *map(tensor, t.models)]
         digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
     for name, data in sorted(plan.extras.items()):
@@ -135,9 +149,9 @@ def fingerprint(plan: Plan) -> str:
 
 class _Planner:
     def __init__(self, recipe: Recipe, open: Callable[[str], Opened]):
-        self.recipe, self.entry = recipe, mergekit.entry(recipe.method)
-        self.knobs, self.notes = Knobs(recipe), list[str]()
-        self.groups: dict[str, int] = {}
+        self.recipe, self.entry = recipe, recipe.entry
+        self.hyperparameters, self.notes = Hyperparameters(recipe), list[str]()
+        self.groups: dict[Any, int] = {}
         self.aliases: dict[str, str] = {}
         self.rowings: dict[tuple, Any] = {}
         found = Openings(open, self.notes)
@@ -161,8 +175,8 @@ class _Planner:
             if found is not None:
                 treatments.append(found)
         if not treatments:
-            raise RecipeError(self.recipe.where, "nothing to merge: the inputs have no tensors")
-        self.notes += self.knobs.notes()
+            self.notes.append("nothing to merge: the inputs have no tensors")
+        self.notes += self.hyperparameters.notes()
         written = {treatment.name for treatment in treatments}
         self.aliases = {a: b for a, b in self.aliases.items() if b in written and a not in written}
         notes = list(dict.fromkeys(self.notes))
@@ -181,50 +195,46 @@ class _Planner:
 
     def _treat(self, job: Job) -> Treatment | None:
         notes: list[str] = []
-        weights, knobs = self.knobs.of(job)
+        chosen = self.hyperparameters.of(job)
         found = self._gather(job, notes)
         if found is None:
             return None
         kept, tensors, base = found
-        if weights is not None:
-            weights = tuple(weights[k] for k in kept)
-        knobs = {
-            key: _collapse([value[k] for k in kept]) if isinstance(value, tuple) else value
-            for key, value in knobs.items()
-        }
+        weights, options = chosen.of(kept)
         first = base or tensors[0]
         owner = [] if job.base is None else [str(job.base[0].ref)]
-        voters = [str(job.votes[k][1].ref) for k in kept] or owner
+        owners = [str(job.sources[k][1].ref) for k in kept] or owner
         everyone = [*([base] if kept and base is not None else []), *tensors]
         if not all(_is_float(x.dtype) for x in everyone):
-            return self._copied(job, everyone, owner + voters if kept else owner, notes)
-        tensors, base = self._shaped(job, [job.votes[k][1] for k in kept], tensors, base, notes)
+            return self._copied(job, everyone, owner + owners if kept else owner, notes)
+        tensors, base = self._shaped(job, [job.sources[k][1] for k in kept], tensors, base, notes)
         dtype = _dtype(self.recipe.out_dtype or self.recipe.dtype) or first.dtype
         method = self.recipe.method
         if len(kept) < self.entry.least:
             who = "the first model" if base is None else "the base"
             notes.append(f"too few models have it for {method}: as it is in {who}")
-            method, weights, knobs = "passthrough", None, {"scale": 1.0}
-            tensors, voters, base = [base or tensors[0]], owner or voters[:1], None
-        normalised = method == "linear" and knobs.get("normalize", True)
+            method, weights, options = "passthrough", None, {"scale": 1.0}
+            tensors, owners, base = [base or tensors[0]], owner or owners[:1], None
+        normalised = method == "linear" and options.get("normalize", True)
         if normalised and weights is not None and abs(sum(weights)) < 1e-12:
             raise RecipeError(
                 job.part.where, f"{job.name}: the weights of linear sum to 0: {list(weights)}"
             )
-        if method == "passthrough" and knobs.get("scale", 1.0) == 1.0 and dtype == tensors[0].dtype:
-            method, weights, knobs = "copy", None, {}
-        self.knobs.check(job, method, knobs, len(tensors), base)
-        key = repr((method, sorted(knobs.items()), [str(job.votes[k][1].ref) for k in kept]))
-        group = self.groups.setdefault(key, len(self.groups))
+        same = dtype == tensors[0].dtype
+        merge: Merge | None = None
+        if method == "passthrough" and options.get("scale", 1.0) == 1.0 and same:
+            weights = None
+        else:
+            merge = self.hyperparameters.merge(job, method, options, owners, base)
+        group = self.groups.setdefault(merge and id(merge), len(self.groups))
         shape = tensors[0].shape if base is None else base.shape
         note = "; ".join(dict.fromkeys(notes))
         return Treatment(
-            job.name, shape, dtype, method, tuple(tensors), tuple(voters), base, weights, knobs,
-            group, note,
+            job.name, shape, dtype, merge, tuple(tensors), tuple(owners), base, weights, group, note
         )  # fmt: skip
 
     def _copied(
-        self, job: Job, tensors: list[Tensor], voters: list[str], notes: list[str]
+        self, job: Job, tensors: list[Tensor], owners: list[str], notes: list[str]
     ) -> Treatment:
         first = tensors[0]
         for other in tensors[1:]:
@@ -238,22 +248,21 @@ class _Planner:
                     " copied and have to agree",
                 )
         if is_derived(job.name):
-            tensors, voters = [first], voters[:1]
+            tensors, owners = [first], owners[:1]
             notes.append("computed or counted, not learned: the first is copied")
         else:
             notes.append("not floating: copied; all inputs have to agree")
-        group = self.groups.setdefault("copy", len(self.groups))
-        note = "; ".join(notes)
+        group = self.groups.setdefault(None, len(self.groups))
         return Treatment(
-            job.name, first.shape, first.dtype, "copy", tuple(tensors), tuple(voters), None, None,
-            {}, group, note,
+            job.name, first.shape, first.dtype, None, tuple(tensors), tuple(owners), None, None,
+            group, "; ".join(notes),
         )  # fmt: skip
 
     def _gather(
         self, job: Job, notes: list[str]
     ) -> tuple[list[int], list[Tensor], Tensor | None] | None:
-        """The tensors that vote, with their places among the votes, and the base's."""
-        everyone = [one for _, one, _ in job.votes] + ([job.base[0]] if job.base else [])
+        """The tensors that are merged, with their places among the sources, and the base's."""
+        everyone = [one for _, one, _ in job.sources] + ([job.base[0]] if job.base else [])
         tied = role(job.name) == "head" and not job.name.endswith("bias")
         if tied and not any(one.has_own(job.name) for one in everyone):
             embedding = next((n for n in self.first.tensors if role(n) == "embedding"), None)
@@ -269,19 +278,19 @@ class _Planner:
             base, note = job.base[0].get(job.base[1], width)
             notes += [note] if note else []
         kept, tensors = [], []
-        for k, (source, one, name) in enumerate(job.votes):
+        for k, (source, one, name) in enumerate(job.sources):
             tensor, note = one.get(name, width)
             notes += [note] if note else []
             if tensor is None and is_derived(name):
                 continue
             if tensor is None and self.recipe.missing == "skip":
-                notes.append(f"{one.ref} lacks it and abstains")
+                notes.append(f"{one.ref} lacks it and is left out")
                 continue
             if tensor is None and self.recipe.missing == "base" and base is not None:
                 notes.append(f"{one.ref} lacks it and counts as the base")
                 tensor = base
             if tensor is None:
-                remedy = "missing: skip lets it abstain, missing: base counts it as the base"
+                remedy = "missing: skip leaves it out, missing: base counts it as the base"
                 raise RecipeError(
                     source.where, f"{one.ref} lacks {name!r}{nearest(name, one.tensors)}; {remedy}"
                 )
@@ -327,7 +336,9 @@ class _Planner:
             if tensor.shape[0] > rows:
                 notes.append(f"rows {rows} to {tensor.shape[0] - 1} of {tensor.source} left out")
             elif tensor.shape[0] < rows:
-                notes.append(f"the {rows - tensor.shape[0]} rows {tensor.source} lacks abstain")
+                notes.append(
+                    f"the {rows - tensor.shape[0]} rows {tensor.source} lacks are the base's"
+                )
             same = tensor.shape[0] == rows
             out.append(tensor if same else head_rows(tensor, rows, base))
         return out, base
@@ -447,7 +458,3 @@ def _is_float(dtype: np.dtype) -> bool:
 
 def _dtype(name: str | None) -> np.dtype | None:
     return None if name is None else np.dtype(getattr(ml_dtypes, name, None) or name)
-
-
-def _collapse(values: Sequence[Any]) -> Any:
-    return values[0] if len(set(values)) == 1 else tuple(values)

@@ -7,7 +7,7 @@ effect is an error with its line and the nearest valid name. Beyond it, at the t
     scope: tensor | tree            of methods that have one
     seed: 0                         of methods that draw
     rename: {pattern: replacement}  regular expressions, applied to the tensor names of every input
-    missing: error | skip | base    where an input lacks a tensor: it abstains, or counts as base
+    missing: error | skip | base    where an input lacks a tensor: left out, or counted as base
     extra: error | ignore           tensors that the output's model lacks
 
 at a model, whatever names it (`models`, `sources`, or base_model: {model: ...}):
@@ -46,6 +46,7 @@ from sail_jax.checkpoint.parts import (
 from sail_jax.checkpoint.settings import Condition, Setting
 from sail_jax.checkpoint.yaml_tree import Node, RecipeError, Where, compose
 from sail_jax.checks import nearest
+from sail_jax.merging.merge import Merge
 
 __all__ = [
     "Module",
@@ -123,27 +124,29 @@ def parse(text: str | bytes, file: str = "recipe") -> Recipe:
 def simple(
     models: Sequence[str | PathLike | Ref],
     base: str | PathLike | Ref | None = None,
-    method: str = "linear",
+    method: str | Merge = "linear",
     *,
     weights: Sequence[float] | None = None,
     compat: str = "paper",
-    **knobs: Any,
+    **options: Any,
 ) -> Recipe:
-    """The recipe of one method over whole models, without YAML.
+    """The recipe of one merge over whole models, without YAML.
 
-    knobs: those of the method (its own names or mergekit's), a number or, for density, gamma,
-    epsilon and scale where models have their own, a sequence with one per model; and of the
-    recipe: dtype, out_dtype, scope, seed, rename, missing, extra, tokenizer ("union", "base" or a
-    model), chat_template. Paths are taken as they are, "+" and "@" included. RecipeError for what
-    is unknown or does not fit.
+    method: a merge, or the name of a method. options: of the method, if it is a name (its own names
+    or mergekit's): a number or, for density, gamma, epsilon and scale where models have their own,
+    a sequence with one per model; and of the recipe: dtype, out_dtype, scope, seed, rename,
+    missing, extra, tokenizer ("union", "base" or a model), chat_template. Paths are taken as they
+    are, "+" and "@" included. RecipeError for what is unknown or does not fit.
 
     >>> simple(["a", "b"], "base", "ties", density=[0.2, 0.5]).modules[0].slices[0].sources[1].model
     Ref(path='b', revision=None, lora=None, lora_revision=None, steps=())
     """
+    merge = method if isinstance(method, Merge) else None
     try:
-        entry = mergekit.entry(method)
+        entry = mergekit.entry(method) if isinstance(method, str) else mergekit.entry_of(method)
     except ValueError as error:
         raise RecipeError(Where("method"), str(error)) from error
+    name = entry.name
     if isinstance(models, (str, PathLike)) or not isinstance(models, Sequence):
         raise RecipeError(Where("models"), f"expected a sequence of paths, got {models!r}")
     refs = [read_path(model, f"models[{i}]") for i, model in enumerate(models)]
@@ -159,8 +162,10 @@ def simple(
         "tokenizer": read_tokenizer_source,
     }
     fields = {
-        key: top[key](_node(knobs.pop(key), key)) if knobs[key] is not None else knobs.pop(key)
-        for key in list(knobs)
+        key: top[key](_node(options.pop(key), key))
+        if options[key] is not None
+        else options.pop(key)
+        for key in list(options)
         if key in top
     }
     fields = {key: value for key, value in fields.items() if value is not None}
@@ -168,18 +173,19 @@ def simple(
     if weights is None and compat == "mergekit" and weight and weight.default is mergekit.REQUIRED:
         weights = [1.0] * len(refs)  # what mergekit asks for in every recipe is the default here
     if weights is not None:
-        knobs["weight"] = list(weights)
-    by_knob = {p.knob: p.name for p in entry.parameters.values() if p.knob is not None}
+        options["weight"] = list(weights)
+    by_option = {p.option: p.name for p in entry.parameters.values() if p.option is not None}
     given: dict[str, Setting] = {}
     each: list[dict[str, Setting]] = [{} for _ in refs]
-    for key, value in knobs.items():
-        name = key if key in entry.parameters else by_knob.get(key)
-        if name is None:
-            known = sorted(p.knob or p.name for p in entry.parameters.values())
-            raise RecipeError(Where(key), f"unknown knob of {method}{nearest(key, [*known, *top])}")
-        parameter = entry.parameters[name]
+    for key, value in options.items():
+        own = key if key in entry.parameters else by_option.get(key)
+        if own is None:
+            known = sorted(p.option or p.name for p in entry.parameters.values())
+            hint = nearest(key, [*known, *top])
+            raise RecipeError(Where(key), f"{name} has no hyperparameter of this name{hint}")
+        parameter = entry.parameters[own]
         if not isinstance(value, Sequence) or isinstance(value, str):
-            given[name] = (
+            given[own] = (
                 Condition(None, (nodes.checked(value, parameter, Where(key)),), Where(key)),
             )
             continue
@@ -188,30 +194,34 @@ def simple(
             raise RecipeError(Where(key), f"expected {expected}, got {len(value)}")
         for i, one in enumerate(value):
             where = Where(f"{key}[{i}]")
-            each[i][name] = (Condition(None, (nodes.checked(one, parameter, where),), where),)
+            each[i][own] = (Condition(None, (nodes.checked(one, parameter, where),), where),)
     sources = tuple(Source(ref, None, each[i], Where(f"models[{i}]")) for i, ref in enumerate(refs))
     whole = Slice(sources, None, {}, Where("models"))
     base_model = None if base is None else read_path(base, "base")
     places = {"base_model": Where("base"), "merge_method": Where("method")}
     compat = nodes.one_of("mergekit", "paper")(_node(compat, "compat"))
     module = Module("", (whole,), {}, Where("models"))
-    recipe = Recipe(method, (module,), base_model, given, compat=compat, places=places, **fields)
+    recipe = Recipe(
+        name, (module,), base_model, given, compat=compat, places=places, merge=merge, **fields
+    )
     return check(recipe)
 
 
 def check(recipe: Recipe) -> Recipe:
     """The recipe, if its method can be applied to as many models with what is set; RecipeError."""
-    entry = mergekit.entry(recipe.method)
+    entry = recipe.entry
     for module in recipe.modules:
         for part in module.slices:
             _check_inputs(recipe, entry, module, part)
     used = {}
     for name, setting in recipe.settings():
-        knob = entry.parameters[name].knob
-        if knob is not None and used.setdefault(knob, name) != name:
+        option = entry.parameters[name].option
+        if option is not None and used.setdefault(option, name) != name:
             where = setting[0].where
-            raise RecipeError(where, f"{name} and {used[knob]} are one parameter; set one of them")
-    if recipe.scope is not None and mergekit.accepts(recipe.method, "scope") is False:
+            other = used[option]
+            raise RecipeError(where, f"{name} and {other} are one parameter; set one of them")
+    own = recipe.merge is None and mergekit.accepts(recipe.method, "scope")
+    if recipe.scope is not None and not own:
         raise RecipeError(recipe.at("scope"), f"{recipe.method} has no scope")
     template = recipe.chat_template
     literal = template is not None and len(template) >= 20 and "{" in template
@@ -224,9 +234,9 @@ def check(recipe: Recipe) -> Recipe:
 TEMPLATES = ("auto", "alpaca", "chatml", "exaone", "llama3", "mistral")
 
 
-def voters(recipe: Recipe, part: Slice) -> tuple[list[Source], Source | None]:
+def merged_sources(recipe: Recipe, part: Slice) -> tuple[list[Source], Source | None]:
     """Those of a slice whose tensors are merged, and what their base_model is as a source."""
-    entry = mergekit.entry(recipe.method)
+    entry = recipe.entry
     base = part.base_model or recipe.base_model
     listed = next((source for source in part.sources if source.model == base), None)
     others = [source for source in part.sources if source.model != base]
@@ -249,7 +259,7 @@ def _check_inputs(recipe: Recipe, entry: mergekit.Entry, module: Module, part: S
     first = entry.base == "first" and recipe.compat == "mergekit"
     if base is None and (entry.base == "required" or first):
         raise RecipeError(part.where, f"{entry.name} needs base_model, which is missing")
-    sources, listed = voters(recipe, part)
+    sources, listed = merged_sources(recipe, part)
     if not entry.least <= len(sources) <= (entry.most or len(sources)):
         expected = f"{entry.least}" if entry.most == entry.least else f"at least {entry.least}"
         besides = " besides base_model" if entry.base in ("required", "optional") else ""
@@ -261,7 +271,7 @@ def _check_inputs(recipe: Recipe, entry: mergekit.Entry, module: Module, part: S
         for name, setting in listed.parameters.items():
             raise RecipeError(
                 setting[0].where,
-                f"{name} of the base model is not read by {entry.name}: the base has no vote",
+                f"{name} of the base model is not read by {entry.name}: the base is not merged",
             )
     if recipe.compat != "mergekit" and not any(
         "weight" in scope for scope in _scopes(recipe, module, part, sources)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sail_jax.checkpoint.tensors import Shape, Tensor
+from sail_jax.merging.tensors import Shape, Tensor
 
 __all__ = ["FILL", "ZERO", "Rows", "count", "head_rows"]
 

@@ -23,7 +23,7 @@ from sail_jax.checkpoint.files import (
     strict_json,
 )
 from sail_jax.checkpoint.layout import Layout, Region, Wanted
-from sail_jax.checkpoint.tensors import Tensor
+from sail_jax.merging.tensors import Tensor
 
 __all__ = ["layout", "read_file", "read_index"]
 

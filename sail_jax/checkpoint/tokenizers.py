@@ -119,10 +119,10 @@ class Alignment(NamedTuple):
                 first = np.where(has[k], k, first)
         row = np.take_along_axis(own, first[None], 0)[0]
         part = np.where(has.any(0), first, ZERO)
-        voted = has.sum(0) > 1
+        shared = has.sum(0) > 1
         if self.base is not None and self.base in keys:
-            voted &= ~has[keys.index(self.base)]
-        partial = voted & ~has.all(0)
+            shared &= ~has[keys.index(self.base)]
+        partial = shared & ~has.all(0)
         means = {
             int(i): tuple((int(k), int(own[k, i])) for k in np.flatnonzero(has[:, i]))
             for i in np.flatnonzero(partial)

@@ -21,8 +21,8 @@ from sail_jax.checkpoint.files import (
     checked_shape,
     reading,
 )
-from sail_jax.checkpoint.tensors import Tensor
 from sail_jax.checkpoint.zips import Member, inflate, members
+from sail_jax.merging.tensors import Tensor
 
 __all__ = ["read_file"]
 

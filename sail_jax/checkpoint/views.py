@@ -20,9 +20,9 @@ from jaxtyping import Array
 from sail_jax.align.blocks import change_blocks
 from sail_jax.checkpoint.files import CheckpointError
 from sail_jax.checkpoint.open import Checkpoint
-from sail_jax.checkpoint.streaming import Work, finite
-from sail_jax.checkpoint.tensors import Shape, Tensor
 from sail_jax.maps import SpaceMap
+from sail_jax.merging.streaming import Work, finite
+from sail_jax.merging.tensors import Shape, Tensor
 from sail_jax.spaces import Spec
 
 __all__ = ["Computed", "View", "grown", "rebased"]

@@ -29,7 +29,7 @@ from sail_jax.checkpoint.files import DTYPES, CheckpointError, checked_shape, ex
 from sail_jax.checkpoint.folders import Flusher, hold, is_empty_folder, pwrite, reserve
 from sail_jax.checkpoint.journal import Journal, Piece, digest, gap
 from sail_jax.checkpoint.layout import Layout, Wanted
-from sail_jax.checkpoint.tensors import Shape
+from sail_jax.merging.tensors import Shape
 
 __all__ = ["Format", "Writer", "create", "save_checkpoint"]
 

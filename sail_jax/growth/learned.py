@@ -23,8 +23,8 @@ from sail_jax.change_basis import change_basis
 from sail_jax.growth.basic import check_growth
 from sail_jax.growth.depth import deepen
 from sail_jax.growth.fresh import leaf_key
+from sail_jax.learning import Learned, learn
 from sail_jax.maps import SpaceMap
-from sail_jax.methods.learned import Learned, learn
 from sail_jax.spaces import Leaf, Space, Spec
 from sail_jax.trees import leaf_paths
 
@@ -55,7 +55,7 @@ def learn_maps(
 ) -> Learned:
     """Minimise loss(change_basis(params, spec, maps(free)), batch) over `free`, `params` frozen.
 
-    One compiled scan, see `sail_jax.methods.learned.learn`: batches have leaves [n, ...], step t
+    One compiled scan, see `sail_jax.learning.learn`: batches have leaves [n, ...], step t
     sees entry t mod n; Adam at 1e-3 by default. Returns the grown parameters, the trained `free`,
     and the loss before each step. Raises ValueError for a loss that is not finite.
     """

@@ -1,1 +1,1 @@
-"""Merging of pytrees: task vectors, transforms of them, reductions, and what evaluates them."""
+"""Merging pytrees: a merge is a value, made of transforms of task vectors and one reduction."""

@@ -1,167 +1,351 @@
-"""A merging method as an expression, apart from the arrays that it is applied to."""
+"""A merge as a value: what it does to task vectors, how it reduces them, and what it needs."""
 
+import dataclasses
 import functools
+import hashlib
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from types import CodeType, MappingProxyType
+from typing import Any, Literal, ParamSpec, TypeVar
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, PyTree
+import numpy as np
+from jaxtyping import ArrayLike, Float, PyTree
 
-from sail_jax.checks import nearest
+from sail_jax.checks import concrete, nearest
+from sail_jax.merging.arithmetic import number
+from sail_jax.merging.arrays import InMemory, merge_arrays
+from sail_jax.merging.combining import Reduction, Transform
+from sail_jax.merging.evaluate import Leaf, evaluate, on_one_cpu, will_be_traced
+from sail_jax.merging.leafwise import check_paths
+from sail_jax.merging.reductions import weighted_sum
+from sail_jax.merging.steps import NEEDS, Needs, Step, kernel
+from sail_jax.merging.streaming import NotFiniteError, Work
 from sail_jax.merging.task_vectors import (
-    Count,
-    Rule,
+    Matched,
+    Proposal,
     Weights,
-    apply,
-    everybody,
-    origin,
-    task_vectors,
+    check_scalar,
+    known_finite,
+    match,
+    outcome,
+    overflow,
+    task_weights,
 )
+from sail_jax.merging.tensors import Shape, Tensor
 
 __all__ = [
     "METHODS",
     "Base",
     "Compat",
-    "Expression",
-    "Method",
-    "default",
-    "expression",
+    "Merge",
+    "choose",
+    "example",
     "get",
-    "knobs",
+    "identity",
     "method",
+    "options_of",
     "with_base",
 ]
 
-Base = Literal["required", "optional", "unused", "votes"]
+Base = Literal["required", "optional", "unused", "merged"]
 Compat = Literal["paper", "mergekit"]
-Method = Callable[..., PyTree]
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Expression:
-    """base + scale * count(rule(votes of the models)).
+@dataclass(frozen=True, eq=False)
+class Merge:
+    """base + scale * reduction(transform(task vectors)), as a value.
 
-    normalize: divide the weights by their sum over all models, before any rule sees them.
-    base: "required", "optional" (votes are deltas from 0 without one), "unused" (deltas from 0; one
-        given says the output's dtypes), or "votes" (required; deltas from 0, and the base's own is
-        the first).
-    models: the least and the largest number of models, None for any.
+    `merge(models, base, weights=...)` applies it to pytrees, under `jit`, `grad`, `vmap` and
+    sharded; `merge_checkpoints(..., method=merge)` to files.
+
+    Attributes:
+      transform: What is done to the task vectors.
+      reduction: How they become one update.
+      scale: What multiplies the update; may be traced.
+      normalize: Whether the weights are divided by their sum over all models, before any transform.
+      base: "required"; "optional", where task vectors are relative to 0 without one; "unused",
+        where they always are, and a base given only says the output's dtypes; or "merged":
+        required, task vectors are relative to 0, and the base's own is the first of them.
+      models: The least and the largest number of models, None for any.
+      positive_weights: Whether weights may not be negative.
+      remedy: What is added to the message of an outcome that is not finite.
+      name: What messages and reports call it.
+      options: The hyperparameters it was made with, by name.
     """
 
-    count: Count
-    rule: Rule = everybody
-    normalize: bool = False
+    transform: Transform = Transform()  # noqa: RUF009 - immutable
+    reduction: Reduction = weighted_sum
     scale: Float[ArrayLike, ""] = 1.0
+    normalize: bool = False
     base: Base = "required"
     models: tuple[int, int | None] = (1, None)
+    positive_weights: bool = False
+    remedy: str = ""
+    name: str = "merge"
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.transform, Transform):
+            raise TypeError(f"transform: expected a Transform, got {self.transform!r}")
+        if not isinstance(self.reduction, Reduction):
+            raise TypeError(f"reduction: expected a Reduction, got {self.reduction!r}")
+        check_scalar("scale", self.scale, np.isfinite, "a finite number")
+        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All steps; the last reduces."""
+        return (*self.transform.steps, *self.reduction.steps)
+
+    @property
+    def needs(self) -> Needs:
+        """What has to be seen of a tensor at once: single entries, rows, or all of it."""
+        return NEEDS[max(NEEDS.index(step.needs) for step in self.steps)]
+
+    @property
+    def over_tree(self) -> bool:
+        """Whether tensors depend on one another through a statistic of the whole tree."""
+        return any(step.over_tree for step in self.steps)
+
+    @property
+    def relative(self) -> bool:
+        """Whether task vectors are relative to the base, if there is one."""
+        return self.base in ("required", "optional")
 
     def check_models(self, count: int, base: bool) -> None:
-        """ValueError for another number of models than this takes, or a missing base."""
+        """ValueError for another number of models than it takes, TypeError for a missing base."""
         least, most = self.models
         if count < least or (most is not None and count > most):
             expected = f"{least}" if least == most else f"{least} to {most}"
             expected = f"at least {least}" if most is None else expected
             raise ValueError(f"models: expected {expected}, got {count}")
-        if self.base in ("required", "votes") and not base:
+        if self.base in ("required", "merged") and not base:
             raise TypeError("base: expected the pytree that the models were tuned from, got None")
 
-    def merge(
-        self, models: Sequence[PyTree], base: PyTree | None = None, weights: Weights = None
+    def check_weights(self, weights: Weights, tasks: int) -> Any:
+        """The weights `[task]` that the steps see; ValueError unless they fit."""
+        w = task_weights(weights, tasks, self.normalize)
+        known = concrete(w)
+        if self.positive_weights and known is not None and (known < 0).any():
+            raise ValueError(f"weights: expected finite values >= 0, got {known.tolist()}")
+        return w
+
+    def work(
+        self,
+        name: str,
+        shape: Shape,
+        dtype: np.dtype,
+        models: Sequence[Tensor],
+        base: Tensor | None,
+        weights: Weights,
+    ) -> Work:
+        """What the engine does for one tensor; raises as the merge of pytrees does."""
+        self.check_models(len(models), base is not None)
+        if self.base == "merged" and base is not None:
+            models, weights = (base, *models), with_base(weights)
+        start = base if self.relative else None
+        with jax.enable_x64(True):
+            w = np.asarray(self.check_weights(weights, len(models)))
+        return Work(name, shape, np.dtype(dtype), tuple(models), start, w, self)
+
+    def __call__(
+        self, models: Sequence[PyTree], base: PyTree | None = None, *, weights: Weights = None
     ) -> PyTree:
-        """The merged pytree; raises as `task_vectors` and `apply` do."""
+        """Merges pytrees.
+
+        Args:
+          models: M pytrees with the same leaf paths and shapes. Floating leaves are merged, in
+            float32, or float64 where a model has it; all others have to agree and are copied.
+          base: The pytree they were tuned from, of the same paths and shapes.
+          weights: Shape `[M]`, finite; 1 for each model by default.
+
+        Returns:
+          A pytree of the structure and dtypes of the base (of the first model without one).
+
+        Raises:
+          ValueError: For models and weights that do not fit, for values that are not finite, and
+            for outcomes that do not fit their dtype. The message names the merge and the leaf.
+            Values that are traced are taken on trust.
+          TypeError: For dtypes that cannot be merged, and for a missing base.
+        """
+        try:
+            return self._merged(models, base, weights)
+        except (TypeError, ValueError) as error:
+            raise _named(self.name, error) from error
+
+    def _merged(self, models: Sequence[PyTree], base: PyTree | None, weights: Weights) -> PyTree:
         if isinstance(models, str) or not isinstance(models, Sequence):
             raise TypeError(f"models: expected a sequence of pytrees, got {type(models).__name__}")
         self.check_models(len(models), base is not None)
         like = models[0] if base is None else base
-        if self.base == "votes":
+        if self.base == "merged":
             models, weights = [base, *models], with_base(weights)
-        relative = base is not None and self.base in ("required", "optional")
-        start = base if relative else origin(like)
-        votes = task_vectors(models, start, weights, self.normalize)
-        return apply(start, self.count(self.rule(votes)), self.scale)
+        w = self.check_weights(weights, len(models))
+        matched = match(models, like)
+        relative = self.relative and base is not None
+        out = list(matched.start)
+        for i, leaf in self._outcomes(matched, w, relative).items():
+            out[i] = leaf
+        return matched.treedef.unflatten(out)
+
+    def _outcomes(self, matched: Matched, w: Any, relative: bool) -> dict[int, Any]:
+        """What the floating leaves become that have entries, by index."""
+        check_paths(self.steps, list(itertools.compress(matched.paths, matched.floating)))
+        sources = matched.proposals(w, relative)
+        leaves = [Leaf(path, x.models[0].size, x) for path, x in sources.values()]
+        scale = number(self.scale)
+        traced = will_be_traced(self.steps, leaves, scale)
+        if not traced and on_one_cpu(leaves):
+            return dict(zip(sources, self._in_pieces(list(sources.values())), strict=True))
+        tail = kernel(outcome, scale, check=not traced)
+        if traced:
+            matched.refuse(known_finite(matched, sources))
+            return dict(zip(sources, evaluate(self.steps, leaves, tail), strict=True))
+        found = dict(zip(sources, evaluate(self.steps, leaves, tail), strict=True))
+        flags = {i: np.asarray(finite) for i, (_, finite) in found.items()}
+        matched.refuse({i: finite[:-1] for i, finite in flags.items()})
+        for i, finite in flags.items():
+            if not finite[-1]:
+                raise ValueError(self._overflow(matched.paths[i], matched.start[i].dtype))
+        return {i: leaf for i, (leaf, _) in found.items()}
+
+    def _in_pieces(self, sources: Sequence[tuple[str, Proposal]]) -> Sequence[Any]:
+        def tensor(path: str, who: str, x: Any) -> InMemory:
+            return InMemory(path, who, np.asarray(x))
+
+        works = [
+            Work(
+                path, x.models[0].shape, np.dtype(x.dtype),
+                tuple(tensor(path, f"model {k}", m) for k, m in enumerate(x.models)),
+                None if x.start is None else tensor(path, "base", x.start),
+                np.asarray(x.weights), self,
+            )
+            for path, x in sources
+        ]  # fmt: skip
+        try:
+            return merge_arrays(works)
+        except NotFiniteError as error:
+            at = error.tensor
+            if isinstance(at, Work):
+                raise ValueError(self._overflow(at.name, at.dtype)) from None
+            what = f"{at.source}, leaf {at.name!r}: expected finite values, got NaN or infinity"
+            raise ValueError(what) from None
+
+    def _overflow(self, path: str, dtype: Any) -> str:
+        said = overflow(path, dtype)
+        return f"{said}; {self.remedy}" if self.remedy else said
+
+
+def _named(name: str, error: Exception) -> Exception:
+    """The same error, if it is one of ours, with the name of the merge in front."""
+    plain = type(error) in (TypeError, ValueError) and not str(error).startswith(f"{name}: ")
+    return type(error)(f"{name}: {error}") if plain else error
 
 
 def with_base(weights: Weights) -> Weights:
-    """The weights of the models, after that of a base which votes as they do: 1."""
+    """The weights of the models behind that of a base which is merged as they are: 1."""
     if weights is None:
         return None
-    return jnp.concatenate([jnp.ones(1), jnp.asarray(weights, jnp.result_type(float)).reshape(-1)])
+    known: Any = concrete(weights)
+    if known is None:
+        return jnp.concatenate([jnp.ones(1), jnp.asarray(weights, float).reshape(-1)])
+    return np.concatenate([np.ones(1), known.reshape(-1)])
 
 
-def default(compat: Compat) -> Callable[[T | None, T, T], T]:
+def choose(compat: Compat) -> Callable[[T | None, T, T], T]:
     """`value`, or where it is None what `compat` makes of it: `(value, paper, mergekit)`."""
     if compat not in ("paper", "mergekit"):
         raise ValueError(f"compat: expected 'paper' or 'mergekit', got {compat!r}")
 
-    def choose(value: T | None, paper: T, mergekit: T) -> T:
+    def chosen(value: T | None, paper: T, mergekit: T) -> T:
         return value if value is not None else paper if compat == "paper" else mergekit
 
-    return choose
+    return chosen
 
 
-METHODS: dict[str, Method] = {}
-_EXPRESSIONS: dict[str, Callable[..., Expression]] = {}
+def identity(merge: Merge) -> str:
+    """64 hexadecimal digits that change with anything that a merge does.
 
-
-def method(express: Callable[..., Expression]) -> Method:
-    """The method of an expression: `express(*, key, **knobs)` becomes
-    `method(models, base=None, *, weights=None, key=None, **knobs)`, registered by its name."""
-    name = express.__name__
-
-    @functools.wraps(express)
-    def merge(
-        models: Sequence[PyTree],
-        base: PyTree | None = None,
-        *,
-        weights: Weights = None,
-        key: Array | None = None,
-        **knobs: Any,
-    ) -> PyTree:
-        try:
-            return expression(name, key=key, **knobs).merge(models, base, weights)
-        except (TypeError, ValueError) as error:
-            if type(error) not in (TypeError, ValueError):
-                raise
-            raise type(error)(f"{name}: {error}") from error
-
-    first = [inspect.Parameter("models", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    first += [inspect.Parameter("base", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)]
-    first += [inspect.Parameter("weights", inspect.Parameter.KEYWORD_ONLY, default=None)]
-    rest = inspect.signature(express).parameters.values()
-    merge.__signature__ = inspect.Signature([*first, *rest])  # type: ignore[attr-defined]
-    METHODS[name], _EXPRESSIONS[name] = merge, express
-    return merge
-
-
-def expression(name: str, *, key: Array | None = None, **knobs: Any) -> Expression:
-    """The expression of the method `name`, for these knobs.
-
-    ValueError for an unknown method, TypeError for an unknown knob, each with the nearest name.
+    Of the code of a function only its own counts, not that of what it calls.
     """
-    known = _known(name)
-    for knob in knobs:
-        if knob not in known:
-            raise TypeError(f"{name} has no knob {knob!r}{nearest(knob, known)}")
-    return _EXPRESSIONS[name](key=key, **knobs)
+    parts = (merge.steps, merge.scale, merge.normalize, merge.base, merge.models)
+    return hashlib.sha256(repr(_plain(parts)).encode()).hexdigest()
 
 
-def knobs(name: str) -> Mapping[str, inspect.Parameter]:
-    """The knobs of the method `name` with their defaults and types."""
-    return MappingProxyType(_known(name))
+def _plain(x: Any) -> Any:
+    """What a part of a merge consists of, with a `repr` that means the same in every process."""
+    if dataclasses.is_dataclass(x):
+        return [type(x).__name__, *(_plain(getattr(x, f.name)) for f in dataclasses.fields(x))]
+    if isinstance(x, functools.partial):
+        return ["partial", _plain(x.func), _plain(x.args), _plain(x.keywords)]
+    if isinstance(x, jax.Array | np.ndarray):
+        array = np.asarray(x)
+        return [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
+    if isinstance(x, Mapping):
+        return [[_plain(key), _plain(value)] for key, value in x.items()]
+    if isinstance(x, tuple | list):
+        return [*map(_plain, x)]
+    if code := getattr(x, "__code__", None):
+        cells = [_plain(cell.cell_contents) for cell in x.__closure__ or ()]
+        return [x.__module__, x.__qualname__, _plain(code), cells]
+    if isinstance(x, CodeType):
+        return [x.co_code.hex(), x.co_names, [*map(_plain, x.co_consts)]]
+    if hasattr(x, "__dict__") and not isinstance(x, type):
+        return [type(x).__name__, _plain(vars(x))]
+    return repr(x)
 
 
-def _known(name: str) -> dict[str, inspect.Parameter]:
-    get(name)
-    parameters = inspect.signature(_EXPRESSIONS[name]).parameters
-    return {knob: parameter for knob, parameter in parameters.items() if knob != "key"}
+# --- the registry
+
+METHODS: dict[str, Callable[..., Merge]] = {}
+"""Every published method by name: what makes its merge."""
 
 
-def get(name: str) -> Method:
-    """The method called `name`; ValueError with the nearest name for an unknown one.
+def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
+    """Registers a function that makes a merge, under its own name.
+
+    All of its parameters are keyword-only. What recipes, the command line and reports know of a
+    method, they know from its signature and from the merge it makes.
+    """
+    name = factory.__name__
+    known = inspect.signature(factory).parameters
+
+    @functools.wraps(factory)
+    def make(*args: P.args, **kwargs: P.kwargs) -> Merge:
+        if args:
+            raise TypeError(
+                f"{name}: expected hyperparameters by name; a merge is made first and applied then:"
+                f" {name}(...)(models, base)"
+            )
+        for option in kwargs:
+            if option in ("models", "base", "weights"):
+                raise TypeError(
+                    f"{name}: {option} are no hyperparameter, but given where the merge is applied:"
+                    f" {name}(...)(models, base, weights=...)"
+                )
+            if option not in known:
+                raise TypeError(f"{name} has no hyperparameter {option!r}{nearest(option, known)}")
+        for option in known.values():
+            if option.default is option.empty and option.name not in kwargs:
+                raise TypeError(f"{name}: missing hyperparameter {option.name!r}")
+        try:
+            merge = factory(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            raise _named(name, error) from error
+        return replace(merge, name=name, options=kwargs)
+
+    METHODS[name] = make
+    return make
+
+
+def get(name: str) -> Callable[..., Merge]:
+    """What makes the merges of a method; ValueError with the nearest name for an unknown one.
 
     >>> from sail_jax import methods
     >>> get("ties") is methods.ties
@@ -170,3 +354,35 @@ def get(name: str) -> Method:
     if name not in METHODS:
         raise ValueError(f"no merging method {name!r}{nearest(str(name), METHODS)}")
     return METHODS[name]
+
+
+def options_of(name: str) -> Mapping[str, inspect.Parameter]:
+    """The hyperparameters of a method, with their defaults and types."""
+    return inspect.signature(get(name)).parameters
+
+
+def example(name: str) -> Merge | None:
+    """A merge by a method, for what does not depend on hyperparameters: how many models it takes,
+    what a base is to it, what it reads. None for a method that needs arrays.
+
+    Its options are the defaults; those without one are the key of seed 0, and 1/2.
+
+    >>> example("arcee_fusion").models, example("fisher")
+    ((1, 1), None)
+    """
+    return _example(get(name))
+
+
+@functools.cache
+def _example(factory: Callable[..., Merge]) -> Merge | None:
+    options: dict[str, Any] = {}
+    for option in inspect.signature(factory).parameters.values():
+        if option.default is not option.empty:
+            continue
+        if option.name == "key":
+            options["key"] = jax.random.key(0)
+        elif "float" in str(option.annotation).lower() and "Sequence" not in str(option.annotation):
+            options[option.name] = 0.5
+        else:
+            return None
+    return factory(**options)

@@ -13,7 +13,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, UInt
 
-__all__ = ["check_key", "key", "mix", "stream", "uniform"]
+from sail_jax.checks import concrete
+
+__all__ = ["key", "key_words", "mix", "stream", "uniform"]
 
 Stream = tuple[UInt[Array, "..."], UInt[Array, "..."]]
 
@@ -36,29 +38,26 @@ def mix(x: UInt[Array, "..."]) -> UInt[Array, "..."]:
     return x ^ (x >> 16)
 
 
-def stream(key: Array, *names: ArrayLike) -> Stream:
-    """The streams of `key` called `names` (32-bit words, broadcast together): 64 bits of state.
+def stream(words: UInt[Array, "words"], *names: ArrayLike) -> Stream:
+    """The streams of a key called `names`: 64 bits of state for each.
 
-    key: one PRNG key, typed or raw; all its words are used.
+    Args:
+      words: Those of the key (`key_words`).
+      *names: 32-bit words, broadcast together.
     """
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    key = jax.random.key_data(key) if typed else key
-    return _absorbed(key.reshape(-1), [jnp.asarray(name, jnp.uint32) for name in names])
-
-
-@jax.jit
-def _absorbed(key: Array, names: list[Array]) -> Stream:
-    names = jnp.broadcast_arrays(*names)
-    beside = key.astype(jnp.uint32).reshape(-1, *(1,) * names[0].ndim)
-    words = [jnp.broadcast_to(word, names[0].shape) for word in (*beside, *names)]
+    arrays = jnp.broadcast_arrays(*(jnp.asarray(name, jnp.uint32) for name in names))
+    shape = arrays[0].shape
+    own = [jnp.broadcast_to(words[i], shape) for i in range(len(words))]
 
     def absorb(state: Stream, word: Array) -> tuple[Stream, None]:
         low = mix(state[0] ^ word)
         return (low, mix(state[1] + word * jnp.uint32(0xC2B2AE35) + low)), None
 
-    first = jnp.full(names[0].shape, 0x9E3779B9, jnp.uint32)
+    first = jnp.full(shape, 0x9E3779B9, jnp.uint32)
     # a loop, since XLA would fuse anything else into its users and hash the names for every entry
-    return lax.scan(absorb, (first, jnp.full_like(first, 0x85EBCA6B)), jnp.stack(words))[0]
+    return lax.scan(absorb, (first, jnp.full_like(first, 0x85EBCA6B)), jnp.stack([*own, *arrays]))[
+        0
+    ]
 
 
 def uniform(of: Stream, index: UInt[Array, "..."]) -> Float[Array, "..."]:
@@ -73,11 +72,14 @@ def uniform(of: Stream, index: UInt[Array, "..."]) -> Float[Array, "..."]:
     return (bits >> 8).astype(jnp.int32).astype(jnp.float32) * jnp.float32(2**-24)
 
 
-def check_key(key: Array | None, purpose: str) -> None:
-    """TypeError unless `key` is one PRNG key."""
+def key_words(key: Array | None, purpose: str) -> UInt[Array, "words"]:
+    """All words of one PRNG key, typed or raw, uint32; TypeError for anything else."""
     if key is None:
         raise TypeError(f"key: expected a PRNG key, for {purpose}, got None")
     try:
         jax.eval_shape(functools.partial(jax.random.fold_in, data=0), key)
     except (TypeError, ValueError) as error:
         raise TypeError(f"key: expected one PRNG key, got {key!r}") from error
+    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    known: Any = concrete(data)
+    return (data if known is None else known).reshape(-1).astype(np.uint32)

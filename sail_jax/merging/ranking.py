@@ -1,44 +1,63 @@
-"""The k largest of many entries, exactly, by counting instead of sorting.
+"""Order statistics of tensors and trees, exactly, by counting instead of sorting.
 
-The bit pattern of a non-negative float is an integer in the same order. Its 16-bit digits are found
-from the top by histograms: the k-th largest key has the largest digit that k entries reach. What
-one leaf contributes is a histogram, and histograms add up, so a threshold over a whole model costs
-one visit to each leaf per digit, in any order. Keys equal to the threshold are taken by position.
-Every array has a leading task axis, and each task has a threshold of its own."""
+The bit pattern of a non-negative float is an unsigned integer in the same order: its key. The k-th
+largest key is found digit by digit, from the top: its first digit is the largest one that k keys
+reach. What a piece of a leaf contributes is how many of its keys have which digit. Counts add up,
+so a threshold over a whole model costs one visit to each leaf per digit, in any order and in any
+pieces. Keys equal to the threshold are taken in order of (path, row-major index).
 
-import functools
+How wide a digit is depends on where the keys are (`Visit.bits`). Two digits of 16 bits, counted
+into 65,536 bins, are fast on CPUs and read a file only twice. Four of 8 bits cost less where leaves
+are small. Digits of one bit need no bins: one comparison and one sum for each, in a loop that
+compiles to a few instructions on every device.
+"""
+
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, auto_axes
+from jax.experimental.buffer_callback import buffer_callback
+from jax.sharding import Sharding, auto_axes
+from jax.tree_util import register_dataclass
 from jaxtyping import Array, Bool, Float, UInt
 
-from sail_jax.merging.task_vectors import by_task
+from sail_jax.merging.arithmetic import per_task
+from sail_jax.merging.steps import STATIC, Kernel, Piece, Visit, kernel
 
 __all__ = [
-    "Cut",
+    "MAGNITUDES",
+    "Found",
+    "Order",
     "Wide",
     "add",
-    "cut",
-    "equal",
-    "histogram",
+    "float_of_key",
+    "fraction",
+    "key_of_float",
     "less",
-    "locate",
     "magnitude",
     "occurrences",
-    "start",
+    "row_ranks",
+    "running",
     "subtract",
     "take",
     "wide",
 ]
 
-BINS, SPARE = 1 << 16, 1 << 10
-COLUMNS = 1 << 14  # of the rows that a vector is seen as
+HALF = 1 << 16
+SPARE = 1 << 10
+"""Bins for keys that do not count."""
+MANY = 1 << 15
+"""Comparisons from which it pays on CPUs to count them in bytes first."""
+COLUMNS = 1 << 14
+"""Of the rows that a vector is seen as."""
+
+
+# --- counts beyond 32 bits
 
 
 class Wide(NamedTuple):
@@ -48,20 +67,14 @@ class Wide(NamedTuple):
     lo: UInt[Array, "..."]
 
 
-class Cut(NamedTuple):
-    """A place in a leaf, of each task: a row, and how many of its candidates come before."""
-
-    row: UInt[Array, "task"]
-    ties: UInt[Array, "task"]
-
-
 def _carry(hi: Array, lo: Array) -> Wide:
-    return Wide(hi + (lo >> 16), lo & (BINS - 1))
+    return Wide(hi + (lo >> 16), lo & (HALF - 1))
 
 
 def wide(n: int | np.ndarray) -> Wide:
-    """Known counts < 2**48 as a Wide."""
-    return Wide(*(jnp.asarray(part, jnp.uint32) for part in (n >> 16, n % BINS)))
+    """Known counts < 2**48 as a Wide, of NumPy."""
+    parts: Any = (np.uint32(np.asarray(n) >> 16), np.uint32(np.asarray(n) % HALF))
+    return Wide(*parts)
 
 
 def add(a: Wide, b: Wide) -> Wide:
@@ -70,199 +83,450 @@ def add(a: Wide, b: Wide) -> Wide:
 
 def subtract(a: Wide, b: Wide) -> Wide:
     """a - b for a >= b."""
-    return _carry(a.hi - b.hi - 1, a.lo - b.lo + BINS)
+    return _carry(a.hi - b.hi - 1, a.lo - b.lo + HALF)
 
 
 def less(a: Wide, b: Wide) -> Bool[Array, "..."]:
     return (a.hi < b.hi) | ((a.hi == b.hi) & (a.lo < b.lo))
 
 
-def cut(counts: UInt[Array, "task row"], left: Wide) -> tuple[Cut, Wide]:
-    """Where the next candidates, so many in each row, are as many as are `left` to be taken; and
-    how many are left after them."""
-    space = _space(counts)
-    running = counts.cumsum(1, dtype=np.uint32)
-    total = _carry(space.uint32(0), running[:, -1])
-    some, wanted = less(left, total), (left.hi << 16 | left.lo)[:, None]
-    row = (running < wanted).sum(1, dtype=np.uint32)
-    at = space.minimum(row, counts.shape[1] - 1)[:, None]
-    before = space.take_along_axis(running - counts, at.astype(np.int32), 1)[:, 0]
-    here = Cut(
-        space.where(some, row, np.uint32(counts.shape[1])),
-        space.where(some, wanted[:, 0] - before, np.uint32(0)),
-    )
-    return here, Wide(*(space.where(some, np.uint32(0), part) for part in subtract(left, total)))
+def narrow_to_wide(n: UInt[Array, "..."]) -> Wide:
+    """Counts < 2**32 as a Wide."""
+    return _carry(jnp.uint32(0), n)
 
 
-def _space(x: Array | np.ndarray) -> Any:
-    """The module for arrays like `x`: on the host nothing has to be compiled."""
-    return np if isinstance(x, np.ndarray | np.generic) else jnp
+def running(counts: Wide) -> Wide:
+    """For each row the sum of the rows before it, of fewer than 2**16 rows."""
+    return _carry(*(part.cumsum(0, dtype=jnp.uint32) - part for part in counts))
 
 
-def occurrences(mask: Bool[Array, "..."], axis: Sequence[int] | None = None) -> Wide:
-    """How often `mask` is True along `axis`, of fewer than 2**32 entries."""
-    if axis is not None and mask.ndim == 2 and not jax.typeof(mask).sharding.spec[1]:
-        return _carry(jnp.uint32(0), _row_sums(mask))
-    return _carry(jnp.uint32(0), mask.sum(axis, dtype=jnp.uint32))
+def _where(condition: Array, a: Wide, b: Wide) -> Wide:
+    return Wide(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True)))
+
+
+def occurrences(mask: Bool[Array, "task ..."]) -> Wide:
+    """How often `mask` is True for each task, of fewer than 2**32 entries: Wide `[task]`."""
+    _check_size(mask)
+    counts = [_row_sums(one) if one.ndim == 1 else one.sum(dtype=jnp.uint32) for one in mask]
+    return _carry(jnp.uint32(0), jnp.stack(counts))
+
+
+def _check_size(keys: Array) -> None:
+    if math.prod(keys.shape[1:]) >= 1 << 32:
+        raise ValueError(f"cannot count a leaf of shape {keys.shape[1:]}: expected < 2**32 entries")
 
 
 def _row_sums(mask: Bool[Array, "... n"]) -> UInt[Array, "..."]:
-    """How many are True on the last axis; on CPUs it pays to add eight in a byte first."""
+    """How many are True on the last axis; of many, on CPUs it pays to add eight in a byte first."""
     n = mask.shape[-1]
-    if n % 8 == 0:
+    if n % 8 == 0 and mask.size > MANY and not any(jax.typeof(mask).sharding.spec):
         mask = mask.reshape(*mask.shape[:-1], 8, n // 8).sum(-2, dtype=jnp.uint8)
     return mask.sum(-1, dtype=jnp.uint32)
 
 
-@jax.jit
+def fraction(part: float) -> Kernel:
+    """The kernel count -> floor(part * count), for counts < 2**32.
+
+    A decimal is taken as written: 0.7 of 10 is 7, though the nearest double is less. So `part`, in
+    [0, 1), is rounded up to 48 binary places.
+    """
+    places = min(math.ceil(part * 2.0**48), (1 << 48) - 1)
+    return kernel(_fraction, np.array([places >> 16 * j & 0xFFFF for j in range(3)], np.uint32))
+
+
+def _fraction(places: UInt[Array, "3"], count: Wide) -> Wide:
+    columns = [jnp.uint32(0)] * 6
+    for i, digit in enumerate((count.lo, count.hi)):
+        for j in range(3):
+            product = digit * places[j]
+            columns[i + j] = columns[i + j] + (product & 0xFFFF)
+            columns[i + j + 1] = columns[i + j + 1] + (product >> 16)
+    for i in range(5):
+        columns[i + 1] = columns[i + 1] + (columns[i] >> 16)
+    return Wide(columns[4] & 0xFFFF, columns[3] & 0xFFFF)
+
+
+# --- keys
+
+
+def _key_bits() -> int:
+    return 8 * _key_dtype().itemsize
+
+
+def _key_dtype() -> np.dtype:
+    """As wide as floats are, so that float32 and float64 leaves share one scale."""
+    return np.dtype(f"uint{8 * jnp.dtype(jnp.result_type(float)).itemsize}")
+
+
 def magnitude(
     delta: Float[Array, "task ..."], weight: Float[Array, "task ..."]
 ) -> UInt[Array, "task ..."]:
-    """|delta| as integers in the same order; those who abstain are worth 0.
-
-    In float64 where JAX has it, so that float32 and float64 leaves share one scale.
-    """
-    dtype = jnp.result_type(float)
+    """|delta| as unsigned integers in the same order; masked entries are worth 0."""
 
     def one(d: Array, w: Array) -> Array:
-        size = lax.stop_gradient(jnp.where(w != 0, jnp.abs(d), 0)).astype(dtype)
-        return lax.bitcast_convert_type(size, _unsigned(dtype))
+        size = lax.stop_gradient(jnp.where(w != 0, jnp.abs(d), 0))
+        return lax.bitcast_convert_type(size.astype(jnp.result_type(float)), _key_dtype())
 
-    return by_task(one, delta, weight)
-
-
-def start() -> tuple[UInt[Array, ""], int]:
-    """The empty prefix of a magnitude, and the position in bits of its first digit."""
-    dtype = _unsigned(jnp.result_type(float))
-    return jnp.zeros((), dtype), 8 * dtype.itemsize - 16
+    return per_task(one, delta, weight)
 
 
-def _unsigned(dtype: jnp.dtype) -> jnp.dtype:
-    return jnp.dtype(f"uint{8 * dtype.itemsize}")
+def _magnitudes(piece: Piece, delta: Array, weight: Array) -> UInt[Array, "task ..."]:
+    return magnitude(delta, weight)
 
 
-@functools.partial(jax.jit, static_argnames="shift")
+MAGNITUDES = kernel(_magnitudes)
+"""The keys |delta|."""
+
+
+def key_of_float(x: Float[Array, "..."]) -> UInt[Array, "..."]:
+    """Floats of both signs as unsigned integers in the same order."""
+    bits = lax.bitcast_convert_type(x.astype(jnp.result_type(float)), _key_dtype())
+    sign = jnp.asarray(1 << 8 * bits.dtype.itemsize - 1, bits.dtype)
+    return jnp.where(bits >= sign, ~bits, bits | sign)
+
+
+def float_of_key(key: UInt[Array, "..."], signed: bool = False) -> Float[Array, "..."]:
+    """The float of a key, as of `magnitude`; as of `key_of_float` if `signed`."""
+    if signed:
+        sign = jnp.asarray(1 << 8 * key.dtype.itemsize - 1, key.dtype)
+        key = jnp.where(key >= sign, key ^ sign, ~key)
+    return lax.bitcast_convert_type(key, jnp.result_type(float))
+
+
+# --- order statistics
+
+
+class Found(NamedTuple):
+    """The keys of one rank, and which of the keys equal to each has it: counted from 1.
+
+    While a search goes on: the digits found so far, and the rank among the keys that begin so.
+    """
+
+    key: UInt[Array, "task"]
+    rank: Wide
+
+
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Order:
+    """A statistic: the keys of some ranks, one `Found` for each.
+
+    Attributes:
+      keys: `(*found, piece, delta, weight) -> [task, ...]`, unsigned integers.
+      sized: The ranks as a function of how many entries there are, counted from 1, the largest
+        key; Wide, of scalars or `[task]`. Rank 0 has a key above all that occur.
+      ranks: `(*found) -> ranks`, where they follow from earlier statistics instead.
+      tasks: How many rows of keys there are, if not one for each model.
+      ties: Whether each piece is to know how many equal keys lie before it, for each rank: with
+        that `take` finds those of equal keys which come first in (path, index).
+    """
+
+    keys: Kernel
+    sized: Callable[[int], tuple[Wide, ...]] | None = field(default=None, metadata=STATIC)
+    ranks: Kernel | None = None
+    tasks: int | None = field(default=None, metadata=STATIC)
+    ties: bool = field(default=False, metadata=STATIC)
+
+    def prepare(self, size: int) -> tuple[Wide, ...]:
+        return () if self.sized is None else self.sized(size)
+
+    def find(
+        self, visit: Visit, found: tuple[Any, ...], prepared: tuple[Wide, ...]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        ranks = prepared if self.ranks is None else visit.run(self.ranks, *found)
+        tasks = self.tasks or visit.tasks
+        none: Any = np.zeros(tasks, _key_dtype())
+        state = tuple(Found(none, _for_each(tasks, rank)) for rank in ranks)
+        search = _by_bits if visit.bits == 1 else _by_digits
+        state, equal = search(visit, self.keys.bind(*found), state, self.ties)
+        return (state,), (visit.before(equal),) if self.ties else ()
+
+    def passes(self, bits: int) -> int:
+        return _key_bits() // bits + (self.ties and bits > 1)
+
+    def kept_bytes(self) -> float:
+        return 0
+
+    def compiled(self) -> "Order":
+        return replace(self, sized=None)
+
+
+def _by_digits(
+    visit: Visit, keys: Kernel, state: tuple[Found, ...], ties: bool
+) -> tuple[tuple[Found, ...], Any]:
+    """A search by digits of many bits, counted into bins; and the equal keys of each piece."""
+    digits = _key_bits() // visit.bits
+
+    def narrow(digit: Any, state: tuple[Found, ...]) -> tuple[Found, ...]:
+        # no digit is known before the first: all ranks share one count
+        first = isinstance(digit, int) and digit == 0
+        heads = tuple(one.key for one in (state[:1] if first else state))
+        left: Any = np.asarray(digits - 1) - digit
+        shift = (left * visit.bits).astype(_key_dtype())
+        count = kernel(_count_digits, keys, heads, shift, bits=visit.bits)
+        return visit.run(kernel(_next_digits), state, visit.fold(count, _add_each))
+
+    state = visit.repeat(digits, narrow, state)
+    if not ties:
+        return state, None
+    equal = kernel(_count_equal, keys, tuple(one.key for one in state))
+    return state, visit.keep(equal, _add_each)[1]
+
+
+def _by_bits(
+    visit: Visit, keys: Kernel, state: tuple[Found, ...], ties: bool
+) -> tuple[tuple[Found, ...], Any]:
+    """A search bit by bit, by comparisons. Each piece counts its keys that begin as the one that is
+    searched for does, so that nobody has to count equal keys in the end."""
+    digits = _key_bits()
+
+    def narrow(digit: Array, known: tuple[Any, Any]) -> tuple[Any, Any]:
+        state, begun = known
+        shift = (digits - 1 - digit).astype(_key_dtype())
+        count = kernel(_count_ones, keys, tuple(one.key for one in state), shift, ties=ties)
+        counts, ones = visit.keep(count, _add_each)
+        ahead = tuple(less(n, one.rank) for n, one in zip(counts, state, strict=True))
+
+        def go_on(ones: tuple[Wide, ...], begun: tuple[Wide, ...]) -> tuple[Wide, ...]:
+            each = zip(ahead, ones, begun, strict=True)
+            return tuple(_where(zero, subtract(n, one), one) for zero, one, n in each)
+
+        return _next_digits(state, counts), visit.each(go_on, ones, begun) if ties else None
+
+    def everything(size: Wide) -> tuple[Wide, ...]:
+        shape = (*size.lo.shape, len(state[0].key))
+        all_keys = Wide(*(jnp.broadcast_to(part[..., None], shape) for part in size))
+        return (all_keys,) * len(state)
+
+    begun = visit.each(everything, visit.sizes()) if ties else None
+    return visit.repeat(digits, narrow, (state, begun))
+
+
+def _for_each(tasks: int, rank: Wide) -> Wide:
+    """A rank of each of so many tasks, computed by NumPy where it is NumPy's."""
+    space: Any = np if isinstance(rank.lo, np.ndarray | np.generic) else jnp
+    return Wide(*(space.broadcast_to(part, (tasks,)) for part in rank))
+
+
+def _add_each(a: Sequence[Wide], b: Sequence[Wide]) -> tuple[Wide, ...]:
+    return tuple(map(add, a, b))
+
+
+def _count_digits(
+    keys: Kernel,
+    heads: tuple[Array, ...],
+    shift: Array,
+    piece: Piece,
+    delta: Array,
+    weight: Array,
+    *,
+    bits: int,
+) -> tuple[Wide, ...]:
+    """For each head how many keys that begin with it have which next digit, `[task, 2**bits]`."""
+    values, inside = keys(piece, delta, weight), piece.inside(delta.shape[1:])
+    return tuple(histogram(values, head, shift, inside, bits) for head in heads)
+
+
+def _count_ones(
+    keys: Kernel,
+    heads: tuple[Array, ...],
+    shift: Array,
+    piece: Piece,
+    delta: Array,
+    weight: Array,
+    *,
+    ties: bool,
+) -> tuple[tuple[Wide, ...], Any]:
+    """For each head how many keys that begin with it have a 1 as their next bit, `[task]`."""
+    counts = _count_where(
+        lambda key, one: key >> shift == one,
+        keys, tuple(head << 1 | 1 for head in heads), piece, delta, weight,
+    )  # fmt: skip
+    return counts, counts if ties else ()
+
+
+def _count_equal(
+    keys: Kernel, thresholds: tuple[Array, ...], piece: Piece, delta: Array, weight: Array
+) -> tuple[tuple[()], tuple[Wide, ...]]:
+    return (), _count_where(lambda key, least: key == least, keys, thresholds, piece, delta, weight)
+
+
+def _count_where(
+    holds: Callable[[Array, Array], Array],
+    keys: Kernel,
+    values: tuple[Array, ...],
+    piece: Piece,
+    delta: Array,
+    weight: Array,
+) -> tuple[Wide, ...]:
+    found, inside = keys(piece, delta, weight), piece.inside(delta.shape[1:])
+
+    def count(value: Array) -> Wide:
+        hits = per_task(holds, found, value)
+        return occurrences(hits if inside is None else hits & inside)
+
+    return tuple(map(count, values))
+
+
+def _next_digits(state: tuple[Found, ...], counts: tuple[Wide, ...]) -> tuple[Found, ...]:
+    """One digit more of every key."""
+    counts = counts * len(state) if len(counts) < len(state) else counts
+    return tuple(map(_next_digit, state, counts))
+
+
+def _next_digit(found: Found, counts: Wide) -> Found:
+    if counts.lo.ndim == 1:
+        zero = less(counts, found.rank)
+        rank = _where(zero, subtract(found.rank, counts), found.rank)
+        return Found(found.key << 1 | (~zero).astype(found.key.dtype), rank)
+    if counts.lo.shape[1] == 256:
+        digit, rank = _reached(counts, found.rank)
+        return Found(found.key << 8 | digit.astype(found.key.dtype), rank)
+    # in two steps, of the digit's upper and lower byte
+    blocks = Wide(*(part.reshape(len(part), 256, 256) for part in counts))
+    high, rank = _reached(_carry(*(part.sum(2, dtype=jnp.uint32) for part in blocks)), found.rank)
+    block = Wide(*(jnp.take_along_axis(p, high[:, None, None], 1)[:, 0] for p in blocks))
+    low, rank = _reached(block, rank)
+    digit = (high << 8 | low).astype(found.key.dtype)
+    return Found(found.key << 16 | digit, rank)
+
+
+def _reached(counts: Wide, rank: Wide) -> tuple[Array, Wide]:
+    """The largest of 256 digits that `rank` keys reach, and the rank among the keys that have it.
+    Rank 0 is reached by the last."""
+    digit = jnp.arange(256)
+    from_here = digit[:, None] <= digit  # [digit, digit]
+
+    def reach(part: Array) -> Array:
+        return jnp.where(from_here, part[:, None], 0).sum(-1, dtype=jnp.uint32)
+
+    reaches = _carry(*map(reach, counts))
+    beside = Wide(rank.hi[:, None], rank.lo[:, None])
+    last = (~less(reaches, beside)).sum(-1, dtype=jnp.int32) - 1
+    at, inside = (
+        Wide(*(jnp.take_along_axis(part, last[:, None], 1)[:, 0] for part in parts))
+        for parts in (reaches, counts)
+    )
+    return last, subtract(rank, subtract(at, inside))
+
+
 def histogram(
     keys: UInt[Array, "task ..."],
-    prefix: UInt[Array, "#task"],
-    shift: int,
+    head: UInt[Array, "task"],
+    shift: UInt[Array, ""],
     inside: Bool[Array, "..."] | None = None,
+    bits: int = 16,
 ) -> Wide:
-    """How many keys that begin with `prefix` have which 16-bit digit at bit `shift`, [task, 65536].
+    """How many keys that begin with `head` have which digit at bit `shift`.
 
-    `inside` says which keys count, all by default. ValueError for leaves of 2**32 entries and more,
-    and for a rule made in one precision and applied in another.
+    Args:
+      keys: Shape `[task, ...]`, fewer than 2**32 for each task.
+      head: What the bits above the digit have to be.
+      shift: How many bits there are below the digit.
+      inside: Which keys count, all by default.
+      bits: Of a digit.
+
+    Returns:
+      Wide `[task, 2**bits]`.
     """
-    if keys.dtype != prefix.dtype:
-        bits = 8 * prefix.dtype.itemsize
-        raise ValueError(
-            f"this rule counts digits of {bits} bits, as jax_enable_x64 was when it was made, and "
-            f"is applied to {8 * keys.dtype.itemsize}: make it under the setting it is applied in"
-        )
-    if math.prod(keys.shape[1:]) >= 1 << 32:
-        raise ValueError(f"cannot count a leaf of shape {keys.shape[1:]}: expected < 2**32 entries")
+    _check_size(keys)
 
-    def one(pair: tuple[Array, Array]) -> Array:
-        key, head = pair
+    def digits(key: Array, head: Array) -> tuple[Array, Array]:
         rest = key >> shift
-        counts = rest >> 16 == head if inside is None else (rest >> 16 == head) & inside
-        # on CPUs dropping what does not count is twice as slow as counting it in spare bins, and
-        # adding to one bin again and again is slow: neighbours have two counters in turn
-        place = lax.iota(jnp.int32, key.size).reshape(key.shape)
-        digit = jnp.where(counts, (rest & (BINS - 1)).astype(jnp.int32), BINS + place % SPARE)
-        bins = jnp.zeros(2 * (BINS + SPARE), jnp.uint32)
-        bins = bins.at[2 * digit + place % 2].add(jnp.uint32(1), mode="promise_in_bounds")
-        return bins.reshape(-1, 2).sum(1, dtype=jnp.uint32)[:BINS]
+        counts = rest >> bits == head if inside is None else (rest >> bits == head) & inside
+        return (rest & ((1 << bits) - 1)).astype(jnp.int32).reshape(-1), counts.reshape(-1)
 
-    def each(*pairs: Array) -> Array:  # not vmap: a batched scatter is several times slower on CPUs
-        if len(pairs[0]) > 8:
-            return lax.map(one, pairs)
-        return jnp.stack([one(pair) for pair in zip(*pairs, strict=True)])
+    def by_scatter(keys: Array, heads: Array) -> Array:
+        return _each_task(lambda key, head: _scattered(*digits(key, head), 1 << bits), keys, heads)
 
-    heads = jnp.broadcast_to(prefix, keys.shape[:1])
-    counts = _automatic(each, _everywhere(keys))(keys, heads)
+    def by_sort(keys: Array, heads: Array) -> Array:
+        return _each_task(
+            lambda key, head: _sorted_counts(*digits(key, head), 1 << bits), keys, heads
+        )
+
+    counts = lax.platform_dependent(keys, head, cpu=by_scatter, default=by_sort)
     return _carry(jnp.uint32(0), counts)
 
 
-def locate(counts: Wide, prefix: UInt[Array, "#task"], rank: Wide) -> tuple[Array, Wide]:
-    """The prefix longer by the digit of the rank-th largest key, and that key's rank under it.
+def _each_task(one: Callable[..., Array], *arrays: Array) -> Array:
+    # not vmap: a batched scatter is several times slower on CPUs
+    if len(arrays[0]) > 8:
+        return lax.map(lambda pair: one(*pair), arrays)
+    return jnp.stack([one(*pair) for pair in zip(*arrays, strict=True)])
 
-    Rank 0 has no key: its digits are all ones, above every key that occurs. On arrays of NumPy it
-    is computed there.
+
+def _scattered(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"]:
+    # on CPUs dropping what does not count is twice as slow as counting it in spare bins, and
+    # adding to one bin again and again is slow: neighbours have two counters in turn
+    place = lax.iota(jnp.int32, digit.size)
+    digit = jnp.where(counts, digit, bins + place % SPARE)
+    found = jnp.zeros(2 * (bins + SPARE), jnp.uint32)
+    found = found.at[2 * digit + place % 2].add(jnp.uint32(1), mode="promise_in_bounds")
+    return found.reshape(-1, 2).sum(1, dtype=jnp.uint32)[:bins]
+
+
+def _sorted_counts(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"]:
+    """On accelerators, where sorting is fast and adding to equal places is not."""
+    ordered = jnp.sort(jnp.where(counts, digit, bins))
+    ends = jnp.searchsorted(ordered, jnp.arange(bins + 1), side="left")
+    return jnp.diff(ends).astype(jnp.uint32)
+
+
+def take(keys: UInt[Array, "task ..."], found: Found, before: Wide) -> Bool[Array, "task ..."]:
+    """Which keys have the rank that was found, or a better one.
+
+    Args:
+      keys: Of a piece, shape `[task, ...]`.
+      found: The threshold, and how many keys equal to it are taken in all.
+      before: How many keys equal to it lie in earlier pieces, Wide `[task]`.
+
+    Returns:
+      All keys above the threshold, and of those equal to it the first in row-major order that
+      earlier pieces leave to be taken.
     """
-    if isinstance(counts.lo, np.ndarray):
-        return _locate_on_host(counts, *jax.tree.map(np.asarray, (prefix, rank)))
-    return _locate(counts, prefix, rank)
-
-
-@jax.jit
-def _locate(counts: Wide, prefix: UInt[Array, "#task"], rank: Wide) -> tuple[Array, Wide]:
-    rank = Wide(*(jnp.broadcast_to(part, counts.lo.shape[:1])[:, None] for part in rank))
-    reach = _carry(*(jnp.cumsum(part[:, ::-1], 1)[:, ::-1] for part in counts))
-    digit = (~less(reach, rank)).sum(1, keepdims=True) - 1
-    at, inside = (Wide(*(jnp.take_along_axis(c, digit, 1) for c in n)) for n in (reach, counts))
-    rank = subtract(rank, subtract(at, inside))
-    return prefix << 16 | digit[:, 0].astype(prefix.dtype), Wide(rank.hi[:, 0], rank.lo[:, 0])
-
-
-def _locate_on_host(counts: Wide, prefix: np.ndarray, rank: Wide) -> tuple[Any, Wide]:
-    """The same, where 64 bits are to be had: by blocks of bins, then by bins."""
-    many = (counts.hi.astype(np.int64) << 16) + counts.lo
-    tasks = np.arange(len(many))
-    wanted = np.broadcast_to((rank.hi.astype(np.int64) << 16) + rank.lo, tasks.shape)
-    digit = np.zeros_like(tasks)
-    for bins in (many.reshape(len(many), -1, 256).sum(2), None):
-        if bins is None:
-            bins = many.reshape(len(many), -1, 256)[tasks, digit]
-        reach = bins[:, ::-1].cumsum(1)[:, ::-1]
-        at = (reach >= wanted[:, None]).sum(1) - 1
-        wanted = wanted - (reach - bins)[tasks, at]
-        digit = digit * 256 + at
-    found = [part.astype(np.uint32) for part in (wanted >> 16, wanted & (BINS - 1))]
-    return prefix << 16 | digit.astype(prefix.dtype), Wide(*cast(list[Array], found))
-
-
-@jax.jit
-def equal(
-    keys: UInt[Array, "task ..."],
-    threshold: UInt[Array, "task"],
-    inside: Bool[Array, "..."] | None = None,
-) -> UInt[Array, "task row"]:
-    """How many keys of each task, those inside, equal its threshold, row by row of its leaf."""
-    if keys.size == 0:
-        return jnp.zeros((len(keys), 1), jnp.uint32)
-
-    def each(keys: Array, threshold: Array) -> Array:
-        found = keys == _beside(threshold, keys)
-        found = found if inside is None else found & inside
-        return _row_sums(found.reshape(len(keys), *_rows(keys)))
-
-    return _automatic(each, _everywhere(keys))(keys, threshold)
-
-
-@jax.jit
-def take(
-    keys: UInt[Array, "task ..."], threshold: UInt[Array, "task"], here: Cut
-) -> Bool[Array, "task ..."]:
-    """Keys above `threshold`, and those equal to it that come before a cut in row-major order."""
     if keys.size == 0:
         return keys > 0
+    left = subtract(_where(less(before, found.rank), found.rank, before), before)
+    left = jnp.where(left.hi < HALF, left.hi << 16 | left.lo, np.uint32(0xFFFFFFFF))
     like = jax.typeof(keys).sharding
-    return _automatic(_take, like)(keys, threshold, here)
+    return _automatic(_take, like)(keys, found.key, left)
 
 
-def _take(keys: Array, threshold: Array, here: Cut) -> Array:
+def _take(keys: Array, thresholds: Array, left: Array) -> Array:
     rows, columns = _rows(keys)
+    tables = keys.reshape(len(keys), rows, columns)
+    in_rows = per_task(lambda key, least: _row_sums(key == least), tables, thresholds)
+    row = _first_reaching(in_rows, left)
+    before = jnp.where(lax.iota(jnp.uint32, rows) < row[:, None], in_rows, 0)
+    left = left - before.sum(1, dtype=jnp.uint32)
+    at = jnp.minimum(row, rows - 1).astype(jnp.int32)
+    here = per_task(lambda key, i: lax.dynamic_index_in_dim(key, i, 0, False), tables, at)
+    column = _first_reaching((here == thresholds[:, None]).astype(jnp.uint32), left)
+    end = row * columns + jnp.where(left > 0, column + 1, 0)
     index = lax.iota(jnp.uint32, rows * columns).reshape(keys.shape[1:])
+    return per_task(
+        lambda key, least, end: (key > least) | ((key == least) & (index < end)),
+        keys, thresholds, end,
+    )  # fmt: skip
 
-    def one(key: Array, least: Array, row: Array, ties: Array) -> Array:
-        at = jnp.minimum(row, rows - 1).astype(jnp.int32)
-        equal = lax.dynamic_index_in_dim(key.reshape(rows, columns), at, 0, False) == least
-        column = (equal.cumsum(dtype=jnp.uint32) < ties).sum(dtype=jnp.uint32)
-        end = row * columns + jnp.where(ties > 0, column + 1, 0)
-        return (key > least) | ((key == least) & (index < end))
 
-    return by_task(one, keys, threshold, *here)
+def _first_reaching(
+    counts: UInt[Array, "task n"], wanted: UInt[Array, "task"]
+) -> UInt[Array, "task"]:
+    """The largest i for which the sum of counts[:i] is less than what is wanted, or n; 0 if nothing
+    is. So the entry i is the first with which the sum reaches it.
+
+    By bisection: XLA compiles running sums slowly, and this only adds up.
+    """
+    n = counts.shape[1]
+    place = lax.iota(jnp.uint32, n)
+
+    def halve(k: Array, at: Array) -> Array:
+        further = at | jnp.uint32(1) << (n.bit_length() - 1 - k).astype(jnp.uint32)
+        passed = jnp.where(place < further[:, None], counts, 0).sum(1, dtype=jnp.uint32)
+        return jnp.where((further <= n) & (passed < wanted), further, at)
+
+    return lax.fori_loop(0, n.bit_length(), halve, jnp.zeros_like(wanted))
 
 
 def _rows(keys: Array) -> tuple[int, int]:
@@ -273,15 +537,77 @@ def _rows(keys: Array) -> tuple[int, int]:
     return math.prod(rows), columns
 
 
-def _everywhere(x: Array) -> Sharding:
-    """A whole copy on each device of `x`."""
-    return NamedSharding(jax.typeof(x).sharding.mesh, PartitionSpec())
-
-
 def _automatic(f: Callable[..., Array], out: Sharding) -> Callable[..., Array]:
     """`f` with its shardings left to the compiler, also on a mesh of explicit axes."""
     return cast(Callable[..., Array], auto_axes(f, out_sharding=out))
 
 
-def _beside(per_task: Array, leaf: Array) -> Array:
-    return per_task.reshape(-1, *(1,) * (leaf.ndim - 1))
+# --- ranks within rows
+
+
+def row_ranks(size: Float[Array, "... n"], on_host: bool = False) -> UInt[Array, "... n"]:
+    """How many entries of its row come before each, in order of size.
+
+    Args:
+      size: Not negative; rows lie along the last axis and have less than 2**31 entries.
+      on_host: Whether NumPy may sort (see `Piece`), which is some hundred times faster on CPUs
+        than XLA.
+
+    Returns:
+      Ranks from 0, of the shape of `size`; equal entries in order of position.
+    """
+    if size.size == 0:
+        return jnp.zeros(size.shape, jnp.uint32)
+    dtype = jnp.dtype(f"uint{8 * size.dtype.itemsize}")
+    keys = lax.bitcast_convert_type(lax.stop_gradient(size), dtype)
+    ranks = _rank_by_numpy if on_host else _rank_by_xla
+    return _automatic(ranks, jax.typeof(keys).sharding)(keys)
+
+
+def _rank_dtype(n: int) -> type[np.unsignedinteger]:
+    return np.uint16 if n <= 1 << 16 else np.uint32
+
+
+def _rank_by_xla(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
+    index = lax.broadcasted_iota(jnp.uint32, keys.shape, keys.ndim - 1)
+    _, order = lax.sort((keys, index), num_keys=1, is_stable=True)
+    _, rank = lax.sort((order, index), num_keys=1)
+    return rank.astype(_rank_dtype(keys.shape[-1]))
+
+
+def _rank_by_numpy(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
+    out = jax.ShapeDtypeStruct(keys.shape, _rank_dtype(keys.shape[-1]))
+    return buffer_callback(_ranked, out, vmap_method="expand_dims")(keys)
+
+
+def _ranked(_: Any, out: Any, keys: Any) -> None:
+    np.asarray(out)[...] = _host_ranks(np.asarray(keys))
+
+
+BLOCK = 1 << 15
+"""Entries sorted at a time, in cache."""
+
+
+def _host_ranks(keys: Any) -> np.ndarray:
+    """Ranks by NumPy alone: a vectorised sort of (key, position) in 64 bits, then its inverse."""
+    shape, n = keys.shape, keys.shape[-1]
+    rows = np.asarray(keys).reshape(-1, n)
+    ranks = np.empty(rows.shape, _rank_dtype(n))
+    if rows.dtype != np.uint32:
+        order = np.argsort(rows, axis=1, kind="stable")
+        np.put_along_axis(ranks, order, np.arange(n, dtype=ranks.dtype)[None], 1)
+        return ranks.reshape(shape)
+    step = max(1, BLOCK // n)
+    pairs = np.empty((step, n), np.uint64)
+    position = np.arange(step * n, dtype=np.uint64).reshape(step, n)
+    rank = np.broadcast_to(np.arange(n, dtype=ranks.dtype), (step, n))
+    for start in range(0, len(rows), step):
+        block = rows[start : start + step]
+        some = pairs[: len(block)]
+        np.left_shift(block, np.uint64(32), out=some, dtype=np.uint64)
+        np.bitwise_or(some, position[: len(block)], out=some)
+        some.sort(axis=1)
+        np.bitwise_and(some, np.uint64(0xFFFFFFFF), out=some)
+        out = ranks[start : start + step].reshape(-1)
+        out[some.view(np.int64).reshape(-1)] = rank[: len(block)].reshape(-1)
+    return ranks.reshape(shape)

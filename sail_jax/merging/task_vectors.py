@@ -1,280 +1,160 @@
-"""A merge is votes, rules, and one count.
+"""Task vectors: what each model proposes to change in a base, and how much it counts there.
 
-Each model votes for a change of the base at every entry of every leaf, with a weight that says
-how much it counts there. A rule edits votes, a count sums them up, and `apply` adds the outcome
-to the base. Values (finiteness, equality of integer leaves) are checked wherever arrays are
-concrete and taken on trust while they are traced; structure, shapes and dtypes always are checked.
+Values (finiteness, equality of leaves that are not floating) are checked wherever arrays are
+concrete and taken on trust while they are traced. Structure, shapes and dtypes always are checked.
 """
 
-import fnmatch
 import functools
-import math
-import operator
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.tree_util import Partial
-from jaxtyping import Array, ArrayLike, Bool, Float, PyTree, UInt
+from jax.tree_util import register_dataclass
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from sail_jax.checks import concrete
-from sail_jax.trees import leaf_paths
+from sail_jax.merging.evaluate import Leaf, evaluate, is_traced
+from sail_jax.merging.steps import STATIC, kernel
+from sail_jax.trees import leaf_paths, some_paths
 
 __all__ = [
-    "Chain",
-    "Count",
-    "Each",
-    "Fold",
-    "Grain",
-    "Kernel",
-    "Leafwise",
-    "Masked",
-    "Piece",
-    "Place",
-    "Rule",
+    "Matched",
+    "Proposal",
     "TaskVectors",
     "Weights",
     "apply",
-    "by_task",
-    "chain",
     "check_scalar",
-    "everybody",
-    "masked",
+    "match",
     "origin",
-    "sums",
-    "tally",
+    "outcome",
     "task_vectors",
     "task_weights",
-    "whole",
 ]
+
+Weights = Float[ArrayLike, "task"] | Sequence[float] | None
 
 
 class TaskVectors(NamedTuple):
-    """The votes of M models on every leaf; entries with weight 0 abstain.
+    """The task vectors of M models, leaf by leaf.
 
-    delta: what each model proposes, theta_k - base, [task, ...], float32 (float64 if a model is).
-    weight: how much it counts there, broadcastable to delta; [task, 1, ...] to begin with.
-    Leaves that are not floating are None in both trees, so that no rule sees them.
+    Attributes:
+      delta: What each model proposes, theta_k - base, `[task, ...]`, float32 (float64 if a model
+        is).
+      weight: How much it counts there, broadcastable to delta; 0 where it is masked. `[task, 1,
+        ...]` to begin with. Leaves that are not floating are None in both trees.
     """
 
     delta: PyTree
     weight: PyTree
 
 
-Rule = Callable[[TaskVectors], TaskVectors]
-Count = Callable[[TaskVectors], PyTree]  # the only place where the task axis disappears
-Weights = Float[ArrayLike, "task"] | Sequence[float] | None
-Grain = Literal["entry", "row", "leaf"]
-Piece = tuple[str, int]  # a path, and the index of the first entry
+@register_dataclass
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """The arrays of one leaf in a base and in the models tuned from it.
 
-
-class Place(NamedTuple):
-    """Where the entries lie that a kernel sees: a whole leaf, or a run of its rows or entries.
-
-    name: crc32 of the leaf's path. start: row-major index of the first entry in its leaf.
-    size: how many of the entries belong to the leaf; what follows is padding, of zero deltas.
+    Attributes:
+      start: The base's, None for zeros.
+      models: One array for each model, or all of them stacked.
+      weights: Shape `[task]`.
+      dtype: Of the outcome.
     """
 
-    name: ArrayLike
-    start: ArrayLike
-    size: ArrayLike
+    start: Array | None
+    models: Sequence[Array] | Array
+    weights: Float[Array, "task"]
+    dtype: str = field(metadata=STATIC)
 
-    def index(self, shape: Sequence[int]) -> UInt[Array, "..."]:
-        """The row-major indices in their leaf of entries of this shape."""
-        flat = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-        return flat + jnp.asarray(self.start, jnp.uint32)
+    @property
+    def tasks(self) -> int:
+        return len(self.models)
 
-    def inside(self, shape: Sequence[int]) -> Bool[Array, "..."] | None:
-        """Which entries are no padding; None for all, where that is known beforehand."""
-        n = math.prod(shape)
-        if isinstance(self.size, int) and self.size == n:
-            return None
-        return (lax.iota(jnp.uint32, n) < jnp.asarray(self.size, jnp.uint32)).reshape(shape)
-
-
-def whole(path: str, delta: Array) -> Place:
-    """All of a leaf."""
-    return Place(np.uint32(zlib.crc32(path.encode())), np.uint32(0), math.prod(delta.shape[1:]))
-
-
-Kernel = Callable[..., Any]
+    def vectors(self) -> tuple[Array, Array]:
+        """delta `[task, ...]` and weight `[task, 1, ...]`, computed in float32 or float64."""
+        known = [self.models] if isinstance(self.models, jax.Array) else [*self.models]
+        known += [] if self.start is None else [self.start]
+        dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in known) else jnp.float32
+        if isinstance(self.models, jax.Array):
+            delta = self.models.astype(dtype)
+        else:
+            delta = jnp.stack([x.astype(dtype) for x in self.models])
+        delta = delta if self.start is None else delta - self.start.astype(dtype)
+        return delta, self.weights.astype(dtype).reshape(-1, *(1,) * (delta.ndim - 1))
 
 
-def _entrywise(a: Any, b: Any) -> Any:
-    return jax.tree.map(operator.add, a, b)
+class Matched(NamedTuple):
+    """The leaves of several models and their base, matched by path.
 
-
-def _votes(vectors: TaskVectors) -> list[tuple[str, Array, Array]]:
-    delta, treedef = jax.tree.flatten(vectors.delta)
-    weight = treedef.flatten_up_to(vectors.weight)
-    return list(zip(leaf_paths(vectors.delta), delta, weight, strict=True))
-
-
-@dataclass(frozen=True)
-class Leafwise:
-    """A rule or a count that needs one leaf at a time, or less.
-
-    kernel: `(place, delta, weight) -> (delta, weight)` in a rule, `-> update` in a count. A
-        `jax.tree_util.Partial` of a function that lives as long as the process, so that it is
-        compiled once whatever its arrays hold.
-    local: further first arguments for it, piece by piece.
-    grain: what it needs to see at once: single entries, rows (all entries along the last axis), or
-        the leaf. Leaves may be cut into pieces of that grain.
+    Attributes:
+      paths: In the order in which the base flattens.
+      start: The base's leaves.
+      models: The leaves of each model, in that order.
+      floating: Which leaves are merged; the others are copied.
+      treedef: The base's structure.
     """
 
-    kernel: Kernel
-    local: Mapping[Piece, tuple] | None = None
-    grain: Grain = "entry"
+    paths: list[str]
+    start: list[Any]
+    models: list[list[Any]]
+    floating: list[bool]
+    treedef: Any
 
-    def at(self, piece: Piece) -> Kernel:
-        """The kernel with what is local to a piece."""
-        if self.local is None:
-            return self.kernel
-        function, args = self.kernel, ()
-        if isinstance(function, Partial):
-            function, args = function.func, function.args
-        return Partial(function, *args, *self.local[piece])
+    def proposals(
+        self, weights: Float[ArrayLike, "task"], relative: bool
+    ) -> dict[int, tuple[str, Proposal]]:
+        """Paths and sources of the floating leaves that have entries, by their index.
 
-    def __call__(self, vectors: TaskVectors) -> Any:
-        treedef = jax.tree.structure(vectors.delta)
-        new = [self.at((p, 0))(whole(p, d), d, w) for p, d, w in _votes(vectors)]
-        if not new or isinstance(new[0], tuple):
-            return TaskVectors(*(treedef.unflatten(part[i] for part in new) for i in range(2)))
-        return treedef.unflatten(new)
+        Args:
+          weights: One for each model.
+          relative: Whether task vectors are relative to the base, or to 0.
+        """
+        w: Any = weights
+        return {
+            i: (
+                path,
+                Proposal(
+                    start if relative else None,
+                    tuple(column[i] for column in self.models),
+                    w,
+                    str(start.dtype),
+                ),
+            )
+            for i, (path, start) in enumerate(zip(self.paths, self.start, strict=True))
+            if self.floating[i] and start.size
+        }
 
+    def refuse(self, flags: Mapping[int, Bool[np.ndarray, "..."]]) -> None:
+        """ValueError for the first of the leaves which holds a value that is not finite.
 
-@dataclass(frozen=True)
-class Fold:
-    """A rule or a count that needs a statistic of all leaves: summarise, add up, go on as `then`.
-
-    summary: a kernel, `(place, delta, weight) ->` what a piece contributes, a pytree.
-    then: `(sum, size) -> rule or count`, a `Leafwise` at last; size is how many entries a model
-        has in all. Runs once, between two visits to the leaves.
-    add: an associative and commutative sum, entrywise by default, so that pieces may be visited in
-        any order, on any device, one at a time. None keeps them apart: `then` gets them by `Piece`.
-    visits: how often all leaves are visited before what it becomes is a `Leafwise`.
-    keeps: bytes for every vote that what it finds takes until then; 0 if that is a few numbers.
-    A tree without leaves is left alone.
-    """
-
-    summary: Kernel
-    then: Callable[[Any, int], Any]
-    add: Callable[[Any, Any], Any] | None = _entrywise
-    grain: Grain = "entry"
-    visits: int = 1
-    keeps: float = 0
-
-    def __call__(self, vectors: TaskVectors) -> Any:
-        votes = _votes(vectors)
-        if not votes:
-            return vectors
-        parts = {(p, 0): self.summary(whole(p, d), d, w) for p, d, w in votes}
-        size = sum(math.prod(d.shape[1:]) for _, d, _ in votes)
-        total = parts if self.add is None else functools.reduce(self.add, parts.values())
-        return self.then(total, size)(vectors)
+        Args:
+          flags: Whether all values are finite: of the models, and of the base behind them, if it
+            is among them.
+        """
+        names = [*(f"model {k}" for k in range(len(self.models))), "base"]
+        for k, name in enumerate(names):
+            for i, finite in flags.items():
+                if k < len(finite) and not finite[k]:
+                    raise ValueError(
+                        f"{name}, leaf {self.paths[i]!r}: expected finite values, "
+                        "got NaN or infinity"
+                    )
 
 
-@dataclass(frozen=True)
-class Each:
-    """A rule or a count applied to every leaf as if it were alone: statistics of one tensor."""
+def match(models: Sequence[PyTree], base: PyTree) -> Matched:
+    """Matches the leaves of models to those of their base, and checks that they fit.
 
-    rule: Callable[[TaskVectors], Any]
+    Args:
+      models: Pytrees with the leaf paths and shapes of `base`. Containers may differ, as may
+        floating dtypes. Leaves that are not floating must equal the base's.
+      base: The pytree whose structure counts.
 
-    def __call__(self, vectors: TaskVectors) -> Any:
-        treedef = jax.tree.structure(vectors.delta)
-        new = [self._alone(*vote) for vote in _votes(vectors)]
-        if not new or isinstance(new[0], TaskVectors):
-            new = [(*n.delta.values(), *n.weight.values()) for n in new]
-            return TaskVectors(*(treedef.unflatten(part[i] for part in new) for i in range(2)))
-        return treedef.unflatten(part for n in new for part in n.values())
-
-    def _alone(self, path: str, delta: Array, weight: Array) -> Any:
-        try:
-            return self.rule(TaskVectors({path: delta}, {path: weight}))
-        except ValueError as error:
-            if type(error) is not ValueError:
-                raise
-            raise ValueError(f"leaf {path!r}: {error}") from error
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Rules applied from left to right; the last may be a count."""
-
-    rules: tuple[Callable[[Any], Any], ...]
-
-    def __call__(self, vectors: TaskVectors) -> Any:
-        return functools.reduce(lambda votes, rule: rule(votes), self.rules, vectors)
-
-
-@dataclass(frozen=True)
-class Masked:
-    """A rule confined to the leaves whose path is chosen, which are all it sees."""
-
-    rule: Rule
-    chosen: Callable[[str], bool]
-
-    def __call__(self, vectors: TaskVectors) -> TaskVectors:
-        paths = leaf_paths(vectors.delta)
-        picks = [self.chosen(path) for path in paths]
-        if not any(picks):
-            raise ValueError(f"masked: the predicate chooses none of the leaves {_some(paths)}")
-
-        def select(tree: PyTree) -> PyTree:
-            leaves, treedef = jax.tree.flatten(tree)
-            pairs = zip(leaves, picks, strict=True)
-            return treedef.unflatten(leaf if pick else None for leaf, pick in pairs)
-
-        edited = self.rule(TaskVectors(*map(select, vectors)))
-        return jax.tree.map(
-            lambda new, old: old if new is None else new, edited, vectors, is_leaf=_is_none
-        )
-
-
-def chain(*rules: Callable[[Any], Any]) -> Rule:
-    """The rule that applies `rules` from left to right; `chain()` changes nothing."""
-    return Chain(rules)
-
-
-everybody = chain()
-"""The rule by which all votes stand."""
-
-
-def masked(rule: Rule, predicate: str | Callable[[str], bool]) -> Rule:
-    """`rule` applied to the leaves whose path satisfies `predicate`; the others keep their votes.
-
-    A string is a glob pattern, matched with case; `*` crosses "/". A tree-scope rule takes its
-    statistic over the chosen leaves. Choosing no leaf at all is a ValueError on application.
-    """
-    if isinstance(predicate, str):
-        return Masked(rule, functools.partial(_glob, predicate))
-    return Masked(rule, predicate)
-
-
-def _glob(pattern: str, path: str) -> bool:
-    return fnmatch.fnmatchcase(path, pattern)
-
-
-def task_vectors(
-    models: Sequence[PyTree],
-    base: PyTree | None,
-    weights: Weights = None,
-    normalize: bool = False,
-) -> TaskVectors:
-    """The votes theta_k - base, stacked on a leading task axis in float32 (float64 where given).
-
-    models: pytrees with the leaf paths and shapes of `base` (containers may differ, as may
-    floating dtypes). Integer and bool leaves take no part and must equal the base's.
-    weights, normalize: as in `task_weights`.
-
-    Raises ValueError for no models, other leaves, shapes or weights than expected, non-finite
-    values and unequal integer leaves; TypeError for dtypes that cannot be merged and for a
-    missing base. Messages name the model and the leaf.
+    Raises:
+      ValueError: For no models, other leaves or shapes than expected, and unequal leaves that are
+        not floating.
+      TypeError: For dtypes that cannot be merged. Messages name the model and the leaf.
     """
     if isinstance(models, str) or not isinstance(models, Sequence):
         raise TypeError(f"models: expected a sequence of pytrees, got {type(models).__name__}")
@@ -283,52 +163,133 @@ def task_vectors(
     if base is None:
         raise TypeError("base: expected the pytree that the models were tuned from, got None")
     paths, treedef = leaf_paths(base), jax.tree.structure(base)
-    named = {**{f"model {k}": model for k, model in enumerate(models)}, "base": base}
-    columns = {name: _column(name, tree, paths) for name, tree in named.items()}
-    for name, column in columns.items():
-        _check_like(name, column, columns["base"], paths)
+    start = [
+        _leaf(f"base, leaf {path!r}", x)
+        for path, x in zip(paths, jax.tree.leaves(base), strict=True)
+    ]
+    columns = []
+    for k, model in enumerate(models):
+        column = _column(f"model {k}", model, paths, treedef)
+        for path, leaf, like in zip(paths, column, start, strict=True):
+            _check_like(f"model {k}, leaf {path!r}", leaf, like)
+        columns.append(column)
+    return Matched(paths, start, columns, list(map(_floating, start)), treedef)
+
+
+def task_vectors(
+    models: Sequence[PyTree],
+    base: PyTree | None,
+    weights: Weights = None,
+    normalize: bool = False,
+) -> TaskVectors:
+    """The task vectors theta_k - base of all models, stacked.
+
+    Args:
+      models: See `match`.
+      base: The pytree that the models were tuned from.
+      weights: See `task_weights`.
+      normalize: Whether weights are divided by their sum.
+
+    Raises:
+      ValueError: For models or weights that do not fit, and for values that are not finite.
+      TypeError: For dtypes that cannot be merged, and without a base.
+    """
+    matched = match(models, base)
     w = task_weights(weights, len(models), normalize)
+    sources = matched.proposals(w, relative=True)
+    found = dict(zip(sources, _vectors(list(sources.values())), strict=True))
+    matched.refuse(known_finite(matched, sources))
 
-    def vote(*leaves: Array) -> tuple[Array | None, Array | None]:
-        if not _floating(leaves[-1]):
+    def pair(i: int) -> tuple[Any, Any]:
+        if not matched.floating[i]:
             return None, None
-        dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in leaves) else jnp.float32
-        *tuned, start = (x.astype(dtype) for x in leaves)
-        return jnp.stack(tuned) - start, w.astype(dtype).reshape(-1, *(1,) * start.ndim)
+        if i in found:
+            return found[i]
+        leaf = matched.start[i]
+        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+        ones = (1,) * leaf.ndim
+        return (
+            jnp.zeros((len(models), *leaf.shape), dtype),
+            jnp.asarray(w, dtype).reshape(-1, *ones),
+        )
 
-    votes = [vote(*leaves) for leaves in zip(*columns.values(), strict=True)]
-    return TaskVectors(*(treedef.unflatten(pair[i] for pair in votes) for i in range(2)))
+    pairs = [pair(i) for i in range(len(matched.paths))]
+    return TaskVectors(*(matched.treedef.unflatten(p[side] for p in pairs) for side in range(2)))
+
+
+def _vectors(sources: Sequence[tuple[str, Proposal]]) -> list[Any]:
+    leaves = [Leaf(path, source.models[0].size, source) for path, source in sources]
+    return evaluate((), leaves, kernel(_as_they_are))
+
+
+def _as_they_are(source: Proposal, value: tuple[Array, Array]) -> tuple[Array, Array]:
+    return value
+
+
+def known_finite(
+    matched: Matched, sources: Mapping[int, tuple[str, Proposal]]
+) -> dict[int, Bool[np.ndarray, "..."]]:
+    """Whether the arrays of each leaf are finite, as far as they are known: of the models, and of
+    the base if it is among the sources."""
+    flags = {}
+    with jax.ensure_compile_time_eval():
+        for i, (_, source) in sources.items():
+            arrays = [*source.models, *([] if source.start is None else [source.start])]
+            flags[i] = [True if is_traced(x) else _finite(x) for x in arrays]
+    return {i: np.array(found) for i, found in jax.device_get(flags).items()}
+
+
+_finite = jax.jit(lambda x: jnp.isfinite(x).all())
+
+
+def outcome(
+    scale: Array, source: Proposal, update: Array, *, check: bool
+) -> Array | tuple[Array, Array]:
+    """start + scale * update, computed in the dtype of the update and cast once.
+
+    With `check` also whether the models, the start (if there is one) and the outcome are finite.
+    """
+    change = scale.astype(update.dtype) * update
+    start = source.start
+    out = change if start is None else start.astype(change.dtype) + change
+    out = out.astype(source.dtype)
+    if not check:
+        return out
+    arrays = [*source.models, *([] if start is None else [start]), out]
+    return out, jnp.stack([jnp.isfinite(x).all() for x in arrays])
 
 
 def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> PyTree:
     """base + scale * update, computed in the update's dtype and cast once to the base's.
 
-    Leaves without an update (None) are the base's. ValueError unless `scale` is a finite scalar,
-    and for values that do not fit a 16-bit float, naming the leaf.
+    Leaves without an update (None) are the base's.
+
+    Raises:
+      ValueError: Unless `scale` is a finite number, and for values that do not fit the dtype of
+        their leaf, which is named.
     """
     check_scalar("scale", scale, np.isfinite, "a finite number")
 
     def step(change: Array | None, leaf: Any) -> Any:
         if change is None:
-            return leaf if leaf is None else jnp.asarray(leaf)
+            return leaf
         leaf = jnp.asarray(leaf)
         return (leaf.astype(change.dtype) + scale * change).astype(leaf.dtype)
 
     merged = jax.tree.map(step, update, base, is_leaf=_is_none)
-    narrow = [
-        (path, leaf)
-        for path, leaf in zip(leaf_paths(merged), jax.tree.leaves(merged), strict=True)
-        if _floating(leaf) and leaf.dtype.itemsize == 2
-    ]
-    finite = concrete(_finite([leaf for _, leaf in narrow])) if narrow else None
-    if finite is not None and not finite.all():
-        path, leaf = narrow[int(np.argmin(finite))]
-        largest = float(jnp.finfo(leaf.dtype).max)
-        raise ValueError(
-            f"leaf {path!r}: the merged values do not fit {leaf.dtype}, whose largest is "
-            f"{largest:.4g}; give the base, or the models, in a wider dtype"
-        )
+    for path, leaf in zip(leaf_paths(merged), jax.tree.leaves(merged), strict=True):
+        if _floating(leaf) and not is_traced(leaf) and not _finite(leaf):
+            raise ValueError(overflow(path, leaf.dtype))
     return merged
+
+
+def overflow(path: str, dtype: Any) -> str:
+    """What is said of a leaf whose outcome is not finite."""
+    return (
+        f"leaf {path!r}: the merged values do not fit {dtype}, whose largest is "
+        f"{float(jnp.finfo(dtype).max):.4g}; give the base, or the models, in a wider dtype, or "
+        "scale them down"
+    )
 
 
 def origin(tree: PyTree) -> PyTree:
@@ -341,72 +302,41 @@ def origin(tree: PyTree) -> PyTree:
 
 
 def task_weights(weights: Weights, tasks: int, normalize: bool = False) -> Float[Array, "task"]:
-    """One finite weight per model (1 by default), divided by their sum under `normalize`.
+    """One finite weight per model.
 
-    ValueError for another number of weights, values that are not finite, and under `normalize`
-    for a sum within rounding of 0.
+    Args:
+      weights: 1 for each model by default.
+      tasks: How many models there are.
+      normalize: Whether they are divided by their sum.
+
+    Returns:
+      Shape `[task]`; of NumPy if they are known.
+
+    Raises:
+      ValueError: For another number of weights, values that are not finite, and under `normalize`
+        for a sum within rounding of 0.
     """
     try:
         known = concrete(np.ones(tasks) if weights is None else weights)
         if known is not None and known.dtype.kind not in "fiub":
             raise TypeError(known.dtype)
         # what is known is computed with here, in float64
-        w = jnp.asarray(weights, jnp.result_type(float)) if known is None else known.astype(float)
+        w: Any = jnp.asarray(weights, jnp.result_type(float)) if known is None else known
     except (TypeError, ValueError) as error:
         raise ValueError(f"weights: expected {tasks} numbers, got {weights!r}") from error
     if w.shape != (tasks,):
         raise ValueError(f"weights: expected one per model, shape ({tasks},), got shape {w.shape}")
-    if known is not None and not np.isfinite(w).all():
+    if known is None:
+        return w / w.sum() if normalize else w
+    w = w.astype(float)
+    if not np.isfinite(w).all():
         raise ValueError(f"weights: expected finite values, got {w.tolist()}")
-    if normalize and known is not None:
+    if normalize:
         rounding = 10 * jnp.finfo(jnp.result_type(float)).eps
         if abs(w.sum()) <= rounding * abs(w).sum():
             raise ValueError(f"weights: {w.tolist()} sum to 0 and cannot be normalised")
-    return jnp.asarray(w / w.sum() if normalize else w, jnp.result_type(float))
-
-
-def by_task(f: Callable[..., Array], *arrays: Array) -> Array:
-    """f of the entries of one task after another, stacked again; arrays of one task are for all.
-
-    XLA computes what is written so in one pass. An expression of whole stacks it computes anew, or
-    writes to memory, for every task that is read of it later.
-    """
-    tasks = max(map(len, arrays))
-    return jnp.stack([f(*(x[k if len(x) > 1 else 0] for x in arrays)) for k in range(tasks)])
-
-
-FOLDED = 4  # rows that a reduction of several arrays adds up in registers; more are far slower
-
-
-def sums(*arrays: Float[Array, "..."]) -> tuple[Float[Array, ""], ...]:
-    """The sum of each of some arrays of one shape: of vectors in one pass over what they are
-    computed from, several times faster on CPUs than one by one. As accurate as XLA's sums, which
-    are trees: an error of a few eps times the sum of the magnitudes."""
-    one = arrays[0]
-    spread = any(any(jax.typeof(x).sharding.spec) for x in arrays)
-    if one.ndim == 1 and one.size and one.size % FOLDED == 0 and not spread:
-        return _sums(arrays)
-    return tuple(x.sum() for x in arrays)
-
-
-@jax.custom_jvp
-def _sums(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    def add(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
-        return tuple(x + y for x, y in zip(a, b, strict=True))
-
-    rows = tuple(x.reshape(FOLDED, -1) for x in arrays)
-    zeros = tuple(jnp.zeros((), x.dtype) for x in arrays)
-    return tuple(part.sum() for part in lax.reduce(rows, zeros, add, (0,)))
-
-
-@_sums.defjvp
-def _sums_jvp(primals: tuple, tangents: tuple) -> tuple[Any, Any]:
-    return _sums(*primals), tuple(t.sum() for t in tangents[0])
-
-
-def tally(votes: Float[Array, "task ..."]) -> Float[Array, "..."]:
-    """The sum over models, one by one: XLA reduces a short leading axis far slower on CPUs."""
-    return functools.reduce(jnp.add, [votes[k] for k in range(votes.shape[0])])
+        w = w / w.sum()
+    return w.astype(jnp.result_type(float))
 
 
 def check_scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> None:
@@ -417,6 +347,7 @@ def check_scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) 
         raise ValueError(f"{name}: expected {expected}, got {x!r}")
 
 
+@functools.cache
 def _real(dtype: Any) -> bool:
     return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool))
 
@@ -426,59 +357,94 @@ def _is_none(x: Any) -> bool:
 
 
 def _floating(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype, jnp.floating)
+    return isinstance(x, float) or (
+        isinstance(x, jax.Array | np.ndarray | np.generic) and _is_float(x.dtype)
+    )
 
 
-def _some(paths: Sequence[str], limit: int = 5) -> str:
-    more = f" and {len(paths) - limit} more" if len(paths) > limit else ""
-    return ", ".join(map(repr, paths[:limit])) + more
+@functools.cache
+def _is_float(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)
 
 
-def _column(name: str, tree: PyTree, paths: Sequence[str]) -> list[Array]:
-    """The leaves of `tree` as arrays in the order of `paths`, found by path."""
-    leaves = dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))
-    missing = [path for path in paths if path not in leaves]
-    extra = list(leaves.keys() - set(paths))
-    if missing or extra:
-        faults = [("missing", missing), ("unexpected", sorted(extra))]
-        listed = "; ".join(f"{fault} {_some(found)}" for fault, found in faults if found)
-        raise ValueError(f"{name} has other leaves than expected: {listed}")
-    return [_array(f"{name}, leaf {path!r}", leaves[path]) for path in paths]
+def _column(name: str, tree: PyTree, paths: Sequence[str], treedef: Any) -> list[Any]:
+    """The leaves of `tree` in the order of `paths`, found by path."""
+    leaves, structure = jax.tree.flatten(tree)
+    if structure != treedef:
+        found = dict(zip(leaf_paths(tree), leaves, strict=True))
+        missing = [path for path in paths if path not in found]
+        extra = list(found.keys() - set(paths))
+        if missing or extra:
+            faults = [("missing", missing), ("unexpected", sorted(extra))]
+            listed = "; ".join(f"{fault} {some_paths(some)}" for fault, some in faults if some)
+            raise ValueError(f"{name} has other leaves than expected: {listed}")
+        leaves = [found[path] for path in paths]
+    return [_leaf(f"{name}, leaf {path!r}", x) for path, x in zip(paths, leaves, strict=True)]
 
 
-def _array(where: str, leaf: Any) -> Array:
-    try:
-        array = jnp.asarray(leaf)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{where}: expected an array, got {type(leaf).__name__}") from error
+def _leaf(where: str, leaf: Any) -> Any:
+    """A leaf as an array if it is a number; what else a model may hold, as it is."""
+    if isinstance(leaf, jax.Array):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
+        array: Any = leaf
+    elif isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
+        try:
+            array = jnp.asarray(leaf)
+        except TypeError:  # strings, objects
+            return leaf
+    else:
+        return leaf
     if not _real(array.dtype):
         raise TypeError(f"{where}: expected real numbers, integers or bools, got {array.dtype}")
     return array
 
 
-def _check_like(
-    name: str, column: Sequence[Array], base: Sequence[Array], paths: Sequence[str]
-) -> None:
-    for path, leaf, like in zip(paths, column, base, strict=True):
-        where = f"{name}, leaf {path!r}"
-        if leaf.shape != like.shape:
-            raise ValueError(f"{where}: expected shape {like.shape}, got {leaf.shape}")
-        if _floating(leaf) != _floating(like):
-            raise TypeError(f"{where}: expected dtype {like.dtype}, got {leaf.dtype}")
-        if not _floating(leaf):
-            value, expected = concrete(leaf), concrete(like)
-            if value is not None and expected is not None and not np.array_equal(value, expected):
-                raise ValueError(
-                    f"{where}: {leaf.dtype} values differ from the base's; "
-                    "leaves that are not floating are copied, so they have to agree"
-                )
-    floats = [i for i, leaf in enumerate(column) if _floating(leaf)]
-    finite = concrete(_finite([column[i] for i in floats]))
-    if finite is not None and not finite.all():
-        path = paths[floats[int(np.argmin(finite))]]
-        raise ValueError(f"{name}, leaf {path!r}: expected finite values, got NaN or infinity")
+def _is_numeric(x: Any) -> bool:
+    return isinstance(x, jax.Array | np.ndarray) and not jnp.issubdtype(
+        x.dtype, jax.dtypes.prng_key
+    )
 
 
-@jax.jit
-def _finite(leaves: list[Array]) -> Array:
-    return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves], bool)
+def _check_like(where: str, leaf: Any, like: Any) -> None:
+    if not _is_numeric(like):
+        if not _same(leaf, like):
+            raise ValueError(
+                f"{where}: expected what the base has, since only numbers can be merged: "
+                f"{_shown(like)}; got {_shown(leaf)}. Merge the parameters alone: of a Flax module "
+                "nnx.state(module, nnx.Param), of an Equinox one eqx.filter(module, "
+                "eqx.is_inexact_array)"
+            )
+        return
+    if not _is_numeric(leaf):
+        raise TypeError(f"{where}: expected an array, got {type(leaf).__name__}")
+    if leaf.shape != like.shape:
+        raise ValueError(f"{where}: expected shape {like.shape}, got {leaf.shape}")
+    if _floating(leaf) != _floating(like):
+        raise TypeError(f"{where}: expected dtype {like.dtype}, got {leaf.dtype}")
+    if _floating(leaf) or leaf is like or is_traced(leaf, like):
+        return
+    if not np.array_equal(np.asarray(leaf), np.asarray(like)):
+        raise ValueError(
+            f"{where}: {leaf.dtype} values differ from the base's; "
+            "leaves that are not floating are copied, so they have to agree"
+        )
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two leaves that are no numbers are alike: functions, strings, PRNG keys, ..."""
+    if a is b or is_traced(a, b):
+        return True
+    if isinstance(a, jax.Array) and isinstance(b, jax.Array):
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        mine, others = (np.asarray(jax.random.key_data(x)) for x in (a, b))
+        return np.array_equal(mine, others)
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except (TypeError, ValueError):
+        return False
+
+
+def _shown(x: Any) -> str:
+    return " ".join(repr(x).split())[:60]

@@ -1,268 +1,466 @@
-"""Rules: who votes on which entry, and with what. Each is a `TaskVectors -> TaskVectors`."""
+"""Transforms of task vectors: which entries count, and with what."""
 
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.tree_util import Partial
-from jaxtyping import Array, ArrayLike, Bool, Float
+from jaxtyping import Array, ArrayLike, Bool, Float, UInt
 
 from sail_jax.checks import concrete
-from sail_jax.merging import random_bits
-from sail_jax.merging import ranking as selection
-from sail_jax.merging.order import Found, magnitudes, order_statistics, placed
-from sail_jax.merging.task_vectors import Each, Fold, Leafwise, Place, Rule, by_task, sums, tally
+from sail_jax.merging import random_bits, ranking
+from sail_jax.merging.arithmetic import PerModel, beside, computed_once, per_task, sums, task_sum
+from sail_jax.merging.combining import Transform, chain, from_function, masked, transform
+from sail_jax.merging.ranking import MAGNITUDES, Found, Order, Wide
+from sail_jax.merging.steps import Fold, Kernel, Piece, Scope, kernel
 
 __all__ = [
     "ElectBy",
-    "PerModel",
+    "RankBy",
     "Scope",
-    "Tie",
+    "TieSign",
+    "chain",
     "check_per_model",
-    "drawn",
     "drop",
+    "drop_by_magnitude",
     "elect",
-    "largest",
-    "lengths",
-    "once",
+    "from_function",
+    "keep_between",
+    "mask",
+    "masked",
     "one_of",
-    "per_model",
-    "rescaled",
-    "scoped",
-    "standing",
+    "rescale_l1",
     "trim",
 ]
 
-Scope = Literal["tensor", "tree"]
 ElectBy = Literal["mass", "weighted", "count"]
-Tie = Literal["abstain", "positive", "majority"]
-PerModel = Float[ArrayLike, ""] | Float[ArrayLike, "task"] | Sequence[float]
-Votes = tuple[Array, Array]
+TieSign = Literal["none", "positive", "majority"]
+RankBy = Literal["rank", "magnitude"]
+Vectors = tuple[Array, Array]
 
 
-def trim(density: float | Sequence[float], scope: Scope = "tree", *, floor: bool = False) -> Rule:
-    """Of each model the k = max(1, floor(density * n + 1/2)) entries of largest |delta| still vote.
+def mask(kept: Bool[Array, "task ..."], weight: Float[Array, "task ..."]) -> Array:
+    """The weights of the entries that are kept; 0 elsewhere."""
+    return per_task(lambda stays, w: jnp.where(stays, w, 0), kept, weight)
 
-    scope "tree": n counts all leaves, one threshold per model (TIES, Yadav et al. 2023).
-    scope "tensor": n counts one leaf, one threshold per leaf and model (mergekit, which also
-    rounds down: `floor`, max(1, floor(density * n))).
 
-    Exactly k are kept, of equal magnitudes those first in (sorted path, row-major index), which
-    depends neither on the order of leaves in the tree nor on sharding. Those who abstain already
-    rank last. `density`, one number or one per model, is static; a leaf has fewer than 2**32
-    entries, a tree fewer than 2**48. ValueError for a density outside (0, 1] or another scope.
+# --- by rank
+
+
+def trim(
+    density: float | Sequence[float], scope: Scope = "tree", *, floor: bool = False
+) -> Transform:
+    """Keeps, for each model, the `density` fraction of entries of largest magnitude.
+
+    The first step of TIES. Everything else gets weight 0. Exactly k = max(1, round(density * n))
+    entries stay, halves rounded up. Entries equal to the threshold are taken in order of (path,
+    row-major index), so the result depends neither on the order of leaves nor on sharding. Entries
+    that are masked already rank last.
+
+    Args:
+      density: Fraction in (0, 1], one for all models or one per model. Static under `jit`.
+      scope: "tree" counts all leaves together, one threshold per model (the paper); "tensor" counts
+        each leaf alone (mergekit). A leaf has fewer than 2**32 entries, a tree fewer than 2**48.
+      floor: Whether density * n is rounded down (mergekit).
+
+    Returns:
+      A transform of task vectors with leaves `[task, ...]`: deltas are unchanged, weights masked.
+
+    Raises:
+      ValueError: If a density lies outside (0, 1], or for another scope.
+      TypeError: If the density is traced.
+
+    References:
+      Yadav et al., TIES-Merging, 2023 (arXiv 2306.01708), Sec. 4.
 
     >>> from sail_jax import TaskVectors
-    >>> votes = TaskVectors({"a": jnp.array([[1.0, -3.0, 2.0, 0.0]])}, {"a": jnp.ones((1, 1))})
-    >>> trim(0.5)(votes).weight["a"].tolist()
+    >>> vectors = TaskVectors({"a": jnp.array([[1.0, -3.0, 2.0, 0.0]])}, {"a": jnp.ones((1, 1))})
+    >>> trim(0.5)(vectors).weight["a"].tolist()
     [[0.0, 1.0, 1.0, 0.0]]
     """
-    known = check_per_model("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
-    if known is None:
-        raise TypeError("density: expected static numbers, got traced ones")
-    half = 0.0 if floor else 0.5
-
-    def rank(size: int) -> selection.Wide:
-        k = np.floor(known * size + half).astype(int)
-        return selection.wide(np.clip(k, min(1, size), size))
-
-    return scoped(scope, largest(rank))
-
-
-def scoped(scope: Scope, rule: Any) -> Any:
-    """A rule (or count) over the whole tree, or over each tensor alone."""
+    known = _static_fractions("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
     one_of("scope", scope, Scope)
-    return rule if scope == "tree" else Each(rule)
+    order = Order(MAGNITUDES, functools.partial(_trim_ranks, known, floor), ties=True)
+    return transform(kernel(_keep_largest), order, scope=scope)
 
 
-def largest(rank: Callable[[int], selection.Wide]) -> Rule:
-    """The rank(size) entries of largest magnitude of each model, over all leaves, still vote: the
-    threshold digit by digit, then those equal to it in path order."""
-    keys = Partial(magnitudes)
-
-    def then(found: list[Found], size: int) -> Rule:
-        kernel = Partial(_take, found[0][0])
-        return placed(keys, found, lambda cuts: Leafwise(kernel, cuts))
-
-    return order_statistics(keys, lambda size: [rank(size)], then, after=1)
+def _trim_ranks(density: np.ndarray, floor: bool, size: int) -> tuple[Wide, ...]:
+    return (ranking.wide(_how_many(density, floor, size)),)
 
 
-def _take(threshold: Array, cut: selection.Cut, place: Place, delta: Array, weight: Array) -> Votes:
-    keys = selection.magnitude(delta, weight)
-    return delta, standing(selection.take(keys, threshold, cut), weight)
+def _how_many(density: np.ndarray, floor: bool, size: int) -> np.ndarray:
+    kept = np.floor(density * size + (0.0 if floor else 0.5)).astype(int)
+    return np.clip(kept, min(1, size), size)
 
 
-def standing(kept: Bool[Array, "task ..."], weight: Float[Array, "task ..."]) -> Array:
-    """The weights of the votes that are kept; 0 elsewhere."""
-    return by_task(lambda stays, w: jnp.where(stays, w, 0), kept, weight)
+def _keep_largest(
+    found: tuple[Found, ...], before: tuple[Wide, ...], piece: Piece, delta: Array, weight: Array
+) -> Vectors:
+    keys = ranking.magnitude(delta, weight)
+    return delta, mask(ranking.take(keys, found[0], before[0]), weight)
 
 
-def elect(by: ElectBy = "mass", tie: Tie = "abstain") -> Rule:
-    """Per entry a sign is elected, and those of another sign abstain; zeros never vote.
+def keep_between(
+    density: float | Sequence[float],
+    gamma: float | Sequence[float],
+    scope: Scope = "tensor",
+    *,
+    floor: bool = False,
+) -> Transform:
+    """Masks, for each model, the largest and the smallest entries: the masks of breadcrumbs.
 
-    by "mass": the sign of sum_k delta_k over those who vote (TIES, Yadav et al. 2023);
-    "weighted": of sum_k w_k delta_k, where the sign of w_k delta_k is what has to agree (mergekit);
-    "count": of sum_k sign(delta_k).
+    Of n entries k = max(1, round(density * n)) stay: those next in magnitude to the
+    min(round(gamma * n), n - k) largest. Exactly k, whatever is equal: equal entries rank by (path,
+    row-major index), as in `trim`.
 
-    tie, where that sum is exactly 0: "abstain" elects nobody, so the base stays and the rule keeps
-    commuting with delta -> -delta; "positive" elects + (mergekit); "majority" elects the sign that
-    won more entries of the whole tree, nobody if there is none (the code of Yadav et al., which
-    then keeps negative entries).
+    Args:
+      density: The fraction that stays, in (0, 1]; one number or one per model, static.
+      gamma: The fraction of largest entries that does not, in [0, 1); likewise.
+      scope: Whether n counts each "tensor" (the paper's layers) or the whole "tree".
+      floor: Whether products are rounded down instead of to the nearest.
 
-    ValueError for other values of `by` and `tie`.
+    Raises:
+      ValueError: For other densities, gammas or scopes.
+      TypeError: If one is traced.
+
+    References:
+      Davari and Belilovsky, Model Breadcrumbs, 2023 (arXiv 2312.06795), Sec. 3.
+
+    >>> from sail_jax import TaskVectors
+    >>> vectors = TaskVectors({"a": jnp.array([[1.0, -9.0, 2.0, 0.0]])}, {"a": jnp.ones((1, 1))})
+    >>> keep_between(0.5, 0.25)(vectors).weight["a"].tolist()
+    [[1.0, 0.0, 1.0, 0.0]]
+    """
+    some = _static_fractions("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
+    most = _static_fractions("gamma", gamma, lambda g: (g >= 0) & (g < 1), "in [0, 1)")
+    one_of("scope", scope, Scope)
+    order = Order(MAGNITUDES, functools.partial(_between_ranks, some, most, floor), ties=True)
+    return transform(kernel(_keep_between), order, scope=scope)
+
+
+def _between_ranks(
+    density: np.ndarray, gamma: np.ndarray, floor: bool, size: int
+) -> tuple[Wide, ...]:
+    kept = _how_many(density, floor, size)
+    above = np.floor(gamma * size + (0.0 if floor else 0.5)).astype(int)
+    above = np.minimum(above, size - kept)
+    return ranking.wide(above), ranking.wide(above + kept)
+
+
+def _keep_between(
+    found: tuple[Found, ...], before: tuple[Wide, ...], piece: Piece, delta: Array, weight: Array
+) -> Vectors:
+    keys = ranking.magnitude(delta, weight)
+    largest, kept = (ranking.take(keys, *one) for one in zip(found, before, strict=True))
+    return delta, mask(per_task(lambda a, b: a & ~b, kept, largest), weight)
+
+
+# --- by sign
+
+
+def elect(by: ElectBy = "mass", tie: TieSign = "none") -> Transform:
+    """Elects a sign for each entry, and masks the models of another sign.
+
+    The second step of TIES. Zeros never count.
+
+    Args:
+      by: Whose sign is elected: "mass", that of sum_k delta_k over the models that are not masked
+        (Yadav et al.); "weighted", that of sum_k w_k delta_k, where the sign of w_k delta_k is what
+        has to agree (mergekit); "count", that of sum_k sign(delta_k).
+      tie: What is elected where that sum is exactly 0: "none" masks all models, so the base stays
+        and the transform commutes with delta -> -delta; "positive" elects + (mergekit); "majority"
+        elects the sign that won more entries of the whole tree, none if there is no such sign (the
+        code of Yadav et al., which then keeps negative entries).
+
+    Raises:
+      ValueError: For other values of `by` and `tie`.
+
+    References:
+      Yadav et al., TIES-Merging, 2023 (arXiv 2306.01708), Sec. 4.
     """
     one_of("elect_by", by, ElectBy)
-    one_of("tie", tie, Tie)
-
-    def settle(default: ArrayLike) -> Rule:
-        return Leafwise(Partial(_settle(by), jnp.asarray(default, jnp.float32)))
-
-    def by_majority(signs: tuple[selection.Wide, selection.Wide], size: int) -> Rule:
-        positive, negative = signs
-        ahead, behind = selection.less(negative, positive), selection.less(positive, negative)
-        return settle(jnp.asarray(ahead, jnp.float32) - behind)
-
+    one_of("tie", tie, TieSign)
     if tie == "majority":
-        add = lambda a, b: tuple(map(selection.add, a, b))  # noqa: E731
-        return Fold(Partial(_signs(by)), by_majority, add)
-    return settle(1 if tie == "positive" else 0)
+        signs = Fold(kernel(_count_signs, by=by), kernel(_majority), _add_counts)
+        return transform(kernel(_keep_elected, by=by), signs, scope="tree")
+    return transform(kernel(_keep_elected, np.float32(tie == "positive"), by=by))
 
 
-def _ballots(by: ElectBy, delta: Array, weight: Array) -> Array:
+def _counted(by: ElectBy, delta: Array, weight: Array) -> Array:
+    """What is summed up to elect a sign."""
+
     def one(d: Array, w: Array) -> Array:
         if by == "weighted":
             return w * d
         return jnp.where(w != 0, d if by == "mass" else jnp.sign(d), 0)
 
-    return by_task(one, delta, weight)
+    return per_task(one, delta, weight)
 
 
-@functools.cache
-def _settle(by: ElectBy) -> Any:
-    def kernel(default: Array, place: Place, delta: Array, weight: Array) -> Votes:
-        votes = _ballots(by, delta, weight)
-        mass = tally(votes)
-        elected = jnp.where(mass == 0, default, jnp.sign(mass))
-        return delta, by_task(lambda v, w: jnp.where(v * elected > 0, w, 0), votes, weight)
-
-    return kernel
+def _keep_elected(
+    default: ArrayLike, piece: Piece, delta: Array, weight: Array, *, by: ElectBy
+) -> Vectors:
+    counted = _counted(by, delta, weight)
+    mass = task_sum(counted)
+    elected = jnp.where(mass == 0, jnp.asarray(default, mass.dtype), jnp.sign(mass))
+    return delta, per_task(lambda c, w: jnp.where(c * elected > 0, w, 0), counted, weight)
 
 
-@functools.cache
-def _signs(by: ElectBy) -> Any:
-    def summary(place: Place, delta: Array, weight: Array) -> tuple[selection.Wide, selection.Wide]:
-        mass = tally(_ballots(by, delta, weight))
-        return selection.occurrences(mass > 0), selection.occurrences(mass < 0)
-
-    return summary
+def _count_signs(piece: Piece, delta: Array, weight: Array, *, by: ElectBy) -> tuple[Wide, Wide]:
+    mass = task_sum(_counted(by, delta, weight))[None]
+    return ranking.occurrences(mass > 0), ranking.occurrences(mass < 0)
 
 
-def drop(rate: PerModel, key: Array | None, *, rescale: bool = True) -> Leafwise:
-    """DARE (Yu et al. 2024): every entry abstains with probability `rate`, else delta / (1 - rate)
-    (or delta, without `rescale`).
+def _add_counts(a: Sequence[Wide], b: Sequence[Wide]) -> tuple[Wide, ...]:
+    return tuple(map(ranking.add, a, b))
 
-    The expected vote is unchanged and gains the variance rate / (1 - rate) * delta^2. Whether an
-    entry is kept depends on the key, its path, the place k of its model and its row-major index
-    (`random_bits`), on nothing else: neither on the order of leaves nor on what else is in the
-    tree, on sharding or on pieces.
 
-    rate: one number, or one per model. key: one PRNG key, typed or raw. ValueError for a rate
-    outside [0, 1), TypeError without a key.
+def _majority(prepared: Any, signs: tuple[Wide, Wide]) -> Array:
+    positive, negative = signs
+    ahead, behind = ranking.less(negative, positive), ranking.less(positive, negative)
+    return (ahead.astype(jnp.float32) - behind.astype(jnp.float32))[0]
+
+
+# --- at random
+
+
+def drop(rate: PerModel, key: Array | None, *, rescale: bool = True) -> Transform:
+    """Masks every entry with probability `rate` and divides the others by 1 - rate: DARE.
+
+    The expected delta is unchanged and gains the variance rate / (1 - rate) * delta^2. Whether an
+    entry is kept depends on the key, the path of its leaf, the place k of its model and its
+    row-major index (`random_bits`), on nothing else: neither on the order of leaves nor on what
+    else is in the tree, on sharding or on pieces.
+
+    Args:
+      rate: In [0, 1), one number or one per model.
+      key: One PRNG key, typed or raw.
+      rescale: Whether what stays is divided.
+
+    Raises:
+      ValueError: For a rate outside [0, 1).
+      TypeError: Without a key.
+
+    References:
+      Yu et al., Language Models are Super Mario, 2024 (arXiv 2311.03099), Sec. 3.2.
     """
     check_per_model("rate", rate, lambda p: (p >= 0) & (p < 1), "in [0, 1)")
-    random_bits.check_key(key, "the masks of DARE")
-    keep = 1 - jnp.asarray(rate, jnp.float32)
-    return Leafwise(Partial(_drop, keep, keep if rescale else jnp.ones_like(keep), key))
+    words = random_bits.key_words(key, "the masks of DARE")
+    return transform(kernel(_drop, 1 - _float32(rate), words, rescale=rescale))
 
 
 def _drop(
-    keep: Array, divisor: Array, key: Array, place: Place, delta: Array, weight: Array
-) -> Votes:
-    kept = drawn(jnp.less, key, place, delta, per_model(keep, delta))
-    votes = by_task(jnp.divide, delta, per_model(divisor, delta))
-    return votes, standing(kept, weight)
+    keep: Array, words: Array, piece: Piece, delta: Array, weight: Array, *, rescale: bool
+) -> Vectors:
+    chance = beside(keep, delta)
+    kept = _drawn(words, piece, delta, chance)
+    return per_task(jnp.divide, delta, chance) if rescale else delta, mask(kept, weight)
 
 
-def once(compute: Callable[[], Array], like: Array) -> Array:
-    """compute(), kept as an array under `jit`: XLA would repeat the computation for every reader of
-    every entry, and there are many (twenty times slower on CPUs). It does not look into branches,
-    of which this one is always taken; `like` is any array without infinities."""
-    first = like.reshape(-1)[0]
-    if like.size == 0 or concrete(first) is not None:
-        return compute()
-    shape = jax.eval_shape(compute)
-    return lax.cond(first != jnp.inf, compute, lambda: jnp.zeros(shape.shape, shape.dtype))
+def uniform(
+    words: UInt[Array, "words"], piece: Piece, shape: Sequence[int]
+) -> Callable[[int], Float[Array, "..."]]:
+    """For each model k the draws of a piece, uniform in [0, 1), float32."""
+    tasks, *rest = shape
+    models = lax.iota(jnp.uint32, tasks)
+    low, high = random_bits.stream(words, *(piece.name[i] for i in range(4)), models)
+    index = piece.index(tuple(rest))
+    return lambda k: random_bits.uniform((low[k], high[k]), index)
 
 
-def drawn(
-    f: Callable[..., Array], key: Array, place: Place, delta: Array, *arrays: Array
-) -> Float[Array, "task ..."]:
-    """f(u, *entries of each array), model by model: u is uniform in [0, 1), drawn for every vote
-    apart, float32 whatever the dtype of the votes."""
-    models = lax.iota(jnp.uint32, len(delta)).reshape(-1, *(1,) * (delta.ndim - 1))
-    streams = random_bits.stream(key, place.name, models)
-    index = place.index(delta.shape[1:])
-
-    def one(low: Array, high: Array, *entries: Array) -> Array:
-        return f(random_bits.uniform((low, high), index), *entries)
-
-    return by_task(one, *streams, *arrays)
+def _drawn(
+    words: Array, piece: Piece, delta: Array, chance: Float[Array, "#task ..."]
+) -> Bool[Array, "task ..."]:
+    """Masks that are True with a chance, drawn for every entry and model apart."""
+    draw = uniform(words, piece, delta.shape)
+    return jnp.stack([draw(k) < chance[k if len(chance) > 1 else 0] for k in range(len(delta))])
 
 
-def rescaled(rule: Leafwise) -> Rule:
-    """`rule`, then every vote times the ratio of the L1 norms over its tensor that the votes of its
-    model had before and have after: how mergekit rescales what it drops from.
+def drop_by_magnitude(
+    density: PerModel,
+    epsilon: PerModel,
+    key: Array | None,
+    rank_by: RankBy = "rank",
+    *,
+    rescale: Literal["probability", "l1"] | None = "probability",
+) -> Transform:
+    """Masks entries with a probability that falls with their magnitude: DELLA's MAGPRUNE.
 
-    What `rule` itself multiplies delta by cancels. Where either norm is 0 there is nothing to do.
+    An entry stays with probability p = density - epsilon + 2 epsilon x, and is divided by p. x in
+    [0, 1] is the place of the entry in its row (the last axis; a vector is one row). Where x is
+    0 / 0 (rows of length 1, or of equal magnitudes for "magnitude") p is the density. Where
+    density + epsilon > 1, the window [density - epsilon, density + epsilon] shrinks to what fits
+    around the density; so density 1 keeps everything. Draws depend on what those of `drop` depend
+    on, and rows are ranked alone. The expected delta is unchanged.
+
+    Args:
+      density: In (0, 1], one number or one per model: the mean of p over a row, by "rank".
+      epsilon: In [0, density), likewise.
+      key: One PRNG key, typed or raw.
+      rank_by: "rank" has x = (r - 1) / (n - 1), r = 1 for the smallest |delta| of n, equal entries
+        in order of position; "magnitude" has x = (|delta| - least) / (greatest - least).
+      rescale: "l1" divides by no p, but multiplies the deltas of a model by the ratio of their L1
+        norms over the tensor before and after (mergekit). None leaves them as they are.
+
+    Raises:
+      ValueError: Unless 0 <= epsilon < density <= 1, and for another `rank_by`.
+      TypeError: Without a key.
+
+    References:
+      Deep et al., DELLA-Merging, 2024 (arXiv 2406.11617), Sec. 3.1.
     """
+    some = check_per_model("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
+    half = check_per_model("epsilon", epsilon, lambda e: e >= 0, "not negative")
+    if some is not None and half is not None and not (half < some).all():
+        raise ValueError(f"epsilon: expected less than the density {density!r}, got {epsilon!r}")
+    one_of("rank_by", rank_by, RankBy)
+    words = random_bits.key_words(key, "the masks of DELLA")
+    numbers = _float32(density), _float32(epsilon), words
+    if rescale != "l1":
+        divided = rescale is not None
+        masks = kernel(_drop_by_magnitude, *numbers, rank_by=rank_by, rescale=divided)
+        return transform(masks, needs="row")
+    # a bit for each entry: ranking costs far more than remembering what came of it
+    sample = kernel(_sample, *numbers, rank_by=rank_by)
+    norms = Fold(sample, kernel(_ratio), kept=1 / 8)
+    return transform(kernel(_masked_before), norms, needs="row")
 
-    def then(norms: Votes, size: int) -> Rule:
-        return Leafwise(Partial(_rescale, rule.kernel, *norms), grain=rule.grain)
 
-    return Each(Fold(Partial(_norms, rule.kernel), then, grain=rule.grain))
+def _drop_by_magnitude(
+    density: Array, epsilon: Array, words: Array, piece: Piece, delta: Array, weight: Array,
+    *, rank_by: RankBy, rescale: bool,
+) -> Vectors:  # fmt: skip
+    p = _probability(density, epsilon, piece, delta, weight, rank_by)
+    kept = computed_once(lambda: _drawn(words, piece, delta, p), weight)
+    divisor = jnp.where(p > 0, p, 1) if rescale else 1
+    return delta / divisor, mask(kept, weight)
 
 
-def _norms(rule: Any, place: Place, delta: Array, weight: Array) -> Votes:
-    return lengths(delta, weight, *rule(place, delta, weight))
+def _probability(
+    density: Array, epsilon: Array, piece: Piece, delta: Array, weight: Array, rank_by: RankBy
+) -> Float[Array, "task ..."]:
+    density, epsilon = beside(density, delta), beside(epsilon, delta)
+    epsilon = jnp.minimum(epsilon, jnp.minimum(density, 1 - density))
+    size = jnp.where(weight != 0, jnp.abs(delta), 0)
+    if rank_by == "magnitude":
+        return density + epsilon * _place_by_magnitude(size)
+    return density + epsilon * _place_by_rank(size, piece.on_host)
 
 
-def lengths(delta: Array, weight: Array, after: Array, kept: Array) -> Votes:
-    """The L1 norms of votes before and after a rule, [task] each, scaled so that no sum of < 2**32
-    terms overflows: only their ratio matters."""
+def _place_by_rank(size: Float[Array, "task ..."], on_host: bool) -> Float[Array, "task ..."]:
+    """From -1 for the smallest of a row to 1 for the largest."""
+    n = size.shape[-1] if size.ndim > 1 else 1
+    if n == 1:
+        return jnp.zeros_like(size)
+    ranks = ranking.row_ranks(size, on_host)
+    return ranks.astype(jnp.int32).astype(size.dtype) * (2 / (n - 1)) - 1
 
-    def size(votes: Array, w: Array, k: int) -> Array:
-        entries = jnp.broadcast_to(w, votes.shape)[k] != 0
-        return jnp.where(entries, jnp.abs(votes[k]) * 2.0**-32, 0)
+
+def _place_by_magnitude(size: Float[Array, "task ..."]) -> Float[Array, "task ..."]:
+    if size.ndim == 1:
+        return jnp.zeros_like(size)
+    least, most = size.min(-1, keepdims=True), size.max(-1, keepdims=True)
+    differ = most > least
+    return jnp.where(differ, 2 * (size - least) / jnp.where(differ, most - least, 1) - 1, 0)
+
+
+def _sample(
+    density: Array, epsilon: Array, words: Array, piece: Piece, delta: Array, weight: Array,
+    *, rank_by: RankBy,
+) -> tuple[Vectors, Array]:  # fmt: skip
+    """L1 norms before and after, `[task]`, and the masks as bits."""
+    p = _probability(density, epsilon, piece, delta, weight, rank_by)
+    kept = _drawn(words, piece, delta, p)
+    return _lengths(delta, weight, delta, mask(kept, weight)), _packed(kept)
+
+
+def _masked_before(
+    factor: Array, bits: Array, piece: Piece, delta: Array, weight: Array
+) -> Vectors:
+    kept = computed_once(lambda: _unpacked(bits, delta.shape), weight)
+    return per_task(jnp.multiply, beside(factor, delta), delta), mask(kept, weight)
+
+
+WORD = 32
+
+
+def _packed(kept: Bool[Array, "task ..."]) -> UInt[Array, "task words"]:
+    flat = kept.reshape(len(kept), -1)
+    flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % WORD))).reshape(len(kept), WORD, -1)
+    bits = flat.astype(jnp.uint32)
+    return functools.reduce(lax.bitwise_or, [bits[:, i] << i for i in range(WORD)])
+
+
+def _unpacked(words: UInt[Array, "task words"], shape: Sequence[int]) -> Bool[Array, "task ..."]:
+    bits = (words[:, None] >> jnp.arange(WORD, dtype=jnp.uint32)[:, None]) & 1
+    size = int(np.prod(shape[1:]))
+    return bits.reshape(shape[0], -1)[:, :size].reshape(shape) != 0
+
+
+# --- by length
+
+
+def rescale_l1(inner: Transform) -> Transform:
+    """A transform of single entries or rows, which then restores L1 norms as mergekit does.
+
+    Every delta is multiplied by the ratio of the L1 norms over its tensor that the entries of its
+    model had before `inner` and have after. What `inner` itself multiplies deltas by cancels. Where
+    either norm is 0 there is nothing to do.
+
+    Raises:
+      ValueError: If `inner` has more than one step, or one with statistics.
+    """
+    if len(inner.steps) != 1 or inner.steps[0].statistics:
+        raise ValueError("rescale_l1: expected a transform of one step without statistics")
+    step = inner.steps[0]
+    norms = Fold(kernel(_norms, step.kernel), kernel(_ratio))
+    return transform(kernel(_rescaled, step.kernel), norms, needs=step.needs)
+
+
+def _norms(inner: Kernel, piece: Piece, delta: Array, weight: Array) -> Vectors:
+    return _lengths(delta, weight, *inner(piece, delta, weight))
+
+
+def _lengths(delta: Array, weight: Array, after: Array, kept: Array) -> Vectors:
+    """L1 norms before and after, `[task]` each, scaled so that no sum of < 2**32 terms overflows:
+    only their ratio matters."""
+
+    def size(x: Array, w: Array, k: int) -> Array:
+        entries = jnp.broadcast_to(w, x.shape)[k] != 0
+        return jnp.where(entries, jnp.abs(x[k]) * 2.0**-32, 0)
 
     pairs = [sums(size(delta, weight, k), size(after, kept, k)) for k in range(len(delta))]
     before, rest = zip(*pairs, strict=True)
     return jnp.stack(before), jnp.stack(rest)
 
 
-def _rescale(
-    rule: Any, before: Array, after: Array, place: Place, delta: Array, weight: Array
-) -> Votes:
-    delta, weight = rule(place, delta, weight)
+def _ratio(prepared: Any, norms: Vectors) -> Float[Array, "task"]:
+    before, after = norms
     exists = (before > 0) & (after > 0)
-    factor = jnp.where(exists, before / jnp.where(exists, after, 1), 1)
-    return by_task(jnp.multiply, per_model(factor, delta), delta), weight
+    return jnp.where(exists, before / jnp.where(exists, after, 1), 1)
 
 
-def per_model(value: PerModel, delta: Float[Array, "task ..."]) -> Array:
-    """One number or one per model, in delta's dtype, beside its entries: [#task, 1, ...]."""
-    value = jnp.asarray(value, delta.dtype)
-    return value.reshape(-1, *(1,) * (delta.ndim - 1))
+def _rescaled(inner: Kernel, factor: Array, piece: Piece, delta: Array, weight: Array) -> Vectors:
+    delta, weight = inner(piece, delta, weight)
+    return per_task(jnp.multiply, beside(factor, delta), delta), weight
+
+
+# --- checks
 
 
 def check_per_model(
     name: str, value: PerModel, holds: Callable[[Any], Any], expected: str
 ) -> np.ndarray | None:
-    """The values as float64, None while traced; ValueError unless one finite number or one per
-    model, of all of which `holds`."""
+    """Checks that a value is one finite number or one per model.
+
+    Returns:
+      The values as float64, None while they are traced.
+
+    Raises:
+      ValueError: Unless they are, and `holds` of all.
+    """
     numbers = "a number or one per model"
     known = concrete(value)
     if np.ndim(value if known is None else known) > 1:
@@ -272,6 +470,20 @@ def check_per_model(
     if known.dtype.kind not in "fiub" or not (np.isfinite(known) & holds(known)).all():
         raise ValueError(f"{name}: expected {numbers}, {expected}; got {value!r}")
     return known.astype(float)
+
+
+def _static_fractions(
+    name: str, value: Any, holds: Callable[[Any], Any], expected: str
+) -> np.ndarray:
+    known = check_per_model(name, value, holds, expected)
+    if known is None:
+        raise TypeError(f"{name}: expected static numbers, got traced ones")
+    return known
+
+
+def _float32(x: PerModel) -> Any:
+    known = concrete(x)
+    return jnp.asarray(x, jnp.float32) if known is None else known.astype(np.float32)
 
 
 def one_of(name: str, value: str, options: object) -> None:

@@ -1,17 +1,18 @@
-"""Merging methods by name: one expression each, one signature for all.
+"""Merging methods by name. Each makes a merge, a value that is applied to models:
 
-    method(models, base=None, *, weights=None, key=None, **knobs) -> merged
+    method(**hyperparameters)(models, base=None, *, weights=None) -> merged
 
-models: sequence of M pytrees; base: the pytree they were tuned from, of the same leaf paths and
-shapes; weights: [M], finite; key: a PRNG key, ignored by methods that draw nothing. Floating leaves
-are merged in float32 (float64 where a model has it) and cast once to the dtype of the base's leaf
-(of the first model's, without a base); integer and bool leaves have to agree and are copied.
+Models are a sequence of M pytrees, and the base is the pytree they were tuned from, of the same
+leaf paths and shapes. Weights are `[M]`, finite. Floating leaves are merged in float32 (float64
+where a model has it) and cast once to the dtype of the base's leaf (of the first model's, without a
+base). All other leaves have to agree and are copied. What draws at random takes a PRNG key as a
+hyperparameter.
 
-Below, delta_k = theta_k - base and w_k are the weights. All methods are pure, can be transformed by
-`jit`, `vmap` and `grad` over arrays (not over strings, bools and the density of `ties`), and raise
-as `task_vectors`, `apply` and their rules do. Under a transformation, values that are traced cannot
-be checked and are taken on trust. Called eagerly, a method compiles once per shape of leaf; under
-`jit`, which fuses its passes, once per leaf.
+In what follows delta_k = theta_k - base, and w_k are the weights. All methods are pure, can be
+transformed by `jit`, `vmap` and `grad` over arrays (not over strings, bools and the density of
+`ties`), and raise as `Merge` says. Under a transformation, values that are traced cannot be checked
+and are taken on trust. Called eagerly on a CPU, a method compiles once for each shape of leaf;
+traced, its program grows with the number of shapes.
 
 A dictionary of arrays, the variables of a Flax Linen module, the state of an NNX one:
 
@@ -19,24 +20,27 @@ A dictionary of arrays, the variables of a Flax Linen module, the state of an NN
 >>> from sail_jax import methods
 >>> base = {"kernel": jax.numpy.zeros(2)}
 >>> tuned = [{"kernel": jax.numpy.array([1.0, 0.5])}, {"kernel": jax.numpy.array([-3.0, 0.5])}]
->>> methods.ties(tuned, base, density=1.0)["kernel"].tolist()
+>>> methods.ties(density=1.0)(tuned, base)["kernel"].tolist()
 [-3.0, 0.5]
 >>> dense, x = flax.linen.Dense(3), jax.numpy.ones((1, 2))
 >>> variables = [dense.init(jax.random.key(seed), x) for seed in range(2)]
->>> dense.apply(methods.slerp(variables, t=0.5), x).shape
+>>> dense.apply(methods.slerp(t=0.5)(variables), x).shape
 (1, 3)
 >>> nets = [flax.nnx.Linear(2, 3, rngs=flax.nnx.Rngs(seed)) for seed in range(2)]
->>> soup = methods.linear([flax.nnx.state(net) for net in nets])
+>>> soup = methods.linear()([flax.nnx.state(net, flax.nnx.Param) for net in nets])
 >>> flax.nnx.update(nets[0], soup)
 >>> nets[0](x).shape
 (1, 3)
 
-compat: programs that share a name differ. "paper", the default, is what the method's authors wrote;
-"mergekit" is what that program computes, its defaults included (where it does not crash); a knob
-that is None takes the default of either.
+Programs that share a name differ. `compat="paper"`, the default, is what the method's authors
+wrote; "mergekit" is what that program computes, its defaults included (where it does not crash). A
+hyperparameter that is None takes the default of either.
 """
 
-from sail_jax.merging.merge import METHODS, Expression, expression, get, knobs, method
+from typing import TYPE_CHECKING
+
+from sail_jax.lazy import lazily
+from sail_jax.merging.merge import METHODS, Merge, example, get, method, options_of
 from sail_jax.methods.elementwise import (
     arcee_fusion,
     expo,
@@ -48,6 +52,7 @@ from sail_jax.methods.elementwise import (
     ramplus_tl,
     sce,
 )
+from sail_jax.methods.fisher import fisher, fisher_diagonal
 from sail_jax.methods.geometric import karcher, model_stock, multislerp, nuslerp, slerp
 from sail_jax.methods.localize import (
     Localized,
@@ -56,6 +61,8 @@ from sail_jax.methods.localize import (
     emr,
     tall_masks,
 )
+from sail_jax.methods.regmean import grams, regmean, regmean_plus_plus
+from sail_jax.methods.soups import greedy_soup
 from sail_jax.methods.sparse import (
     breadcrumbs,
     breadcrumbs_ties,
@@ -64,47 +71,71 @@ from sail_jax.methods.sparse import (
     della,
     della_linear,
     linear,
-    merge,
     task_arithmetic,
     ties,
 )
 from sail_jax.methods.spectral import iso_c, iso_cts, opcm, tsv_m, wudi
 
+if TYPE_CHECKING:
+    from sail_jax.methods.evolution import search
+    from sail_jax.methods.learned import adamerging, concrete_subspace, learned_soup
+    from sail_jax.methods.surgery import representation_surgery
+
+# those that bring optax or cmaes with them, when they are first asked for
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        **dict.fromkeys(("adamerging", "concrete_subspace", "learned_soup"), "learned"),
+        "representation_surgery": "surgery",
+        "search": "evolution",
+    },
+)
+
 __all__ = [
     "METHODS",
-    "Expression",
     "Localized",
+    "Merge",
+    "adamerging",
     "arcee_fusion",
     "best_thresholds",
     "breadcrumbs",
     "breadcrumbs_ties",
+    "concrete_subspace",
     "consensus",
     "dare_linear",
     "dare_ties",
     "della",
     "della_linear",
     "emr",
+    "example",
     "expo",
-    "expression",
+    "fisher",
+    "fisher_diagonal",
     "get",
+    "grams",
+    "greedy_soup",
     "iso_c",
     "iso_cts",
     "karcher",
-    "knobs",
+    "learned_soup",
     "linear",
     "magmax",
-    "merge",
     "method",
     "model_stock",
     "multislerp",
     "nearswap",
     "nuslerp",
     "opcm",
+    "options_of",
     "passthrough",
     "pcb",
     "ram",
     "ramplus_tl",
+    "regmean",
+    "regmean_plus_plus",
+    "representation_surgery",
     "sce",
+    "search",
     "slerp",
     "tall_masks",
     "task_arithmetic",

@@ -8,28 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float, UInt
 
 from sail_jax.checks import concrete
-from sail_jax.merging import ranking as selection
-from sail_jax.merging.merge import Compat, Expression, default, method
-from sail_jax.merging.order import Found, magnitudes, order_statistics, placed
-from sail_jax.merging.reductions import average, total
-from sail_jax.merging.sparsifiers import fraction
-from sail_jax.merging.task_vectors import (
-    Count,
-    Each,
-    Fold,
-    Leafwise,
-    Place,
-    Rule,
-    chain,
-    check_scalar,
-    everybody,
-    tally,
-)
-from sail_jax.merging.transforms import Tie, elect, per_model, standing
+from sail_jax.merging import ranking
+from sail_jax.merging.arithmetic import beside, number, task_sum
+from sail_jax.merging.combining import Transform, chain, reduce, transform
+from sail_jax.merging.merge import Compat, Merge, choose, method
+from sail_jax.merging.ranking import MAGNITUDES, Found, Order, Wide
+from sail_jax.merging.reductions import weighted_mean
+from sail_jax.merging.steps import Fold, Piece, kernel
+from sail_jax.merging.task_vectors import check_scalar
+from sail_jax.merging.transforms import TieSign, elect, mask
 
 __all__ = [
     "arcee_fusion",
@@ -44,268 +34,291 @@ __all__ = [
 ]
 
 Scalar = Float[ArrayLike, ""]
-Votes = tuple[Array, Array]
+Vectors = tuple[Array, Array]
 
 
 @method
-def passthrough(*, key: Array | None = None, scale: Scalar = 1.0) -> Expression:
-    """scale * theta of the one model there is; a base given only says the output's dtypes.
+def passthrough(*, scale: Scalar = 1.0) -> Merge:
+    """scale * theta of the one model there is.
 
-    ValueError for more models. Integer and bool leaves are copied, not scaled.
+    A base given only says the output's dtypes. Leaves that are not floating are copied, not scaled.
 
-    >>> passthrough([{"a": 3.0}], scale=0.5)
+    Args:
+      scale: What multiplies the model.
+
+    >>> passthrough(scale=0.5)([{"a": 3.0}])
     {'a': Array(1.5, dtype=float32)}
     """
-    return Expression(total, scale=scale, base="unused", models=(1, 1))
+    return Merge(scale=scale, base="unused", models=(1, 1))
 
 
 @method
-def expo(*, key: Array | None = None, alpha: Scalar = 0.1) -> Expression:
-    """ExPO (Zheng et al. 2024): theta + alpha (theta - base), beyond the one model given.
+def expo(*, alpha: Scalar = 0.1) -> Merge:
+    """ExPO: theta + alpha (theta - base), beyond the one model given.
 
     The base is the weaker model (before alignment), the model the stronger one. alpha 0 is the
-    model, -1 the base. The authors choose alpha in 0.1 to 0.5 on held-out data.
+    model, -1 the base.
 
-    >>> expo([{"a": 3.0}], {"a": 1.0}, alpha=0.5)
+    Args:
+      alpha: How far beyond. The authors choose it in 0.1 to 0.5 on held-out data.
+
+    References:
+      Zheng et al., Model Extrapolation Expedites Alignment, 2024 (arXiv 2404.16792), Sec. 3.
+
+    >>> expo(alpha=0.5)([{"a": 3.0}], {"a": 1.0})
     {'a': Array(4., dtype=float32...)}
     """
     check_scalar("alpha", alpha, np.isfinite, "a finite number")
-    return Expression(total, scale=1 + alpha, models=(1, 1))
+    return Merge(scale=1 + number(alpha), models=(1, 1))
 
 
 @method
-def magmax(*, key: Array | None = None, scale: Scalar = 1.0) -> Expression:
-    """MagMax (Marczak et al. 2024): base + scale * that w_k delta_k of largest magnitude, entry by
-    entry; of equal magnitudes the later model's.
+def magmax(*, scale: Scalar = 1.0) -> Merge:
+    """MagMax: base + scale * that w_k delta_k of largest magnitude, entry by entry.
 
-    The authors, and fusion_bench, use scale 0.5. The order of models matters only where magnitudes
-    are equal and signs are not.
+    Of equal magnitudes the later model's. The order of models matters only where magnitudes are
+    equal and signs are not.
 
-    >>> magmax([{"a": 3.0}, {"a": -4.0}], {"a": 0.0})
+    Args:
+      scale: What multiplies the update; the authors, and fusion_bench, use 0.5.
+
+    References:
+      Marczak et al., MagMax, 2024 (arXiv 2407.06322), Sec. 4.
+
+    >>> magmax()([{"a": 3.0}, {"a": -4.0}], {"a": 0.0})
     {'a': Array(-4., dtype=float32)}
     """
-    return Expression(Leafwise(Partial(_largest)), scale=scale)
+    return Merge(reduction=reduce(kernel(_largest)), scale=scale)
 
 
-def _largest(place: Place, delta: Array, weight: Array) -> Array:
-    votes = weight * delta
+def _largest(piece: Piece, delta: Array, weight: Array) -> Array:
+    weighted = weight * delta
     later = lambda a, b: jnp.where(jnp.abs(b) >= jnp.abs(a), b, a)  # noqa: E731
-    return functools.reduce(later, [votes[k] for k in range(len(votes))])
+    return functools.reduce(later, [weighted[k] for k in range(len(weighted))])
 
 
 @method
-def nearswap(*, key: Array | None = None, t: Scalar) -> Expression:
-    """NearSwap (alchemonaut 2024): the base moved towards the one model by at most t per entry,
-    base + clip(delta, -t, t).
+def nearswap(*, t: Scalar) -> Merge:
+    """NearSwap: the base moved towards the one model by at most t per entry.
 
-    That is base + w delta with w = min(1, t / |delta|), as it was published, at every delta != 0.
-    mergekit divides by max(|delta|, 1e-6) instead, which differs, by less than 1e-6, only for
-    t < 1e-6. t 0 is the base; ValueError for a negative t, which mergekit takes for 0.
+    base + clip(delta, -t, t). That is base + w delta with w = min(1, t / |delta|), as it was
+    published, at every delta != 0. mergekit divides by max(|delta|, 1e-6) instead, which differs,
+    by less than 1e-6, only for t < 1e-6.
 
-    >>> nearswap([{"a": jnp.array([0.25, -2.0])}], {"a": jnp.zeros(2)}, t=0.5)["a"].tolist()
+    Args:
+      t: Not negative; 0 is the base. mergekit takes a negative t for 0.
+
+    References:
+      alchemonaut, QuartetAnemoi, 2024.
+
+    >>> nearswap(t=0.5)([{"a": jnp.array([0.25, -2.0])}], {"a": jnp.zeros(2)})["a"].tolist()
     [0.25, -0.5]
     """
     check_scalar("t", t, lambda t: np.isfinite(t) & (t >= 0), "a finite number >= 0")
-    rule = Leafwise(Partial(_near, jnp.asarray(t, jnp.result_type(float))))
-    return Expression(total, rule, models=(1, 1))
+    return Merge(transform(kernel(_clip, number(t))), models=(1, 1))
 
 
-def _near(t: Array, place: Place, delta: Array, weight: Array) -> Votes:
-    t = t.astype(delta.dtype)
+def _clip(t: Array, piece: Piece, delta: Array, weight: Array) -> Vectors:
+    t = jnp.asarray(t, delta.dtype)
     return jnp.clip(delta, -t, t), weight
 
 
 @method
-def ram(*, key: Array | None = None, epsilon: Scalar = 1e-5) -> Expression:
-    """RAM (reinforced agent merging, arXiv 2601.13572): base + the mean, entry by entry, of the
-    delta_k that are active, |delta_k| > epsilon; the base where none is.
+def ram(*, epsilon: Scalar = 1e-5) -> Merge:
+    """RAM: base + the mean, entry by entry, of the delta_k that are active, |delta_k| > epsilon.
 
-    A lone active delta_k is taken whole, which is what the mean of one is. Weighted, the mean is
-    sum_k w_k delta_k / sum_k w_k over the active. epsilon is absolute: entries tuned by less count
-    as untouched, in models with deltas about 1e-5 most of them; 0 takes every change for active.
+    The base where none is. A lone active delta_k is taken whole, which is what the mean of one is.
+    Weighted, the mean is sum_k w_k delta_k / sum_k w_k over the active.
+
+    Args:
+      epsilon: Absolute: entries tuned by less count as untouched, in models with deltas about 1e-5
+        most of them. 0 takes every change for active.
+
+    References:
+      Reinforced agent merging, 2026 (arXiv 2601.13572), Sec. 3.
 
     >>> models = [{"a": jnp.array([1.0, 0.0])}, {"a": jnp.array([3.0, 4.0])}]
-    >>> ram(models, {"a": jnp.zeros(2)})["a"].tolist()
+    >>> ram()(models, {"a": jnp.zeros(2)})["a"].tolist()
     [2.0, 4.0]
     """
-    return Expression(average, _active(epsilon))
+    return Merge(_active(epsilon), weighted_mean)
 
 
-def _active(epsilon: Scalar) -> Leafwise:
+def _active(epsilon: Scalar) -> Transform:
     check_scalar("epsilon", epsilon, lambda e: np.isfinite(e) & (e >= 0), "a finite number >= 0")
-    return Leafwise(Partial(_take_active, jnp.asarray(epsilon, jnp.result_type(float))))
+    return transform(kernel(_mask_inactive, number(epsilon)))
 
 
-def _take_active(epsilon: Array, place: Place, delta: Array, weight: Array) -> Votes:
-    return delta, jnp.where(jnp.abs(delta) > epsilon.astype(delta.dtype), weight, 0)
+def _mask_inactive(epsilon: Array, piece: Piece, delta: Array, weight: Array) -> Vectors:
+    return delta, jnp.where(jnp.abs(delta) > jnp.asarray(epsilon, delta.dtype), weight, 0)
 
 
 @method
-def ramplus_tl(
-    *,
-    key: Array | None = None,
-    epsilon: Scalar = 1e-5,
-    r: Scalar = 0.1,
-    alpha: Scalar = 0.2,
-) -> Expression:
-    """RAM+ (tensor-local; arXiv 2601.13572): `ram`, with what only one model changed amplified.
+def ramplus_tl(*, epsilon: Scalar = 1e-5, r: Scalar = 0.1, alpha: Scalar = 0.2) -> Merge:
+    """RAM+ (tensor-local): `ram`, with what only one model changed amplified.
 
     A lone active delta_k is multiplied by lambda_k = 1 + r clip(rho_k, 0, alpha), where rho_k is
     the number of entries of the tensor that model k changed along with others, over the number
     that it changed alone (alpha where it changed none alone).
 
+    Args:
+      epsilon: See `ram`.
+      r: How strongly.
+      alpha: The largest rho that counts.
+
+    References:
+      Reinforced agent merging, 2026 (arXiv 2601.13572), Sec. 3.
+
     >>> models = [{"a": jnp.array([1.0, 0.0])}, {"a": jnp.array([3.0, 4.0])}]
-    >>> ramplus_tl(models, {"a": jnp.zeros(2)}, r=1.0, alpha=0.5)["a"].tolist()
+    >>> ramplus_tl(r=1.0, alpha=0.5)(models, {"a": jnp.zeros(2)})["a"].tolist()
     [2.0, 6.0]
     """
-    finite = lambda x: np.isfinite(x) & (x >= 0)  # noqa: E731
     check_scalar("r", r, np.isfinite, "a finite number")
-    check_scalar("alpha", alpha, finite, "a finite number >= 0")
-    args = jnp.asarray(r, jnp.float32), jnp.asarray(alpha, jnp.float32)
-
-    def then(counts: tuple[selection.Wide, selection.Wide], size: int) -> Rule:
-        return Leafwise(Partial(_amplify, *args, *counts))
-
-    return Expression(average, chain(_active(epsilon), Each(Fold(Partial(_overlap), then, _pair))))
+    check_scalar("alpha", alpha, lambda a: np.isfinite(a) & (a >= 0), "a finite number >= 0")
+    changed = Fold(kernel(_shared_and_alone), add=_add_pair)
+    amplified = transform(kernel(_amplify, number(r), number(alpha)), changed)
+    return Merge(chain(_active(epsilon), amplified), weighted_mean)
 
 
-def _pair(a: Any, b: Any) -> tuple[selection.Wide, selection.Wide]:
-    return selection.add(a[0], b[0]), selection.add(a[1], b[1])
+def _add_pair(a: tuple[Wide, Wide], b: tuple[Wide, Wide]) -> tuple[Wide, Wide]:
+    return ranking.add(a[0], b[0]), ranking.add(a[1], b[1])
 
 
-def _company(delta: Array, weight: Array) -> tuple[Array, Array]:
-    """Who votes at an entry, and how many."""
-    votes = jnp.broadcast_to(weight != 0, delta.shape)
-    return votes, tally(votes.astype(jnp.int32))
+def _active_models(delta: Array, weight: Array) -> tuple[Array, Array]:
+    """Which models are active at an entry, and how many."""
+    active = jnp.broadcast_to(weight != 0, delta.shape)
+    return active, task_sum(active.astype(jnp.int32))
 
 
-def _overlap(place: Place, delta: Array, weight: Array) -> tuple[selection.Wide, selection.Wide]:
+def _shared_and_alone(piece: Piece, delta: Array, weight: Array) -> tuple[Wide, Wide]:
     # padding is of zero deltas, which are not active
-    votes, many = _company(delta, weight)
-    axes = range(1, delta.ndim)
-    return tuple(selection.occurrences(votes & n, axes) for n in (many > 1, many == 1))  # type: ignore[return-value]
+    active, many = _active_models(delta, weight)
+    return ranking.occurrences(active & (many > 1)), ranking.occurrences(active & (many == 1))
 
 
 def _amplify(
-    r: Array,
-    alpha: Array,
-    shared: selection.Wide,
-    unique: selection.Wide,
-    place: Place,
-    delta: Array,
-    weight: Array,
-) -> Votes:
-    together, alone = (n.hi.astype(jnp.float32) * 65536 + n.lo for n in (shared, unique))
-    rho = jnp.where(alone > 0, together / jnp.maximum(alone, 1), alpha)
-    gain = per_model(1 + r * jnp.clip(rho, 0, alpha), delta)
-    _, many = _company(delta, weight)
+    r: Array, alpha: Array, counts: tuple[Wide, Wide], piece: Piece, delta: Array, weight: Array
+) -> Vectors:
+    shared, alone = (n.hi.astype(jnp.float32) * 65536 + n.lo.astype(jnp.float32) for n in counts)
+    r, alpha = (jnp.asarray(x, jnp.float32) for x in (r, alpha))
+    rho = jnp.where(alone > 0, shared / jnp.maximum(alone, 1), alpha)
+    gain = beside(1 + r * jnp.clip(rho, 0, alpha), delta)
+    _, many = _active_models(delta, weight)
     return jnp.where(many == 1, gain * delta, delta), weight
 
 
 @method
-def sce(
-    *,
-    key: Array | None = None,
-    select_topk: float = 1.0,
-    tie: Tie | None = None,
-    compat: Compat = "paper",
-) -> Expression:
-    """SCE (FuseChat, Wan et al. 2024), per tensor: select, calculate, erase.
+def sce(*, select_topk: float = 1.0, tie: TieSign | None = None, compat: Compat = "paper") -> Merge:
+    """SCE, per tensor: select, calculate, erase.
 
-    1. of the entries whose delta_k vary over the models keep the fraction `select_topk` of largest
-       variance (rounded down; 1, the default, keeps every entry, varying or not);
-    2. c_k = sum over the tensor of delta_k^2 over that of all models;
-    3. per entry elect the sign of sum_k delta_k; base + sum_k c_k delta_k / sum_k c_k over the k of
-       that sign.
+    1. Of the entries whose delta_k vary over the models the fraction `select_topk` of largest
+       variance is kept (rounded down; 1, the default, keeps every entry, varying or not).
+    2. c_k = sum over the tensor of delta_k^2 over that of all models.
+    3. For each entry the sign of sum_k delta_k is elected; base + sum_k c_k delta_k / sum_k c_k
+       over the k of that sign.
 
     Below select_topk 1, entries in which all models agree have no variance and are the base's, so a
     tensor that is the same in all models is (there, mergekit writes a tensor with one axis too
     many). Equal variances rank by position. Weights multiply c_k; deltas of any size have their
     c_k, which are equal where all deltas are 0.
 
-    mergekit (`compat="mergekit"`) takes equal c_k where sum_k mean(delta_k^2) < 1e-6, which is
-    an absolute threshold: deltas of usual size (2e-4) lose step 2. It elects + where the sum is 0,
-    and divides by at least 1e-6.
+    Args:
+      select_topk: In (0, 1], static.
+      tie: What is elected where the sum is 0, "none" by default; see `elect`.
+      compat: mergekit takes equal c_k where sum_k mean(delta_k^2) < 1e-6, which is an absolute
+        threshold: deltas of usual size (2e-4) lose step 2. It elects + where the sum is 0, and
+        divides by at least 1e-6.
+
+    References:
+      Wan et al., FuseChat, 2024 (arXiv 2408.07990), Sec. 3.3.
     """
-    paper = default(compat)
+    default = choose(compat)
     known = concrete(select_topk)
     if known is None:
         raise TypeError("select_topk: expected a static number, got a traced one")
     check_scalar("select_topk", select_topk, lambda k: (k > 0) & (k <= 1), "a number in (0, 1]")
-    select = everybody if known == 1 else _select(float(known))
+    select = Transform() if known == 1 else _most_varying(float(known))
     floor = 1e-6 if compat == "mergekit" else 0.0
-    erase = elect("mass", paper(tie, "abstain", "positive"))
-    count = Leafwise(Partial(_floored, jnp.float32(floor))) if floor else average
-    return Expression(count, chain(select, _calculate(floor), erase))
+    energies = Fold(kernel(_energy), kernel(_beside_size), _add_energies, sized=np.float32)
+    calculate = transform(kernel(_weigh, np.float32(floor)), energies)
+    erase = elect("mass", default(tie, "none", "positive"))
+    mean = reduce(kernel(_floored_mean, np.float32(floor))) if floor else weighted_mean
+    return Merge(chain(select, calculate, erase), mean)
 
 
-def _select(part: float) -> Rule:
-    keys = Partial(_spread)
-
-    def ranks(size: int, varying: selection.Wide) -> list[selection.Wide]:
-        return [fraction(part, varying)]
-
-    def keep(found: list[Found], size: int) -> Rule:
-        kernel = Partial(_varying, found[0][0])
-        return placed(keys, found, lambda cuts: Leafwise(kernel, cuts))
-
-    return Each(order_statistics(keys, ranks, keep, nonzero=True, after=1))
+def _most_varying(part: float) -> Transform:
+    varying = Fold(kernel(_count_varying), add=ranking.add)
+    rank = kernel(_rank_of_part, ranking.fraction(part))
+    order = Order(kernel(_variance_keys), ranks=rank, tasks=1, ties=True)
+    return transform(kernel(_keep_varying), varying, order)
 
 
-def _spread(place: Place, delta: Array, weight: Array) -> UInt[Array, "1 ..."]:
-    """The variance over models as a sum over pairs: exactly 0 where they are equal."""
+def _variance(delta: Array, weight: Array) -> Float[Array, "..."]:
+    """Over models, as a sum over pairs: exactly 0 where they are equal."""
     delta = jnp.where(weight != 0, delta, 0)
     pairs = [delta[i] - delta[j] for i in range(len(delta)) for j in range(i)]
-    spread = sum((x * x for x in pairs), jnp.zeros_like(delta[0])) / len(delta) ** 2
-    return selection.magnitude(spread[None], jnp.ones_like(spread[None]))
+    return sum((x * x for x in pairs), jnp.zeros_like(delta[0])) / len(delta) ** 2
 
 
-def _varying(
-    threshold: Array, cut: selection.Cut, place: Place, delta: Array, weight: Array
-) -> Votes:
-    keys = _spread(place, delta, weight)
-    return delta, standing(selection.take(keys, threshold, cut), weight)
+def _count_varying(piece: Piece, delta: Array, weight: Array) -> Wide:
+    # padding is of equal deltas, which do not vary
+    return ranking.occurrences((_variance(delta, weight) != 0)[None])
 
 
-def _calculate(floor: float) -> Rule:
-    def then(energy: Votes, size: int) -> Rule:
-        return Leafwise(Partial(_weigh, *energy, jnp.float32(size), jnp.float32(floor)))
+def _variance_keys(*args: Any) -> UInt[Array, "1 ..."]:
+    *_, delta, weight = args
+    variance = _variance(delta, weight)[None]
+    return ranking.magnitude(variance, jnp.ones_like(variance))
 
-    return Each(Fold(Partial(_energy), then, _add_energies))
+
+def _rank_of_part(fraction: Any, varying: Wide) -> tuple[Wide, ...]:
+    return (fraction(varying),)
 
 
-def _energy(place: Place, delta: Array, weight: Array) -> Votes:
+def _keep_varying(
+    varying: Wide, found: tuple[Found, ...], before: tuple[Wide, ...], piece: Piece,
+    delta: Array, weight: Array,
+) -> Vectors:  # fmt: skip
+    return delta, mask(ranking.take(_variance_keys(delta, weight), found[0], before[0]), weight)
+
+
+def _energy(piece: Piece, delta: Array, weight: Array) -> Vectors:
     """sum of delta_k^2 as `most**2 * rest`, which neither overflows nor underflows."""
     size = jnp.where(weight != 0, jnp.abs(delta), 0)
     axes = range(1, delta.ndim)
     most = lax.stop_gradient(size.max(axes, initial=0))
-    rest = jnp.square(size / per_model(jnp.where(most > 0, most, 1), delta)).sum(axes)
+    rest = jnp.square(size / beside(jnp.where(most > 0, most, 1), delta)).sum(axes)
     return most, rest
 
 
-def _add_energies(a: Votes, b: Votes) -> Votes:
+def _add_energies(a: Vectors, b: Vectors) -> Vectors:
     most = jnp.maximum(a[0], b[0])
     safe = jnp.where(most > 0, most, 1)
     return most, jnp.square(a[0] / safe) * a[1] + jnp.square(b[0] / safe) * b[1]
 
 
+def _beside_size(size: Array, energy: Vectors) -> tuple[Array, Array, Array]:
+    return *energy, jnp.asarray(size)
+
+
 def _weigh(
-    most: Array, rest: Array, size: Array, floor: Array, place: Place, delta: Array, weight: Array
-) -> Votes:
+    floor: Array, energy: tuple[Array, Array, Array], piece: Piece, delta: Array, weight: Array
+) -> Vectors:
+    most, rest, size = energy
     top = most.max()
     c = jnp.square(most / jnp.where(top > 0, top, 1)) * rest
     mass = c.sum()
     uniform = (mass == 0) | (jnp.square(top) * mass / size < floor)
     c = jnp.where(uniform, 1 / len(delta), c / jnp.where(uniform, 1, mass))
-    return delta, weight * per_model(c, delta)
+    return delta, weight * beside(c, delta)
 
 
-def _floored(floor: Array, place: Place, delta: Array, weight: Array) -> Array:
-    return tally(weight * delta) / jnp.maximum(tally(weight), floor)
+def _floored_mean(floor: Array, piece: Piece, delta: Array, weight: Array) -> Array:
+    return task_sum(weight * delta) / jnp.maximum(task_sum(weight), floor)
 
 
 @method
-def arcee_fusion(*, key: Array | None = None) -> Expression:
+def arcee_fusion() -> Merge:
     """Arcee Fusion: of one model, take the entries that matter; the base elsewhere.
 
     The importance of an entry is |delta| KL(softmax(theta) || softmax(base)), softmaxes over the
@@ -317,45 +330,41 @@ def arcee_fusion(*, key: Array | None = None) -> Expression:
     entries from a random sample, and writes float32 whatever the dtype. A divergence that rounding
     makes negative counts as 0. Where three quarters of the importances are 0 so is the threshold,
     and the whole model is taken.
+
+    References:
+      Arcee AI, mergekit 0.1.4, method `arcee_fusion`.
     """
-    keys = Partial(_importances)
+    order = Order(kernel(_importance_keys), _quartile_ranks, tasks=1)
+    return Merge(reduction=reduce(kernel(_fuse), order, needs="row"), base="merged", models=(1, 1))
 
-    def quartiles(size: int) -> list[selection.Wide]:
-        return [selection.wide(size - q * (size - 1) // 4) for q in (1, 2, 3)]
 
-    def then(found: list[Found], size: int) -> Count:
-        low, median, high = (_value(bits)[0] for bits, _ in found)
-        return Leafwise(Partial(_fuse, median + 1.5 * (high - low)), grain="row")
-
-    count = Each(order_statistics(keys, quartiles, then, "row"))
-    return Expression(count, base="votes", models=(1, 1))
+def _quartile_ranks(size: int) -> tuple[Wide, ...]:
+    return tuple(ranking.wide(size - q * (size - 1) // 4) for q in (1, 2, 3))
 
 
 def _importance(delta: Array) -> Float[Array, "..."]:
-    """delta: base and model, [2, ...]."""
+    """Of base and model, `[2, ...]`."""
     rows = delta[..., None] if delta.ndim == 1 else delta
     q, p = jax.nn.softmax(rows, axis=-1) + 1e-8
     divergence = jnp.maximum((p * jnp.log(p / q)).sum(-1, keepdims=True), 0)
     return (jnp.abs(rows[1] - rows[0]) * divergence).reshape(delta.shape[1:])
 
 
-def _importances(place: Place, delta: Array, weight: Array) -> UInt[Array, "1 ..."]:
+def _importance_keys(piece: Piece, delta: Array, weight: Array) -> UInt[Array, "1 ..."]:
     size = _importance(delta)[None]
-    return selection.magnitude(size, jnp.ones_like(size))
+    return ranking.magnitude(size, jnp.ones_like(size))
 
 
-def _fuse(threshold: Array, place: Place, delta: Array, weight: Array) -> Array:
+def _fuse(found: tuple[Found, ...], piece: Piece, delta: Array, weight: Array) -> Array:
+    low, median, high = (ranking.float_of_key(one.key)[0] for one in found)
+    threshold = median + 1.5 * (high - low)
     taken = lax.stop_gradient(_importance(delta)) >= threshold.astype(delta.dtype)
     return jnp.where(taken, delta[1], delta[0])
 
 
-def _value(bits: UInt[Array, "..."]) -> Float[Array, "..."]:
-    return lax.bitcast_convert_type(bits, jnp.result_type(float))
-
-
 @method
-def pcb(*, key: Array | None = None, ratio: float = 0.1, scale: Scalar = 1.0) -> Expression:
-    """PCB-Merging (Du et al. 2024): parameters compete within a task and across tasks.
+def pcb(*, ratio: float = 0.1, scale: Scalar = 1.0) -> Merge:
+    """PCB-Merging: parameters compete within a task and across tasks.
 
     Over the whole tree, for each of M models:
     1. a_k = |delta_k| clamped between its 1e-4 and 1 - 1e-4 quantiles, and s_k = minmax(a_k) in
@@ -364,81 +373,62 @@ def pcb(*, key: Array | None = None, ratio: float = 0.1, scale: Scalar = 1.0) ->
     3. b_k = minmax of the scores clamped to the largest fraction `ratio` of them: 0 for all others.
     base + scale * sum_k w_k b_k sign(delta_k) a_k / sum_k b_k; where no b_k > 0, the base.
 
-    The authors use ratio 0.05 to 0.2 and scale about 1.2, or weights (their lambda_k) by evolution.
-    Where all a_k are equal s_k is 1, where all that compete are equal b_k is 1 (there, their code
-    gives NaN). Quantiles are the entries floor(n / 1e4) from either end, in their code the upper
-    one is one further; they are constants to `grad`.
+    Where all a_k are equal s_k is 1, where all that compete are equal b_k is 1 (there, the authors'
+    code gives NaN). Quantiles are the entries floor(n / 1e4) from either end, in their code the
+    upper one is one further; they are constants to `grad`.
+
+    Args:
+      ratio: In (0, 1], static; the authors use 0.05 to 0.2.
+      scale: What multiplies the update; the authors use about 1.2, or weights (their lambda_k) by
+        evolution.
+
+    References:
+      Du et al., Parameter Competition Balancing, 2024 (arXiv 2410.02396), Sec. 3.
     """
     check_scalar("ratio", ratio, lambda r: (r > 0) & (r <= 1), "a number in (0, 1]")
     known = concrete(ratio)
     if known is None:
         raise TypeError("ratio: expected a static number, got a traced one")
-    part = float(known)
-
-    def ends(size: int) -> list[selection.Wide]:
-        cut = size // 10000
-        return [selection.wide(rank) for rank in (size - cut, 1 + cut)]
-
-    def clamped(found: list[Found], size: int) -> Count:
-        bounds = tuple(_value(bits) for bits, _ in found)
-
-        def best(size: int) -> list[selection.Wide]:
-            kept = size - int(size * (1 - part))
-            return [selection.wide(rank) for rank in (min(max(kept, 1), size), 1)]
-
-        def then(found: list[Found], size: int) -> Count:
-            limits = tuple(_unordered(bits) for bits, _ in found)
-            return Leafwise(Partial(_compete, *bounds, *limits))
-
-        return order_statistics(Partial(_scores, *bounds), best, then)  # type: ignore[return-value]
-
-    digits = selection.start()[1] // 16 + 1
-    count = order_statistics(Partial(magnitudes), ends, clamped, after=digits)
-    return Expression(count, scale=scale)  # type: ignore[arg-type]
+    bounds = Order(MAGNITUDES, _quantile_ranks)
+    limits = Order(kernel(_score_keys), functools.partial(_best_ranks, float(known)))
+    return Merge(reduction=reduce(kernel(_compete), bounds, limits, scope="tree"), scale=scale)
 
 
-def _score(least: Array, most: Array, delta: Array, weight: Array) -> tuple[Array, Array]:
+def _quantile_ranks(size: int) -> tuple[Wide, ...]:
+    cut = size // 10000
+    return ranking.wide(size - cut), ranking.wide(1 + cut)
+
+
+def _best_ranks(part: float, size: int) -> tuple[Wide, ...]:
+    kept = size - int(size * (1 - part))
+    return ranking.wide(min(max(kept, 1), size)), ranking.wide(1)
+
+
+def _score(bounds: tuple[Found, ...], delta: Array, weight: Array) -> tuple[Array, Array]:
     """The clamped deltas and their scores, times exp(-M), which cancels and cannot overflow."""
     delta = jnp.where(weight != 0, delta, 0)
-    least, most = per_model(least, delta), per_model(most, delta)
+    least, most = (beside(ranking.float_of_key(one.key), delta) for one in bounds)
     size, differ = jnp.clip(jnp.abs(delta), least, most), most > least
     within = jnp.where(differ, (size - least) / jnp.where(differ, most - least, 1), 1)
-    score = jnp.exp(len(delta) * (within**2 - 1)) * jnp.tanh(delta * tally(delta))
+    score = jnp.exp(len(delta) * (within**2 - 1)) * jnp.tanh(delta * task_sum(delta))
     return jnp.sign(delta) * size, score
 
 
-def _scores(
-    least: Array, most: Array, place: Place, delta: Array, weight: Array
+def _score_keys(
+    bounds: tuple[Found, ...], piece: Piece, delta: Array, weight: Array
 ) -> UInt[Array, "task ..."]:
-    return _ordered(lax.stop_gradient(_score(least, most, delta, weight)[1]))
+    return ranking.key_of_float(lax.stop_gradient(_score(bounds, delta, weight)[1]))
 
 
 def _compete(
-    least: Array,
-    most: Array,
-    low: Array,
-    high: Array,
-    place: Place,
-    delta: Array,
-    weight: Array,
+    bounds: tuple[Found, ...], limits: tuple[Found, ...], piece: Piece, delta: Array, weight: Array
 ) -> Array:
-    votes, score = _score(least, most, delta, weight)
-    low, high = per_model(low, delta), per_model(high, delta)
+    clamped, score = _score(bounds, delta, weight)
+    low, high = (beside(ranking.float_of_key(one.key, signed=True), delta) for one in limits)
     differ = high > low
     balance = (jnp.clip(score, low, high) - low) / jnp.where(differ, high - low, 1)
     balance = jnp.where(differ, balance, score >= low)
-    mass = tally(balance)
+    mass = task_sum(balance)
     won = mass > 0
-    return jnp.where(won, tally(weight * balance * votes) / jnp.where(won, mass, 1), 0)
-
-
-def _ordered(x: Float[Array, "..."]) -> UInt[Array, "..."]:
-    """Floats of both signs as unsigned integers in the same order."""
-    bits = lax.bitcast_convert_type(x.astype(jnp.result_type(float)), selection.start()[0].dtype)
-    sign = jnp.asarray(1 << 8 * bits.dtype.itemsize - 1, bits.dtype)
-    return jnp.where(bits >= sign, ~bits, bits | sign)
-
-
-def _unordered(key: UInt[Array, "..."]) -> Float[Array, "..."]:
-    sign = jnp.asarray(1 << 8 * key.dtype.itemsize - 1, key.dtype)
-    return _value(jnp.where(key >= sign, key ^ sign, ~key))
+    total = task_sum(weight * balance * clamped)
+    return jnp.where(won, total / jnp.where(won, mass, 1), 0)

@@ -10,26 +10,26 @@ import numpy as np
 
 __all__ = ["Evaluation", "Found", "search"]
 
-Knobs = dict[str, Any]
+Options = dict[str, Any]
 
 
 class Evaluation(NamedTuple):
-    """knobs: by name, floats, and arrays where several bounds were given; value: the objective."""
+    """options: by name, floats, or arrays where several bounds were given; value: the objective."""
 
-    knobs: Knobs
+    options: Options
     value: float
 
 
 class Found(NamedTuple):
     """The best evaluation, and all of them in order."""
 
-    best: Knobs
+    best: Options
     value: float
     history: tuple[Evaluation, ...]
 
 
 def search(
-    objective: Callable[[Knobs], float],
+    objective: Callable[[Options], float],
     bounds: Mapping[str, tuple[float, float] | Sequence[tuple[float, float]]],
     *,
     budget: int = 100,
@@ -40,12 +40,12 @@ def search(
     history: Sequence[Evaluation] = (),
     on_evaluation: Callable[[Evaluation], None] | None = None,
 ) -> Found:
-    """The knobs within `bounds` of the least objective found in at most `budget` evaluations.
+    """The options within `bounds` of the least objective found in at most `budget` evaluations.
 
     objective({name: value}): what to minimise (the negative of a score), for instance
-    `lambda knobs: loss(methods.ties(models, base, **knobs))`. Values that are not finite count as
-    the worst seen and are never the result. bounds: name -> (low, high) for a number, or a sequence
-    of such pairs for an array of them, as for `weights`.
+    `lambda options: loss(methods.ties(**options)(models, base))`. Values that are not finite count
+    as the worst seen and are never the result. bounds: name -> (low, high) for a number, or a
+    sequence of such pairs for an array of them, as for `weights`.
 
     The search runs on bounds scaled to [0, 1], from `start` (their middle by default) with a
     standard deviation of `spread`; `population` per generation, 4 + floor(3 log dimension) by
@@ -57,7 +57,7 @@ def search(
 
     ValueError for bounds, start, budget or history that do not fit, and if no value was finite.
 
-    >>> found = search(lambda knobs: (knobs["scale"] - 0.3) ** 2, {"scale": (0.0, 1.0)}, budget=60)
+    >>> found = search(lambda found: (found["scale"] - 0.3) ** 2, {"scale": (0.0, 1.0)}, budget=60)
     >>> round(found.best["scale"], 2)
     0.3
     """
@@ -79,10 +79,10 @@ def search(
         generation = []
         for _ in range(min(strategy.population_size, budget - len(evaluations))):
             x = strategy.ask()
-            knobs = _named(low + (high - low) * x, bounds)
-            new = _recorded(history, len(evaluations), knobs, bounds)
+            options = _named(low + (high - low) * x, bounds)
+            new = _recorded(history, len(evaluations), options, bounds)
             if new is None:
-                new = Evaluation(knobs, float(objective(copy.deepcopy(knobs))))
+                new = Evaluation(options, float(objective(copy.deepcopy(options))))
                 if on_evaluation is not None:
                     on_evaluation(new)
             evaluations.append(new)
@@ -94,7 +94,7 @@ def search(
     if not finite:
         raise ValueError(f"objective: none of {len(evaluations)} values was finite")
     best = min(finite, key=lambda e: e.value)
-    return Found(best.knobs, best.value, tuple(evaluations))
+    return Found(best.options, best.value, tuple(evaluations))
 
 
 def _limits(bounds: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -116,32 +116,34 @@ def _limits(bounds: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
-def _named(x: np.ndarray, bounds: Mapping[str, Any]) -> Knobs:
-    knobs: Knobs = {}
+def _named(x: np.ndarray, bounds: Mapping[str, Any]) -> Options:
+    options: Options = {}
     for name, given in bounds.items():
         n = np.size(given) // 2
-        knobs[name] = float(x[0]) if np.ndim(given) == 1 else x[:n].copy()
+        options[name] = float(x[0]) if np.ndim(given) == 1 else x[:n].copy()
         x = x[n:]
-    return knobs
+    return options
 
 
-def _flat(knobs: Mapping[str, Any], bounds: Mapping[str, Any]) -> np.ndarray:
-    parts = [np.atleast_1d(np.asarray(knobs.get(name), float)) for name in bounds]
+def _flat(options: Mapping[str, Any], bounds: Mapping[str, Any]) -> np.ndarray:
+    parts = [np.atleast_1d(np.asarray(options.get(name), float)) for name in bounds]
     sizes = [np.size(given) // 2 for given in bounds.values()]
-    if knobs.keys() != bounds.keys() or [part.shape for part in parts] != [(n,) for n in sizes]:
+    if options.keys() != bounds.keys() or [part.shape for part in parts] != [(n,) for n in sizes]:
         raise ValueError(
-            f"start: expected one value per bound of {list(bounds)}, got {dict(knobs)}"
+            f"start: expected one value per bound of {list(bounds)}, got {dict(options)}"
         )
     return np.concatenate(parts)
 
 
 def _recorded(
-    history: Sequence[Evaluation], i: int, knobs: Knobs, bounds: Mapping[str, Any]
+    history: Sequence[Evaluation], i: int, options: Options, bounds: Mapping[str, Any]
 ) -> Evaluation | None:
     if i >= len(history):
         return None
     then, value = history[i]
-    same = then.keys() == knobs.keys() and all(np.array_equal(then[k], knobs[k]) for k in bounds)
+    same = then.keys() == options.keys() and all(
+        np.array_equal(then[k], options[k]) for k in bounds
+    )
     if not same:
-        raise ValueError(f"history[{i}]: expected the knobs {knobs} of this search, got {then}")
-    return Evaluation(knobs, float(value))
+        raise ValueError(f"history[{i}]: expected the options {options} of this search, got {then}")
+    return Evaluation(options, float(value))

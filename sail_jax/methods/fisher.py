@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, PyTree
+from jaxtyping import Array, PyTree
 
 from sail_jax.checks import concrete
-from sail_jax.merging.reductions import average
-from sail_jax.merging.task_vectors import Rule, TaskVectors, Weights, check_scalar, origin
-from sail_jax.methods import merge
+from sail_jax.merging.arithmetic import number
+from sail_jax.merging.combining import Transform, transform
+from sail_jax.merging.merge import Merge, method
+from sail_jax.merging.reductions import weighted_mean
+from sail_jax.merging.steps import PerLeaf, Piece, kernel
+from sail_jax.merging.task_vectors import check_scalar
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Likelihood", "fisher", "fisher_diagonal", "precision"]
@@ -21,70 +24,77 @@ __all__ = ["Likelihood", "fisher", "fisher_diagonal", "precision"]
 Likelihood = Literal["categorical", "gaussian"]
 
 
+@method
 def fisher(
-    models: Sequence[PyTree],
-    base: PyTree | None = None,
-    *,
-    fishers: Sequence[PyTree],
-    weights: Weights = None,
-    key: Array | None = None,
-    floor: float = 0.0,
-    normalize_fishers: bool = False,
-) -> PyTree:
-    """sum_k w_k F_k theta_k / sum_k w_k F_k per entry (Matena & Raffel 2022).
+    *, fishers: Sequence[PyTree], floor: float = 0.0, normalize_fishers: bool = False
+) -> Merge:
+    """Fisher merging: sum_k w_k F_k theta_k / sum_k w_k F_k, entry by entry.
 
-    fishers: one tree per model with the paths and shapes of its floating leaves, finite and not
-    negative: diagonals of the Fisher information, as from `fisher_diagonal`. Where all are 0 the
-    merge is the weighted mean. floor: what F is raised to at least; 1e-6, common elsewhere, makes
-    a plain mean of every entry whose Fisher is smaller. normalize_fishers: divide each F_k by its
-    norm over the whole model, so that a model with large gradients does not win everywhere.
+    Where all F_k are 0 the merge is the weighted mean. Weights are not negative. No base is needed;
+    one given only says the output's dtypes.
 
-    weights are not negative. No base is needed; one given only says the output's dtypes.
+    Args:
+      fishers: One tree for each model with the paths and shapes of its floating leaves, finite and
+        not negative: diagonals of the Fisher information, as from `fisher_diagonal`.
+      floor: What F is raised to at least; 1e-6, common elsewhere, makes a plain mean of every entry
+        whose Fisher is smaller.
+      normalize_fishers: Whether each F_k is divided by its norm over the whole model, so that a
+        model with large gradients does not win everywhere.
+
+    References:
+      Matena and Raffel, Merging Models with Fisher-Weighted Averaging, 2022 (arXiv 2111.09832),
+      Eq. 4.
 
     >>> models, fishers = [{"a": 1.0}, {"a": 5.0}], [{"a": 3.0}, {"a": 1.0}]
-    >>> fisher(models, fishers=fishers), fisher(models, fishers=[{"a": 0.0}] * 2)
+    >>> fisher(fishers=fishers)(models), fisher(fishers=[{"a": 0.0}] * 2)(models)
     ({'a': Array(2., dtype=float32)}, {'a': Array(3., dtype=float32)})
     """
-    like = next(iter(models or ()), None) if base is None else base
-    rule = precision(fishers, floor, normalize_fishers)
-    return merge(models, origin(like), rule=rule, count=average, weights=weights, normalize=True)
+    weighting = precision(fishers, floor, normalize_fishers)
+    return Merge(weighting, weighted_mean, normalize=True, base="unused", positive_weights=True)
 
 
 def precision(
     fishers: Sequence[PyTree], floor: float = 0.0, normalize_fishers: bool = False
-) -> Rule:
-    """The rule that multiplies the weight of model k by fishers[k], entry by entry.
+) -> Transform:
+    """The transform that multiplies the weight of model k by fishers[k], entry by entry.
 
     Only ratios between models matter to the mean that follows, so the F of an entry are divided by
-    the largest among those who vote: nothing underflows, and where that is 0 the weights stay.
-    ValueError for other leaves or shapes than those of the votes, and for values of F or weights
-    that are negative or not finite.
+    the largest among the models that are not masked: nothing underflows, and where that is 0 the
+    weights stay.
+
+    Args:
+      fishers: See `fisher`.
+      floor: See `fisher`.
+      normalize_fishers: See `fisher`.
+
+    Raises:
+      ValueError: For values that are negative or not finite; when it is applied, for other leaves
+        or shapes than those of the task vectors.
     """
     check_scalar("floor", floor, lambda x: 0 <= x < math.inf, "a finite number >= 0")
-
-    def rule(vectors: TaskVectors) -> TaskVectors:
-        delta, treedef = jax.tree.flatten(vectors.delta)
-        weight, paths = treedef.flatten_up_to(vectors.weight), leaf_paths(vectors.delta)
-        tasks = delta[0].shape[0] if delta else len(fishers)
-        if len(fishers) != tasks:
-            raise ValueError(f"fishers: expected one per model, {tasks}, got {len(fishers)}")
-        for votes in weight:
-            check_positive("weights", votes)
-        like = dict(zip(paths, delta, strict=True))
-        columns = [_fisher_leaves(f"fishers[{k}]", tree, like) for k, tree in enumerate(fishers)]
-        if normalize_fishers:
-            columns = [_unit(column) for column in columns]
-        shares = [_share(floor, *entry) for entry in zip(weight, *columns, strict=True)]
-        return vectors._replace(weight=treedef.unflatten(shares))
-
-    return rule
+    columns = [_fisher_leaves(f"fishers[{k}]", tree) for k, tree in enumerate(fishers)]
+    if normalize_fishers:
+        columns = [_unit(column) for column in columns]
+    paths = dict.fromkeys(path for column in columns for path in column)
+    found = {path: tuple(column.get(path) for column in columns) for path in paths}
+    local = PerLeaf("fishers", found, complete=True)
+    # a leaf is seen whole, as its Fishers are
+    return transform(kernel(_weigh, number(floor)), needs="tensor", local=local)
 
 
-@jax.jit
-def _share(floor: ArrayLike, w: Array, *values: Array) -> Array:
-    F = jnp.where(w != 0, jnp.maximum(jnp.stack(values), floor), 0)
+def _weigh(floor: Array, piece: Piece, delta: Array, weight: Array) -> tuple[Array, Array]:
+    values = piece.local
+    if len(values) != len(delta):
+        raise ValueError(f"fishers: expected one per model, {len(delta)}, got {len(values)}")
+    for k, value in enumerate(values):
+        if value is None or np.shape(value) != delta.shape[1:]:
+            got = "none" if value is None else np.shape(value)
+            raise ValueError(f"fishers[{k}]: expected shape {delta.shape[1:]}, got {got}")
+    floor = jnp.asarray(floor, delta.dtype)
+    F = jnp.stack([jnp.maximum(jnp.asarray(value, delta.dtype), floor) for value in values])
+    F = jnp.where(weight != 0, F, 0)
     top = F.max(0)
-    return w * jnp.where(top > 0, F / jnp.where(top > 0, top, 1), 1)
+    return delta, weight * jnp.where(top > 0, F / jnp.where(top > 0, top, 1), 1)
 
 
 def check_positive(name: str, x: Any) -> None:
@@ -99,30 +109,21 @@ def _positive(x: Any) -> Array:
     return (jnp.isfinite(x) & (jnp.asarray(x) >= 0)).all()
 
 
-def _fisher_leaves(name: str, tree: PyTree, like: dict[str, Array]) -> list[Array]:
-    leaves = dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))
-    if leaves.keys() != like.keys():
-        missing, extra = sorted(like.keys() - leaves.keys()), sorted(leaves.keys() - like.keys())
-        raise ValueError(
-            f"{name} has other leaves than the floating ones of the models: "
-            f"missing {missing[:5]}, unexpected {extra[:5]}"
-        )
+def _fisher_leaves(name: str, tree: PyTree) -> dict[str, Array]:
+    leaves = dict(zip(leaf_paths(tree), map(jnp.asarray, jax.tree.leaves(tree)), strict=True))
     for path, leaf in leaves.items():
-        if np.shape(leaf) != like[path].shape[1:]:
-            raise ValueError(
-                f"{name}, leaf {path!r}: expected shape {like[path].shape[1:]}, "
-                f"got {np.shape(leaf)}"
-            )
         check_positive(f"{name}, leaf {path!r}", leaf)
-    return [jnp.asarray(leaves[path], delta.dtype) for path, delta in like.items()]
+    return leaves
 
 
-def _unit(column: list[Array]) -> list[Array]:
+def _unit(column: dict[str, Array]) -> dict[str, Array]:
     """The leaves divided by the norm of all; by the largest entry first, for squares underflow."""
-    top = jnp.stack([jnp.max(x, initial=0.0) for x in column]).max() if column else 1.0
-    column = [x / jnp.where(top > 0, top, 1) for x in column]
-    square = sum(jnp.sum(x * x) for x in column)
-    return [x / jnp.sqrt(jnp.where(square > 0, square, 1)) for x in column]
+    wide = {p: x.astype(jnp.promote_types(x.dtype, jnp.float32)) for p, x in column.items()}
+    tops = [jnp.max(x, initial=0.0) for x in wide.values()]
+    top = jnp.stack(tops).max() if tops else 1.0
+    wide = {path: x / jnp.where(top > 0, top, 1) for path, x in wide.items()}
+    square = sum(jnp.sum(x * x) for x in wide.values())
+    return {p: x / jnp.sqrt(jnp.where(square > 0, square, 1)) for p, x in wide.items()}
 
 
 def fisher_diagonal(

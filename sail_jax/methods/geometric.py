@@ -1,8 +1,9 @@
 """Interpolation on spheres, and means of directions: slerp and its kin, Karcher, Model Stock.
 
-Each is a linear combination of the votes whose coefficients depend on their lengths and angles
-alone (`counts.combination`): two passes over tensors of any size, in constant memory. So a rotation
-of all inputs rotates the result. Lengths below about 1e-19 (whose squares are 0) count as 0.
+Each is a linear combination of task vectors whose coefficients depend on their lengths and angles
+alone (`reductions.combination`): two passes over tensors of any size, in constant memory. So a
+rotation of all inputs rotates the result. Lengths below about 1e-19 (whose squares are 0) count as
+0.
 """
 
 import functools
@@ -15,7 +16,8 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax.checks import concrete
-from sail_jax.merging.merge import Compat, Expression, default, method
+from sail_jax.merging.arithmetic import number
+from sail_jax.merging.merge import Compat, Merge, choose, method
 from sail_jax.merging.reductions import Vectors, combination
 from sail_jax.merging.task_vectors import check_scalar
 from sail_jax.merging.transforms import one_of
@@ -25,6 +27,7 @@ __all__ = ["karcher", "model_stock", "multislerp", "nuslerp", "slerp"]
 Average = Literal["cosine", "angle"]
 Gram = Float[Array, "*vectors task task"]
 
+SQUARES = "the squares of a tensor have to add up to a finite number"
 ANTIPODAL = 1e-5
 """Where 1 + cos is below, the great circle is lost in the rounding of float32: 0.3 degrees."""
 CUT = 1e-3
@@ -32,174 +35,183 @@ CUT = 1e-3
 
 
 @method
-def slerp(
-    *, key: Array | None = None, t: Float[ArrayLike, ""] | None = None, compat: Compat = "paper"
-) -> Expression:
-    """Spherical interpolation from the first model (t = 0) to the second (t = 1), tensor by tensor.
+def slerp(*, t: Float[ArrayLike, ""] | None = None, compat: Compat = "paper") -> Merge:
+    """Spherical interpolation from the first model (t = 0) to the second (t = 1), per tensor.
 
     With the angle theta between the two as vectors a and b, the direction is that of
-    sin((1 - t) theta) a/|a| + sin(t theta) b/|b|, over sin(theta) (Shoemake 1985), and the length
-    (1 - t) |a| + t |b|. Without `t`, t = w_2 / (w_1 + w_2); with it, weights do not count. Numbers
-    outside [0, 1] extrapolate along the great circle. A base only says the output's dtypes.
+    sin((1 - t) theta) a/|a| + sin(t theta) b/|b|, over sin(theta), and the length
+    (1 - t) |a| + t |b|. A base only says the output's dtypes.
 
     Where there is no direction to follow, (1 - t) a + t b: one of the two is 0, or they are opposed
     (within 0.3 degrees of it, float32 does not know which great circle joins them). Near angle 0
     the formula's limit is taken, without a threshold.
 
-    compat="mergekit" weighs a and b themselves by the two ratios, so that at different lengths the
-    path is no arc and the middle of it too long or short; interpolates linearly where
-    |cos| > 0.9995; and takes a tensor of 0 to be at a right angle (0.707 b at t = 1/2). There the
-    order is base model, other model.
+    Args:
+      t: w_2 / (w_1 + w_2) by default; with it, weights do not count. Numbers outside [0, 1]
+        extrapolate along the great circle.
+      compat: "mergekit" weighs a and b themselves by the two ratios, so that at different lengths
+        the path is no arc and the middle of it too long or short; interpolates linearly where
+        |cos| > 0.9995; and takes a tensor of 0 to be at a right angle (0.707 b at t = 1/2). There
+        the order is base model, other model.
 
-    >>> slerp([{"a": jnp.array([1.0, 0.0])}, {"a": jnp.array([0.0, 3.0])}], t=0.5)["a"].round(4)
+    References:
+      Shoemake, Animating Rotation with Quaternion Curves, 1985.
+
+    >>> slerp(t=0.5)([{"a": jnp.array([1.0, 0.0])}, {"a": jnp.array([0.0, 3.0])}])["a"].round(4)
     Array([1.4142, 1.4142], dtype=float32)
     """
-    mergekit = default(compat)(None, False, True)
+    mergekit = choose(compat)(None, False, True)
     if t is not None:
         check_scalar("t", t, np.isfinite, "a finite number")
-    time = () if t is None else (_number(t),)
-    return Expression(combination(_slerp(mergekit), *time), base="unused", models=(2, 2))
+    time = () if t is None else (number(t),)
+    reduction = combination(_slerp(mergekit), *time)
+    return Merge(reduction=reduction, base="unused", models=(2, 2), remedy=SQUARES)
 
 
 @method
-def nuslerp(
-    *,
-    key: Array | None = None,
-    flatten: bool = True,
-    row_wise: bool = False,
-    compat: Compat = "paper",
-) -> Expression:
+def nuslerp(*, flatten: bool = True, row_wise: bool = False, compat: Compat = "paper") -> Merge:
     """Spherical interpolation of two models at t = w_2 / (w_1 + w_2), of deltas if a base is given.
 
     (sin((1 - t) theta) a + sin(t theta) b) / sin(theta) with the vectors themselves, not their
     directions, as in mergekit, where the method comes from. Weights that sum to 0 mean t = 1/2.
+    (1 - t) a + t b where a vector is 0 or the two are opposed, as in `slerp`.
 
-    flatten: a vector is a tensor; otherwise one run along the last axis, and with `row_wise` all
-    entries of one place on the last axis (in mergekit, whose tensors are [out, in], a run along the
-    first, which for matrices is the same). For Flax kernels, [in, out], the weights into one unit
-    are `flatten=False, row_wise=True`.
+    Args:
+      flatten: Whether a vector is a tensor; otherwise it is one run along the last axis.
+      row_wise: Whether it is instead all entries of one place on the last axis (in mergekit, whose
+        tensors are [out, in], a run along the first, which for matrices is the same). For Flax
+        kernels, [in, out], the weights into one unit are `flatten=False, row_wise=True`.
+      compat: mergekit takes a vector of 0 to be at a right angle, which "mergekit" does too, and
+        divides by a sine of about 1e-7 at opposed ones.
 
-    (1 - t) a + t b where a vector is 0 or the two are opposed, as in `slerp`. mergekit takes a
-    vector of 0 to be at a right angle, which `compat="mergekit"` does too, and divides by a sine
-    of about 1e-7 at opposed ones.
+    References:
+      mergekit 0.1.4, method `nuslerp`.
 
     >>> models = [{"a": jnp.array([[1.0, 0.0]])}, {"a": jnp.array([[0.0, 1.0]])}]
-    >>> nuslerp(models, weights=[1.0, 2.0])["a"].round(4)
+    >>> nuslerp()(models, weights=[1.0, 2.0])["a"].round(4)
     Array([[0.5  , 0.866]], dtype=float32)
     """
-    mergekit = default(compat)(None, False, True)
+    mergekit = choose(compat)(None, False, True)
     scope: Vectors = "tensor" if flatten else "column" if row_wise else "row"
-    return Expression(combination(_nuslerp(mergekit), scope=scope), base="optional", models=(2, 2))
+    reduction = combination(_nuslerp(mergekit), scope=scope)
+    return Merge(reduction=reduction, base="optional", models=(2, 2), remedy=SQUARES)
 
 
 @method
-def multislerp(
-    *, key: Array | None = None, normalize: bool = True, compat: Compat = "paper"
-) -> Expression:
-    """The weighted spherical mean of the deltas, or of the models without a base: `karcher` with
-    weights. For two models slerp at t = w_2 / (w_1 + w_2).
+def multislerp(*, normalize: bool = True, compat: Compat = "paper") -> Merge:
+    """The weighted spherical mean of the deltas, or of the models without a base.
 
-    compat="mergekit" is what the program of this name computes: the normalised weighted mean of
-    directions, times the weighted mean of lengths. (It then follows a tangent which is 0, since it
-    starts from that very mean: at t = 1/4 and a right angle the result is 3.4 degrees off the arc's
-    point.) Where that mean of directions is 0 it stops with an error for more than two models, say
-    for a frozen tensor; here the weighted mean of the vectors is taken.
+    `karcher` with weights; for two models slerp at t = w_2 / (w_1 + w_2).
 
-    `normalize=False` multiplies the length by the sum of weights; the direction is the same.
+    Args:
+      normalize: Whether weights are divided by their sum; otherwise the length is multiplied by it,
+        and the direction is the same.
+      compat: "mergekit" is what the program of this name computes: the normalised weighted mean of
+        directions, times the weighted mean of lengths. (It then follows a tangent which is 0, since
+        it starts from that very mean: at t = 1/4 and a right angle the result is 3.4 degrees off
+        the arc's point.) Where that mean of directions is 0 it stops with an error for more than
+        two models, say for a frozen tensor; here the weighted mean of the vectors is taken.
+
+    References:
+      mergekit 0.1.4, method `multislerp`.
 
     >>> models = [{"a": jnp.array([2.0, 0.0])}, {"a": jnp.array([0.0, 2.0])}]
-    >>> multislerp(models, weights=[2.0, 1.0])["a"].round(4)
+    >>> multislerp()(models, weights=[2.0, 1.0])["a"].round(4)
     Array([1.7321, 1.    ], dtype=float32)
     """
-    mergekit = default(compat)(None, False, True)
+    mergekit = choose(compat)(None, False, True)
     coefficients = _nlerp if mergekit else _karcher(False, *CONVERGED)
-    return Expression(combination(coefficients), normalize=normalize, base="optional")
+    reduction = combination(coefficients)
+    return Merge(reduction=reduction, normalize=normalize, base="optional", remedy=SQUARES)
 
 
 @method
 def karcher(
     *,
-    key: Array | None = None,
     max_iterations: int | None = None,
     tolerance: float | None = None,
     compat: Compat = "paper",
-) -> Expression:
-    """The weighted Karcher mean of directions (Karcher 1977), times the weighted mean of lengths.
+) -> Merge:
+    """The weighted Karcher mean of directions, times the weighted mean of lengths.
 
     The u on the sphere of least sum_k w_k angle(u, theta_k)^2, per tensor, by steps of
-    u <- exp_u(sum_k w_k log_u(theta_k)) from the normalised mean of directions. At most
-    `max_iterations` (60) of them, fewer once they are surely shorter than `tolerance` (1e-7); they
-    work on coefficients and cost nothing. Tensors of 0 have no direction, but a length;
-    those opposed to the mean (within 2.6 degrees) pull to no side. Unique and
-    independent of the order of models if all lie within a right angle of some direction. Where the
-    directions cancel (their mean is shorter than 1e-3) there is no mean direction to start from,
-    and the result is the weighted mean of the vectors. Weights have to sum to something. A base
-    only says the output's dtypes.
+    u <- exp_u(sum_k w_k log_u(theta_k)) from the normalised mean of directions. The steps work on
+    coefficients and cost nothing. Tensors of 0 have no direction, but a length; those opposed to
+    the mean (within 2.6 degrees) pull to no side. Unique and independent of the order of models if
+    all lie within a right angle of some direction. Where the directions cancel (their mean is
+    shorter than 1e-3) there is no mean direction to start from, and the result is the weighted mean
+    of the vectors. Weights have to sum to something. A base only says the output's dtypes.
 
-    compat="mergekit": equal weights, whatever is given; 10 steps, tolerance 1e-5; tensors shorter
-    than the tolerance count as 0. Where directions cancel it starts from the first model, and it
-    averages a base that is given in as one more model: list it, if that is meant.
+    Args:
+      max_iterations: At most so many steps; 60 by default.
+      tolerance: Fewer steps once they are surely shorter than this; 1e-7 by default, static.
+      compat: "mergekit" has equal weights, whatever is given; 10 steps, tolerance 1e-5; tensors
+        shorter than the tolerance count as 0. Where directions cancel it starts from the first
+        model, and it averages a base that is given in as one more model: list it, if that is meant.
+
+    References:
+      Karcher, Riemannian center of mass and mollifier smoothing, 1977.
 
     >>> models = [{"a": jnp.array([1.0, 0.0])}, {"a": jnp.array([0.0, 1.0])}]
-    >>> karcher(models)["a"].round(4)
+    >>> karcher()(models)["a"].round(4)
     Array([0.7071, 0.7071], dtype=float32)
     """
-    paper = default(compat)
-    steps = paper(max_iterations, CONVERGED[0], 10)
+    default = choose(compat)
+    steps = default(max_iterations, CONVERGED[0], 10)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"max_iterations: expected an integer >= 0, got {steps!r}")
-    tolerance = paper(tolerance, CONVERGED[1], 1e-5)
+    tolerance = default(tolerance, CONVERGED[1], 1e-5)
     check_scalar("tolerance", tolerance, lambda x: 0 <= x < np.inf, "a number >= 0")
     if concrete(tolerance) is None:
         raise TypeError("tolerance: expected a static number, got a traced one")
     coefficients = _karcher(compat == "mergekit", steps, float(tolerance))
-    return Expression(combination(coefficients), normalize=True, base="unused")
+    reduction = combination(coefficients)
+    return Merge(reduction=reduction, normalize=True, base="unused", remedy=SQUARES)
 
 
 @method
 def model_stock(
     *,
-    key: Array | None = None,
     filter_wise: bool = False,
     input_axis: Literal[-1, 0] = -1,
     average: Average = "cosine",
     compat: Compat = "paper",
-) -> Expression:
-    """Model Stock (Jang et al. 2024): base + t * (weighted mean of deltas), tensor by tensor, with
-    t = N c / (1 + (N - 1) c) for N models and the average cosine c between their deltas.
+) -> Merge:
+    """Model Stock: base + t * (weighted mean of deltas), per tensor.
 
-    The closer the deltas to one direction, the more of their mean is kept: all of it for copies,
-    nothing at right angles. `average` over pairs of the "cosine", or of the "angle" (fusion_bench).
-    Tensors that did not move are at right angles to everything. c < 0, which the authors do not
-    consider, says that the models share nothing, and t is 0; so it is at the pole c = -1/(N - 1),
-    which c cannot pass.
+    t = N c / (1 + (N - 1) c) for N models and the average cosine c between their deltas. The closer
+    the deltas to one direction, the more of their mean is kept: all of it for copies, nothing at
+    right angles. Tensors that did not move are at right angles to everything. c < 0, which the
+    authors do not consider, says that the models share nothing, and t is 0; so it is at the pole
+    c = -1/(N - 1), which c cannot pass.
 
-    filter_wise: not per tensor but per vector of weights into one unit. They lie along the last
-    axis for weights [out, in] (`input_axis=-1`, PyTorch, the default), along all other axes for
-    Flax's [in, out] and [height, width, in, out] (`input_axis=0`).
+    Args:
+      filter_wise: Whether vectors are not tensors but the weights into one unit.
+      input_axis: Along which they lie: the last axis for weights [out, in] (-1, PyTorch, the
+        default), all other axes for Flax's [in, out] and [height, width, in, out] (0).
+      average: Over pairs, of the "cosine", or of the "angle" (fusion_bench).
+      compat: "mergekit" divides by max(|delta_j| |delta_k|, 1e-6), which makes tensors with deltas
+        below 1e-3 orthogonal even if they are copies; lets t be negative for c < 0, without bound;
+        its infinity at the pole is here t = 0.
 
-    compat="mergekit" divides by max(|delta_j| |delta_k|, 1e-6), which makes tensors with deltas
-    below 1e-3 orthogonal even if they are copies; lets t be negative for c < 0, without bound; its
-    infinity at the pole is here t = 0.
+    References:
+      Jang et al., Model Stock, 2024 (arXiv 2403.19522), Eq. 5.
 
     >>> base, one = {"a": jnp.zeros(2)}, {"a": jnp.array([1.0, 0.0])}
-    >>> model_stock([one, {"a": jnp.array([0.6, 0.8])}], base)["a"].tolist()  # c = 0.6, t = 0.75
+    >>> other = {"a": jnp.array([0.6, 0.8])}  # c = 0.6, t = 0.75
+    >>> model_stock()([one, other], base)["a"].tolist()
     [0.6000000238418579, 0.30000001192092896]
     """
     one_of("average", average, Average)
     if input_axis not in (-1, 0):
         raise ValueError(f"input_axis: expected -1 or 0, got {input_axis!r}")
-    mergekit = default(compat)(None, False, True)
+    mergekit = choose(compat)(None, False, True)
     scope: Vectors = "tensor" if not filter_wise else "row" if input_axis == -1 else "column"
-    count = combination(_stock(average, mergekit), scope=scope)
-    return Expression(count, normalize=True, models=(2, None))
+    reduction = combination(_stock(average, mergekit), scope=scope)
+    return Merge(reduction=reduction, normalize=True, models=(2, None), remedy=SQUARES)
 
 
 CONVERGED = (60, 1e-7)
-
-
-def _number(x: ArrayLike) -> Array:
-    return jnp.asarray(x, jnp.result_type(float))
 
 
 def _lengths(products: Gram) -> Float[Array, "*vectors task"]:

@@ -1,28 +1,25 @@
-"""Merging coefficients by optimisation: a loss of the merged model, descended through the merge.
+"""Coefficients learned on data: AdaMerging, the learned soup, the concrete subspace.
 
-`learn` is the one loop; AdaMerging, the learned soup and the concrete subspace are what they merge.
+Each descends a loss of the merged model through the merge (`learning.learn`).
 """
 
 import math
-import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax import lax
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
-from sail_jax.checks import concrete
-from sail_jax.merging.reductions import total
+from sail_jax.learning import Learned, learn
+from sail_jax.merging.combining import Transform
+from sail_jax.merging.reductions import weighted_sum
+from sail_jax.merging.steps import fingerprint
 from sail_jax.merging.task_vectors import (
-    Rule,
     TaskVectors,
     Weights,
     apply,
-    chain,
     check_scalar,
     origin,
     task_vectors,
@@ -31,87 +28,17 @@ from sail_jax.trees import leaf_paths
 
 __all__ = [
     "By",
-    "Learned",
     "Predict",
     "adamerging",
-    "check_batches",
     "concrete_subspace",
     "cross_entropy",
     "entropy",
-    "learn",
     "learned_soup",
 ]
 
 By = Literal["task", "leaf"]
 Predict = Callable[[PyTree, PyTree], Array]
-_nothing: Rule = chain()
-
-
-class Learned(NamedTuple):
-    """params: the merged model; coefficients: how it was merged; losses: [step], before each."""
-
-    params: PyTree
-    coefficients: PyTree
-    losses: Float[Array, "step"]
-
-
-def learn(
-    loss: Callable[[PyTree, PyTree], Float[Array, ""]],
-    merge: Callable[[PyTree, Array | None], PyTree],
-    coefficients: PyTree,
-    batches: PyTree,
-    *,
-    steps: int,
-    optimizer: optax.GradientTransformation | None = None,
-    project: Callable[[PyTree], PyTree] | None = None,
-    key: Array | None = None,
-) -> Learned:
-    """Minimise loss(merge(coefficients), batch) over `coefficients` by `steps` of `optimizer`.
-
-    merge(coefficients, key): any method here, or anything else that can be differentiated; step t
-    gets fold_in(key, t), and the final merge None. batches: leaves [n, ...]; step t sees entry
-    t mod n of each. project: applied after every step. optimizer: Adam at 1e-3 by default.
-
-    One compiled loop; what `merge` closes over (task vectors, say) is held once, not per step.
-    ValueError for a loss that is not finite, with the step at which it first was.
-
-    >>> merge = lambda c, key: {"w": c * jnp.array([1.0, 2.0])}
-    >>> loss = lambda params, target: jnp.sum((params["w"] - target) ** 2)
-    >>> got = learn(loss, merge, 0.0, jnp.array([[3.0, 6.0]]), steps=50, optimizer=optax.sgd(0.1))
-    >>> f"{got.coefficients:.3f}", got.losses[0]
-    ('3.000', Array(45., dtype=float32))
-    """
-    if not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"steps: expected an integer >= 0, got {steps!r}")
-    check_batches(batches)
-    optimizer = optax.adam(1e-3) if optimizer is None else optimizer
-    coefficients = jax.tree.map(lambda c: jnp.asarray(c, jnp.result_type(c, float)), coefficients)
-    batches = jax.tree.map(jnp.asarray, batches)
-
-    def step(state: tuple[PyTree, Any], t: Array) -> tuple[tuple[PyTree, Any], Array]:
-        coefficients, memory = state
-        batch = jax.tree.map(lambda x: x[t % x.shape[0]], batches)
-        here = None if key is None else jax.random.fold_in(key, t)
-        objective = lambda c: loss(merge(c, here), batch)  # noqa: E731
-        value, gradient = jax.value_and_grad(objective)(coefficients)
-        updates, memory = optimizer.update(gradient, memory, coefficients)
-        coefficients = optax.apply_updates(coefficients, updates)
-        return (coefficients if project is None else project(coefficients), memory), value
-
-    start = coefficients, optimizer.init(coefficients)
-    (coefficients, _), losses = lax.scan(step, start, jnp.arange(steps))
-    value = concrete(losses)
-    if value is not None and not np.isfinite(value).all():
-        t = int(np.argmin(np.isfinite(value)))
-        raise ValueError(f"loss: expected finite values, got {value[t]} in step {t} of {steps}")
-    return Learned(merge(coefficients, None), coefficients, losses)
-
-
-def check_batches(batches: PyTree) -> None:
-    """ValueError unless `batches` has leaves, all with a leading axis that is not empty."""
-    shapes = [np.shape(x) for x in jax.tree.leaves(batches)]
-    if not shapes or any(shape[:1] in ((), (0,)) for shape in shapes):
-        raise ValueError(f"batches: expected leaves [n, ...] with n >= 1, got shapes {shapes}")
+_NOTHING = Transform()
 
 
 def entropy(logits: Float[Array, "... class"]) -> Float[Array, ""]:
@@ -138,7 +65,7 @@ def adamerging(
     batches: Sequence[PyTree],
     *,
     by: By = "task",
-    rule: Rule = _nothing,
+    transform: Transform = _NOTHING,
     init: ArrayLike = 0.3,
     steps: int = 500,
     optimizer: optax.GradientTransformation | None = None,
@@ -147,9 +74,9 @@ def adamerging(
     """AdaMerging (Yang et al. 2024): base + sum_k lambda_k delta_k of least entropy, unlabelled.
 
     The loss is sum_k entropy(predict_k(merged, inputs of task k)). by: one lambda per "task", or
-    per task and "leaf" (their layer-wise variant). rule: what edits the task vectors first, once;
-    `chain(trim(0.2), elect())` makes it AdaMerging++. init: lambda at the start, one number or one
-    per model. optimizer: Adam at 1e-3 by default.
+    per task and "leaf" (their layer-wise variant). transform: what changes the task vectors first,
+    once; `chain(trim(0.2), elect())` makes it AdaMerging++. init: lambda at the start, one number
+    or one per model. optimizer: Adam at 1e-3 by default.
 
     predict(params, inputs) -> logits [..., class]: one for all tasks, or one per task (own heads).
     batches: per task, inputs with leaves [n, batch, ...]; step t takes batch t mod n of each.
@@ -183,13 +110,13 @@ def adamerging(
     ((8, 2), (2,))
     """
     _check_by(by)
-    vectors = rule(task_vectors(models, base))
+    vectors = transform(task_vectors(models, base))
     loss = _entropies(predict, batches, len(models))
     if clamp is not None and not (len(clamp) == 2 and clamp[0] <= clamp[1]):
         raise ValueError(f"clamp: expected an interval (low, high), got {clamp!r}")
 
     def merge(coefficients: PyTree, key: Array | None) -> PyTree:
-        return apply(base, total(_scaled(vectors, coefficients, by)))
+        return apply(base, weighted_sum(_scaled(vectors, coefficients, by)))
 
     low, high = clamp or (None, None)
 
@@ -239,7 +166,9 @@ def learned_soup(
 
     def merge(coefficients: PyTree, key: Array | None) -> tuple[PyTree, Array]:
         shares = jax.tree.map(jax.nn.softmax, coefficients["weights"])
-        return apply(like, total(_scaled(vectors, shares, by))), jnp.exp(coefficients["scale"])
+        return apply(like, weighted_sum(_scaled(vectors, shares, by))), jnp.exp(
+            coefficients["scale"]
+        )
 
     def objective(soup: tuple[PyTree, Array], batch: tuple[PyTree, PyTree]) -> Float[Array, ""]:
         params, scale = soup
@@ -264,7 +193,7 @@ def concrete_subspace(
     batches: Sequence[PyTree],
     *,
     key: Array,
-    rule: Rule = _nothing,
+    transform: Transform = _NOTHING,
     weights: Weights = None,
     scale: Float[ArrayLike, ""] = 0.3,
     temperature: float = 0.5,
@@ -279,17 +208,20 @@ def concrete_subspace(
     new in each step from `key`; merged in the end is its median, sigmoid(logit / T), which draws
     nothing (fusion_bench draws once more). init: every logit at the start.
 
-    predict, batches, rule, loss and optimizer as in `adamerging`; with its lambda for `weights` and
-    scale 1 it is Concrete AdaMerging, one after the other. coefficients: the logits, as the base.
+    predict, batches, transform, loss and optimizer as in `adamerging`; with its lambda for
+    `weights` and scale 1 it is Concrete AdaMerging, one after the other. coefficients: the logits,
+    as the base.
     """
     check_scalar("temperature", temperature, lambda x: 0 < x < math.inf, "a number > 0")
-    update = total(rule(task_vectors(models, base, weights)))
+    update = weighted_sum(transform(task_vectors(models, base, weights)))
     loss = _entropies(predict, batches, len(models))
 
     def merge(logits: PyTree, key: Array | None) -> PyTree:
         def masked(path: str, change: Array, logit: Array) -> Array:
             if key is not None:
-                here = jax.random.fold_in(key, np.uint32(zlib.crc32(path.encode())))
+                here = key
+                for word in fingerprint(path):
+                    here = jax.random.fold_in(here, word)
                 logit = logit + jax.random.logistic(here, logit.shape, logit.dtype)
             mask = jax.nn.sigmoid(logit / temperature)
             return change * mask / mask.mean()
@@ -310,7 +242,7 @@ def concrete_subspace(
 
 
 def _scaled(vectors: TaskVectors, coefficients: PyTree, by: By) -> TaskVectors:
-    """The votes with weights times coefficients, [task] for all leaves or for each."""
+    """Task vectors with weights times coefficients, [task] for all leaves or for each."""
 
     def scaled(weight: Array, c: Array) -> Array:
         return weight * c.astype(weight.dtype).reshape(-1, *(1,) * (weight.ndim - 1))

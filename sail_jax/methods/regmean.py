@@ -13,10 +13,13 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from sail_jax.checks import concrete, nearest
-from sail_jax.merging.reductions import average
-from sail_jax.merging.task_vectors import Count, TaskVectors, Weights, check_scalar, origin, tally
-from sail_jax.methods import linear, merge
-from sail_jax.methods.fisher import check_positive
+from sail_jax.merging.arithmetic import number, task_sum
+from sail_jax.merging.combining import Reduction, reduce
+from sail_jax.merging.merge import Merge, method
+from sail_jax.merging.reductions import mean_where_any
+from sail_jax.merging.steps import PerLeaf, Piece, kernel
+from sail_jax.merging.task_vectors import Weights, check_scalar
+from sail_jax.methods.sparse import linear
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Activations", "InputAxes", "gram_mean", "grams", "regmean", "regmean_plus_plus"]
@@ -25,43 +28,47 @@ Activations = Callable[[PyTree, PyTree], Mapping[str, Float[Array, "... in"]]]
 InputAxes = Literal["first", "last"]
 
 
+@method
 def regmean(
-    models: Sequence[PyTree],
-    base: PyTree | None = None,
     *,
     grams: Sequence[Mapping[str, Float[Array, "in in"]]],
-    weights: Weights = None,
-    key: Array | None = None,
     off_diagonal: float = 0.9,
     damping: float = 1e-5,
     input_axes: InputAxes = "first",
-) -> PyTree:
-    """W = (sum_k w_k G_k)^-1 sum_k w_k G_k W_k (Jin et al. 2023); leaves without a Gram: the mean.
+) -> Merge:
+    """RegMean: W = (sum_k w_k G_k)^-1 sum_k w_k G_k W_k; leaves without a Gram: the mean.
 
     This W minimises sum_k w_k E |x W - x W_k|^2 over the inputs x of model k, with G_k = E x x^T.
+    Weights are not negative. No base is needed; one given only says the output's dtypes.
 
-    grams: per model, {leaf path: G_k}, the same paths for all, as from `grams`. A kernel has its
-    input axes first, [in..., out...] (Flax), or last, [out..., in...] (PyTorch): those whose sizes
-    multiply to that of G_k.
-    off_diagonal: what multiplies the entries of G_k off its diagonal; 1 leaves the problem above
-    as it is, less is a regularisation that Jin et al. tune (around: 0.1 to 1).
-    damping: every G_k counts as G_k + damping * mean eigenvalue of their mean * I. It draws W
-    towards the weighted mean, exactly there along input features that are 0 in all data, where
-    the formula above is singular. For off_diagonal = 1 and fewer data than features float32 needs
-    about 1e-4.
+    Args:
+      grams: For each model, {leaf path: G_k}, the same paths for all, as from `grams`. A kernel has
+        its input axes first, [in..., out...] (Flax), or last, [out..., in...] (PyTorch): those
+        whose sizes multiply to that of G_k.
+      off_diagonal: What multiplies the entries of G_k off its diagonal; 1 leaves the problem above
+        as it is, less is a regularisation that Jin et al. tune (around: 0.1 to 1).
+      damping: Every G_k counts as G_k + damping * mean eigenvalue of their mean * I. It draws W
+        towards the weighted mean, exactly there along input features that are 0 in all data, where
+        the formula above is singular. For off_diagonal = 1 and fewer data than features float32
+        needs about 1e-4.
+      input_axes: Which axes of a kernel are its inputs.
 
-    weights are not negative. No base is needed; one given only says the output's dtypes.
-    ValueError names the leaf for Grams of unknown paths, other shapes or values that are not
-    finite, and where the sum is not positive definite in floating point.
+    References:
+      Jin et al., Dataless Knowledge Fusion, 2023 (arXiv 2212.09849), Eq. 2.
 
     >>> models, G = [{"w": jnp.eye(2)}, {"w": 3 * jnp.eye(2)}], jnp.diag(jnp.array([1.0, 0.0]))
-    >>> W = regmean(models, grams=[{"w": 3 * G}, {"w": G}])["w"]
+    >>> W = regmean(grams=[{"w": 3 * G}, {"w": G}])(models)["w"]
     >>> f"{W[0, 0]:.3f}, {W[1, 1]:.3f}"
     '1.500, 2.000'
     """
-    like = next(iter(models or ()), None) if base is None else base
-    count = gram_mean(grams, off_diagonal, damping, input_axes)
-    return merge(models, origin(like), count=count, weights=weights, normalize=True)
+    reduction = gram_mean(grams, off_diagonal, damping, input_axes)
+    remedy = (
+        "the Grams may not add up to a positive definite matrix: expected a larger damping than "
+        f"{damping}"
+    )
+    return Merge(
+        reduction=reduction, normalize=True, base="unused", positive_weights=True, remedy=remedy
+    )
 
 
 def gram_mean(
@@ -69,55 +76,76 @@ def gram_mean(
     off_diagonal: float = 0.9,
     damping: float = 1e-5,
     input_axes: InputAxes = "first",
-) -> Count:
-    """The count behind `regmean`: a mean of votes with matrices for weights.
+) -> Reduction:
+    """The reduction of `regmean`: a mean of task vectors with matrices for weights.
 
-    It commutes with a change of base. Weights are one per model and leaf.
+    It commutes with a change of base. Weights are one per model and leaf, not negative.
+
+    Args:
+      grams: See `regmean`.
+      off_diagonal: See `regmean`.
+      damping: See `regmean`.
+      input_axes: See `regmean`.
+
+    Raises:
+      ValueError: For values that are not finite, and paths that differ between models; when it is
+        applied, for unknown paths and shapes that do not fit a leaf.
     """
     check_scalar("off_diagonal", off_diagonal, lambda x: 0 <= x <= 1, "a number in [0, 1]")
     check_scalar("damping", damping, lambda x: 0 < x < math.inf, "a finite number > 0")
     if input_axes not in get_args(InputAxes):
         raise ValueError(f"input_axes: expected one of {get_args(InputAxes)}, got {input_axes!r}")
-
-    def count(vectors: TaskVectors) -> PyTree:
-        delta, treedef = jax.tree.flatten(vectors.delta)
-        weight, paths = treedef.flatten_up_to(vectors.weight), leaf_paths(vectors.delta)
-        known = _check_grams(grams, dict(zip(paths, delta, strict=True)), input_axes)
-        means = treedef.flatten_up_to(average(vectors))
-
-        def solve(path: str, votes: Array, w: Array, mean: Array) -> Array:
-            check_positive("weights", w)
-            if path not in known or not mean.size:
-                return mean
-            if w.size != w.shape[0]:
-                raise ValueError(f"gram_mean, leaf {path!r}: expected one weight per model")
-            G = jnp.stack([jnp.asarray(gram[path], votes.dtype) for gram in grams])
-            new = _fit(votes, w.reshape(-1), G, mean, off_diagonal, damping, input_axes == "last")
-            value = concrete(jnp.isfinite(new).all())
-            if value is not None and not value:
-                raise ValueError(
-                    f"regmean, leaf {path!r}: the Grams do not add up to a positive definite "
-                    f"matrix in {votes.dtype}; expected a larger damping than {damping}"
-                )
-            return new
-
-        entries = zip(paths, delta, weight, means, strict=True)
-        return treedef.unflatten(solve(*entry) for entry in entries)
-
-    return count
+    for k, gram in enumerate(grams):
+        if gram.keys() != grams[0].keys():
+            odd = sorted(gram.keys() ^ grams[0].keys())[:5]
+            raise ValueError(f"grams[{k}]: expected the paths of grams[0], differs in {odd}")
+        for path, G in gram.items():
+            _check_gram(f"grams[{k}], leaf {path!r}", G)
+    paths = grams[0] if grams else {}
+    found = {path: tuple(jnp.asarray(gram[path]) for gram in grams) for path in paths}
+    fit = kernel(_gram_mean, number(off_diagonal), number(damping), last=input_axes == "last")
+    return reduce(fit, needs="tensor", local=PerLeaf("grams", found))
 
 
-@functools.partial(jax.jit, static_argnames="last")
+def _check_gram(where: str, G: Array) -> None:
+    if np.ndim(G) != 2 or len(set(np.shape(G))) != 1:
+        raise ValueError(f"{where}: expected a square matrix, got {np.shape(G)}")
+    value = concrete(G)
+    if value is not None and not (np.isfinite(value).all() and (value.diagonal() >= 0).all()):
+        raise ValueError(f"{where}: expected finite values and a diagonal >= 0")
+
+
+def _gram_mean(
+    off_diagonal: Array, damping: Array, piece: Piece, delta: Array, weight: Array, *, last: bool
+) -> Array:
+    mean, grams = mean_where_any(delta, weight), piece.local
+    if grams is None:
+        return mean
+    if len(grams) != len(delta):
+        raise ValueError(f"grams: expected one mapping per model, {len(delta)}, got {len(grams)}")
+    if weight.size != len(delta):
+        raise ValueError("gram_mean: expected one weight per model")
+    axes = delta.shape[:0:-1] if last else delta.shape[1:]
+    if len(grams[0]) not in {math.prod(axes[:i]) for i in range(len(axes) + 1)}:
+        raise ValueError(
+            f"grams: expected a square matrix as large as the {'last' if last else 'first'} axes "
+            f"of {delta.shape[1:]}, got {grams[0].shape}"
+        )
+    G = jnp.stack([gram.astype(delta.dtype) for gram in grams])
+    off_diagonal, damping = (jnp.asarray(x, delta.dtype) for x in (off_diagonal, damping))
+    return _fit(delta, weight.reshape(-1), G, mean, off_diagonal, damping, last)
+
+
 def _fit(
-    votes: Float[Array, "task ..."],
+    delta: Float[Array, "task ..."],
     w: Float[Array, "task"],
     G: Float[Array, "task in in"],
     mean: Float[Array, "..."],
-    off_diagonal: float,
-    damping: float,
+    off_diagonal: Array,
+    damping: Array,
     last: bool,
 ) -> Float[Array, "..."]:
-    """mean + A^-1 sum_k w_k G_k (W_k - mean), A = sum_k w_k G_k + damping: identical votes stay."""
+    """mean + A^-1 sum_k w_k G_k (W_k - mean), A = sum_k w_k G_k + damping: copies stay."""
     tasks, n = G.shape[:2]
 
     def matrix(x: Array) -> Array:
@@ -125,45 +153,14 @@ def _fit(
 
     G = jnp.where(jnp.eye(n, dtype=bool), G, off_diagonal * G)
     product = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-    A = tally(w[:, None, None] * G)
-    changes = [w[k] * product(G[k], matrix(votes[k] - mean)) for k in range(tasks)]
+    A = task_sum(w[:, None, None] * G)
+    changes = [w[k] * product(G[k], matrix(delta[k] - mean)) for k in range(tasks)]
     change = functools.reduce(jnp.add, changes)
     size = jnp.trace(A) / n
     size = jnp.where(size > 0, size, 1)
     root = jax.scipy.linalg.cho_factor(A / size + damping * jnp.eye(n, dtype=A.dtype))
     change = jax.scipy.linalg.cho_solve(root, change / size)
     return mean + (change.T if last else change).reshape(mean.shape)
-
-
-def _check_grams(
-    grams: Sequence[Mapping[str, Array]], leaves: dict[str, Array], input_axes: str
-) -> set[str]:
-    tasks = next(iter(leaves.values())).shape[0] if leaves else len(grams)
-    if len(grams) != tasks:
-        raise ValueError(f"grams: expected one mapping per model, {tasks}, got {len(grams)}")
-    for k, gram in enumerate(grams):
-        if gram.keys() != grams[0].keys():
-            odd = sorted(gram.keys() ^ grams[0].keys())[:5]
-            raise ValueError(f"grams[{k}]: expected the paths of grams[0], differs in {odd}")
-        for path, G in gram.items():
-            where = f"grams[{k}], leaf {path!r}"
-            if path not in leaves:
-                raise ValueError(f"{where}: no such floating leaf{nearest(path, leaves)}")
-            shape = leaves[path].shape[1:]
-            axes = shape if input_axes == "first" else shape[::-1]
-            sizes = {math.prod(axes[:i]) for i in range(len(axes) + 1)}
-            n = np.shape(G)[0] if np.ndim(G) == 2 else 0
-            if np.shape(G) != (n, n) or n not in sizes:
-                raise ValueError(
-                    f"{where}: expected a square matrix as large as the {input_axes} axes of "
-                    f"{shape}, got {np.shape(G)}"
-                )
-            value = concrete(G)
-            if value is not None and not (
-                np.isfinite(value).all() and (value.diagonal() >= 0).all()
-            ):
-                raise ValueError(f"{where}: expected finite values and a diagonal >= 0")
-    return set(grams[0]) if grams else set()
 
 
 def grams(
@@ -219,7 +216,6 @@ def regmean_plus_plus(
     batches: Sequence[Sequence[PyTree]],
     groups: Sequence[str | Sequence[str]],
     weights: Weights = None,
-    key: Array | None = None,
     off_diagonal: float = 0.9,
     damping: float = 1e-5,
     input_axes: InputAxes = "first",
@@ -236,31 +232,27 @@ def regmean_plus_plus(
     ValueError for patterns that match nothing, leaves in two groups, and groups without inputs.
     """
     like = next(iter(models or ()), None) if base is None else base
-    mean = linear(models, base, weights=weights)
+    mean = linear()(models, base, weights=weights)
     if len(batches) != len(models):
         raise ValueError(f"batches: expected one per model, {len(models)}, got {len(batches)}")
     members = _members(groups, leaf_paths(like))
     merged = _named(mean)
     own = [_named(model) for model in models]
-    settled = set(merged) - {path for group in members for path in group}
+    resolved = set(merged) - {path for group in members for path in group}
     for i, group in enumerate(members):
         moments = []
         for leaves, data in zip(own, batches, strict=True):
-            mixed = [merged[path] if path in settled else leaves[path] for path in merged]
+            mixed = [merged[path] if path in resolved else leaves[path] for path in merged]
             params = jax.tree.unflatten(jax.tree.structure(like), mixed)
             moments.append(_grams(activations, params, data, lambda path: path in group))  # noqa: B023
             if not moments[-1]:
                 raise ValueError(f"groups[{i}]: activations names none of its leaves {group[:5]}")
-        merged |= regmean(
-            [{path: leaves[path] for path in group} for leaves in own],
-            {path: merged[path] for path in group},
-            grams=moments,
-            weights=weights,
-            off_diagonal=off_diagonal,
-            damping=damping,
-            input_axes=input_axes,
+        fit = regmean(
+            grams=moments, off_diagonal=off_diagonal, damping=damping, input_axes=input_axes
         )
-        settled |= set(group)
+        some = [{path: leaves[path] for path in group} for leaves in own]
+        merged |= fit(some, {path: merged[path] for path in group}, weights=weights)
+        resolved |= set(group)
     return jax.tree.unflatten(jax.tree.structure(like), list(merged.values()))
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from sail_jax.methods import linear
+from sail_jax.methods.sparse import linear
 
 __all__ = ["Soup", "greedy_soup"]
 
@@ -63,7 +63,7 @@ def greedy_soup(
     mean, best, taken = _wide(like), scores[first], [first]
     trials = [(first, best)]
     for i in rest:
-        wider = linear([mean, models[i]], weights=[len(taken), 1])
+        wider = linear()([mean, models[i]], weights=[len(taken), 1])
         value = float(score(_cast(wider, like)))
         trials.append((i, value))
         if value > best or (not strict and value == best):

@@ -13,96 +13,95 @@ in (tensors that did not move, deltas of low rank, copies), they add noise to wh
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.tree_util import Partial
 from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax.checks import concrete
-from sail_jax.merging.merge import Expression, method
-from sail_jax.merging.reductions import average
-from sail_jax.merging.task_vectors import (
-    Count,
-    Fold,
-    Leafwise,
-    Place,
-    Rule,
-    chain,
-    check_scalar,
-    everybody,
-    masked,
-    tally,
-)
-from sail_jax.merging.transforms import Scope, one_of, scoped
+from sail_jax.merging.arithmetic import number, task_sum
+from sail_jax.merging.combining import Transform, masked, matching, reduce, transform
+from sail_jax.merging.leafwise import check_chosen
+from sail_jax.merging.merge import Merge, method
+from sail_jax.merging.reductions import weighted_mean
+from sail_jax.merging.steps import Fold, Kernel, Piece, kernel
+from sail_jax.merging.task_vectors import check_scalar
+from sail_jax.merging.transforms import Scope, one_of
 
 __all__ = ["iso_c", "iso_cts", "opcm", "tsv_m", "wudi"]
 
 Scalar = Float[ArrayLike, ""]
 Matrices = str | Callable[[str], bool] | None
 Matrix = Float[Array, "a b"]
-Votes = tuple[Array, Array]
+Stack = Float[Array, "task a b"]
+Vectors = tuple[Array, Array]
 
 
 @method
-def tsv_m(
-    *,
-    key: Array | None = None,
-    ratio: float | None = None,
-    scale: Scalar = 1.0,
-    matrices: Matrices = None,
-) -> Expression:
-    """Task singular vectors, merged (Gargiulo et al. 2024): each delta_m cut down to its k largest
-    singular triplets (U_m, S_m, V_m), [U_1 ... U_M] and [V_1 ... V_M] replaced by the nearest
-    matrices with orthonormal columns (or rows), and multiplied out:
-    base + scale * polar(U) diag(S_1 ... S_M) polar(V)^T.
+def tsv_m(*, ratio: float | None = None, scale: Scalar = 1.0, matrices: Matrices = None) -> Merge:
+    """Task singular vectors, merged: each delta_m at low rank, made orthogonal to the others.
 
-    k = max(1, floor(ratio * min(a, b))), for ratio = 1/M by default, so that M k columns fit. (The
-    authors' code computes int(r * (1/M)), which is 0 for r = M = 49, and for M > r.) Copies of one
-    model give its best approximation of rank k; the order of models does not matter.
+    Each delta_m is cut down to its k largest singular triplets (U_m, S_m, V_m), [U_1 ... U_M] and
+    [V_1 ... V_M] are replaced by the nearest matrices with orthonormal columns (or rows), and
+    multiplied out: base + scale * polar(U) diag(S_1 ... S_M) polar(V)^T. Copies of one model give
+    its best approximation of rank k; the order of models does not matter.
+
+    Args:
+      ratio: In (0, 1], static: k = max(1, floor(ratio * min(a, b))). By default 1/M, so that M k
+        columns fit. (The authors' code computes int(r * (1/M)), which is 0 for r = M = 49, and for
+        M > r.)
+      scale: What multiplies the update.
+      matrices: Which leaves are treated so, by their path; see above.
+
+    References:
+      Gargiulo et al., Task Singular Vectors, 2024 (arXiv 2412.00081), Algorithm 1.
 
     >>> base, one = {"a": jnp.zeros((2, 2))}, {"a": jnp.diag(jnp.array([3.0, 1.0]))}
-    >>> tsv_m([one, one], base)["a"].round(4) + 0.0
+    >>> tsv_m()([one, one], base)["a"].round(4) + 0.0
     Array([[3., 0.],
            [0., 0.]], dtype=float32)
     """
     if ratio is not None:
         _check_static("ratio", ratio, lambda x: 0 < x <= 1, "a number in (0, 1]")
-    kernel = _on_matrices(_tsv(None if ratio is None else float(ratio)))
-    return _expression(Leafwise(Partial(kernel), grain="leaf"), matrices, scale)
+    return _merge(kernel(_tsv, ratio=None if ratio is None else float(ratio)), scale, matrices)
 
 
 @method
-def iso_c(
-    *, key: Array | None = None, scale: Scalar = 1.0, matrices: Matrices = None
-) -> Expression:
-    """Isotropic merging (Marczak et al. 2025): the sum of deltas with all its singular values made
-    equal to their mean, base + scale * mean(S) U V^T.
+def iso_c(*, scale: Scalar = 1.0, matrices: Matrices = None) -> Merge:
+    """Isotropic merging: the sum of deltas with all its singular values made equal to their mean.
 
-    The mean is over min(a, b) values; directions in which nobody moved stay where they are.
+    base + scale * mean(S) U V^T. The mean is over min(a, b) values; directions in which nobody
+    moved stay where they are.
+
+    Args:
+      scale: What multiplies the update.
+      matrices: Which leaves are treated so, by their path; see above.
+
+    References:
+      Marczak et al., No Task Left Behind, 2025 (arXiv 2502.04959), Sec. 4.
 
     >>> base, one = {"a": jnp.zeros((2, 2))}, {"a": jnp.diag(jnp.array([3.0, 1.0]))}
-    >>> iso_c([one], base)["a"].round(4) + 0.0
+    >>> iso_c()([one], base)["a"].round(4) + 0.0
     Array([[2., 0.],
            [0., 2.]], dtype=float32)
     """
-    return _expression(Leafwise(Partial(_on_matrices(_iso_c)), grain="leaf"), matrices, scale)
+    return _merge(kernel(_iso_c), scale, matrices)
 
 
 @method
 def iso_cts(
     *,
-    key: Array | None = None,
     common_fraction: float = 0.8,
     input_axis: Literal[-1, 0] = -1,
     scale: Scalar = 1.0,
     matrices: Matrices = None,
-) -> Expression:
-    """Isotropic merging in common and task-specific subspaces (Marczak et al. 2025).
+) -> Merge:
+    """Isotropic merging in common and task-specific subspaces.
 
     Of the sum of deltas the largest c singular triplets are common; from each delta_m what lies in
     their output space is taken away, U U^T delta_m, and its n largest triplets are specific. All
@@ -110,22 +109,28 @@ def iso_cts(
     values, the mean of theirs. n = round((min(a, b) - floor(common_fraction * min(a, b))) / M), at
     most min(a, b) // M (the authors' code rounds up past that, to a negative c).
 
-    input_axis: -1 for weights [out, in] (PyTorch), 0 for [in, out] (Flax).
+    Args:
+      common_fraction: In [0, 1], static.
+      input_axis: -1 for weights [out, in] (PyTorch), 0 for [in, out] (Flax).
+      scale: What multiplies the update.
+      matrices: Which leaves are treated so, by their path; see above.
+
+    References:
+      Marczak et al., No Task Left Behind, 2025 (arXiv 2502.04959), Sec. 5.
 
     >>> base, one = {"a": jnp.zeros((2, 2))}, {"a": jnp.diag(jnp.array([3.0, 1.0]))}
-    >>> iso_cts([one], base)["a"].round(4) + 0.0
+    >>> iso_cts()([one], base)["a"].round(4) + 0.0
     Array([[2., 0.],
            [0., 2.]], dtype=float32)
     """
     _check_static("common_fraction", common_fraction, lambda x: 0 <= x <= 1, "a number in [0, 1]")
-    kernel = _on_matrices(_iso_cts(float(common_fraction)), _check_axis(input_axis))
-    return _expression(Leafwise(Partial(kernel), grain="leaf"), matrices, scale)
+    update = kernel(_iso_cts, common_fraction=float(common_fraction))
+    return _merge(update, scale, matrices, _check_axis(input_axis))
 
 
 @method
 def wudi(
     *,
-    key: Array | None = None,
     solution: Literal["adam", "exact"] = "adam",
     steps: int = 300,
     rate: Scalar = 1e-5,
@@ -133,25 +138,33 @@ def wudi(
     input_axis: Literal[-1, 0] = -1,
     scale: Scalar = 1.0,
     matrices: Matrices = None,
-) -> Expression:
-    """WUDI (Cheng et al. 2025): base + scale * x where x disturbs the deltas least, the minimum of
-    L(x) = sum_m |(x - delta_m) delta_m^T|^2 / |delta_m|^2 (Frobenius norms, delta [out, in]).
+) -> Merge:
+    """WUDI: base + scale * x where x disturbs the deltas least.
 
-    solution "adam", as published: `steps` of Adam (Kingma & Ba 2015) at `rate` from
-    x = sum_m delta_m. Each step moves an entry by about `rate`, whatever the size of the deltas, so
-    that 300 steps at 1e-5 move none by more than about 3e-3.
-    solution "exact": the objective is a quadratic, so its minimum solves
-    x sum_m G_m = sum_m delta_m G_m with G_m = delta_m^T delta_m / |delta_m|^2, [in, in]; with
-    `damping` * M * |x - sum_m delta_m|^2 added to the objective, which decides in the directions
-    where no delta is large. It commutes with scaling and rotating the deltas.
+    x is the minimum of L(x) = sum_m |(x - delta_m) delta_m^T|^2 / |delta_m|^2 (Frobenius norms,
+    delta [out, in]). Weights multiply the deltas, but are no part of the objective's weighing. A
+    delta of 0 asks for nothing (0/0 in the published code). One model is returned as it is.
 
-    Weights multiply the deltas, but are no part of the objective's weighing. A delta of 0 asks for
-    nothing (0/0 in the published code). input_axis: -1 for weights [out, in] (PyTorch), 0 for
-    [in, out] (Flax). One model is returned as it is.
+    Args:
+      solution: "adam", as published: steps of Adam (Kingma & Ba 2015) from x = sum_m delta_m. Each
+        moves an entry by about `rate`, whatever the size of the deltas, so that 300 steps at 1e-5
+        move none by more than about 3e-3. "exact": the objective is a quadratic, so its minimum
+        solves x sum_m G_m = sum_m delta_m G_m with G_m = delta_m^T delta_m / |delta_m|^2, [in, in];
+        it commutes with scaling and rotating the deltas.
+      steps: Of Adam.
+      rate: Of Adam.
+      damping: damping * M * |x - sum_m delta_m|^2 is added to the objective of "exact", which
+        decides in the directions where no delta is large.
+      input_axis: -1 for weights [out, in] (PyTorch), 0 for [in, out] (Flax).
+      scale: What multiplies the update.
+      matrices: Which leaves are treated so, by their path; see above.
+
+    References:
+      Cheng et al., Whoever Started the Interference Should End It, 2025 (arXiv 2503.08099), Sec. 4.
 
     >>> base = {"a": jnp.zeros((2, 2))}
     >>> models = [{"a": jnp.diag(jnp.array([1.0, 0.0]))}, {"a": jnp.diag(jnp.array([3.0, 2.0]))}]
-    >>> x = wudi(models, base, solution="exact")["a"]
+    >>> x = wudi(solution="exact")(models, base)["a"]
     >>> ((x[0, 0] * (1 + 9 / 13) - (1 + 27 / 13)) ** 2 < 1e-8).item()  # x a = b on the diagonal
     True
     """
@@ -160,61 +173,97 @@ def wudi(
         raise ValueError(f"steps: expected an integer >= 0, got {steps!r}")
     check_scalar("rate", rate, lambda x: 0 <= x < np.inf, "a finite number >= 0")
     check_scalar("damping", damping, lambda x: 0 < x < np.inf, "a finite number > 0")
-    transform = _wudi_exact if solution == "exact" else _wudi_adam(steps)
-    number = jnp.asarray(damping if solution == "exact" else rate, jnp.result_type(float))
-    kernel = _on_matrices(transform, _check_axis(input_axis))
-    return _expression(Leafwise(Partial(kernel, number), grain="leaf"), matrices, scale)
+    if solution == "exact":
+        update = kernel(_wudi_exact, number(damping))
+    else:
+        update = kernel(_wudi_adam, number(rate), steps=steps)
+    return _merge(update, scale, matrices, _check_axis(input_axis))
 
 
 @method
 def opcm(
     *,
-    key: Array | None = None,
     alpha: Scalar = 0.5,
     scope: Scope = "tree",
     scale: Scalar = 1.0,
     matrices: Matrices = None,
-) -> Expression:
-    """Orthogonal projection-based continual merging (Tang et al. 2025): one model after the other,
-    in the given order, which matters.
+) -> Merge:
+    """Orthogonal projection-based continual merging: one model after the other.
 
-    The sum starts as delta_1. To it is added of each further delta_m what the sum so far, U S V^T,
-    has no say in: U^T delta_m V without its diagonal and without the block of the r leading
-    directions on both sides, those whose singular values add up to at most `alpha` of the total.
-    Leaves that are no matrices are summed. In the end the sum is rescaled to the mean norm of the
-    deltas, over all leaves; or each leaf on its own, `scope="tensor"`. (The authors rescale after
-    each model, and multiply by what they divided by before the next: the same.)
+    The order of models matters. The sum starts as delta_1. To it is added of each further delta_m
+    what the sum so far, U S V^T, has no say in: U^T delta_m V without its diagonal and without the
+    block of the r leading directions on both sides, those whose singular values add up to at most
+    `alpha` of the total. Leaves that are no matrices are summed. In the end the sum is rescaled to
+    the mean norm of the deltas. (The authors rescale after each model, and multiply by what they
+    divided by before the next: the same.)
 
     Copies of one model give the model if all leaves are matrices, or with scope="tensor"; else the
     sums of other leaves take their share of the norm, as they do in the authors' code.
 
+    Args:
+      alpha: In [0, 1].
+      scope: Whether norms are taken over the whole "tree", or each "tensor" is rescaled alone.
+      scale: What multiplies the update.
+      matrices: Which leaves are treated so, by their path; see above.
+
+    References:
+      Tang et al., Merging Models on the Fly Without Retraining, 2025 (arXiv 2501.09522), Sec. 4.
+
     >>> base = {"a": jnp.zeros((2, 2))}
     >>> one = {"a": jnp.array([[3.0, 0.0], [0.0, 0.0]])}
     >>> other = {"a": jnp.array([[1.0, 4.0], [0.0, 0.0]])}
-    >>> x = opcm([one, other], base, scope="tensor")["a"]  # the 4 is new, the 1 is not
+    >>> x = opcm(scope="tensor")([one, other], base)["a"]  # the 4 is new, the 1 is not
     >>> (x / x[0, 0] * 3).round(2).astype(int).tolist()
     [[3, 4], [0, 0]]
     """
     check_scalar("alpha", alpha, lambda x: 0 <= x <= 1, "a number in [0, 1]")
-    rule = Leafwise(
-        Partial(_on_matrices(_opcm), jnp.asarray(alpha, jnp.result_type(float))), grain="leaf"
+    one_of("scope", scope, Scope)
+    projected = kernel(_of_matrix, kernel(_opcm, number(alpha)), transposed=False)
+    rescaled = reduce(
+        kernel(_rescaled, projected),
+        Fold(kernel(_squares)),
+        Fold(kernel(_square, projected)),
+        needs="tensor",
+        scope=scope,
+        local=_Chosen(None if matrices is None else matching(matrices)),
     )
-
-    def measured(squares: Array, size: int) -> Count:
-        def then(square: Array, size: int) -> Count:
-            return Leafwise(Partial(_resize, squares, square))
-
-        return chain(
-            rule if matrices is None else masked(rule, matrices), Fold(Partial(_square), then)
-        )
-
-    count = Fold(Partial(_squares), measured, visits=2)
-    return Expression(scoped(scope, count), everybody, scale=scale)
+    return Merge(reduction=rescaled, scale=scale)
 
 
-def _expression(rule: Rule, matrices: Matrices, scale: Scalar) -> Expression:
-    rule = rule if matrices is None else masked(rule, matrices)
-    return Expression(average, rule, scale=scale)
+@dataclass(frozen=True)
+class _Chosen:
+    """For `Step.local`: () says to a kernel that the leaf is one of those chosen, None not."""
+
+    where: Callable[[str], bool] | None
+
+    def __call__(self, path: str) -> tuple[()] | None:
+        return () if self.where is None or self.where(path) else None
+
+    def check(self, paths: Sequence[str]) -> None:
+        if self.where is not None:
+            check_chosen(self.where, paths)
+
+
+def _merge(update: Kernel, scale: Scalar, matrices: Matrices, transposed: bool = False) -> Merge:
+    return Merge(_on_matrices(update, matrices, transposed), weighted_mean, scale=scale)
+
+
+def _on_matrices(update: Kernel, matrices: Matrices, transposed: bool = False) -> Transform:
+    """The transform by which matrices become `update(weight * delta)` for the first model, and 0
+    with weight 0 for the others."""
+    inner = transform(kernel(_of_matrix, update, transposed=transposed), needs="tensor")
+    return inner if matrices is None else masked(inner, matrices)
+
+
+def _of_matrix(
+    update: Kernel, piece: Piece, delta: Array, weight: Array, *, transposed: bool
+) -> Vectors:
+    if delta.ndim != 3 or min(delta.shape[1:]) < 2:
+        return delta, weight
+    weighted = weight * delta
+    merged = update(jnp.swapaxes(weighted, 1, 2) if transposed else weighted)
+    first = jnp.zeros((len(delta), 1, 1), delta.dtype).at[0].set(1)
+    return first * (merged.T if transposed else merged), first
 
 
 def _check_axis(input_axis: int) -> bool:
@@ -228,26 +277,6 @@ def _check_static(name: str, value: Any, holds: Callable[[Any], Any], expected: 
     check_scalar(name, value, holds, expected)
     if concrete(value) is None:
         raise TypeError(f"{name}: expected a static number, got a traced one")
-
-
-@functools.cache
-def _on_matrices(
-    transform: Callable[..., Matrix], transposed: bool = False
-) -> Callable[..., Votes]:
-    """A rule by which the models agree on `transform(*args, weight * delta)` where a leaf is a
-    matrix: the first proposes it, and nobody else votes."""
-
-    def kernel(*rest: Any) -> Votes:
-        *args, _, delta, weight = rest
-        if delta.ndim != 3 or min(delta.shape[1:]) < 2:
-            return delta, weight
-        votes = jnp.swapaxes(weight * delta, 1, 2) if transposed else weight * delta
-        update = transform(*args, votes)
-        update = update.T if transposed else update
-        first = jnp.zeros((len(delta), 1, 1), delta.dtype).at[0].set(1)
-        return first * update, first
-
-    return jax.jit(kernel)
 
 
 def _mm(*factors: Array) -> Array:
@@ -301,61 +330,53 @@ def _floor(x: float) -> int:
     return math.floor(x * (1 + 1e-12))
 
 
-@functools.cache
-def _tsv(ratio: float | None) -> Callable[[Array], Matrix]:
-    def transform(votes: Float[Array, "task a b"]) -> Matrix:
-        r = min(votes.shape[1:])
-        k = max(1, r // len(votes) if ratio is None else _floor(ratio * r))
-        U, S, V = lax.map(lambda x: tuple(part[..., :k] for part in _svd(x)), votes)
-        U, V = _orthonormal(_beside(U), _beside(V))
-        return _mm(U * S.reshape(-1), V.T)
-
-    return transform
+def _tsv(deltas: Stack, *, ratio: float | None) -> Matrix:
+    r = min(deltas.shape[1:])
+    k = max(1, r // len(deltas) if ratio is None else _floor(ratio * r))
+    U, S, V = lax.map(lambda x: tuple(part[..., :k] for part in _svd(x)), deltas)
+    U, V = _orthonormal(_beside(U), _beside(V))
+    return _mm(U * S.reshape(-1), V.T)
 
 
-def _iso_c(votes: Float[Array, "task a b"]) -> Matrix:
-    x = tally(votes)
+def _iso_c(deltas: Stack) -> Matrix:
+    x = task_sum(deltas)
     polar = _polar(x)
     return (polar * x).sum() / min(x.shape) * polar  # <U V^T, x> is the sum of singular values
 
 
-@functools.cache
-def _iso_cts(common_fraction: float) -> Callable[[Array], Matrix]:
-    def transform(votes: Float[Array, "task a b"]) -> Matrix:
-        r, tasks = min(votes.shape[1:]), len(votes)
-        n = min(round((r - _floor(common_fraction * r)) / tasks), r // tasks)
-        common = r - n * tasks
-        U, S, V = (part[..., :common] for part in _svd(tally(votes)))
+def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
+    r, tasks = min(deltas.shape[1:]), len(deltas)
+    n = min(round((r - _floor(common_fraction * r)) / tasks), r // tasks)
+    common = r - n * tasks
+    U, S, V = (part[..., :common] for part in _svd(task_sum(deltas)))
 
-        def specific(x: Matrix) -> tuple[Array, Array, Array]:
-            rest = _svd(x - _mm(U, U.T, x), jnp.linalg.norm(x))
-            return tuple(part[..., :n] for part in rest)  # type: ignore[return-value]
+    def specific(x: Matrix) -> tuple[Array, ...]:
+        rest = _svd(x - _mm(U, U.T, x), jnp.linalg.norm(x))
+        return tuple(part[..., :n] for part in rest)
 
-        if n:
-            own = lax.map(specific, votes)
-            U = jnp.concatenate([U, _beside(own[0])], 1)
-            S = jnp.concatenate([S, own[1].reshape(-1)])
-            V = jnp.concatenate([V, _beside(own[2])], 1)
-        U, V = _orthonormal(U, V)
-        return S.mean() * _mm(U, V.T)
-
-    return transform
+    if n:
+        own = lax.map(specific, deltas)
+        U = jnp.concatenate([U, _beside(own[0])], 1)
+        S = jnp.concatenate([S, own[1].reshape(-1)])
+        V = jnp.concatenate([V, _beside(own[2])], 1)
+    U, V = _orthonormal(U, V)
+    return S.mean() * _mm(U, V.T)
 
 
-def _quadratic(votes: Float[Array, "task a b"]) -> tuple[Matrix, Matrix, Matrix]:
+def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
     """s = sum_m delta_m, A and C such that the gradient of L at s + y is 2 (y A + C); deltas of 0
     take no part. No difference of large numbers: one model has C = 0 exactly."""
-    squares = jnp.sum(votes**2, (1, 2))
+    squares = jnp.sum(deltas**2, (1, 2))
     inverse = jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
-    grams = [scale * _mm(x.T, x) for scale, x in zip(inverse, votes, strict=True)]
-    start = tally(votes)
-    pulls = [_mm(start - x, gram) for x, gram in zip(votes, grams, strict=True)]
-    return start, tally(jnp.stack(grams)), tally(jnp.stack(pulls))
+    grams = [scale * _mm(x.T, x) for scale, x in zip(inverse, deltas, strict=True)]
+    start = task_sum(deltas)
+    pulls = [_mm(start - x, gram) for x, gram in zip(deltas, grams, strict=True)]
+    return start, task_sum(jnp.stack(grams)), task_sum(jnp.stack(pulls))
 
 
-def _wudi_exact(damping: Array, votes: Float[Array, "task a b"]) -> Matrix:
-    start, A, C = _quadratic(votes)
-    pull = damping.astype(A.dtype) * len(votes)
+def _wudi_exact(damping: Array, deltas: Stack) -> Matrix:
+    start, A, C = _quadratic(deltas)
+    pull = jnp.asarray(damping, A.dtype) * len(deltas)
     values, Q = jnp.linalg.eigh(A)
     # where A is 0 up to rounding, so is C, and dividing would turn its rounding into a change
     real = values > len(A) * jnp.finfo(A.dtype).eps * values[-1]
@@ -363,52 +384,55 @@ def _wudi_exact(damping: Array, votes: Float[Array, "task a b"]) -> Matrix:
     return start - _mm(_mm(C, Q) * inverse, Q.T)
 
 
-@functools.cache
-def _wudi_adam(steps: int) -> Callable[[Array, Array], Matrix]:
-    def transform(rate: Array, votes: Float[Array, "task a b"]) -> Matrix:
-        start, A, C = _quadratic(votes)
+def _wudi_adam(rate: Array, deltas: Stack, *, steps: int) -> Matrix:
+    start, A, C = _quadratic(deltas)
 
-        def step(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            y, mean, square = state
-            gradient = 2 * (_mm(y, A) + C)
-            mean = 0.9 * mean + 0.1 * gradient
-            square = 0.999 * square + 0.001 * gradient**2
-            t = jnp.asarray(i + 1, y.dtype)
-            first, second = mean / (1 - 0.9**t), square / (1 - 0.999**t)
-            root = jnp.where(second > 0, jnp.sqrt(jnp.where(second > 0, second, 1)), 0)
-            return y - rate.astype(y.dtype) * first / (root + 1e-8), mean, square
+    def step(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        y, mean, square = state
+        gradient = 2 * (_mm(y, A) + C)
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.999 * square + 0.001 * gradient**2
+        t = jnp.asarray(i + 1, y.dtype)
+        first, second = mean / (1 - 0.9**t), square / (1 - 0.999**t)
+        root = jnp.where(second > 0, jnp.sqrt(jnp.where(second > 0, second, 1)), 0)
+        return y - jnp.asarray(rate, y.dtype) * first / (root + 1e-8), mean, square
 
-        zero = jnp.zeros_like(start)
-        return start + lax.fori_loop(0, steps, step, (zero, zero, zero))[0]
-
-    return transform
+    zero = jnp.zeros_like(start)
+    return start + lax.fori_loop(0, steps, step, (zero, zero, zero))[0]
 
 
-def _opcm(alpha: Array, votes: Float[Array, "task a b"]) -> Matrix:
+def _opcm(alpha: Array, deltas: Stack) -> Matrix:
     def add(merged: Matrix, x: Matrix) -> tuple[Matrix, None]:
         U, S, V = _svd(merged)
         mass = jnp.cumsum(S)
         leading = mass <= alpha * mass[-1]
         index = jnp.arange(len(S))
-        said = (leading[:, None] & leading) | (index[:, None] == index)
-        return merged + x - _mm(U, jnp.where(said, _mm(U.T, x, V), 0), V.T), None
+        known = (leading[:, None] & leading) | (index[:, None] == index)
+        return merged + x - _mm(U, jnp.where(known, _mm(U.T, x, V), 0), V.T), None
 
-    return lax.scan(add, votes[0], votes[1:])[0]
+    return lax.scan(add, deltas[0], deltas[1:])[0]
 
 
-@jax.jit
-def _squares(place: Place, delta: Array, weight: Array) -> Float[Array, "task"]:
+def _squares(piece: Piece, delta: Array, weight: Array) -> Float[Array, "task"]:
     return jnp.sum((weight * delta) ** 2, range(1, delta.ndim))
 
 
-@jax.jit
-def _square(place: Place, delta: Array, weight: Array) -> Float[Array, ""]:
-    return jnp.sum(tally(weight * delta) ** 2)
+def _merged(projected: Kernel, piece: Piece, delta: Array, weight: Array) -> Array:
+    if piece.local is not None:
+        delta, weight = projected(piece, delta, weight)
+    return task_sum(weight * delta)
 
 
-@jax.jit
-def _resize(squares: Array, square: Array, place: Place, delta: Array, weight: Array) -> Array:
+def _square(
+    projected: Kernel, squares: Array, piece: Piece, delta: Array, weight: Array
+) -> Float[Array, ""]:
+    return jnp.sum(_merged(projected, piece, delta, weight) ** 2)
+
+
+def _rescaled(
+    projected: Kernel, squares: Array, square: Array, piece: Piece, delta: Array, weight: Array
+) -> Array:
     moved = squares > 0
     mean = jnp.where(moved, jnp.sqrt(jnp.where(moved, squares, 1)), 0).mean()
     factor = jnp.where(square > 0, mean * lax.rsqrt(jnp.where(square > 0, square, 1)), 0)
-    return factor.astype(delta.dtype) * tally(weight * delta)
+    return factor.astype(delta.dtype) * _merged(projected, piece, delta, weight)

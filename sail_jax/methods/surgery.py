@@ -9,7 +9,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from sail_jax.methods.learned import Learned, check_batches, learn
+from sail_jax.learning import Learned, check_batches, learn
 
 __all__ = ["Surgery", "representation_surgery"]
 

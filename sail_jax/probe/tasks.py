@@ -11,8 +11,8 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from sail_jax.checks import concrete
-from sail_jax.merging.reductions import gram
-from sail_jax.merging.task_vectors import Weights, tally, task_vectors, task_weights
+from sail_jax.merging.arithmetic import gram, task_sum
+from sail_jax.merging.task_vectors import Weights, task_vectors, task_weights
 from sail_jax.probe.estimates import check_size
 from sail_jax.probe.networks import Names
 from sail_jax.trees import leaf_paths
@@ -105,7 +105,7 @@ def sums(delta: Float[Array, "model ..."], w: Float[Array, "model"]) -> Sums:
     over the parts of a leaf, and over leaves."""
     wide = w.astype(delta.dtype).reshape(-1, *(1,) * (delta.ndim - 1))
     opposed = (delta > 0).any(0) & (delta < 0).any(0)
-    apart = tally(wide * (delta - tally(wide * delta)) ** 2)
+    apart = task_sum(wide * (delta - task_sum(wide * delta)) ** 2)
     return gram(delta), opposed.sum(dtype=w.dtype), apart.sum()
 
 

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.checks import concrete, nearest
-from sail_jax.methods.learned import check_batches, learn
+from sail_jax.learning import check_batches, learn
 from sail_jax.proximal.quadratic import Weights, affine_weights, host, simplex_weights, tiny
 from sail_jax.trees import leaf_paths
 

@@ -12,21 +12,22 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
-from sail_jax.merging.task_vectors import Rule, TaskVectors
+from sail_jax.merging.combining import Transform
+from sail_jax.merging.task_vectors import TaskVectors
 from theory.merging.tasks import Weights, check_sum
 from theory.problems import check
 
 
 class Effect(NamedTuple):
-    """Heterogeneity before and after a rule."""
+    """Heterogeneity before and after a transform."""
 
     before: Float[Array, ""]
     after: Float[Array, ""]
 
 
-def updates(votes: TaskVectors) -> PyTree:
-    """What a rule leaves of each task vector, stacked: 0 where a model abstains."""
-    return jax.tree.map(lambda d, w: jnp.where(w != 0, d, 0), votes.delta, votes.weight)
+def updates(vectors: TaskVectors) -> PyTree:
+    """What a transform leaves of each task vector, stacked: 0 where it is masked."""
+    return jax.tree.map(lambda d, w: jnp.where(w != 0, d, 0), vectors.delta, vectors.weight)
 
 
 def heterogeneity(vectors: PyTree, weights: Weights) -> Float[Array, ""]:
@@ -44,8 +45,8 @@ def heterogeneity(vectors: PyTree, weights: Weights) -> Float[Array, ""]:
     return sum((leaf(d) for d in jax.tree.leaves(vectors)), start=jnp.zeros(()))
 
 
-def effect(rule: Rule, votes: TaskVectors, weights: Weights) -> Effect:
-    """Exactly, for any rule of `sail_jax` (`trim`, `elect`, `drop`, chains of them).
+def effect(transform: Transform, vectors: TaskVectors, weights: Weights) -> Effect:
+    """Exactly, for any transform of `sail_jax` (`trim`, `elect`, `drop`, chains of them).
 
     >>> from sail_jax.merging.transforms import trim
     >>> d = jnp.array([[1.0, 0.9], [0.9, 1.0]])
@@ -53,7 +54,7 @@ def effect(rule: Rule, votes: TaskVectors, weights: Weights) -> Effect:
     >>> [round(float(v), 3) for v in found]
     [0.005, 0.5]
     """
-    before, after = updates(votes), updates(rule(votes))
+    before, after = updates(vectors), updates(transform(vectors))
     return Effect(heterogeneity(before, weights), heterogeneity(after, weights))
 
 

@@ -21,13 +21,13 @@ N, D, DRAWS = 4, 50, 40
 SHARED = 3.0
 
 
-def _votes(d: Array) -> TaskVectors:
+def _vectors(d: Array) -> TaskVectors:
     return TaskVectors({"a": d}, {"a": jnp.ones((len(d), 1), d.dtype)})
 
 
 @jax.jit
 def _trim_pair(d: Array) -> Effect:
-    return effect(trim(0.5), _votes(d), (0.5, 0.5))
+    return effect(trim(0.5), _vectors(d), (0.5, 0.5))
 
 
 def _trimmed(after: bool) -> float:
@@ -38,9 +38,9 @@ def _trimmed(after: bool) -> float:
 @jax.vmap
 def _ties(d: Float[Array, "N D"]) -> Float[Array, "stages"]:
     """V of task vectors, of them trimmed, of these elected; of election alone."""
-    trimmed = trim(0.2)(_votes(d))
-    stages = _votes(d), trimmed, elect()(trimmed), elect()(_votes(d))
-    return jnp.stack([heterogeneity(updates(votes), WEIGHTS) for votes in stages])
+    trimmed = trim(0.2)(_vectors(d))
+    stages = _vectors(d), trimmed, elect()(trimmed), elect()(_vectors(d))
+    return jnp.stack([heterogeneity(updates(vectors), WEIGHTS) for vectors in stages])
 
 
 def _compared(shared: float, reduce: Callable[[np.ndarray], Estimate]) -> Simulate:
@@ -61,7 +61,7 @@ def _largest(values: np.ndarray) -> Estimate:
 @jax.jit
 def _election(d: Array) -> tuple[Array, Array]:
     """Of every task, of equal weights: the squared distances from the mean before and after."""
-    kept, w = updates(elect()(_votes(d)))["a"], jnp.full(len(d), 1 / len(d))
+    kept, w = updates(elect()(_vectors(d)))["a"], jnp.full(len(d), 1 / len(d))
     return jnp.sum((d - w @ d) ** 2, 1), jnp.sum((kept - w @ kept) ** 2, 1)
 
 
@@ -78,9 +78,9 @@ def _fixed() -> Array:
 def _dropped(rescale: bool) -> Simulate:
     def run(key: Array, quick: bool) -> Estimate:
         keys = jax.random.split(key, 200 if quick else 2000)
-        votes = _votes(_fixed())
+        vectors = _vectors(_fixed())
         one = jax.jit(
-            jax.vmap(lambda k: effect(drop(0.5, k, rescale=rescale), votes, WEIGHTS).after)
+            jax.vmap(lambda k: effect(drop(0.5, k, rescale=rescale), vectors, WEIGHTS).after)
         )
         return Estimate.mean(np.asarray(one(keys)))
 
@@ -98,7 +98,7 @@ def _dropped_excess(key: Array, quick: bool) -> Estimate:
     keys = jax.random.split(key, 200 if quick else 2000)
 
     def one(k: Array) -> Array:
-        kept = updates(drop(0.5, k)(_votes(tasks.centres - tasks.start)))["a"]
+        kept = updates(drop(0.5, k)(_vectors(tasks.centres - tasks.start)))["a"]
         merged = tasks.start + tasks.weights @ kept
         return jnp.sum((merged - tasks.centres.mean(0)) ** 2) / 2
 

@@ -1,4 +1,4 @@
-"""Rules entry by entry: exact counts, ties, elections, masks, and the forms rules have."""
+"""Transforms entry by entry: exact counts, ties, elections, masks, and how they combine."""
 
 import functools
 import os
@@ -12,26 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from merge_cases import streamed
 
-from sail_jax.merging import random_bits
-from sail_jax.merging import ranking as selection
-from sail_jax.merging.sparsifiers import outliers
-from sail_jax.merging.task_vectors import (
-    Chain,
-    Each,
-    Fold,
-    Leafwise,
-    TaskVectors,
-    chain,
-    masked,
-    whole,
-)
-from sail_jax.merging.transforms import drop, elect, trim
+from sail_jax import Merge
+from sail_jax.merging import engine, random_bits, ranking, streaming
+from sail_jax.merging.combining import chain, from_function, masked
+from sail_jax.merging.task_vectors import TaskVectors
+from sail_jax.merging.transforms import drop, elect, keep_between, trim
 
 KEY = jax.random.key(0)
 M = 3
 SCOPES = ["tree", "tensor"]
-RULES = {
+TRANSFORMS = {
     "trim tree": trim(0.4),
     "trim tensor": trim(0.4, "tensor"),
     "elect": elect(),
@@ -41,10 +33,10 @@ RULES = {
     "masked": masked(trim(0.3), "b*"),
     "chain": chain(drop(0.2, KEY), trim(0.5), elect(tie="majority")),
 }
-each_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+each_transform = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 
 
-def votes(coarse=False, weights=(1.0, 2.0, 0.5)):
+def vectors(coarse=False, weights=(1.0, 2.0, 0.5)):
     """Leaves "a", "b/c", "b/d"; coarse deltas lie on a grid of nine values, so ties abound."""
     shapes = {"a": (5, 4), "b": {"c": (5, 4), "d": (4,)}}
     rng = np.random.default_rng(1)
@@ -75,7 +67,7 @@ def full(vectors):
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("coarse", [False, True])
 def test_trim_keeps_exactly_k_the_largest_first_come_first_kept(scope, coarse):
-    before = votes(coarse)
+    before = vectors(coarse)
     for density in (0.001, 0.1, 0.2, 0.5, 0.57, 0.99, 1.0):
         got = trim(density, scope)(before)
         leaves = [got] if scope == "tree" else [TaskVectors(d, w) for d, w in zip(
@@ -103,14 +95,14 @@ def test_ties_go_by_path_as_a_string_then_by_index():
     assert kept["a"]["b"].tolist() == [[[1, 0], [0, 0]]]
 
 
-def test_those_who_abstain_take_no_place():
+def test_masked_entries_take_no_place():
     delta = {"a": jnp.array([[9.0, 8.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]])}
     weight = {"a": jnp.array([[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]])}
     kept = trim(0.25)(TaskVectors(delta, weight)).weight["a"]
     assert kept.tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
 
 
-def test_negative_weights_vote_too():
+def test_negative_weights_count_too():
     kept = trim(0.5)(TaskVectors({"a": jnp.array([[1.0, -2.0]])}, {"a": jnp.array([[-1.0]])}))
     assert kept.weight["a"].tolist() == [[0, -1]]
 
@@ -140,79 +132,117 @@ def test_trim_refuses():
     with pytest.raises(ValueError, match=r"scope: expected one of .* got 'global'"):
         trim(0.5, "global")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="density: expected static numbers"):
-        jax.jit(lambda d: trim(d)(votes()))(0.5)
+        jax.jit(lambda d: trim(d)(vectors()))(0.5)
 
 
-# --- selection
+# --- ranking
+
+
+def value(w):
+    assert int(w.lo) < 2**16
+    return int(w.hi) * 2**16 + int(w.lo)
 
 
 def test_wide_counts_agree_with_integers():
     draw = random.Random(0)
     numbers = [0, 1, 2**16 - 1, 2**16, 2**32 - 1, 2**32, 2**40 + 5]
     numbers += [draw.randrange(2**47) for _ in range(20)]
-
-    def value(w):
-        assert int(w.lo) < 2**16
-        return int(w.hi) * 2**16 + int(w.lo)
-
     for a in numbers:
-        assert value(selection.wide(a)) == a
+        assert value(ranking.wide(a)) == a
         for b in numbers:
-            x, y = selection.wide(a), selection.wide(b)
-            assert value(selection.add(x, y)) == a + b
-            assert bool(selection.less(x, y)) == (a < b)
-            assert a < b or value(selection.subtract(x, y)) == a - b
+            x, y = ranking.wide(a), ranking.wide(b)
+            with np.errstate(over="ignore"):  # words without a sign wrap
+                assert value(ranking.add(x, y)) == a + b
+                assert bool(ranking.less(x, y)) == (a < b)
+                assert a < b or value(ranking.subtract(x, y)) == a - b
 
 
-def test_histogram_counts_digits_under_a_prefix():
-    keys = np.random.default_rng(0).integers(0, 2**18, (2, 30, 50)).astype(np.uint32)
-    top = selection.histogram(jnp.array(keys), jnp.uint32(0), 16)
-    low = selection.histogram(jnp.array(keys), jnp.array([1, 3], jnp.uint32), 0)
-    for task, prefix in enumerate([1, 3]):
+def test_running_sums_beyond_32_bits():
+    counts = np.random.default_rng(0).integers(0, 2**40, (50, 2))
+    wide = ranking.Wide(*map(jnp.asarray, ranking.wide(counts)))
+    got = ranking.running(wide)
+    found = np.asarray(got.hi, np.int64) * 2**16 + np.asarray(got.lo)
+    np.testing.assert_array_equal(found, counts.cumsum(0) - counts)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_histogram_counts_digits_under_a_head(bits):
+    top = 2 ** (bits + 2)
+    keys = np.random.default_rng(0).integers(0, top, (2, 30, 50)).astype(np.uint32)
+    count = functools.partial(ranking.histogram, jnp.array(keys), bits=bits)
+    high = count(jnp.zeros(2, jnp.uint32), jnp.uint32(bits))
+    low = count(jnp.array([1, 3], jnp.uint32), jnp.uint32(0))
+    for task, head in enumerate([1, 3]):
         flat = keys[task].ravel()
-        np.testing.assert_array_equal(top.lo[task], np.bincount(flat >> 16, minlength=2**16))
-        under = flat[flat >> 16 == prefix] & 0xFFFF
-        np.testing.assert_array_equal(low.lo[task], np.bincount(under, minlength=2**16))
+        np.testing.assert_array_equal(high.lo[task], np.bincount(flat >> bits, minlength=2**bits))
+        under = flat[flat >> bits == head] & (2**bits - 1)
+        np.testing.assert_array_equal(low.lo[task], np.bincount(under, minlength=2**bits))
 
 
-def test_locate_beyond_32_bits():
+def test_histogram_by_sorting_is_that_by_scattering():
+    """What accelerators do instead, run here."""
+    digit = jnp.asarray(np.random.default_rng(1).integers(0, 256, 5000), jnp.int32)
+    counts = digit % 3 != 0
+    np.testing.assert_array_equal(
+        ranking._sorted_counts(digit, counts, 256), ranking._scattered(digit, counts, 256)
+    )
+
+
+def test_next_digit_beyond_32_bits():
     """A model of 10^13 entries: the digit of rank k and the rank left, against int64."""
     rng = np.random.default_rng(2)
     counts = rng.integers(0, 2**28, (1, 2**16))
-    split = selection.Wide(jnp.uint32(counts >> 16), jnp.uint32(counts & 0xFFFF))
+    split = ranking.Wide(*map(jnp.asarray, ranking.wide(counts)))
     reach = np.cumsum(counts[0, ::-1])[::-1]
     assert reach[0] > 2**42
     for k in (1, 10**6, 2**32, 2**32 + 1, 5 * 10**12, int(reach[0])):
-        prefix, left = selection.locate(split, jnp.uint32(0), selection.wide(k))
+        rank = ranking.Wide(*map(jnp.asarray, ranking.wide(np.array([k]))))
+        found = ranking._next_digit(ranking.Found(jnp.zeros(1, jnp.uint32), rank), split)
         digit = np.flatnonzero(reach >= k).max()
-        assert int(prefix[0]) == digit
-        assert int(left.hi[0]) * 2**16 + int(left.lo[0]) == k - (reach[digit] - counts[0, digit])
+        assert int(found.key[0]) == digit
+        left = jax.tree.map(lambda x: x[0], found.rank)
+        assert value(left) == k - (reach[digit] - counts[0, digit])
 
 
 def test_leaves_too_large_to_count_are_refused():
     leaf = jax.ShapeDtypeStruct((1, 2**16, 2**16), jnp.uint32)
     with pytest.raises(ValueError, match=r"expected < 2\*\*32 entries"):
-        jax.eval_shape(lambda k: selection.histogram(k, jnp.uint32(0), 16), leaf)
+        jax.eval_shape(lambda k: ranking.histogram(k, jnp.zeros(1, "uint32"), jnp.uint32(0)), leaf)
 
 
-def test_cuts_take_the_first_of_equals():
-    """Candidates in rows of several leaves, cut where as many are taken as are wanted."""
+def test_the_first_of_equal_keys_are_taken():
+    """Equal keys in several leaves, as many as are wanted in order, against a running sum."""
     rng = np.random.default_rng(5)
     leaves = [rng.integers(0, 3, (2, rows, 7)) for rows in (1, 4, 3)]
+    leaves += [rng.integers(0, 3, (2, n)) for n in (1, 5, 2**14)]
     flat = np.concatenate([(leaf == 1).reshape(2, -1) for leaf in leaves], 1)
     for wanted in ([0, 1], [3, 8], flat.sum(1).tolist(), [*flat.sum(1)[:1], flat[1].sum() + 5]):
-        for array in (np.asarray, jnp.asarray):
-            left = selection.Wide(*(array(part) for part in selection.wide(np.array(wanted))))
-            taken = []
-            for leaf in leaves:
-                keys = jnp.asarray(leaf, jnp.uint32)
-                counts = selection.equal(keys, jnp.ones(2, jnp.uint32))
-                here, left = selection.cut(array(counts), left)
-                got = selection.take(keys, jnp.ones(2, jnp.uint32), selection.Cut(*here))
-                taken.append((np.asarray(got) & (leaf == 1)).reshape(2, -1))
-            first = flat & (flat.cumsum(1) <= np.array(wanted)[:, None])
-            np.testing.assert_array_equal(np.concatenate(taken, 1), first)
-            assert int(left.lo[1]) == max(0, wanted[1] - flat[1].sum())
+        rank = ranking.Wide(*map(jnp.asarray, ranking.wide(np.array(wanted))))
+        found, before, taken = ranking.Found(jnp.ones(2, jnp.uint32), rank), np.zeros(2, int), []
+        for leaf in leaves:
+            earlier = ranking.Wide(*map(jnp.asarray, ranking.wide(before)))
+            got = ranking.take(jnp.asarray(leaf, jnp.uint32), found, earlier)
+            np.testing.assert_array_equal(np.asarray(got)[leaf == 2], True)
+            taken.append((np.asarray(got) & (leaf == 1)).reshape(2, -1))
+            before += (leaf == 1).reshape(2, -1).sum(1)
+        first = flat & (flat.cumsum(1) <= np.array(wanted)[:, None])
+        np.testing.assert_array_equal(np.concatenate(taken, 1), first)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_digits_of_any_width_find_the_same(bits, monkeypatch):
+    """Pieces one after another with histograms, against the loop of a trace bit by bit. Quarters
+    below 2 and 64 times as much add up exactly."""
+    delta = np.random.default_rng(7).integers(-5, 6, (2, 3000)).astype(np.float32) / 4
+    merge, weights = Merge(trim([0.3, 0.6])), [1.0, 64.0]
+    models, base = [{"a": x} for x in delta], {"a": np.zeros(3000, np.float32)}
+    want = jax.jit(lambda *given: merge(*given, weights=weights))(models, base)
+    monkeypatch.setattr(engine, "tree_bits", lambda works: bits)
+    for name, value in {"ENTRIES": 1024, "SOME": 512, "FEW": 256}.items():
+        monkeypatch.setattr(streaming, name, value)
+    got, _ = streamed(merge, models, base, weights)
+    np.testing.assert_array_equal(got["a"], want["a"])
+    assert len(np.unique(want["a"])) > 40
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**31 - 1])
@@ -228,11 +258,11 @@ def test_keys_are_those_of_jax(seed):
 # --- elect
 
 
-def election(columns, weights=None, **knobs):
-    """Who still votes (the weights), for one column of deltas per entry."""
+def election(columns, weights=None, **options):
+    """The weights that are left, for one column of deltas per entry."""
     delta = jnp.array(columns, jnp.float32).T
     weight = jnp.ones((delta.shape[0], 1)) if weights is None else jnp.array(weights)[:, None]
-    return elect(**knobs)(TaskVectors({"a": delta}, {"a": weight})).weight["a"].T.tolist()
+    return elect(**options)(TaskVectors({"a": delta}, {"a": weight})).weight["a"].T.tolist()
 
 
 def test_elect_by_hand():
@@ -241,9 +271,9 @@ def test_elect_by_hand():
     assert election(one, by="count") == [[0, 1, 1]]
     assert election(one, [1, 2, 2], by="mass") == [[1, 0, 0]]
     assert election(one, [1, 2, 2], by="weighted") == [[0, 2, 2]]
-    assert election(one, [0, 1, 1], by="mass") == [[0, 1, 1]]  # weight 0: no voice
+    assert election(one, [0, 1, 1], by="mass") == [[0, 1, 1]]  # weight 0: does not count
     assert election(one, [-1, 1, 1], by="weighted") == [[-1, 1, 1]]  # w delta agree
-    assert election([[0, 0, 2]]) == [[0, 0, 1]]  # zeros never vote
+    assert election([[0, 0, 2]]) == [[0, 0, 1]]  # zeros never count
     assert election([[0, 0, 0]], tie="positive") == [[0, 0, 0]]
 
 
@@ -274,23 +304,23 @@ def test_elect_refuses():
 
 
 def test_masks_depend_on_key_path_and_model_alone():
-    vectors = votes()
-    got = drop(0.5, KEY)(vectors)
-    alone = drop(0.5, KEY)(TaskVectors(*({"b": {"d": t["b"]["d"][:2]}} for t in vectors)))
+    some = vectors()
+    got = drop(0.5, KEY)(some)
+    alone = drop(0.5, KEY)(TaskVectors(*({"b": {"d": t["b"]["d"][:2]}} for t in some)))
     chex.assert_trees_all_equal(alone.weight["b"]["d"], got.weight["b"]["d"][:2])
-    raw = drop(0.5, jax.random.PRNGKey(0))(vectors)
+    raw = drop(0.5, jax.random.PRNGKey(0))(some)
     chex.assert_trees_all_equal(raw, got)
     with jax.enable_x64(True):
-        wide = drop(0.5, KEY)(jax.tree.map(lambda x: x.astype(jnp.float64), vectors))
+        wide = drop(0.5, KEY)(jax.tree.map(lambda x: x.astype(jnp.float64), some))
         chex.assert_trees_all_equal(
             *(jax.tree.map(lambda w: w != 0, v.weight) for v in (wide, got))
         )
 
 
 def test_rate_zero_drops_nothing():
-    _, weight = full(drop(0.0, KEY)(votes()))
-    np.testing.assert_array_equal(weight, full(votes())[1])
-    chex.assert_trees_all_equal(drop(0.0, KEY)(votes()).delta, votes().delta)
+    _, weight = full(drop(0.0, KEY)(vectors()))
+    np.testing.assert_array_equal(weight, full(vectors())[1])
+    chex.assert_trees_all_equal(drop(0.0, KEY)(vectors()).delta, vectors().delta)
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
@@ -315,103 +345,96 @@ def test_drop_refuses():
             drop(0.5, key)  # pyright: ignore[reportArgumentType]
 
 
-# --- laws of all rules
+# --- laws of all transforms
 
 
-@each_rule
-def test_rules_keep_structure_shapes_and_abstentions(rule):
-    before = votes()._replace(weight=votes(weights=(1.0, 0.0, -2.0)).weight)
-    after = rule(before)
+@each_transform
+def test_transforms_keep_structure_shapes_and_masks(transform):
+    before = vectors()._replace(weight=vectors(weights=(1.0, 0.0, -2.0)).weight)
+    after = transform(before)
     chex.assert_trees_all_equal_shapes_and_dtypes(after.delta, before.delta)
     old, new = full(before)[1], full(after)[1]
-    assert ((new == old) | (new == 0)).all()  # a rule here silences, and gives nobody a voice
+    assert ((new == old) | (new == 0)).all()  # what is masked stays so
     with_copies = TaskVectors(*({**t, "step": None} for t in before))
     chex.assert_trees_all_equal(
-        rule(with_copies), TaskVectors(*({**t, "step": None} for t in after))
+        transform(with_copies), TaskVectors(*({**t, "step": None} for t in after))
     )
 
 
-@each_rule
-def test_rules_under_jit(rule):
-    eager, jitted = rule(votes(coarse=True)), jax.jit(rule)(votes(coarse=True))
+@each_transform
+def test_transforms_under_jit(transform):
+    """Bit by bit in loops there, digit by digit here: the same entries."""
+    eager, jitted = transform(vectors(coarse=True)), jax.jit(transform)(vectors(coarse=True))
     chex.assert_trees_all_equal(jitted.weight, eager.weight)
     chex.assert_trees_all_close(jitted.delta, eager.delta, rtol=2 * jnp.finfo(jnp.float32).eps)
 
 
-@pytest.mark.parametrize("name", [n for n in RULES if n not in ("drop", "chain")])
-def test_rules_without_draws_are_idempotent(name):
-    once = RULES[name](votes(coarse=True))
-    chex.assert_trees_all_equal(RULES[name](once), once)
+@pytest.mark.parametrize("name", [n for n in TRANSFORMS if n not in ("drop", "chain")])
+def test_transforms_without_draws_are_idempotent(name):
+    once = TRANSFORMS[name](vectors(coarse=True))
+    chex.assert_trees_all_equal(TRANSFORMS[name](once), once)
 
 
-def test_rules_leave_an_empty_tree_alone():
+def test_transforms_leave_an_empty_tree_alone():
     empty = TaskVectors({"step": None}, {"step": None})
-    for rule in (trim(0.5), elect(tie="majority"), drop(0.5, KEY)):
-        assert rule(empty) == empty
+    for transform in (trim(0.5), elect(tie="majority"), drop(0.5, KEY)):
+        assert transform(empty) == empty
 
 
-def leaf_by_leaf(rule, vectors, order):
-    """How a streaming program would run a rule: it never holds two leaves at once."""
-    leaves = {
-        "a": TaskVectors(*({"a": t["a"]} for t in vectors)),
-        "b/c": TaskVectors(*({"b": {"c": t["b"]["c"]}} for t in vectors)),
-        "b/d": TaskVectors(*({"b": {"d": t["b"]["d"]}} for t in vectors)),
-    }
-    if isinstance(rule, Chain):
-        for part in rule.rules:
-            vectors = leaf_by_leaf(part, vectors, order)
-        return vectors
-    if isinstance(rule, Each):
-        edited = {path: rule(leaves[path]) for path in order}
-        return joined([edited[path] for path in ("a", "b/c", "b/d")])
-    while isinstance(rule, Fold):
-        votes = {path: [jax.tree.leaves(t)[0] for t in leaves[path]] for path in order}
-        parts = {(p, 0): rule.summary(whole(p, d), d, w) for p, (d, w) in votes.items()}
-        total = functools.reduce(rule.add, parts.values()) if rule.add else parts
-        rule = rule.then(total, sum(d[0].size for d, _ in votes.values()))
-    assert isinstance(rule, Leafwise)
-    return joined([rule(leaves[path]) for path in ("a", "b/c", "b/d")])
-
-
-def joined(leaves):
-    parts = [jax.tree.leaves(leaf) for leaf in leaves]
-    return TaskVectors(*({"a": a, "b": {"c": c, "d": d}} for a, c, d in zip(*parts, strict=True)))
-
-
-@pytest.mark.parametrize("name", [n for n in RULES if n != "masked"])
-def test_rules_run_leaf_by_leaf_in_any_order(name):
-    vectors = votes(coarse=True)
-    want = RULES[name](vectors)
-    for order in (["a", "b/c", "b/d"], ["b/d", "a", "b/c"]):
-        chex.assert_trees_all_equal(leaf_by_leaf(RULES[name], vectors, order), want)
+def test_leaves_without_entries_are_left_alone():
+    some = vectors()
+    more = TaskVectors(
+        some.delta | {"e": jnp.zeros((M, 0, 2))}, some.weight | {"e": jnp.ones((M, 1, 1))}
+    )
+    got = trim(0.4)(more)
+    assert got.delta["e"].shape == (M, 0, 2)
+    chex.assert_trees_all_equal(got.weight["a"], trim(0.4)(some).weight["a"])
 
 
 def test_chain_is_composition():
     a, b, c = trim(0.7), elect("weighted"), trim(0.5, "tensor")
-    want = c(b(a(votes())))
-    for rule in (
+    want = c(b(a(vectors())))
+    for transform in (
         chain(a, b, c),
         chain(chain(a, b), c),
         chain(a, chain(b, c)),
         chain(chain(), a, b, c),
     ):
-        chex.assert_trees_all_equal(rule(votes()), want)
-    chex.assert_trees_all_equal(chain()(votes()), votes())
+        chex.assert_trees_all_equal(transform(vectors()), want)
+    chex.assert_trees_all_equal(chain()(vectors()), vectors())
+    with pytest.raises(TypeError, match=r"chain: expected transforms, got .* see `from_function`"):
+        chain(a, lambda vectors: vectors)  # pyright: ignore[reportArgumentType]
+
+
+def _clip(limit, delta, weight):
+    return jnp.clip(delta, -limit, limit), weight
+
+
+def test_functions_of_ones_own_are_transforms():
+    got = chain(from_function(_clip, jnp.float32(0.3)), trim(0.5))(vectors())
+    clipped = vectors()._replace(
+        delta=jax.tree.map(lambda d: jnp.clip(d, -0.3, 0.3), vectors().delta)
+    )
+    chex.assert_trees_all_equal(got, trim(0.5)(clipped))
+    limits = jax.vmap(lambda x: from_function(_clip, x)(vectors()).delta["a"].max())
+    np.testing.assert_allclose(limits(jnp.array([0.1, 0.2])), [0.1, 0.2], rtol=1e-6)
 
 
 def test_masked_sees_only_the_chosen_leaves():
-    vectors = votes(coarse=True)
+    some = vectors(coarse=True)
     for predicate in ("b/*", "b*", lambda path: path.startswith("b")):
-        got = masked(trim(0.3), predicate)(vectors)
+        got = masked(trim(0.3), predicate)(some)
         chex.assert_trees_all_equal(
-            (got.delta["a"], got.weight["a"]), (vectors.delta["a"], vectors.weight["a"])
+            (got.delta["a"], got.weight["a"]), (some.delta["a"], some.weight["a"])
         )
-        inner = trim(0.3)(TaskVectors(*({"b": t["b"]} for t in vectors)))
+        inner = trim(0.3)(TaskVectors(*({"b": t["b"]} for t in some)))
         chex.assert_trees_all_equal(got.weight["b"], inner.weight["b"])
-    everywhere = masked(trim(0.3), "*")(vectors)
-    chex.assert_trees_all_equal(everywhere, trim(0.3)(vectors))
+    everywhere = masked(trim(0.3), "*")(some)
+    chex.assert_trees_all_equal(everywhere, trim(0.3)(some))
+    twice = masked(masked(trim(0.3), "b*"), "*c")(some)
+    chex.assert_trees_all_equal(twice, masked(trim(0.3), "b/c")(some))
     with pytest.raises(ValueError, match="chooses none of the leaves 'a', 'b/c', 'b/d'"):
-        masked(trim(0.3), "B/*")(vectors)
+        masked(trim(0.3), "B/*")(some)
 
 
 def test_results_do_not_depend_on_sharding():
@@ -419,18 +442,18 @@ def test_results_do_not_depend_on_sharding():
     program = """
         import jax, jax.numpy as jnp, numpy as np
         from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-        from sail_jax.merging.transforms import drop, elect, trim
-        from sail_jax.merging.task_vectors import TaskVectors, chain
+        from sail_jax.merging.transforms import chain, drop, elect, trim
+        from sail_jax.merging.task_vectors import TaskVectors
         grid = jnp.float32(np.random.default_rng(0).integers(-4, 5, (2, 3, 8, 8)) / 8)
-        votes = TaskVectors(dict(zip("ab", grid)), dict.fromkeys("ab", jnp.ones((3, 1, 1))))
-        rule = chain(drop(0.2, jax.random.key(0)), trim(0.4), elect(tie="majority"))
-        want = jax.block_until_ready(jax.jit(rule)(votes))
+        vectors = TaskVectors(dict(zip("ab", grid)), dict.fromkeys("ab", jnp.ones((3, 1, 1))))
+        transform = chain(drop(0.2, jax.random.key(0)), trim(0.4), elect(tie="majority"))
+        want = jax.block_until_ready(jax.jit(transform)(vectors))
         for kind in (AxisType.Auto, AxisType.Explicit):
             mesh = jax.make_mesh((2,), ("x",), axis_types=(kind,))
             specs = {"a": P(None, "x"), "b": P(None, None, "x")}
             shardings = {k: NamedSharding(mesh, spec) for k, spec in specs.items()}
-            split = jax.block_until_ready(jax.device_put(votes.delta, shardings))
-            got = jax.block_until_ready(jax.jit(rule)(votes._replace(delta=split)))
+            split = jax.block_until_ready(jax.device_put(vectors.delta, shardings))
+            got = jax.block_until_ready(jax.jit(transform)(vectors._replace(delta=split)))
             assert len(got.weight["a"].sharding.device_set) == 2
             jax.tree.map(np.testing.assert_array_equal, got, want)
         print("equal")
@@ -443,9 +466,9 @@ def test_results_do_not_depend_on_sharding():
     assert done.stdout.strip() == "equal", done.stderr
 
 
-@pytest.mark.parametrize("rule", [lambda: trim(0.5), lambda: outliers(0.5, 0.1)])
-def test_a_rule_made_in_another_precision_is_refused(rule):
-    made = rule()
-    votes = TaskVectors({"a": np.arange(8.0).reshape(1, 8)}, {"a": np.ones((1, 1))})
-    with jax.enable_x64(True), pytest.raises(ValueError, match=r"digits of 32 bits.*applied to 64"):
-        made(votes)
+@pytest.mark.parametrize("make", [lambda: trim(0.5), lambda: keep_between(0.5, 0.1)])
+def test_a_transform_made_in_another_precision_is_the_same(make):
+    made = make()
+    some = TaskVectors({"a": np.arange(8.0).reshape(1, 8)}, {"a": np.ones((1, 1))})
+    with jax.enable_x64(True):
+        chex.assert_trees_all_equal(made(some), make()(some))

@@ -1,0 +1,323 @@
+"""Steps traced: leaves of one shape share one loop.
+
+So the program grows with the number of shapes, and not of leaves. XLA inlines functions, so that
+nothing less than a loop would do.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from sail_jax.merging import ranking
+from sail_jax.merging.leafwise import (
+    Data,
+    Known,
+    Leaf,
+    Rest,
+    Traced,
+    barrier,
+    data_of,
+    found_alone,
+    map_counts,
+    naming,
+    summarise,
+    to_the_end,
+)
+from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, resolve
+
+__all__ = ["in_loops"]
+
+SHORT = 60
+"""Operations of a leaf up to which a program is laid out leaf by leaf."""
+
+
+class Plan(NamedTuple):
+    """What compiled code is specialised to, besides shapes.
+
+    Attributes:
+      loops: Which leaves each loop has.
+      sizes: How many entries each of them has.
+      applied: Which steps apply to them.
+      order: All leaves in order of their paths.
+      first: The first path of each loop, for messages.
+    """
+
+    loops: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    applied: tuple[tuple[bool, ...], ...]
+    order: tuple[int, ...]
+    first: tuple[str, ...]
+
+
+class Tables(NamedTuple):
+    """What NumPy computes beforehand.
+
+    Attributes:
+      names: Of the leaves of each loop, their `fingerprint`s `[leaf, 4]`.
+      prepared: For each step what its statistics know of sizes: of the tree's, or of that of the
+        leaves of each loop.
+    """
+
+    names: tuple[np.ndarray, ...]
+    prepared: tuple[Any, ...]
+
+
+def in_loops(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> list[Any]:
+    """The outcome of each leaf; see `evaluate`."""
+    data = tuple(data_of(steps, leaf) for leaf in leaves)
+    loops: dict[Any, list[int]] = {}
+    for i, (leaf, one) in enumerate(zip(leaves, data, strict=True)):
+        applied = tuple(step.applies(leaf.path) for step in steps)
+        arrays, structure = jax.tree.flatten(one)
+        types = tuple((jnp.shape(x), jnp.result_type(x), jax.typeof(x).sharding) for x in arrays)
+        loops.setdefault((applied, structure, types), []).append(i)
+    plan = Plan(
+        tuple(map(tuple, loops.values())),
+        tuple(leaves[members[0]].size for members in loops.values()),
+        tuple(key[0] for key in loops),
+        tuple(sorted(range(len(leaves)), key=lambda i: leaves[i].path)),
+        tuple(leaves[members[0]].path for members in loops.values()),
+    )
+
+    def prepare(s: int, step: Step) -> Any:
+        if step.over_tree:
+            counts = zip(plan.sizes, plan.loops, plan.applied, strict=True)
+            return step.prepare(sum(n * len(members) for n, members, here in counts if here[s]))
+        return tuple(
+            step.prepare(n) if here[s] else ()
+            for n, here in zip(plan.sizes, plan.applied, strict=True)
+        )
+
+    tables = Tables(
+        tuple(np.stack([fingerprint(leaves[i].path) for i in members]) for members in plan.loops),
+        tuple(prepare(s, step) for s, step in enumerate(steps)),
+    )
+    return _compiled(plan, tuple(step.compiled() for step in steps), data, tables, tail)
+
+
+def _walk(
+    stacked: bool,
+    plan: Plan,
+    steps: tuple[Step, ...],
+    data: tuple[Data, ...],
+    tables: Tables,
+    tail: Kernel,
+) -> list[Any]:
+    loops = [
+        _Loop(members, size, tuple(data[i] for i in members), names, stacked)
+        for members, size, names in zip(plan.loops, plan.sizes, tables.names, strict=True)
+    ]
+    held_up = barrier(steps)
+    for s, step in enumerate(steps[:held_up]):
+        chosen = [loop for loop, here in zip(loops, plan.applied, strict=True) if here[s]]
+        kernel = step.kernel
+        if step.over_tree:
+            kernel, own = resolve(step, _Loops(chosen, plan.order), tables.prepared[s])
+            for k, loop in enumerate(chosen):
+                loop.own[s] = tuple(kept[k] for kept in own)
+        for k, loop in enumerate(loops):
+            if loop in chosen and not step.over_tree:
+                loop.own[s] = loop.resolve(step, tables.prepared[s][k])
+            loop.known.append(kernel if loop in chosen else None)
+    outcomes: dict[int, Any] = {}
+    for k, loop in enumerate(loops):
+        left = zip(steps[held_up:], plan.applied[k][held_up:], strict=True)
+        prepared = tuple(known[k] for known in tables.prepared[held_up:])
+        rest = Rest(tuple(step if here else None for step, here in left), prepared, tail)
+        with naming(plan.first[k]):
+            outcomes |= zip(loop.members, loop.finish(rest), strict=True)
+    return [outcomes[i] for i in range(len(data))]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _program(plan: Plan, *args: Any) -> list[Any]:
+    return _walk(False, plan, *args)
+
+
+@_program.defjvp
+def _program_jvp(plan: Plan, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+    # a loop that picks its leaf out of many would pass back a gradient of each for every one
+    return jax.jvp(functools.partial(_walk, True, plan), primals, tangents)
+
+
+# compiled also where it is only traced: then the next call need not trace it again
+_compiled = jax.jit(_program, static_argnums=0)
+
+Body = Callable[[Any, Known, Data, Piece], tuple[Any, Any]]
+"""(state, known, data, piece) -> (state, outcome)."""
+
+
+@dataclass(eq=False)
+class _Loop:
+    """Leaves of one shape, taken one after another.
+
+    Attributes:
+      members: Which of all leaves they are.
+      size: How many entries each has.
+      data: Theirs.
+      names: Their fingerprints.
+      stacked: Whether data are stacked first, which differentiates better and takes more memory.
+      known: The kernels of the first steps.
+      own: Further arguments of a kernel for each leaf, by step, stacked over leaves.
+    """
+
+    members: tuple[int, ...]
+    size: int
+    data: tuple[Data, ...]
+    names: Array | np.ndarray
+    stacked: bool
+    known: list[Kernel | None] = field(default_factory=list)
+    own: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+
+    def scan(self, f: Body, state: Any) -> tuple[Any, Any]:
+        """The last state, and all outcomes stacked."""
+        if len(self.data) == 1:
+            state, outcome = self.visit(f, state, 0)
+            return state, jax.tree.map(lambda x: x[None], outcome)
+        mine = self.names, self.own
+        if self.stacked:
+            xs = jax.tree.map(lambda *x: jnp.stack(x), *self.data), mine
+            return lax.scan(lambda state, x: self._step(f, state, *x), state, xs)
+        # picked by a branch: to stack them first would copy all inputs
+        branches = [lambda one=one: jax.tree.map(jnp.asarray, one) for one in self.data]
+
+        def step(state: Any, x: Any) -> tuple[Any, Any]:
+            return self._step(f, state, lax.switch(x[0], branches), x[1])
+
+        return lax.scan(step, state, (jnp.arange(len(self.data)), mine))
+
+    def visit(self, f: Body, state: Any, i: int) -> tuple[Any, Any]:
+        """The state and the outcome of one leaf."""
+        mine = jax.tree.map(lambda x: x[i], (self.names, self.own))
+        return self._step(f, state, self.data[i], mine)
+
+    def _step(self, f: Body, state: Any, data: Data, mine: Any) -> tuple[Any, Any]:
+        name, own = mine
+        known = tuple(
+            kernel and kernel.bind(*own.get(s, ())) for s, kernel in enumerate(self.known)
+        )
+        return f(state, known, data, Piece(name))
+
+    def resolve(self, step: Step, prepared: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a step's statistics find in each leaf alone, stacked: arguments of its kernel."""
+
+        def one(state: Any, *leaf: Any) -> tuple[Any, Any]:
+            return state, found_alone(step, prepared, *leaf)
+
+        return self.scan(one, ())[1]
+
+    def finish(self, rest: Rest) -> Iterable[Any]:
+        """The outcome of every leaf."""
+
+        def one(state: Any, known: Known, data: Data, piece: Piece) -> tuple[Any, Any]:
+            return state, rest.tail(data.source, to_the_end(known, rest, data, piece)[1])
+
+        count = len(self.data)
+        if count == 1 or self._is_short(one):
+            return [self.visit(one, (), i)[1] for i in range(count)]
+        return _unstacked(self.scan(one, ())[1], count, self.stacked)
+
+    def _is_short(self, f: Body) -> bool:
+        """Whether a loop would only keep XLA from fusing what it does: then it costs copies."""
+        return _operations(jax.make_jaxpr(lambda: self.visit(f, (), 0))().jaxpr) <= SHORT
+
+
+def _operations(jaxpr: Any) -> int:
+    """How many operations a program has, in the programs that it calls, too."""
+    total = 0
+    for equation in jaxpr.eqns:
+        inner = [
+            getattr(part, "jaxpr", part)
+            for part in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns"))
+            if hasattr(part, "eqns")
+        ]
+        total += sum(map(_operations, inner)) if inner else 1
+    return total
+
+
+def _unstacked(stack: Any, count: int, differentiable: bool) -> list[Any]:
+    """The entries of a stack along its leading axis."""
+    leaves, structure = jax.tree.flatten(stack)
+    columns = [_slices(x, count, differentiable) for x in leaves]
+    return [structure.unflatten(row) for row in zip(*columns, strict=True)]
+
+
+def _slices(x: Array, count: int, differentiable: bool) -> list[Array]:
+    if differentiable:  # whose transpose is one concatenation
+        return [part[0] for part in lax.split(x, (1,) * count)]
+    if not x.size:
+        return [x[0]] * count
+    # XLA compiles slices at known places one by one, but slices at unknown places once
+    some = x.reshape(-1)[0]
+    dtype = jnp.dtype(f"uint{8 * some.dtype.itemsize}")
+    bits = some.astype(dtype) if some.dtype == bool else lax.bitcast_convert_type(some, dtype)
+    places = lax.cond(
+        (bits | 1) != 0,  # always, but XLA does not see that
+        lambda: tuple(jnp.int32(i) for i in range(count)),
+        lambda: (jnp.int32(0),) * count,
+    )
+    return [lax.dynamic_index_in_dim(x, place, 0, False) for place in places]
+
+
+class _Loops(Traced):
+    """The visit of all leaves by loops. What pieces keep is a list, stacked for each loop."""
+
+    bits = 1
+
+    def __init__(self, loops: Sequence[_Loop], order: Sequence[int]):
+        self.loops, self.tasks = loops, loops[0].data[0].source.tasks
+        rank = {leaf: place for place, leaf in enumerate(order)}
+        self.by_path = np.argsort([rank[i] for loop in loops for i in loop.members])
+
+    def fold(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> Any:
+        return self._visit(lambda *leaf: (summarise(leaf[0], summary, *leaf[1:]), ()), add)[0]
+
+    def keep(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+        return self._visit(lambda *leaf: summarise(leaf[0], summary, *leaf[1:]), add)
+
+    def _visit(
+        self, part: Callable[..., tuple[Any, Any]], add: Callable[[Any, Any], Any]
+    ) -> tuple[Any, list[Any]]:
+        def one(total: Any, *leaf: Any) -> tuple[Any, Any]:
+            shared, own = part(*leaf)
+            return add(total, shared), own
+
+        def alone(state: Any, *leaf: Any) -> tuple[Any, Any]:
+            return part(*leaf)
+
+        shapes, _ = jax.eval_shape(lambda: self.loops[0].visit(alone, (), 0))
+        total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        own = []
+        for loop in self.loops:
+            total, mine = loop.scan(one, total)
+            own.append(mine)
+        return total, own
+
+    def each(self, function: Callable[..., Any], *own: Any) -> Any:
+        return [function(*one) for one in zip(*own, strict=True)]
+
+    def sizes(self) -> Any:
+        sizes = (np.full(len(loop.data), loop.size) for loop in self.loops)
+        return [ranking.Wide(*map(jnp.asarray, ranking.wide(n))) for n in sizes]
+
+    def before(self, own: Any) -> Any:
+        ends = np.cumsum([len(loop.data) for loop in self.loops])[:-1]
+        back = np.argsort(self.by_path)
+
+        def running(*parts: ranking.Wide) -> list[ranking.Wide]:
+            every = jax.tree.map(lambda *x: jnp.concatenate(x)[self.by_path], *parts)
+            before = [jnp.split(part[back], ends) for part in ranking.running(every)]
+            return [ranking.Wide(hi, lo) for hi, lo in zip(*before, strict=True)]
+
+        spread = map_counts(running, *own)
+        return [
+            jax.tree.map(lambda x, k=k: x[k], spread, is_leaf=lambda x: isinstance(x, list))
+            for k in range(len(own))
+        ]

@@ -1,0 +1,87 @@
+"""What tests of merges share: how a method is made, and tensors in memory read like files."""
+
+import jax
+import numpy as np
+
+from sail_jax import methods
+from sail_jax.checkpoint.executor import Limits, execute
+from sail_jax.merging import streaming
+
+KEY = jax.random.key(5)
+NAMES = [name for name in methods.METHODS if name not in ("fisher", "regmean")]
+"""Methods whose hyperparameters are numbers."""
+REQUIRED = {"slerp": {"t": 0.3}, "nearswap": {"t": 0.5}}
+
+
+def make(name, **options):
+    """The merge of a method, with a key if it draws, and what else it cannot do without."""
+    options = {**REQUIRED.get(name, {}), **options}
+    if "key" in methods.options_of(name):
+        options.setdefault("key", KEY)
+    return methods.get(name)(**options)
+
+
+def as_many(merge, models):
+    """As many of the models as a merge takes."""
+    least, most = merge.models
+    return models[: max(least, min(len(models), most or len(models)))]
+
+
+def compilations(caplog, f):
+    """What XLA says it compiled for a call."""
+    caplog.clear()
+    with jax.log_compiles(True):
+        jax.block_until_ready(f())
+    return [r for r in caplog.records if "Finished XLA compilation" in r.getMessage()]
+
+
+class Held:
+    """A tensor in memory that is read like one on disk."""
+
+    def __init__(self, name, array):
+        self.name, self.dtype, self.shape = name, array.dtype, array.shape
+        self.source, self.flat = "memory", np.ascontiguousarray(array).reshape(-1)
+        self.reads = 0
+
+    def read(self, out, start=0):
+        self.reads += 1
+        out[:] = self.flat[start : start + len(out)]
+
+
+class Sink:
+    def __init__(self, finished=()):
+        self.finished, self.parts, self.tensors = frozenset(finished), {}, {}
+
+    def write(self, name, array, start=0):
+        self.parts.setdefault(name, {})[start] = array.copy()
+
+    def done(self, name):
+        parts = self.parts.pop(name, {})
+        self.tensors[name] = np.concatenate([parts[k] for k in sorted(parts)] or [np.zeros(0)])
+
+
+TWO = Limits(2, 1 << 20)
+
+
+def works(merge, models, base, weights=None, dtype=None):
+    like = models[0] if base is None else base
+    return [
+        merge.work(
+            n, x.shape, dtype or x.dtype, [Held(n, m[n]) for m in models],
+            None if base is None else Held(n, base[n]), weights,
+        )
+        for n, x in like.items()
+    ]  # fmt: skip
+
+
+def streamed(merge, models, base, weights=None, limits=TWO, *, dtype=None, finished=(), **options):
+    """The merged tensors, flat, and what was measured of them."""
+    sink = Sink(finished)
+    records = execute(works(merge, models, base, weights, dtype), sink, limits, **options)
+    return sink.tensors, records
+
+
+def in_small_pieces(monkeypatch):
+    """Runs of 16, 8 and 4 entries, rows of at most 8 together, batches of 4 tiny tensors."""
+    for name, value in {"ENTRIES": 16, "SOME": 8, "FEW": 4, "TINY": 2}.items():
+        monkeypatch.setattr(streaming, name, value)
