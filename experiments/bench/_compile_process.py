@@ -1,0 +1,121 @@
+"""One method, one way of calling it, in a process of its own: CPU-seconds to its results.
+
+Usage: python -m experiments.bench._compile_process METHOD WAY LEAVES... prints a line of JSON for
+each number of leaves.
+"""
+
+import gc
+import json
+import resource
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from sail_jax import Merge, merge_checkpoints, methods
+
+SHAPES = ((64,), (64, 64), (64, 256), (256, 64), (256,), (128, 64))
+MODELS = 2
+REQUIRED: dict[str, dict[str, Any]] = {"slerp": {"t": 0.3}, "nearswap": {"t": 0.5}}
+
+Tree = dict[str, np.ndarray]
+
+
+def tree(leaves: int, seed: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> Tree:
+    """Normal variates of these shapes in turn, under names that do not sort by shape."""
+    random = np.random.default_rng(seed)
+    of = {f"layer{i}": shapes[i % len(shapes)] for i in range(leaves)}
+    return {name: random.standard_normal(s, np.float32) for name, s in of.items()}
+
+
+def merge(name: str, models: Sequence[Tree]) -> Merge:
+    """The method with its defaults, and with statistics of data where it needs them."""
+    options = dict(REQUIRED.get(name, {}))
+    if "key" in methods.options_of(name):
+        options["key"] = jax.random.key(0)
+    if name == "fisher":
+        options["fishers"] = [{k: x * x for k, x in model.items()} for model in models]
+    if name == "regmean":
+        options["grams"] = [
+            {k: np.eye(len(x), dtype=x.dtype) for k, x in model.items() if x.ndim > 1}
+            for model in models
+        ]
+    return methods.get(name)(**options)
+
+
+def cpu_seconds() -> float:
+    """Of this process, all threads."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def peak_bytes() -> int:
+    """The largest resident memory so far."""
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """CPU-seconds until its result is there."""
+    start = cpu_seconds()
+    jax.block_until_ready(call())
+    return cpu_seconds() - start
+
+
+def jitted(name: str, models: list[Tree], base: Tree) -> dict[str, float]:
+    """Under the caller's `jit`; `held`: what the program holds besides its inputs and outputs, as a
+    share of them."""
+    start = cpu_seconds()
+    program = jax.jit(merge(name, models)).lower(models, base).compile()
+    compiling = cpu_seconds() - start
+    found = {"first": compiling + timed(lambda: program(models, base))}
+    memory: Any = program.memory_analysis()
+    inputs_and_outputs = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    second = timed(lambda: program(models, base))
+    return {**found, "second": second, "held": memory.temp_size_in_bytes / inputs_and_outputs}
+
+
+def eager(name: str, models: list[Tree], base: Tree) -> dict[str, float]:
+    """Called outside of `jit`, on arrays of JAX."""
+    trees: Any = jax.tree.map(jax.numpy.asarray, (models, base))
+    merged: Callable[[], Any] = lambda: merge(name, models)(*trees)  # noqa: E731
+    return {"first": timed(merged), "second": timed(merged)}
+
+
+def on_disk(name: str, models: list[Tree], base: Tree) -> dict[str, float]:
+    """From safetensors to safetensors."""
+    from safetensors.numpy import save_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"{k}.safetensors") for k in range(len(models) + 1)]
+        for file, leaves in zip(files, [base, *models], strict=True):
+            save_file(leaves, file)
+
+        def merged(out: str) -> Any:
+            method = merge(name, models)
+            return merge_checkpoints(files[1:], Path(folder, out), base=files[0], method=method)
+
+        return {k: timed(lambda k=k: merged(f"{k}.safetensors").seconds) for k in WHEN}
+
+
+WHEN = ("first", "second")
+WAYS = {"jit": jitted, "eager": eager, "disk": on_disk}
+
+
+def main(name: str, way: str, *counts: str) -> None:
+    for leaves in map(int, counts):
+        base, *models = (tree(leaves, seed) for seed in range(1 + MODELS))
+        models = models[: merge(name, models).models[1]]
+        jax.clear_caches()
+        gc.collect()
+        found = WAYS[way](name, models, base)
+        print(json.dumps({"leaves": leaves, **found, "peak": peak_bytes()}), flush=True)
+
+
+if __name__ == "__main__":
+    jax.block_until_ready(jax.numpy.zeros(8) + 1)  # starts the backend, which is not what is timed
+    main(*sys.argv[1:])

@@ -1,0 +1,85 @@
+"""Compiling merges: CPU-seconds and memory to the first and the second result.
+
+Merges two models of 6, 60 and 300 leaves of 6 shapes by every method: under `jit`, eagerly, and
+from file to file. Each method and way has a process of its own, which compiles anew for every
+number of leaves; starting it and its backend is not counted. Prints every figure, and the first
+result's as a ratio to that of task arithmetic on the same tree.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.bench._compile_process import WAYS
+from experiments.progress import say
+from sail_jax import disk, methods
+
+SCHEMA = "sail-jax bench compile 1"
+PEER = "task_arithmetic"
+
+Found = dict[str, float]
+
+
+def measure(name: str, way: str, leaves: Sequence[int]) -> list[Found]:
+    """What a process of its own measures; RuntimeError with its last line if it fails."""
+    command = [sys.executable, "-m", "experiments.bench._compile_process", name, way]
+    # what an earlier process compiled must not be found by this one
+    env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    child = subprocess.run([*command, *map(str, leaves)], env=env, capture_output=True, text=True)
+    if child.returncode:
+        said = child.stderr.strip().splitlines() or ["silent"]
+        raise RuntimeError(f"{name}, {way}: exit {child.returncode}: {said[-1]}")
+    return [json.loads(line) for line in child.stdout.splitlines()]
+
+
+def row(name: str, way: str, found: Sequence[Found], peer: Sequence[Found]) -> str:
+    """One line of the table."""
+    cells = [
+        f"{one['first']:6.2f} ({one['first'] / other['first']:4.1f} x) {one['second']:6.3f}"
+        for one, other in zip(found, peer, strict=True)
+    ]
+    held = [f"{one['held']:4.2f}" for one in found if "held" in one][-1:]
+    return "  ".join([f"{name:17s} {way:5s}", *cells, f"{found[-1]['peak'] / 1e9:5.2f} GB", *held])
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(prog="sail-jax bench compile", description=__doc__)
+    add = parser.add_argument
+    add("--methods", default=",".join(methods.METHODS), help="comma-separated; default: all")
+    add("--ways", default=",".join(WAYS), help="comma-separated; default: %(default)s")
+    add("--leaves", default="6,60,300", help="comma-separated; default: %(default)s")
+    add("--json", type=Path, metavar="FILE", help="also write a record there")
+    args = parser.parse_args(argv)
+    names, ways = args.methods.split(","), args.ways.split(",")
+    for kind, given, known in (("method", names, methods.METHODS), ("way", ways, WAYS)):
+        if unknown := [name for name in given if name not in known]:
+            parser.error(f"unknown {kind} {unknown[0]!r}: expected some of {', '.join(known)}")
+    leaves = [int(n) for n in args.leaves.split(",") if n.isdecimal() and int(n) > 0]
+    if len(leaves) != len(args.leaves.split(",")):
+        parser.error(f"--leaves: expected numbers > 0, got {args.leaves!r}")
+    heads = [f"{n} leaves: first, second" for n in leaves]
+    print("CPU-seconds; in brackets beside " + PEER)
+    print("  ".join([f"{'method':17s} {'way':5s}", *(f"{h:24s}" for h in heads), "    peak  held"]))
+    record: dict[str, Any] = {}
+    for way in ways:
+        peer = measure(PEER, way, leaves)
+        for name in [PEER, *(name for name in names if name != PEER)]:
+            say(f"{name}, {way} ...")
+            found = peer if name == PEER else measure(name, way, leaves)
+            record.setdefault(way, {})[name] = found
+            print(row(name, way, found, peer), flush=True)
+    if args.json:
+        from experiments.store import provenance
+
+        about = {"schema": SCHEMA, "argv": list(argv), **provenance(), "found": record}
+        disk.write_atomic(args.json, json.dumps(about, indent=2).encode() + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
