@@ -1,11 +1,14 @@
 """`sail-jax merge` and `merge_checkpoints`, from files to files, whole and interrupted."""
 
+import fnmatch
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import jax
 import ml_dtypes
@@ -315,3 +318,12 @@ def test_methods_are_listed_with_what_they_ask_for(capsys):
     assert "seed" not in entries["ties"]
     assert cli.main(["merge"]) == 2
     assert "name a recipe" in capsys.readouterr().err
+
+
+def test_the_readme_names_every_method():
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    section = text.partition("## Merge pytrees")[2].partition("\n## ")[0]
+    named = [word for row in re.findall(r"^\|(.*?)\|", section, re.M) for word in row.split("`")]
+    named = [word.removeprefix("methods.") for word in named]
+    missing = [m for m in methods.METHODS if not any(fnmatch.fnmatch(m, n) for n in named)]
+    assert not missing

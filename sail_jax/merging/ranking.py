@@ -258,8 +258,9 @@ def _by_digits(
     digits = _key_bits() // visit.bits
 
     def narrow(digit: Any, state: tuple[Found, ...]) -> tuple[Found, ...]:
-        # no digit is known before the first: all ranks share one count
-        first = isinstance(digit, int) and digit == 0
+        # no digit is known before the first: all ranks share one count, which is worth a program of
+        # its own where there is much to count
+        first = visit.bits == 16 and isinstance(digit, int) and digit == 0
         heads = tuple(one.key for one in (state[:1] if first else state))
         left: Any = np.asarray(digits - 1) - digit
         shift = (left * visit.bits).astype(_key_dtype())
