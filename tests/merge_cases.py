@@ -83,5 +83,6 @@ def streamed(merge, models, base, weights=None, limits=TWO, *, dtype=None, finis
 
 def in_small_pieces(monkeypatch):
     """Runs of 16, 8 and 4 entries, rows of at most 8 together, batches of 4 tiny tensors."""
-    for name, value in {"ENTRIES": 16, "SOME": 8, "FEW": 4, "TINY": 2}.items():
+    sizes = {"ENTRIES": 16, "SOME": 8, "FEW": 4, "TINY": 2, "CROWD": 0}
+    for name, value in sizes.items():
         monkeypatch.setattr(streaming, name, value)

@@ -17,7 +17,17 @@ import numpy as np
 
 from sail_jax.merging.leafwise import barrier, check_paths, naming
 from sail_jax.merging.steps import Step
-from sail_jax.merging.streaming import Buffers, Reader, Resolved, Tree, Unit, Work, tree_bits, units
+from sail_jax.merging.streaming import (
+    Buffers,
+    Reader,
+    Resolved,
+    Tree,
+    Unit,
+    Work,
+    is_crowd,
+    tree_bits,
+    units,
+)
 
 __all__ = ["Engine"]
 
@@ -26,8 +36,9 @@ class Engine:
     """Workers, and what they share.
 
     Args:
-      works: All that will be done: if one of them has float64, everything is computed in 64 bits,
-        for tensors share the statistics of a tree.
+      works: All that will be done, or was done before: the precision and the pieces of each follow
+        from all. If one of them has float64, everything is computed in 64 bits, for tensors share
+        the statistics of a tree.
       threads: How many workers; one works in the thread that asks.
       hold: Bytes of a tensor that a worker may keep between visits instead of reading it again.
       check: Whether inputs and outcomes have to be finite.
@@ -35,6 +46,7 @@ class Engine:
 
     def __init__(self, works: Sequence[Work], threads: int = 1, hold: int = 0, check: bool = True):
         self._check, self._threads, self._hold = check, threads, hold
+        self._crowded = is_crowd(works)
         self._wide = any(t.dtype == np.float64 for work in works for t in work.inputs)
         self._local = threading.local()
         self.stopped = threading.Event()
@@ -105,7 +117,7 @@ class Engine:
                 groups.setdefault(id(work.merge), []).append(work)
             elif wanted(work):
                 alone.append(work)
-        found = units(alone)
+        found = units(alone, self._crowded)
         for group in groups.values():
             if any(map(wanted, group)):
                 every = self._resolved(group)
@@ -116,7 +128,8 @@ class Engine:
         """The units of a merge over the tree, the kernels of its first steps known."""
         steps = group[0].steps
         check_paths(steps, [work.name for work in group])
-        every = units(sorted(group, key=lambda work: work.name), tree_bits(group))
+        in_order = sorted(group, key=lambda work: work.name)
+        every = units(in_order, self._crowded, tree_bits(group))
         for step in steps[: barrier(steps)]:
             if not step.over_tree:
                 self.each(lambda unit, step=step: self._resolve(unit, step), every)

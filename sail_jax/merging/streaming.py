@@ -52,6 +52,7 @@ __all__ = [
     "Work",
     "at_a_time",
     "finite",
+    "is_crowd",
     "kept_bytes",
     "passes",
     "pieces",
@@ -61,6 +62,8 @@ __all__ = [
 
 ENTRIES, SOME, FEW, TINY = 1 << 20, 1 << 18, 1 << 14, 1 << 9
 """Entries of a piece, padded; of small tensors, many at a time, SOME altogether."""
+CROWD = 1 << 8
+"""How many tensors of up to TINY entries have no programs of their own."""
 SPARE = 32 << 20
 """Bytes that a worker holds on to besides."""
 
@@ -135,8 +138,9 @@ class Run(NamedTuple):
     shape: Shape
 
 
-def pieces(shape: Shape, needs: Needs) -> list[Run]:
-    """The runs of a tensor; all but the last of one length are full."""
+def pieces(shape: Shape, needs: Needs, crowded: bool = False) -> list[Run]:
+    """The runs of a tensor; all but the last of one length are full. `crowded`: whether there are
+    many tiny ones."""
     n = math.prod(shape)
     if not n:
         return []
@@ -148,7 +152,7 @@ def pieces(shape: Shape, needs: Needs) -> list[Run]:
         step = min(rows, max(1, SOME // columns))
         cut = (step * columns, (step, columns))
         return [Run(s, min(cut[0], n - s), cut[1]) for s in range(0, n, cut[0])]
-    if n <= TINY:
+    if crowded and n <= TINY:
         return [Run(0, n, (TINY,))]
     found, start = [], 0
     while start < n:  # what is left after the last whole piece in smaller ones: padding costs
@@ -354,13 +358,13 @@ class Unit:
       own: For each step and piece the further arguments of its kernel, stacked over tensors.
     """
 
-    def __init__(self, works: Sequence[Work], bits: int = 16):
+    def __init__(self, works: Sequence[Work], bits: int, crowded: bool):
         first = works[0]
         self.works, self.bits = tuple(works), bits
         self.merge, self.steps = first.merge, first.steps
         largest = max(works, key=lambda one: one.size)
-        self.runs = pieces(largest.shape, first.needs)
-        self.batch = at_a_time(first)
+        self.runs = pieces(largest.shape, first.needs, crowded)
+        self.batch = at_a_time(first, crowded)
         self.names = self._stacked([fingerprint(one.name) for one in works])
         self.known: Known = ()
         self.own: list[list[tuple[Any, ...]]] = []
@@ -478,18 +482,23 @@ class Unit:
                 yield one, start, rows[b, : min(count, one.size)], mine
 
 
-def at_a_time(one: Work) -> int:
+def at_a_time(one: Work, crowded: bool = False) -> int:
     """How many tensors alike are merged at a time; 1 unless they are small."""
     if one.size > FEW or any(step.local is not None for step in one.steps):
         return 1
-    return SOME // (TINY if one.size <= TINY else FEW)
+    return SOME // (TINY if crowded and one.size <= TINY else FEW)
 
 
-def units(works: Sequence[Work], bits: int = 16) -> list[Unit]:
-    """Units of work for one merge: tiny tensors alike together, in their order, others alone."""
+def is_crowd(works: Sequence[Work]) -> bool:
+    """Whether there are many tiny tensors to merge among them."""
+    return sum(0 < one.size <= TINY and one.merge is not None for one in works) > CROWD
+
+
+def units(works: Sequence[Work], crowded: bool, bits: int = 16) -> list[Unit]:
+    """Units of work for one merge: small tensors alike together, in their order, others alone."""
     alike: dict[Any, list[Work]] = {}
     for k, one in enumerate(works):
-        batch = at_a_time(one)
+        batch = at_a_time(one, crowded)
         if batch == 1:
             alike[k] = [one]
             continue
@@ -499,9 +508,9 @@ def units(works: Sequence[Work], bits: int = 16) -> list[Unit]:
         key = (batch, shape, one.dtype, inputs, applied, one.size == 0, id(one.merge))
         alike.setdefault(key, []).append(one)
     return [
-        Unit(some[i : i + step], bits)
+        Unit(some[i : i + step], bits, crowded)
         for some in alike.values()
-        for step in [at_a_time(some[0])]
+        for step in [at_a_time(some[0], crowded)]
         for i in range(0, len(some), step)
     ]
 
@@ -705,6 +714,7 @@ def _batched(
         put = functools.partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
         return add(sofar[0], part), jax.tree.map(put, sofar[1], own)
 
+    one = jax.jit(one)  # traced once, for its shapes and for the loop
     part, own = jax.eval_shape(one, first)
     total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), part)
     stack = jax.tree.map(lambda x: jnp.zeros((room, *x.shape), x.dtype), own)
