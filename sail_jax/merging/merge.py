@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Float, PyTree
 
 from sail_jax.checks import concrete, nearest
+from sail_jax.merging import random_bits
 from sail_jax.merging.arithmetic import number
 from sail_jax.merging.arrays import InMemory, merge_arrays
 from sail_jax.merging.combining import Reduction, Transform
@@ -204,10 +205,10 @@ class Merge:
         if not traced and on_one_cpu(leaves):
             return dict(zip(sources, self._in_pieces(list(sources.values())), strict=True))
         tail = kernel(outcome, scale, check=not traced)
+        found = dict(zip(sources, evaluate(self.steps, leaves, tail), strict=True))
         if traced:
             matched.refuse(known_finite(matched, sources))
-            return dict(zip(sources, evaluate(self.steps, leaves, tail), strict=True))
-        found = dict(zip(sources, evaluate(self.steps, leaves, tail), strict=True))
+            return found
         flags = {i: np.asarray(finite) for i, (_, finite) in found.items()}
         matched.refuse({i: finite[:-1] for i, finite in flags.items()})
         for i, finite in flags.items():
@@ -380,7 +381,7 @@ def _example(factory: Callable[..., Merge]) -> Merge | None:
         if option.default is not option.empty:
             continue
         if option.name == "key":
-            options["key"] = jax.random.key(0)
+            options["key"] = random_bits.key(0)
         elif "float" in str(option.annotation).lower() and "Sequence" not in str(option.annotation):
             options[option.name] = 0.5
         else:

@@ -13,6 +13,7 @@ compiles to a few instructions on every device.
 """
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
@@ -314,56 +315,45 @@ def _add_each(a: Sequence[Wide], b: Sequence[Wide]) -> tuple[Wide, ...]:
 
 
 def _count_digits(
-    keys: Kernel,
-    heads: tuple[Array, ...],
-    shift: Array,
-    piece: Piece,
-    delta: Array,
-    weight: Array,
-    *,
-    bits: int,
+    keys: Kernel, heads: tuple[Array, ...], shift: Array, *here: Any, bits: int
 ) -> tuple[Wide, ...]:
-    """For each head how many keys that begin with it have which next digit, `[task, 2**bits]`."""
-    values, inside = keys(piece, delta, weight), piece.inside(delta.shape[1:])
+    """For each head how many keys that begin with it have which next digit, `[task, 2**bits]`.
+
+    `here` is (piece, delta, weight), as below.
+    """
+    values, inside = _keys_inside(keys, *here)
     return tuple(histogram(values, head, shift, inside, bits) for head in heads)
 
 
 def _count_ones(
-    keys: Kernel,
-    heads: tuple[Array, ...],
-    shift: Array,
-    piece: Piece,
-    delta: Array,
-    weight: Array,
-    *,
-    ties: bool,
+    keys: Kernel, heads: tuple[Array, ...], shift: Array, *here: Any, ties: bool
 ) -> tuple[tuple[Wide, ...], Any]:
     """For each head how many keys that begin with it have a 1 as their next bit, `[task]`."""
-    counts = _count_where(
-        lambda key, one: key >> shift == one,
-        keys, tuple(head << 1 | 1 for head in heads), piece, delta, weight,
-    )  # fmt: skip
+    ones = tuple(head << 1 | 1 for head in heads)
+    counts = _count_where(lambda key, one: key >> shift == one, ones, *_keys_inside(keys, *here))
     return counts, counts if ties else ()
 
 
 def _count_equal(
-    keys: Kernel, thresholds: tuple[Array, ...], piece: Piece, delta: Array, weight: Array
+    keys: Kernel, thresholds: tuple[Array, ...], *here: Any
 ) -> tuple[tuple[()], tuple[Wide, ...]]:
-    return (), _count_where(lambda key, least: key == least, keys, thresholds, piece, delta, weight)
+    return (), _count_where(operator.eq, thresholds, *_keys_inside(keys, *here))
+
+
+def _keys_inside(
+    keys: Kernel, piece: Piece, delta: Array, weight: Array
+) -> tuple[UInt[Array, "task ..."], Bool[Array, "..."] | None]:
+    return keys(piece, delta, weight), piece.inside(delta.shape[1:])
 
 
 def _count_where(
     holds: Callable[[Array, Array], Array],
-    keys: Kernel,
     values: tuple[Array, ...],
-    piece: Piece,
-    delta: Array,
-    weight: Array,
+    keys: Array,
+    inside: Array | None,
 ) -> tuple[Wide, ...]:
-    found, inside = keys(piece, delta, weight), piece.inside(delta.shape[1:])
-
     def count(value: Array) -> Wide:
-        hits = per_task(holds, found, value)
+        hits = per_task(holds, keys, value)
         return occurrences(hits if inside is None else hits & inside)
 
     return tuple(map(count, values))
