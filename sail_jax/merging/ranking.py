@@ -13,7 +13,6 @@ compiles to a few instructions on every device.
 """
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
@@ -218,8 +217,8 @@ class Order:
         key; Wide, of scalars or `[task]`. Rank 0 has a key above all that occur.
       ranks: `(*found) -> ranks`, where they follow from earlier statistics instead.
       tasks: How many rows of keys there are, if not one for each model.
-      ties: Whether each piece is to know how many equal keys lie before it, for each rank: with
-        that `take` finds those of equal keys which come first in (path, index).
+      ties: Whether each piece is to know how many equal keys lie before it, for each rank, and in
+        its rows: with that `take` finds those of equal keys which come first in (path, index).
     """
 
     keys: Kernel
@@ -239,8 +238,8 @@ class Order:
         none: Any = np.zeros(tasks, _key_dtype())
         state = tuple(Found(none, _for_each(tasks, rank)) for rank in ranks)
         search = _by_bits if visit.bits == 1 else _by_digits
-        state, equal = search(visit, self.keys.bind(*found), state, self.ties)
-        return (state,), (visit.before(equal),) if self.ties else ()
+        state, equal, in_rows = search(visit, self.keys.bind(*found), state, self.ties)
+        return (state,), (visit.before(equal), in_rows) if self.ties else ()
 
     def passes(self, bits: int) -> int:
         return _key_bits() // bits + (self.ties and bits > 1)
@@ -254,8 +253,9 @@ class Order:
 
 def _by_digits(
     visit: Visit, keys: Kernel, state: tuple[Found, ...], ties: bool
-) -> tuple[tuple[Found, ...], Any]:
-    """A search by digits of many bits, counted into bins; and the equal keys of each piece."""
+) -> tuple[tuple[Found, ...], Any, Any]:
+    """A search by digits of many bits, counted into bins; and how many equal keys each piece has,
+    in all and in its rows."""
     digits = _key_bits() // visit.bits
 
     def narrow(digit: Any, state: tuple[Found, ...]) -> tuple[Found, ...]:
@@ -270,14 +270,15 @@ def _by_digits(
 
     state = visit.repeat(digits, narrow, state)
     if not ties:
-        return state, None
+        return state, None, None
     equal = kernel(_count_equal, keys, tuple(one.key for one in state))
-    return state, visit.keep(equal, _add_each)[1]
+    own = visit.keep(equal, _add_each)[1]
+    return state, *(visit.each(lambda both, i=i: both[i], own) for i in range(2))
 
 
 def _by_bits(
     visit: Visit, keys: Kernel, state: tuple[Found, ...], ties: bool
-) -> tuple[tuple[Found, ...], Any]:
+) -> tuple[tuple[Found, ...], Any, Any]:
     """A search bit by bit, by comparisons. Each piece counts its keys that begin as the one that is
     searched for does, so that nobody has to count equal keys in the end."""
     digits = _key_bits()
@@ -301,7 +302,9 @@ def _by_bits(
         return (all_keys,) * len(state)
 
     begun = visit.each(everything, visit.sizes()) if ties else None
-    return visit.repeat(digits, narrow, (state, begun))
+    state, begun = visit.repeat(digits, narrow, (state, begun))
+    unknown = (None,) * len(state)
+    return state, begun, visit.each(lambda _: unknown, begun) if ties else None
 
 
 def _for_each(tasks: int, rank: Wide) -> Wide:
@@ -336,8 +339,25 @@ def _count_ones(
 
 def _count_equal(
     keys: Kernel, thresholds: tuple[Array, ...], *here: Any
-) -> tuple[tuple[()], tuple[Wide, ...]]:
-    return (), _count_where(operator.eq, thresholds, *_keys_inside(keys, *here))
+) -> tuple[tuple[()], tuple[tuple[Wide, ...], tuple[Array, ...]]]:
+    found, inside = _keys_inside(keys, *here)
+    _check_size(found)
+    in_rows = tuple(_equal_in_rows(found, least, inside) for least in thresholds)
+    totals = tuple(narrow_to_wide(rows.sum(1, dtype=jnp.uint32)) for rows in in_rows)
+    return (), (totals, in_rows)
+
+
+def _equal_in_rows(
+    keys: UInt[Array, "task ..."], thresholds: UInt[Array, "task"], inside: Array | None = None
+) -> UInt[Array, "task rows"]:
+    """How many keys of each row are equal to the threshold of their task."""
+    shape = _rows(keys)
+
+    def count(key: Array, least: Array) -> Array:
+        equal = key == least if inside is None else (key == least) & inside
+        return _row_sums(equal.reshape(shape))
+
+    return per_task(count, keys, thresholds)
 
 
 def _keys_inside(
@@ -463,13 +483,19 @@ def _sorted_counts(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"
     return jnp.diff(ends).astype(jnp.uint32)
 
 
-def take(keys: UInt[Array, "task ..."], found: Found, before: Wide) -> Bool[Array, "task ..."]:
+def take(
+    keys: UInt[Array, "task ..."],
+    found: Found,
+    before: Wide,
+    in_rows: UInt[Array, "task rows"] | None = None,
+) -> Bool[Array, "task ..."]:
     """Which keys have the rank that was found, or a better one.
 
     Args:
       keys: Of a piece, shape `[task, ...]`.
       found: The threshold, and how many keys equal to it are taken in all.
       before: How many keys equal to it lie in earlier pieces, Wide `[task]`.
+      in_rows: How many there are in each row of this piece, if that is known already.
 
     Returns:
       All keys above the threshold, and of those equal to it the first in row-major order that
@@ -480,13 +506,13 @@ def take(keys: UInt[Array, "task ..."], found: Found, before: Wide) -> Bool[Arra
     left = subtract(_where(less(before, found.rank), found.rank, before), before)
     left = jnp.where(left.hi < HALF, left.hi << 16 | left.lo, np.uint32(0xFFFFFFFF))
     like = jax.typeof(keys).sharding
-    return _automatic(_take, like)(keys, found.key, left)
+    return _automatic(_take, like)(keys, found.key, left, in_rows)
 
 
-def _take(keys: Array, thresholds: Array, left: Array) -> Array:
+def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array | None) -> Array:
     rows, columns = _rows(keys)
     tables = keys.reshape(len(keys), rows, columns)
-    in_rows = per_task(lambda key, least: _row_sums(key == least), tables, thresholds)
+    in_rows = _equal_in_rows(keys, thresholds) if in_rows is None else in_rows
     row = _first_reaching(in_rows, left)
     before = jnp.where(lax.iota(jnp.uint32, rows) < row[:, None], in_rows, 0)
     left = left - before.sum(1, dtype=jnp.uint32)

@@ -96,10 +96,11 @@ def _how_many(density: np.ndarray, floor: bool, size: int) -> np.ndarray:
 
 
 def _keep_largest(
-    found: tuple[Found, ...], before: tuple[Wide, ...], piece: Piece, delta: Array, weight: Array
-) -> Vectors:
+    found: tuple[Found, ...], before: tuple[Wide, ...], in_rows: tuple[Any, ...],
+    piece: Piece, delta: Array, weight: Array,
+) -> Vectors:  # fmt: skip
     keys = ranking.magnitude(delta, weight)
-    return delta, mask(ranking.take(keys, found[0], before[0]), weight)
+    return delta, mask(ranking.take(keys, found[0], before[0], in_rows[0]), weight)
 
 
 def keep_between(
@@ -150,10 +151,11 @@ def _between_ranks(
 
 
 def _keep_between(
-    found: tuple[Found, ...], before: tuple[Wide, ...], piece: Piece, delta: Array, weight: Array
-) -> Vectors:
+    found: tuple[Found, ...], before: tuple[Wide, ...], in_rows: tuple[Any, ...],
+    piece: Piece, delta: Array, weight: Array,
+) -> Vectors:  # fmt: skip
     keys = ranking.magnitude(delta, weight)
-    largest, kept = (ranking.take(keys, *one) for one in zip(found, before, strict=True))
+    largest, kept = (ranking.take(keys, *one) for one in zip(found, before, in_rows, strict=True))
     return delta, mask(per_task(lambda a, b: a & ~b, kept, largest), weight)
 
 

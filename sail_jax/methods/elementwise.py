@@ -276,10 +276,11 @@ def _rank_of_part(fraction: Any, varying: Wide) -> tuple[Wide, ...]:
 
 
 def _keep_varying(
-    varying: Wide, found: tuple[Found, ...], before: tuple[Wide, ...], piece: Piece,
-    delta: Array, weight: Array,
+    varying: Wide, found: tuple[Found, ...], before: tuple[Wide, ...], in_rows: tuple[Any, ...],
+    piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
-    return delta, mask(ranking.take(_variance_keys(delta, weight), found[0], before[0]), weight)
+    keys = _variance_keys(delta, weight)
+    return delta, mask(ranking.take(keys, found[0], before[0], in_rows[0]), weight)
 
 
 def _energy(piece: Piece, delta: Array, weight: Array) -> Vectors:
