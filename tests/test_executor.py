@@ -328,3 +328,26 @@ def test_draws_are_independent_and_fair():
         ones = (bits >> bit & 1).mean(1)
         assert np.abs((ones - 0.5) * 2 * np.sqrt(n)).max() < 5  # 192 tests
     np.testing.assert_array_equal(drawn("one", 1000, 50), u[:, 1000:1050])
+
+
+def test_counts_of_short_rows_are_not_kept(monkeypatch):
+    """Kept until the last tensor is merged, they would take as much memory as the model; and what
+    is taken at the threshold is the same without them."""
+    held = []
+    before = streaming.Unit.resolved
+
+    def remember(unit, found, own=()):
+        held.extend(x.size for x in jax.tree.leaves(own))
+        before(unit, found, own)
+
+    monkeypatch.setattr(streaming.Unit, "resolved", remember)
+    rows = transforms.drop_by_magnitude(0.9, 0.05, KEY)  # whose pieces are rows
+    merge = Merge(chain(rows, transforms.trim(0.4)), weighted_mean)
+    models, base = problem({"w": (200, 3), "v": (30, 300)}, dtype=ml_dtypes.bfloat16)
+    got, _ = streamed(merge, models, base)
+    assert held
+    room = streaming.SOME // streaming.FEW
+    assert max(held) <= room * 3 * 30  # a count for each model and row of v, and of w 200 rows none
+    want = merge(models, base)
+    for leaf in base:
+        assert got[leaf].tobytes() == np.asarray(want[leaf]).reshape(-1).tobytes()

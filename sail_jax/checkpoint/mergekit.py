@@ -249,8 +249,7 @@ _BASES: Mapping[str, Base] = {
 
 def names() -> list[str]:
     """Every name a recipe's merge_method may have: no recipe can hold arrays."""
-    ours = {name for name in methods.METHODS if methods.example(name) is not None}
-    return sorted({*MERGEKIT, *ours})
+    return sorted(name for name in methods.METHODS if methods.example(name) is not None)
 
 
 def accepts(name: str, option: str) -> bool:

@@ -55,6 +55,8 @@ MANY = 1 << 15
 """Comparisons from which it pays on CPUs to count them in bytes first."""
 COLUMNS = 1 << 14
 """Of the rows that a vector is seen as."""
+LONG = 1 << 8
+"""Columns from which what is counted in a row may be kept."""
 
 
 # --- counts beyond 32 bits
@@ -339,12 +341,13 @@ def _count_ones(
 
 def _count_equal(
     keys: Kernel, thresholds: tuple[Array, ...], *here: Any
-) -> tuple[tuple[()], tuple[tuple[Wide, ...], tuple[Array, ...]]]:
+) -> tuple[tuple[()], tuple[tuple[Wide, ...], tuple[Array | None, ...]]]:
     found, inside = _keys_inside(keys, *here)
     _check_size(found)
     in_rows = tuple(_equal_in_rows(found, least, inside) for least in thresholds)
     totals = tuple(narrow_to_wide(rows.sum(1, dtype=jnp.uint32)) for rows in in_rows)
-    return (), (totals, in_rows)
+    # counts of short rows, kept for all pieces of a model, would be as large as the model
+    return (), (totals, in_rows if _rows(found)[1] >= LONG else (None,) * len(in_rows))
 
 
 def _equal_in_rows(
