@@ -1,7 +1,6 @@
 """How one leaf goes through steps: all of it at once, or piece by piece."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -11,29 +10,26 @@ from jax import lax
 from jaxtyping import Array
 
 from sail_jax.merging import ranking
-from sail_jax.merging.steps import Kernel, Piece, Step, resolve
+from sail_jax.merging.steps import Kernel, Piece, Step, kernel, resolve
 from sail_jax.trees import some_paths
 
 __all__ = [
     "Data",
     "Known",
     "Leaf",
-    "Rest",
     "Source",
     "Traced",
     "Whole",
+    "alone",
     "barrier",
     "check_chosen",
     "check_paths",
     "data_of",
     "digit_bits",
-    "found_alone",
     "map_counts",
     "naming",
-    "rest_of",
     "summarise",
     "through",
-    "to_the_end",
 ]
 
 SMALL, LARGE = 1 << 15, 1 << 16
@@ -68,35 +64,14 @@ class Data(NamedTuple):
     local: tuple[Any, ...]
 
 
-Known = tuple[Kernel | None, ...]
+Known = Sequence[Kernel | None]
 """The kernels of the first steps for a piece, None where a step does not apply."""
-
-
-class Rest(NamedTuple):
-    """What is left to do for a leaf.
-
-    Attributes:
-      steps: None where one does not apply.
-      prepared: What their statistics know of the size of the leaf.
-      tail: `(source, value) -> outcome`, where the value is what the last step made.
-    """
-
-    steps: tuple[Step | None, ...]
-    prepared: tuple[tuple[Any, ...], ...]
-    tail: Kernel
 
 
 def data_of(steps: Sequence[Step], leaf: Leaf) -> Data:
     """The arrays of a leaf."""
     local = (None if step.local is None else step.local(leaf.path) for step in steps)
     return Data(leaf.source, tuple(local))
-
-
-def rest_of(steps: Sequence[Step], path: str, size: int, tail: Kernel) -> Rest:
-    """What is left to do for a leaf of so many entries."""
-    applied = tuple(step if step.applies(path) else None for step in steps)
-    prepared = tuple(() if step is None else step.prepare(size) for step in applied)
-    return Rest(tuple(step and step.compiled() for step in applied), prepared, tail)
 
 
 def barrier(steps: Sequence[Step]) -> int:
@@ -140,9 +115,9 @@ def digit_bits(size: int, leaves: int) -> int:
 def through(known: Known, data: Data, piece: Piece) -> Any:
     """The task vectors of a piece behind the first steps, or its update if the last reduces."""
     value: Any = data.source.vectors()
-    for kernel, local in zip(known, data.local, strict=False):
-        if kernel is not None:
-            value = kernel(piece.beside(local), *value)
+    for step, local in zip(known, data.local, strict=False):
+        if step is not None:
+            value = step(piece.beside(local), *value)
     return value
 
 
@@ -152,51 +127,19 @@ def summarise(known: Known, summary: Kernel, data: Data, piece: Piece) -> Any:
     return summary(here, *through(known, data, piece))
 
 
-def to_the_end(
-    known: Known,
-    rest: Rest,
-    data: Data,
-    piece: Piece,
-    hold: Callable[[Any], Any] = lambda vectors: vectors,
-) -> tuple[Any, Any]:
-    """What the last step is given, as `hold` makes of it, and what it makes of that."""
-    kernels = [kernel and functools.partial(_known, kernel) for kernel in known]
-    kernels += [
-        step and functools.partial(_resolved, step, prepared)
-        for step, prepared in zip(rest.steps, rest.prepared, strict=True)
-    ]
-    here = [
-        (function, piece.beside(local))
-        for function, local in zip(kernels, data.local, strict=True)
-        if function is not None
-    ]
-    before: Any = None
-    value: Any = data.source.vectors()
-    for k, (function, place) in enumerate(here):
-        before = hold(value) if k == len(here) - 1 else value
-        value = function(place, *before)
-    return before, value
+def alone(step: Step) -> Kernel:
+    """A kernel that finds the statistics of a step itself, in a leaf that is one piece.
+
+    Its first argument is what the statistics know of the size of the leaf (`Step.prepare`).
+    """
+    return kernel(_alone, step.compiled())
 
 
-def _known(kernel: Kernel, piece: Piece, delta: Array, weight: Array) -> Any:
-    return kernel(piece, delta, weight)
-
-
-def _resolved(
+def _alone(
     step: Step, prepared: tuple[Any, ...], piece: Piece, delta: Array, weight: Array
 ) -> Any:
-    kernel, own = resolve(step, Whole(piece, delta, weight), prepared)
-    return kernel.bind(*own)(piece, delta, weight)
-
-
-def found_alone(
-    step: Step, prepared: tuple[Any, ...], known: Known, data: Data, piece: Piece
-) -> tuple[Any, ...]:
-    """What the step behind `known` finds in a leaf that is one piece: further arguments of its
-    kernel."""
-    here = piece.beside(data.local[len(known)])
-    kernel, own = resolve(step, Whole(here, *through(known, data, piece)), prepared)
-    return kernel.bind(*own).arrays[len(step.kernel.arrays) :]
+    found, own = resolve(step, Whole(piece, delta, weight), prepared)
+    return found(*own, piece, delta, weight)
 
 
 class Traced:

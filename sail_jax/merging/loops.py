@@ -20,15 +20,13 @@ from sail_jax.merging.leafwise import (
     Data,
     Known,
     Leaf,
-    Rest,
     Traced,
-    barrier,
+    alone,
     data_of,
-    found_alone,
     map_counts,
     naming,
     summarise,
-    to_the_end,
+    through,
 )
 from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, resolve
 
@@ -114,25 +112,23 @@ def _walk(
         _Loop(members, size, tuple(data[i] for i in members), names, stacked)
         for members, size, names in zip(plan.loops, plan.sizes, tables.names, strict=True)
     ]
-    held_up = barrier(steps)
-    for s, step in enumerate(steps[:held_up]):
-        chosen = [loop for loop, here in zip(loops, plan.applied, strict=True) if here[s]]
-        kernel = step.kernel
+    for s, step in enumerate(steps):
+        chosen = [k for k, applied in enumerate(plan.applied) if applied[s]]
+        kernels: list[Kernel | None] = [None] * len(loops)
         if step.over_tree:
-            kernel, own = resolve(step, _Loops(chosen, plan.order), tables.prepared[s])
-            for k, loop in enumerate(chosen):
-                loop.own[s] = tuple(kept[k] for kept in own)
-        for k, loop in enumerate(loops):
-            if loop in chosen and not step.over_tree:
-                loop.own[s] = loop.resolve(step, tables.prepared[s][k])
-            loop.known.append(kernel if loop in chosen else None)
+            visit = _Loops([loops[k] for k in chosen], plan.order)
+            found, own = resolve(step, visit, tables.prepared[s])
+            for i, k in enumerate(chosen):
+                kernels[k], loops[k].own[s] = found, tuple(kept[i] for kept in own)
+        else:
+            for k in chosen:
+                kernels[k] = alone(step).bind(tables.prepared[s][k])
+        for loop, found in zip(loops, kernels, strict=True):
+            loop.known.append(found)
     outcomes: dict[int, Any] = {}
-    for k, loop in enumerate(loops):
-        left = zip(steps[held_up:], plan.applied[k][held_up:], strict=True)
-        prepared = tuple(known[k] for known in tables.prepared[held_up:])
-        rest = Rest(tuple(step if here else None for step, here in left), prepared, tail)
-        with naming(plan.first[k]):
-            outcomes |= zip(loop.members, loop.finish(rest), strict=True)
+    for loop, path in zip(loops, plan.first, strict=True):
+        with naming(path):
+            outcomes |= zip(loop.members, loop.finish(tail), strict=True)
     return [outcomes[i] for i in range(len(data))]
 
 
@@ -205,19 +201,11 @@ class _Loop:
         )
         return f(state, known, data, Piece(name))
 
-    def resolve(self, step: Step, prepared: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What a step's statistics find in each leaf alone, stacked: arguments of its kernel."""
-
-        def one(state: Any, *leaf: Any) -> tuple[Any, Any]:
-            return state, found_alone(step, prepared, *leaf)
-
-        return self.scan(one, ())[1]
-
-    def finish(self, rest: Rest) -> Iterable[Any]:
+    def finish(self, tail: Kernel) -> Iterable[Any]:
         """The outcome of every leaf."""
 
         def one(state: Any, known: Known, data: Data, piece: Piece) -> tuple[Any, Any]:
-            return state, rest.tail(data.source, to_the_end(known, rest, data, piece)[1])
+            return state, tail(data.source, through(known, data, piece))
 
         count = len(self.data)
         if count == 1 or self._is_short(one):

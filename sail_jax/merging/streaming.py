@@ -25,15 +25,12 @@ from sail_jax.merging.leafwise import (
     Data,
     Known,
     Leaf,
-    Rest,
-    barrier,
+    alone,
     data_of,
     digit_bits,
-    found_alone,
     map_counts,
-    rest_of,
     summarise,
-    to_the_end,
+    through,
 )
 from sail_jax.merging.steps import Kernel, Needs, Piece, Step, fingerprint, kernel, resolve
 from sail_jax.merging.task_vectors import Proposal
@@ -170,15 +167,9 @@ def passes(one: Work, bits: int = 16) -> int:
       one: What is done.
       bits: What a visit of the whole tree counts at a time.
     """
-    held_up = barrier(one.steps)
     whole = len(pieces(one.shape, one.needs)) <= 1
-    before = sum(
-        step.passes(bits) if step.over_tree else bool(step.statistics)
-        if whole else step.passes(16)
-        for step in one.steps[:held_up]
-    )  # fmt: skip
-    after = 0 if whole else sum(step.passes(16) for step in one.steps[held_up:])
-    return before + after + 1
+    alone = 0 if whole else sum(step.passes(16) for step in one.steps if not step.over_tree)
+    return 1 + alone + sum(step.passes(bits) for step in one.steps if step.over_tree)
 
 
 def kept_bytes(one: Work) -> float:
@@ -445,14 +436,10 @@ class Unit:
             self.resolved(None)
         elif len(self.runs) == 1:
             prepared = self._stacked([step.prepare(work.size) for work in self.works])
-            own = _resolve(
-                self.count, self.known, self._own(0), step.compiled(), prepared,
-                self.data(0, reader), self.place(0),
-            )  # fmt: skip
-            self.resolved(step.kernel, [jax.block_until_ready(own)])
+            self.resolved(alone(step), [(prepared,)])
         else:
-            alone = Tree([self], lambda one: one(0, self, reader), 16)
-            self.resolved(*alone.resolve(step, step.prepare(self.works[0].size))[0])
+            tensor = Tree([self], lambda one: one(0, self, reader), 16)
+            self.resolved(*tensor.resolve(step, step.prepare(self.works[0].size))[0])
 
     def outcome(
         self, reader: Reader, measure: bool = False
@@ -463,16 +450,12 @@ class Unit:
           NotFiniteError: For outcomes that do not fit their dtype, if the reader checks.
         """
         tail = kernel(_written, number(self.merge.scale if self.merge else 1.0))
-        if len(self.runs) > 1:
-            for step in self.steps[len(self.known) :]:
-                self.resolve(step, reader)
-        left = self.steps[len(self.known) :]
-        rests = [rest_of(left, one.name, one.size, tail) for one in self.works]
-        prepared = self._stacked([rest.prepared for rest in rests])
+        for step in self.steps[len(self.known) :]:
+            self.resolve(step, reader)
         for k, (start, count, _) in enumerate(self.runs):
             out, seen = _outcomes(
-                self.count, self.known, self._own(k), rests[0].steps, prepared, tail,
-                self.data(k, reader), self.place(k), measure,
+                self.count, self.known, self._own(k), tail, self.data(k, reader), self.place(k),
+                measure,
             )  # fmt: skip
             rows = np.asarray(jax.block_until_ready(out)).reshape(self.batch, -1)
             if reader.check:
@@ -664,37 +647,20 @@ def _parts(
     return _batched(one, count, (own, data, place), add)
 
 
-@jax.jit
-def _resolve(
-    count: Array, known: Known, own: Any, step: Step, prepared: Any, data: Data, place: Piece
-) -> tuple[Any, ...]:
-    """What a step's statistics find in each tensor of a batch alone, stacked."""
-
-    def one(x: Any) -> tuple[Any, Any]:
-        mine, prepared, data, place = x
-        return (), found_alone(step, prepared, _bound(known, mine), data, place)
-
-    return _batched(one, count, (own, prepared, data, place), _first)[1]
-
-
 @functools.partial(jax.jit, static_argnames="measure")
 def _outcomes(
-    count: Array, known: Known, own: Any, steps: Any, prepared: Any, tail: Kernel, data: Data,
-    place: Piece, measure: bool,
-) -> tuple[Array, dict[str, Array]]:  # fmt: skip
+    count: Array, known: Known, own: Any, tail: Kernel, data: Data, place: Piece, measure: bool
+) -> tuple[Array, dict[str, Array]]:
     def one(x: Any) -> tuple[Any, Any]:
-        mine, prepared, data, place = x
-        rest = Rest(steps, prepared, tail)
-        # measured, they have two readers, and are computed once
-        hold = lax.optimization_barrier if measure else lambda vectors: vectors
-        before, value = to_the_end(_bound(known, mine), rest, data, place, hold)
-        change, out = tail(data.source, value)
-        if not measure:
-            return (), (out, {})
-        delta, weight = before
-        return (), (out, _measured(place, data.source, delta, weight, change))
+        mine, data, place = x
+        steps: Any = _bound(known, mine)
+        *first, last = steps
+        vectors: tuple[Array, Array] = through(first, data, place)
+        delta, weight = lax.optimization_barrier(vectors) if measure else vectors  # computed once
+        change, out = tail(data.source, last(place.beside(data.local[-1]), delta, weight))
+        return (), (out, _measured(place, data.source, delta, weight, change) if measure else {})
 
-    return _batched(one, count, (own, prepared, data, place), _first)[1]
+    return _batched(one, count, (own, data, place), _first)[1]
 
 
 def _batched(
