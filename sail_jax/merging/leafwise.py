@@ -135,9 +135,7 @@ def alone(step: Step) -> Kernel:
     return kernel(_alone, step.compiled())
 
 
-def _alone(
-    step: Step, prepared: tuple[Any, ...], piece: Piece, delta: Array, weight: Array
-) -> Any:
+def _alone(step: Step, prepared: tuple[Any, ...], piece: Piece, delta: Array, weight: Array) -> Any:
     found, own = resolve(step, Whole(piece, delta, weight), prepared)
     return found(*own, piece, delta, weight)
 

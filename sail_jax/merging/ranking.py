@@ -57,6 +57,8 @@ COLUMNS = 1 << 14
 """Of the rows that a vector is seen as."""
 LONG = 1 << 8
 """Columns from which what is counted in a row may be kept."""
+BLOCK = 1 << 7
+"""Entries added up at a time to find one of many."""
 
 
 # --- counts beyond 32 bits
@@ -514,13 +516,8 @@ def take(
 
 def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array | None) -> Array:
     rows, columns = _rows(keys)
-    tables = keys.reshape(len(keys), rows, columns)
     in_rows = _equal_in_rows(keys, thresholds) if in_rows is None else in_rows
-    row = _first_reaching(in_rows, left)
-    before = jnp.where(lax.iota(jnp.uint32, rows) < row[:, None], in_rows, 0)
-    left = left - before.sum(1, dtype=jnp.uint32)
-    at = jnp.minimum(row, rows - 1).astype(jnp.int32)
-    here = per_task(lambda key, i: lax.dynamic_index_in_dim(key, i, 0, False), tables, at)
+    row, left, here = _descend(in_rows, left, keys)
     column = _first_reaching((here == thresholds[:, None]).astype(jnp.uint32), left)
     end = row * columns + jnp.where(left > 0, column + 1, 0)
     index = lax.iota(jnp.uint32, rows * columns).reshape(keys.shape[1:])
@@ -536,9 +533,14 @@ def _first_reaching(
     """The largest i for which the sum of counts[:i] is less than what is wanted, or n; 0 if nothing
     is. So the entry i is the first with which the sum reaches it.
 
-    By bisection: XLA compiles running sums slowly, and this only adds up.
+    By bisection: XLA compiles running sums slowly, and this only adds up. Of many, whole blocks are
+    added up first.
     """
-    n = counts.shape[1]
+    tasks, n = counts.shape
+    if n % BLOCK == 0 and n > BLOCK * BLOCK // 4:
+        sums = counts.reshape(tasks, n // BLOCK, BLOCK).sum(2, dtype=jnp.uint32)
+        block, left, here = _descend(sums, wanted, counts)
+        return jnp.minimum(block * BLOCK + _first_reaching(here, left), n)
     place = lax.iota(jnp.uint32, n)
 
     def halve(k: Array, at: Array) -> Array:
@@ -547,6 +549,23 @@ def _first_reaching(
         return jnp.where((further <= n) & (passed < wanted), further, at)
 
     return lax.fori_loop(0, n.bit_length(), halve, jnp.zeros_like(wanted))
+
+
+def _descend(
+    sums: UInt[Array, "task rows"], wanted: UInt[Array, "task"], entries: UInt[Array, "task ..."]
+) -> tuple[Array, Array, Array]:
+    """The first row with which the sums of rows reach what is wanted, what is left to reach in it,
+    and its entries; those of the last row if none does."""
+    rows = sums.shape[1]
+    row = _first_reaching(sums, wanted)
+    before = jnp.where(lax.iota(jnp.uint32, rows) < row[:, None], sums, 0)
+
+    def pick(table: Array, at: Array) -> Array:
+        # reshaped task by task: XLA would keep a stack of keys that it sees reshaped
+        return lax.dynamic_index_in_dim(table.reshape(rows, -1), at, 0, False)
+
+    here = per_task(pick, entries, jnp.minimum(row, rows - 1).astype(jnp.int32))
+    return row, wanted - before.sum(1, dtype=jnp.uint32), here
 
 
 def _rows(keys: Array) -> tuple[int, int]:
@@ -604,8 +623,8 @@ def _ranked(_: Any, out: Any, keys: Any) -> None:
     np.asarray(out)[...] = _host_ranks(np.asarray(keys))
 
 
-BLOCK = 1 << 15
-"""Entries sorted at a time, in cache."""
+IN_CACHE = 1 << 15
+"""Entries sorted at a time."""
 
 
 def _host_ranks(keys: Any) -> np.ndarray:
@@ -617,7 +636,7 @@ def _host_ranks(keys: Any) -> np.ndarray:
         order = np.argsort(rows, axis=1, kind="stable")
         np.put_along_axis(ranks, order, np.arange(n, dtype=ranks.dtype)[None], 1)
         return ranks.reshape(shape)
-    step = max(1, BLOCK // n)
+    step = max(1, IN_CACHE // n)
     pairs = np.empty((step, n), np.uint64)
     position = np.arange(step * n, dtype=np.uint64).reshape(step, n)
     rank = np.broadcast_to(np.arange(n, dtype=ranks.dtype), (step, n))

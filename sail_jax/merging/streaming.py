@@ -280,7 +280,7 @@ class Reader:
     Args:
       unit: Whose inputs are read.
       buffers: Where they are kept.
-      check: Whether NaN and infinity are refused, on the first reading.
+      check: Whether NaN and infinity are refused, where a piece is read for the first time.
       stopped: Set when nothing more is to be read.
     """
 
@@ -288,8 +288,7 @@ class Reader:
         self, unit: "Unit", buffers: Buffers, check: bool, stopped: threading.Event | None = None
     ):
         self.unit, self.buffers, self.check, self.stopped = unit, buffers, check, stopped
-        first = unit.works[0]
-        self.dtype = _arithmetic({tensor.dtype for tensor in first.inputs})
+        self.dtype = unit.dtype
         held = sum(one.size * len(one.inputs) for one in unit.works) * self.dtype.itemsize
         self.keeps = unit.passes > 1 and held <= buffers.hold
         self.read: dict[int, int] = {}  # the slots of pieces that have been read
@@ -311,14 +310,15 @@ class Reader:
                 every = list(itertools.chain.from_iterable(tensors))
                 for tensor, row in zip(every, rows, strict=True):
                     self._fill(tensor, row, run)
-                if fresh and self.check:
+                if k in self.unit.unchecked and self.check:
                     _refuse(every, rows)
             return self.buffers.on_device(memory)
 
-        if works[0].start is None:
-            return None, part("models", [one.models for one in works])
         starts: list[Sequence[Tensor]] = [(one.start,) for one in works if one.start is not None]
-        return part("start", starts), part("models", [one.models for one in works])
+        start = part("start", starts) if starts else None
+        models = part("models", [one.models for one in works])
+        self.unit.unchecked.discard(k)
+        return start, models
 
     def _fill(self, tensor: Tensor, row: np.ndarray, run: Run) -> None:
         count = min(run.count, math.prod(tensor.shape))
@@ -345,6 +345,8 @@ class Unit:
     Attributes:
       works: The tensors.
       runs: The pieces; if there are several, of the one tensor.
+      dtype: What inputs are read as.
+      unchecked: The pieces of which it is not known yet whether inputs are finite.
       known: The kernels of the steps resolved so far, None where one does not apply.
       own: For each step and piece the further arguments of its kernel, stacked over tensors.
     """
@@ -355,7 +357,11 @@ class Unit:
         self.merge, self.steps = first.merge, first.steps
         largest = max(works, key=lambda one: one.size)
         self.runs = pieces(largest.shape, first.needs, crowded)
+        self.unchecked = set(range(len(self.runs)))
         self.batch = at_a_time(first, crowded)
+        self.dtype = _arithmetic({tensor.dtype for tensor in first.inputs})
+        wide = np.float64 if self.dtype == np.float64 else np.float32
+        self.weights = self._stacked([one.weights.astype(wide) for one in works])
         self.names = self._stacked([fingerprint(one.name) for one in works])
         self.known: Known = ()
         self.own: list[list[tuple[Any, ...]]] = []
@@ -401,10 +407,7 @@ class Unit:
 
     def data(self, k: int, reader: Reader) -> Data:
         """The arrays of the pieces number k of all tensors, stacked."""
-        start, models = reader(k)
-        dtype = np.float64 if reader.dtype == np.float64 else np.float32
-        weights = self._stacked([one.weights.astype(dtype) for one in self.works])
-        source = Proposal(start, models, weights, str(jnp.dtype(self.works[0].dtype)))
+        source = Proposal(*reader(k), self.weights, str(jnp.dtype(self.works[0].dtype)))
         leaf = Leaf(self.name, self.works[0].size, source)
         local = data_of(self.steps, leaf).local
         return Data(source, jax.tree.map(lambda x: np.asarray(x)[None], local))
