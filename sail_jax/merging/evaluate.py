@@ -6,21 +6,41 @@ each leaf is finished on its own. There are two ways to do so, of the same descr
 
 * In pieces (`engine`, `streaming`): files, and arrays of one CPU. Kernels are compiled for pieces
   of a few sizes and kept.
-* In one program (`loops`): whatever is traced (under `jit`, `grad`, `vmap`), and arrays on
+* In one program (`evaluate`): whatever is traced (under `jit`, `grad`, `vmap`), and arrays on
   accelerators or several devices. Leaves of one shape share one loop, so that the program grows
-  with the shapes and not with the leaves.
+  with the shapes and not with the leaves: XLA inlines functions, so that nothing less would do.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
 
-from sail_jax.merging.leafwise import Leaf, data_of
-from sail_jax.merging.loops import in_loops
-from sail_jax.merging.steps import Kernel, Step
+from sail_jax.merging import ranking
+from sail_jax.merging.leafwise import (
+    Data,
+    Known,
+    Leaf,
+    Traced,
+    alone,
+    data_of,
+    map_counts,
+    naming,
+    summarise,
+    through,
+)
+from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, resolve
 
 __all__ = ["Leaf", "evaluate", "is_traced", "on_one_cpu", "will_be_traced"]
+
+SHORT = 60
+"""Operations of a leaf up to which a program is laid out leaf by leaf."""
 
 
 def is_traced(*trees: Any) -> bool:
@@ -47,6 +67,37 @@ def on_one_cpu(*trees: Any) -> bool:
     return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
 
+class Plan(NamedTuple):
+    """What compiled code is specialised to, besides shapes.
+
+    Attributes:
+      loops: Which leaves each loop has.
+      sizes: How many entries each of them has.
+      applied: Which steps apply to them.
+      order: All leaves in order of their paths.
+      first: The first path of each loop, for messages.
+    """
+
+    loops: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    applied: tuple[tuple[bool, ...], ...]
+    order: tuple[int, ...]
+    first: tuple[str, ...]
+
+
+class Tables(NamedTuple):
+    """What NumPy computes beforehand.
+
+    Attributes:
+      names: Of the leaves of each loop, their `fingerprint`s `[leaf, 4]`.
+      prepared: For each step what its statistics know of sizes: of the tree's, or of that of the
+        leaves of each loop.
+    """
+
+    names: tuple[np.ndarray, ...]
+    prepared: tuple[Any, ...]
+
+
 def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> list[Any]:
     """Takes leaves through steps, in one program.
 
@@ -63,4 +114,243 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
     """
     if not leaves:
         return []
-    return in_loops(steps, leaves, tail)
+    data = tuple(data_of(steps, leaf) for leaf in leaves)
+    loops: dict[Any, list[int]] = {}
+    for i, (leaf, one) in enumerate(zip(leaves, data, strict=True)):
+        applied = tuple(step.applies(leaf.path) for step in steps)
+        arrays, structure = jax.tree.flatten(one)
+        types = tuple((jnp.shape(x), jnp.result_type(x), jax.typeof(x).sharding) for x in arrays)
+        loops.setdefault((applied, structure, types), []).append(i)
+    plan = Plan(
+        tuple(map(tuple, loops.values())),
+        tuple(leaves[members[0]].size for members in loops.values()),
+        tuple(key[0] for key in loops),
+        tuple(sorted(range(len(leaves)), key=lambda i: leaves[i].path)),
+        tuple(leaves[members[0]].path for members in loops.values()),
+    )
+
+    def prepare(s: int, step: Step) -> Any:
+        if step.over_tree:
+            counts = zip(plan.sizes, plan.loops, plan.applied, strict=True)
+            return step.prepare(sum(n * len(members) for n, members, here in counts if here[s]))
+        return tuple(
+            step.prepare(n) if here[s] else ()
+            for n, here in zip(plan.sizes, plan.applied, strict=True)
+        )
+
+    tables = Tables(
+        tuple(np.stack([fingerprint(leaves[i].path) for i in members]) for members in plan.loops),
+        tuple(prepare(s, step) for s, step in enumerate(steps)),
+    )
+    return _compiled(plan, tuple(step.compiled() for step in steps), data, tables, tail)
+
+
+def _walk(
+    stacked: bool,
+    plan: Plan,
+    steps: tuple[Step, ...],
+    data: tuple[Data, ...],
+    tables: Tables,
+    tail: Kernel,
+) -> list[Any]:
+    loops = [
+        _Loop(members, size, tuple(data[i] for i in members), names, stacked)
+        for members, size, names in zip(plan.loops, plan.sizes, tables.names, strict=True)
+    ]
+    for s, step in enumerate(steps):
+        chosen = [k for k, applied in enumerate(plan.applied) if applied[s]]
+        kernels: list[Kernel | None] = [None] * len(loops)
+        if step.over_tree:
+            visit = _Loops([loops[k] for k in chosen], plan.order)
+            found, own = resolve(step, visit, tables.prepared[s])
+            for i, k in enumerate(chosen):
+                kernels[k], loops[k].own[s] = found, tuple(kept[i] for kept in own)
+        else:
+            for k in chosen:
+                kernels[k] = alone(step).bind(tables.prepared[s][k])
+        for loop, found in zip(loops, kernels, strict=True):
+            loop.known.append(found)
+    outcomes: dict[int, Any] = {}
+    for loop, path in zip(loops, plan.first, strict=True):
+        with naming(path):
+            outcomes |= zip(loop.members, loop.finish(tail), strict=True)
+    return [outcomes[i] for i in range(len(data))]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _program(plan: Plan, *args: Any) -> list[Any]:
+    return _walk(False, plan, *args)
+
+
+@_program.defjvp
+def _program_jvp(plan: Plan, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+    # a loop that picks its leaf out of many would pass back a gradient of each for every one
+    return jax.jvp(functools.partial(_walk, True, plan), primals, tangents)
+
+
+# compiled also where it is only traced: then the next call need not trace it again
+_compiled = jax.jit(_program, static_argnums=0)
+
+Body = Callable[[Any, Known, Data, Piece], tuple[Any, Any]]
+"""(state, known, data, piece) -> (state, outcome)."""
+
+
+@dataclass(eq=False)
+class _Loop:
+    """Leaves of one shape, taken one after another.
+
+    Attributes:
+      members: Which of all leaves they are.
+      size: How many entries each has.
+      data: Theirs.
+      names: Their fingerprints.
+      stacked: Whether data are stacked first, which differentiates better and takes more memory.
+      known: The kernels of the first steps.
+      own: Further arguments of a kernel for each leaf, by step, stacked over leaves.
+    """
+
+    members: tuple[int, ...]
+    size: int
+    data: tuple[Data, ...]
+    names: Array | np.ndarray
+    stacked: bool
+    known: list[Kernel | None] = field(default_factory=list)
+    own: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+
+    def scan(self, f: Body, state: Any) -> tuple[Any, Any]:
+        """The last state, and all outcomes stacked."""
+        if len(self.data) == 1:
+            state, outcome = self.visit(f, state, 0)
+            return state, jax.tree.map(lambda x: x[None], outcome)
+        mine = self.names, self.own
+        if self.stacked:
+            xs = jax.tree.map(lambda *x: jnp.stack(x), *self.data), mine
+            return lax.scan(lambda state, x: self._step(f, state, *x), state, xs)
+        # picked by a branch: to stack them first would copy all inputs
+        branches = [lambda one=one: jax.tree.map(jnp.asarray, one) for one in self.data]
+
+        def step(state: Any, x: Any) -> tuple[Any, Any]:
+            return self._step(f, state, lax.switch(x[0], branches), x[1])
+
+        return lax.scan(step, state, (jnp.arange(len(self.data)), mine))
+
+    def visit(self, f: Body, state: Any, i: int) -> tuple[Any, Any]:
+        """The state and the outcome of one leaf."""
+        mine = jax.tree.map(lambda x: x[i], (self.names, self.own))
+        return self._step(f, state, self.data[i], mine)
+
+    def _step(self, f: Body, state: Any, data: Data, mine: Any) -> tuple[Any, Any]:
+        name, own = mine
+        known = tuple(
+            kernel and kernel.bind(*own.get(s, ())) for s, kernel in enumerate(self.known)
+        )
+        return f(state, known, data, Piece(name))
+
+    def finish(self, tail: Kernel) -> Iterable[Any]:
+        """The outcome of every leaf."""
+
+        def one(state: Any, known: Known, data: Data, piece: Piece) -> tuple[Any, Any]:
+            return state, tail(data.source, through(known, data, piece))
+
+        count = len(self.data)
+        if count == 1 or self._is_short(one):
+            return [self.visit(one, (), i)[1] for i in range(count)]
+        return _unstacked(self.scan(one, ())[1], count, self.stacked)
+
+    def _is_short(self, f: Body) -> bool:
+        """Whether a loop would only keep XLA from fusing what it does: then it costs copies."""
+        return _operations(jax.make_jaxpr(lambda: self.visit(f, (), 0))().jaxpr) <= SHORT
+
+
+def _operations(jaxpr: Any) -> int:
+    """How many operations a program has, in the programs that it calls, too."""
+    total = 0
+    for equation in jaxpr.eqns:
+        inner = [
+            getattr(part, "jaxpr", part)
+            for part in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns"))
+            if hasattr(part, "eqns")
+        ]
+        total += sum(map(_operations, inner)) if inner else 1
+    return total
+
+
+def _unstacked(stack: Any, count: int, differentiable: bool) -> list[Any]:
+    """The entries of a stack along its leading axis."""
+    leaves, structure = jax.tree.flatten(stack)
+    columns = [_slices(x, count, differentiable) for x in leaves]
+    return [structure.unflatten(row) for row in zip(*columns, strict=True)]
+
+
+def _slices(x: Array, count: int, differentiable: bool) -> list[Array]:
+    if differentiable:  # whose transpose is one concatenation
+        return [part[0] for part in lax.split(x, (1,) * count)]
+    if not x.size:
+        return [x[0]] * count
+    # XLA compiles slices at known places one by one, but slices at unknown places once
+    some = x.reshape(-1)[0]
+    dtype = jnp.dtype(f"uint{8 * some.dtype.itemsize}")
+    bits = some.astype(dtype) if some.dtype == bool else lax.bitcast_convert_type(some, dtype)
+    places = lax.cond(
+        (bits | 1) != 0,  # always, but XLA does not see that
+        lambda: tuple(jnp.int32(i) for i in range(count)),
+        lambda: (jnp.int32(0),) * count,
+    )
+    return [lax.dynamic_index_in_dim(x, place, 0, False) for place in places]
+
+
+class _Loops(Traced):
+    """The visit of all leaves by loops. What pieces keep is a list, stacked for each loop."""
+
+    bits = 1
+
+    def __init__(self, loops: Sequence[_Loop], order: Sequence[int]):
+        self.loops, self.tasks = loops, loops[0].data[0].source.tasks
+        rank = {leaf: place for place, leaf in enumerate(order)}
+        self.by_path = np.argsort([rank[i] for loop in loops for i in loop.members])
+
+    def fold(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> Any:
+        return self._visit(lambda *leaf: (summarise(leaf[0], summary, *leaf[1:]), ()), add)[0]
+
+    def keep(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+        return self._visit(lambda *leaf: summarise(leaf[0], summary, *leaf[1:]), add)
+
+    def _visit(
+        self, part: Callable[..., tuple[Any, Any]], add: Callable[[Any, Any], Any]
+    ) -> tuple[Any, list[Any]]:
+        def one(total: Any, *leaf: Any) -> tuple[Any, Any]:
+            shared, own = part(*leaf)
+            return add(total, shared), own
+
+        def alone(state: Any, *leaf: Any) -> tuple[Any, Any]:
+            return part(*leaf)
+
+        shapes, _ = jax.eval_shape(lambda: self.loops[0].visit(alone, (), 0))
+        total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        own = []
+        for loop in self.loops:
+            total, mine = loop.scan(one, total)
+            own.append(mine)
+        return total, own
+
+    def each(self, function: Callable[..., Any], *own: Any) -> Any:
+        return [function(*one) for one in zip(*own, strict=True)]
+
+    def sizes(self) -> Any:
+        sizes = (np.full(len(loop.data), loop.size) for loop in self.loops)
+        return [ranking.Wide(*map(jnp.asarray, ranking.wide(n))) for n in sizes]
+
+    def before(self, own: Any) -> Any:
+        ends = np.cumsum([len(loop.data) for loop in self.loops])[:-1]
+        back = np.argsort(self.by_path)
+
+        def running(*parts: ranking.Wide) -> list[ranking.Wide]:
+            every = jax.tree.map(lambda *x: jnp.concatenate(x)[self.by_path], *parts)
+            before = [jnp.split(part[back], ends) for part in ranking.running(every)]
+            return [ranking.Wide(hi, lo) for hi, lo in zip(*before, strict=True)]
+
+        spread = map_counts(running, *own)
+        return [
+            jax.tree.map(lambda x, k=k: x[k], spread, is_leaf=lambda x: isinstance(x, list))
+            for k in range(len(own))
+        ]

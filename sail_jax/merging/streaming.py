@@ -7,7 +7,6 @@ threads or devices, and sums over them are taken in order: neither does the outc
 """
 
 import functools
-import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +32,7 @@ from sail_jax.merging.leafwise import (
     through,
 )
 from sail_jax.merging.steps import Kernel, Needs, Piece, Step, fingerprint, kernel, resolve
-from sail_jax.merging.task_vectors import Proposal
+from sail_jax.merging.task_vectors import Proposal, written
 from sail_jax.merging.tensors import Shape, Tensor
 
 __all__ = [
@@ -302,21 +301,20 @@ class Reader:
         fresh = k not in self.read
         slot = self.read.setdefault(k, len(self.read) if self.keeps else 0)
 
-        def part(label: str, tensors: list[Sequence[Tensor]]) -> Array:
-            shape = (self.unit.batch, len(tensors[0]), *run.shape)
+        def part(label: str, tensors: Sequence[Tensor], *axes: int) -> Array:
+            shape = (self.unit.batch, *axes, *run.shape)
             memory = self.buffers.take((label, slot), shape, self.dtype)
             rows = memory[: len(works)].reshape(-1, math.prod(run.shape))
             if fresh or not self.keeps:
-                every = list(itertools.chain.from_iterable(tensors))
-                for tensor, row in zip(every, rows, strict=True):
+                for tensor, row in zip(tensors, rows, strict=True):
                     self._fill(tensor, row, run)
                 if k in self.unit.unchecked and self.check:
-                    _refuse(every, rows)
+                    _refuse(tensors, rows)
             return self.buffers.on_device(memory)
 
-        starts: list[Sequence[Tensor]] = [(one.start,) for one in works if one.start is not None]
+        starts = [one.start for one in works if one.start is not None]
         start = part("start", starts) if starts else None
-        models = part("models", [one.models for one in works])
+        models = part("models", [x for one in works for x in one.models], self.unit.tasks)
         self.unit.unchecked.discard(k)
         return start, models
 
@@ -452,7 +450,7 @@ class Unit:
         Raises:
           NotFiniteError: For outcomes that do not fit their dtype, if the reader checks.
         """
-        tail = kernel(_written, number(self.merge.scale if self.merge else 1.0))
+        tail = kernel(written, number(self.merge.scale if self.merge else 1.0))
         for step in self.steps[len(self.known) :]:
             self.resolve(step, reader)
         for k, (start, count, _) in enumerate(self.runs):
@@ -688,14 +686,6 @@ def _batched(
     total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), part)
     stack = jax.tree.map(lambda x: jnp.zeros((room, *x.shape), x.dtype), own)
     return lax.fori_loop(0, count, step, (total, stack))
-
-
-def _written(scale: Array, source: Proposal, update: Array) -> tuple[Array, Array]:
-    """The change of the start, and the outcome."""
-    change = scale.astype(update.dtype) * update
-    start = None if source.start is None else source.start[0]
-    out = change if start is None else start.astype(change.dtype) + change
-    return change, out.astype(source.dtype)
 
 
 def _measured(

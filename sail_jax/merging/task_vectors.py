@@ -32,6 +32,7 @@ __all__ = [
     "outcome",
     "task_vectors",
     "task_weights",
+    "written",
 ]
 
 Weights = Float[ArrayLike, "task"] | Sequence[float] | None
@@ -242,20 +243,23 @@ def known_finite(
 _finite = jax.jit(lambda x: jnp.isfinite(x).all())
 
 
+def written(scale: Array, source: Proposal, update: Array) -> tuple[Array, Array]:
+    """The change scale * update, and start + change: computed in the dtype of the update, and cast
+    once."""
+    change = scale.astype(update.dtype) * update
+    out = change if source.start is None else source.start.astype(change.dtype) + change
+    return change, out.astype(source.dtype)
+
+
 def outcome(
     scale: Array, source: Proposal, update: Array, *, check: bool
 ) -> Array | tuple[Array, Array]:
-    """start + scale * update, computed in the dtype of the update and cast once.
-
-    With `check` also whether the models, the start (if there is one) and the outcome are finite.
-    """
-    change = scale.astype(update.dtype) * update
-    start = source.start
-    out = change if start is None else start.astype(change.dtype) + change
-    out = out.astype(source.dtype)
+    """start + scale * update; with `check` also whether the models, the start (if there is one) and
+    the outcome are finite."""
+    _, out = written(scale, source, update)
     if not check:
         return out
-    arrays = [*source.models, *([] if start is None else [start]), out]
+    arrays = [*source.models, *([] if source.start is None else [source.start]), out]
     return out, jnp.stack([jnp.isfinite(x).all() for x in arrays])
 
 
