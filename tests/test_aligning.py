@@ -1,5 +1,6 @@
 """Checkpoints aligned on disk: whole networks of known architectures, by table, by command."""
 
+import inspect
 import json
 import re
 
@@ -14,7 +15,9 @@ from experiments.commands import align as align_command
 from sail_jax import align, growth
 from sail_jax.align import nested
 from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
-from sail_jax.checkpoint.aligning import align_checkpoints, align_maps, matchable
+from sail_jax.checkpoint.aligning import align_checkpoints
+from sail_jax.checkpoint.alignment import align_maps, matchable
+from sail_jax.checkpoint.parts import ALIGNMENT
 from sail_jax.families import Family
 from tests.test_architectures import GOLDEN, model
 
@@ -40,6 +43,13 @@ def hidden(name, seed=0):
         each = [growth.permute(random.permutation(s.size)) for _ in range(count or 1)]
         maps[s.name] = jax.tree.map(lambda *x: jnp.stack(x), *each) if count else each[0]
     return align.change_blocks(m.params, m.spec, maps, within)
+
+
+def test_recipes_take_what_alignment_takes():
+    options = inspect.signature(align_maps).parameters.values()
+    of_a_run = {"spec", "max_memory", "progress"}
+    named = {one.name for one in options if one.kind is one.KEYWORD_ONLY}
+    assert set(ALIGNMENT) == named - of_a_run
 
 
 @pytest.fixture

@@ -62,11 +62,11 @@ def add_arguments(parser: Any) -> None:
 def run(args: Namespace) -> int:
     """Raises ValueErrors with one line each for what the user can put right."""
     remember_kernels()
-    from sail_jax.checkpoint import aligning, growing, tables
+    from sail_jax.checkpoint import aligning, growth_views, tables
 
     options: dict[str, Any] = {
         "spec": None if args.spec is None else tables.read_table(args.spec),
-        "config": None if args.config is None else growing.read_target(args.config),
+        "config": None if args.config is None else growth_views.read_target(args.config),
     }
     if args.plan:
         return _plan(args, **options)
@@ -117,11 +117,11 @@ def _families(given: Sequence[tuple[str, str]] | None) -> Any:
 
 def _plan(args: Namespace, spec: Any, config: Any) -> int:
     from sail_jax import align
-    from sail_jax.checkpoint import aligning, open_checkpoint
+    from sail_jax.checkpoint import alignment, open_checkpoint
 
     with open_checkpoint(args.b, allow_pickle=args.allow_pickle) as checkpoint:
-        found = aligning.spec_of(checkpoint, config, spec)
-    chosen = aligning.matchable(found, args.spaces)
+        found = alignment.spec_of(checkpoint, config, spec)
+    chosen = alignment.matchable(found, args.spaces)
     within = align.nested(found)
     groups = {k: v if not args.full else [*v] for k, v in _grouped(chosen, args.full).items()}
     rows = [("space", "size", "each", "tensors")]

@@ -15,14 +15,14 @@ FEW = 40  # rows of a table of layers, without --full
 def run(args: Namespace) -> int:
     """Raises ValueErrors with one line each for what the user can put right."""
     from sail_jax import disk
-    from sail_jax.checkpoint import compare_checkpoints, growing, trying
+    from sail_jax.checkpoint import compare_checkpoints, growth_views, trying
 
     if args.json is not None:
         disk.admit(args.json, SCHEMA, "a record of inspect")
     for option in ("spec", "draft"):
         if getattr(args, option):
             raise ValueError(f"--{option} is for one checkpoint, not for {len(args.checkpoint)}")
-    config = None if args.config is None else growing.read_target(args.config)
+    config = None if args.config is None else growth_views.read_target(args.config)
     examples = None if args.data is None else trying.read_examples(args.data)
     found = compare_checkpoints(args.checkpoint, args.base, allow_pickle=args.allow_pickle)
     record = described(found)

@@ -82,11 +82,13 @@ def run(args: Namespace) -> int:
 
 def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
     """The record, and the spec, None if none is known."""
-    from sail_jax.checkpoint import growing
-    from sail_jax.checkpoint.inputs import config_of
+    from sail_jax.checkpoint import growth_views
+    from sail_jax.checkpoint.extras import config_of
 
     config = (
-        config_of(checkpoint.extras) if args.config is None else growing.read_target(args.config)
+        config_of(checkpoint.extras)
+        if args.config is None
+        else growth_views.read_target(args.config)
     )
     name, spec, notes, questions = _spec(checkpoint, config, args)
     tensors = [
@@ -182,7 +184,7 @@ def _adapter(checkpoint: Any) -> str:
     lora = [name for name in checkpoint.tensors if re.search(r"lora_(A|B|E|embedding)", name)]
     if "adapter_config.json" not in checkpoint.extras and not lora:
         return ""
-    from sail_jax.checkpoint.inputs import config_of
+    from sail_jax.checkpoint.extras import config_of
 
     config = config_of(checkpoint.extras, "adapter_config.json")
     rank, base = config.get("r"), config.get("base_model_name_or_path")

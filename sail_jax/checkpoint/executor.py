@@ -34,6 +34,7 @@ __all__ = [
     "memory",
     "peak",
     "resident",
+    "summary",
 ]
 
 CONSTANT = 330 << 20  # bytes of an interpreter with JAX and compiled kernels, measured
@@ -123,6 +124,12 @@ def peak(works: Sequence[Work], limits: Limits) -> int:
     """Bytes that the process takes at most, as far as it is planned."""
     needs = sorted(map(memory, works), reverse=True)
     return CONSTANT + sum(needs[: limits.threads]) + limits.threads * limits.hold
+
+
+def summary(works: Sequence[Work], limits: Limits) -> str:
+    """One line on memory and threads."""
+    threads = f"{limits.threads} thread{'s' * (limits.threads > 1)}"
+    return f"peak memory: at most {peak(works, limits) / 1e9:.2f} GB, in {threads}"
 
 
 def resident() -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from sail_jax.checkpoint.extras import config_of
 from sail_jax.checkpoint.layers import role
 from sail_jax.checkpoint.lora import adapted
 from sail_jax.checkpoint.recipes import Recipe, RecipeError, Ref
@@ -14,8 +15,6 @@ from sail_jax.merging.tensors import Tensor
 __all__ = [
     "Input",
     "Opened",
-    "carried",
-    "config_of",
     "is_derived",
     "patched_config",
     "unmatched_renames",
@@ -36,17 +35,6 @@ class Opened(Protocol):
 def is_derived(name: str) -> bool:
     """Buffers that are computed or counted, not learned: absent or unequal without harm."""
     return _DERIVED.search(name) is not None
-
-
-def carried(file: str) -> bool:
-    """Whether a file beside the tensors goes along: indices and records of training speak of the
-    input's files, not of the output's."""
-    return not file.endswith(".index.json") and file not in (
-        "align.json",
-        "growth.json",
-        "trainer_state.json",
-        "adapter_config.json",
-    )
 
 
 class Input:
@@ -102,20 +90,6 @@ class Input:
             if found is not None and (self.tied is not False):
                 return found, f"{self.ref} is tied: merged by its embedding"
         return self.tensors.get(name), ""
-
-
-def config_of(extras: Mapping[str, Path | bytes], name: str = "config.json") -> dict[str, Any]:
-    """The JSON object in a file beside the tensors; ValueError, naming it, if it is none."""
-    if name not in extras:
-        return {}
-    path = extras[name]
-    try:
-        config = json.loads(path if isinstance(path, bytes) else Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: expected a JSON object")
-    return config
 
 
 def _look_up(config: Mapping[str, Any], key: str) -> Any:

@@ -16,27 +16,25 @@ from sail_jax.checkpoint.executor import (
     MergeError,
     Progress,
     Record,
-    execute,
     limits,
     peak,
+    summary,
 )
 from sail_jax.checkpoint.folders import admit
 from sail_jax.checkpoint.open import open_checkpoint
 from sail_jax.checkpoint.plan import Plan
 from sail_jax.checkpoint.recipes import Recipe, parse, simple
-from sail_jax.checkpoint.writer import Format, create
+from sail_jax.checkpoint.running import carried_out, files
+from sail_jax.checkpoint.writer import Format
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.streaming import Work, passes, tree_bits
 
 __all__ = [
     "Merged",
     "Prepared",
-    "carried_out",
-    "files",
     "merge_checkpoints",
     "merge_recipe",
     "prepared",
-    "summary",
 ]
 
 Path_ = str | PathLike[str]
@@ -59,12 +57,6 @@ class Prepared(NamedTuple):
     def summary(self) -> str:
         """One line on memory and threads."""
         return summary(self.works, self.limits)
-
-
-def summary(works: Sequence[Work], limits: Limits) -> str:
-    """One line on memory and threads."""
-    threads = f"{limits.threads} thread{'s' * (limits.threads > 1)}"
-    return f"peak memory: at most {peak(works, limits) / 1e9:.2f} GB, in {threads}"
 
 
 class Merged(NamedTuple):
@@ -105,13 +97,6 @@ def prepared(
         mark = f"{planning.fingerprint(plan)} {sorted(stats)}"
         bounds = limits(works, max_memory, threads)
         yield Prepared(recipe, plan, works, bounds, mark, tuple(inputs))
-
-
-def files(path: Path) -> list[tuple[str, int, int]]:
-    """What changes when an input does: its files, their sizes and times."""
-    found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    stats = [(file, file.stat()) for file in found]
-    return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in stats]
 
 
 def _works(plan: Plan) -> tuple[Work, ...]:
@@ -175,40 +160,6 @@ def merge_recipe(
             progress=progress,
         )  # fmt: skip
     return Merged(ready.plan, records, Path(out), time.monotonic() - began)
-
-
-def carried_out(
-    works: Sequence[Work],
-    out: Path,
-    limits: Limits,
-    fingerprint: str,
-    extras: Callable[[], Mapping[str, bytes | Path]],
-    *,
-    resume: bool = False,
-    measure: bool = False,
-    sync: bool = True,
-    allow_nonfinite: bool = False,
-    format: Format | None = None,
-    shard_bytes: int = 5_000_000_000,
-    progress: Progress | None = None,
-) -> dict[str, Record]:
-    """All of the work written to `out`, with the extras beside it if that is a folder."""
-    metadata = {"format": "pt"} if format in (None, "safetensors") else None
-    if out.suffix in (".npz", ".msgpack"):
-        metadata = None
-    with create(
-        out, {one.name: (one.dtype, one.shape) for one in works}, fingerprint=fingerprint,
-        format=format, shard_bytes=shard_bytes, metadata=metadata, resume=resume, sync=sync,
-    ) as writer:  # fmt: skip
-        records = execute(
-            works, writer, limits,
-            allow_nonfinite=allow_nonfinite, measure=measure, progress=progress,
-        )  # fmt: skip
-        if writer.folder:
-            for name, data in extras().items():
-                writer.extra(name, data)
-        writer.commit()
-    return records
 
 
 def _extras(ready: Prepared, name: str) -> dict[str, bytes | Path]:

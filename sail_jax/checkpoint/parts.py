@@ -1,6 +1,5 @@
 """What recipes are made of, and how the smaller of these are read."""
 
-import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -34,6 +33,8 @@ __all__ = [
     "read_tokenizer_source",
 ]
 
+ALIGNMENT = ("method", "family", "spaces", "within", "weights", "seed", "max_sweeps")
+"""What a recipe may say of an alignment: the options of `align_maps` that are not of a run."""
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -273,12 +274,7 @@ def _grow(node: Node) -> Grow:
 
 
 def _align(node: Node) -> Align:
-    from sail_jax.checkpoint.aligning import align_maps
-
-    parameters = inspect.signature(align_maps).parameters.values()
-    ours = {"spec", "max_memory", "progress"}  # not for recipes
-    knobs = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ours]
-    inside = nodes.mapping(node, ["to", *knobs], "an alignment", "to")
+    inside = nodes.mapping(node, ["to", *ALIGNMENT], "an alignment", "to")
     given = {k: _plain(part) for k, part in inside.items() if k != "to"}
     return Align(read_ref(inside["to"]), _json(given))
 

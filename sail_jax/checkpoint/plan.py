@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from sail_jax.checkpoint.extras import carried
 from sail_jax.checkpoint.hyperparameters import Hyperparameters
 from sail_jax.checkpoint.inputs import (
     Input,
     Opened,
-    carried,
     is_derived,
     patched_config,
     unmatched_renames,

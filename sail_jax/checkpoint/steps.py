@@ -5,7 +5,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from sail_jax.checkpoint.inputs import Opened, config_of
+from sail_jax.checkpoint.extras import config_of
+from sail_jax.checkpoint.inputs import Opened
 from sail_jax.checkpoint.lora import adapted
 from sail_jax.checkpoint.parts import Align, Grow, Ref
 
@@ -55,7 +56,7 @@ class Openings:
         return made
 
     def _grown(self, ref: Ref, checkpoint: Any, step: Grow) -> Any:
-        from sail_jax.checkpoint.growing import growth_view
+        from sail_jax.checkpoint.growth_views import growth_view
 
         knobs = json.loads(step.knobs)
         view, growth = growth_view(
@@ -68,7 +69,7 @@ class Openings:
         return view
 
     def _aligned(self, ref: Ref, checkpoint: Any, step: Align) -> Any:
-        from sail_jax.checkpoint.aligning import align_maps
+        from sail_jax.checkpoint.alignment import align_maps
         from sail_jax.checkpoint.views import rebased
 
         reference = self._stepped(step.to)
