@@ -281,7 +281,7 @@ def _on_checkpoints(command: str) -> Callable[[Sequence[str]], int]:
         module.add_arguments(parser)
         args = parser.read(argv)
         from sail_jax import disk
-        from sail_jax.checkpoint.executor import MergeError
+        from sail_jax.checkpoint.engine.executor import MergeError
 
         try:
             return module.run(args)

@@ -162,7 +162,7 @@ def evaluate(checkpoint: str | Path, *, seed: int = 0) -> dict[str, float]:
     For the examples, and for anything merged from them. Raises `StoreError` for other checkpoints.
     """
     from experiments.models.mlp import MLP
-    from sail_jax.checkpoint.open import load_checkpoint
+    from sail_jax.checkpoint.formats.open import load_checkpoint
 
     tensors = load_checkpoint(checkpoint)
     depth = len([name for name in tensors if re.fullmatch(r"layers\.\d+\.bias", name)])
@@ -187,7 +187,7 @@ def evaluate(checkpoint: str | Path, *, seed: int = 0) -> dict[str, float]:
 
 def save(folder: Path, tensors: Tensors) -> None:
     """A checkpoint folder: model.safetensors and config.json."""
-    from sail_jax.checkpoint.writer import save_checkpoint
+    from sail_jax.checkpoint.output.writer import save_checkpoint
 
     depth = sum(name.endswith(".kernel") for name in tensors) - 1
     config = {

@@ -10,16 +10,25 @@ the `reductions`. Applied to models it merges pytrees, given to `merge_checkpoin
 from typing import TYPE_CHECKING
 
 from sail_jax import methods
-from sail_jax.certificate import Certificate, Report, certificate, exactness
-from sail_jax.change_basis import change_basis, unfuse
-from sail_jax.families import NONLINEARITIES, Family
+from sail_jax.basis.certificate import Certificate, Report, certificate, exactness
+from sail_jax.basis.change_basis import change_basis, unfuse
+from sail_jax.basis.families import NONLINEARITIES, Family
+from sail_jax.basis.maps import (
+    Selection,
+    SpaceMap,
+    classify,
+    compose,
+    defect,
+    identity,
+    invert,
+    select,
+)
+from sail_jax.basis.spaces import Spec, spec
 from sail_jax.lazy import lazily
-from sail_jax.maps import Selection, SpaceMap, classify, compose, defect, identity, invert, select
 from sail_jax.merging import reductions, transforms
 from sail_jax.merging.combining import Reduction, Transform, chain, masked
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.task_vectors import TaskVectors, apply, task_vectors
-from sail_jax.spaces import Spec, spec
 
 if TYPE_CHECKING:
     from sail_jax import align, architectures, checkpoint, growth, probe

@@ -11,11 +11,11 @@ import pytest
 
 from sail_jax import align, growth
 from sail_jax.align.matching import families as families_of
-from sail_jax.certificate import certificate
-from sail_jax.change_basis import change_basis
-from sail_jax.families import Family
-from sail_jax.maps import SpaceMap, compose
-from sail_jax.spaces import Spec, spec
+from sail_jax.basis.certificate import certificate
+from sail_jax.basis.change_basis import change_basis
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap, compose
+from sail_jax.basis.spaces import Spec, spec
 
 P, S, O = Family.PERMUTATION, Family.SIGNED_PERMUTATION, Family.ORTHOGONAL
 M, G = Family.POSITIVE_MONOMIAL, Family.LINEAR

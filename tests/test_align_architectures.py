@@ -13,10 +13,10 @@ import pytest
 
 from sail_jax import align, growth
 from sail_jax.align.blocks import nested
-from sail_jax.change_basis import unfused
-from sail_jax.families import Family
-from sail_jax.maps import SpaceMap, compose
-from sail_jax.spaces import spec
+from sail_jax.basis.change_basis import unfused
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap, compose
+from sail_jax.basis.spaces import spec
 from tests.test_architectures import NAMES, certify, inner, model
 
 names = pytest.mark.parametrize("name", NAMES)

@@ -14,11 +14,11 @@ from experiments.cli import main
 from experiments.commands import align as align_command
 from sail_jax import align, growth
 from sail_jax.align import nested
+from sail_jax.basis.families import Family
 from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
-from sail_jax.checkpoint.aligning import align_checkpoints
-from sail_jax.checkpoint.alignment import align_maps, matchable
-from sail_jax.checkpoint.parts import ALIGNMENT
-from sail_jax.families import Family
+from sail_jax.checkpoint.operations.aligning import align_checkpoints
+from sail_jax.checkpoint.recipe.parts import ALIGNMENT
+from sail_jax.checkpoint.sources.alignment import align_maps, matchable
 from tests.test_architectures import GOLDEN, model
 
 EPS = float(jnp.finfo(jnp.float32).eps)

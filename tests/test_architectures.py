@@ -23,9 +23,9 @@ from experiments.models.resnet import ResNet
 from experiments.models.vit import ViT
 from sail_jax import architectures, growth
 from sail_jax.architectures import Rules, draft
-from sail_jax.certificate import certificate, exactness
-from sail_jax.change_basis import change_basis
-from sail_jax.spaces import spec
+from sail_jax.basis.certificate import certificate, exactness
+from sail_jax.basis.change_basis import change_basis
+from sail_jax.basis.spaces import spec
 
 GOLDEN = json.loads((Path(__file__).parent / "architectures.json").read_text())
 EPS = float(jnp.finfo(jnp.float32).eps)

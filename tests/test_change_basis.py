@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from sail_jax import growth
-from sail_jax.certificate import certificate, exactness
-from sail_jax.change_basis import change_basis, unfuse
-from sail_jax.families import Family
-from sail_jax.maps import SpaceMap, compose, defect, identity, invert
-from sail_jax.spaces import Spec, spec
+from sail_jax.basis.certificate import certificate, exactness
+from sail_jax.basis.change_basis import change_basis, unfuse
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap, compose, defect, identity, invert
+from sail_jax.basis.spaces import Spec, spec
 
 KEY = jax.random.key(3)
 N = 4  # of every inner space: few shapes, few compilations

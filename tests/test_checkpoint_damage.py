@@ -11,9 +11,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from sail_jax.checkpoint.files import CheckpointError
-from sail_jax.checkpoint.open import load_checkpoint, open_checkpoint
-from sail_jax.checkpoint.writer import save_checkpoint
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
+from sail_jax.checkpoint.output.writer import save_checkpoint
 
 ARRAYS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),

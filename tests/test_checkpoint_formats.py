@@ -7,10 +7,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sail_jax.checkpoint import msgpack, orbax, safetensors, writer
-from sail_jax.checkpoint.files import DTYPES, CheckpointError
-from sail_jax.checkpoint.open import load_checkpoint, open_checkpoint
-from sail_jax.checkpoint.writer import create, save_checkpoint
+from sail_jax.checkpoint.formats import orbax_folders
+from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
+from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
+from sail_jax.checkpoint.output import writer
+from sail_jax.checkpoint.output.writer import create, save_checkpoint
 
 SHAPES = {"scalar": (), "empty": (0, 3), "row": (5,), "deep/er/cube": (2, 3, 4)}
 PLACES = {
@@ -86,7 +87,7 @@ def test_parts_are_read_where_they_lie(tmp_path, place):
 
 def test_safetensors_reads_ours_and_we_read_theirs(tmp_path):
     from safetensors import safe_open
-    from safetensors.numpy import load_file, save_file
+    from safetensors_files.numpy import load_file, save_file
 
     arrays = _arrays("float32", {"w": (3, 4), "s": ()}) | _arrays("int8", {"b": (3,)})
     save_checkpoint(tmp_path / "ours.safetensors", arrays, metadata={"by": "us"})
@@ -203,7 +204,7 @@ def test_orbax_leaf_by_leaf(tmp_path, monkeypatch, how):
                 manager.save(step, args=ocp.args.StandardSave(leaves))
             manager.wait_until_finished()
     loads = []
-    leaf = orbax._leaf
+    leaf = orbax_folders._leaf
     monkeypatch.setattr(orbax, "_leaf", lambda *args: loads.append(args) or leaf(*args))
     expected = {
         **{"a": tree["a"], "b/c": tree["b"]["c"], "b/d": tree["b"]["d"]},

@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sail_jax.checkpoint.files import CheckpointError
-from sail_jax.checkpoint.open import load_checkpoint, open_checkpoint
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
 
 KINDS = {
     **{"Float": np.float32, "Double": np.float64, "Half": np.float16, "Long": np.int64},

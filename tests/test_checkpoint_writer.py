@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sail_jax.checkpoint import folders, journal, writer
-from sail_jax.checkpoint.files import CheckpointError
-from sail_jax.checkpoint.journal import digest
-from sail_jax.checkpoint.open import load_checkpoint
-from sail_jax.checkpoint.writer import create, save_checkpoint
+from sail_jax.checkpoint.formats import folders
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.open import load_checkpoint
+from sail_jax.checkpoint.output import journal, writer
+from sail_jax.checkpoint.output.journal import digest
+from sail_jax.checkpoint.output.writer import create, save_checkpoint
 
 ARRAYS = {
     "a": np.arange(3000, dtype=np.float32).reshape(30, 100),
@@ -479,7 +480,7 @@ def test_killed_while_it_writes_at_random_moments(tmp_path):
         import threading
         from pathlib import Path
         import numpy as np
-        from sail_jax.checkpoint.writer import create
+        from sail_jax.checkpoint.output.writer import create
         wanted = {{f"t{{i}}": (np.float32, (1 << 19,)) for i in range(40)}}
         with create(Path({str(tmp_path / "m")!r}), wanted, fingerprint="x", shard_bytes=30_000_000,
                     resume=True, sync=False) as out:

@@ -10,7 +10,7 @@ from experiments.bench import _merge_llama as llama
 from experiments.bench import _merge_parity as parity
 from experiments.bench._merge_cases import Case
 from sail_jax import disk
-from sail_jax.checkpoint.open import load_checkpoint
+from sail_jax.checkpoint.formats.open import load_checkpoint
 
 METHODS = {
     *("linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "della", "della_linear"),

@@ -12,7 +12,14 @@ import pytest
 from merge_cases import KEY, NAMES, Held, Sink, streamed
 
 from sail_jax import Merge, methods, transforms
-from sail_jax.checkpoint.executor import CONSTANT, Limits, MergeError, execute, limits, memory
+from sail_jax.checkpoint.engine.executor import (
+    CONSTANT,
+    Limits,
+    MergeError,
+    execute,
+    limits,
+    memory,
+)
 from sail_jax.merging import random_bits, streaming
 from sail_jax.merging.combining import chain, masked
 from sail_jax.merging.reductions import weighted_mean

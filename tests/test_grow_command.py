@@ -15,9 +15,9 @@ from experiments import cli
 from experiments.commands import grow as grow_command
 from sail_jax import methods
 from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
-from sail_jax.checkpoint.growing import grow_checkpoint
-from sail_jax.checkpoint.merging import merge_recipe, prepared
-from sail_jax.checkpoint.recipes import parse
+from sail_jax.checkpoint.operations.growing import grow_checkpoint
+from sail_jax.checkpoint.operations.merging import merge_recipe, prepared
+from sail_jax.checkpoint.recipe.recipes import parse
 from sail_jax.growth import networks
 
 CONFIG = {

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from sail_jax import growth
-from sail_jax.certificate import certificate, exactness
-from sail_jax.change_basis import change_basis
-from sail_jax.maps import along, classify
-from sail_jax.spaces import spec
+from sail_jax.basis.certificate import certificate, exactness
+from sail_jax.basis.change_basis import change_basis
+from sail_jax.basis.maps import along, classify
+from sail_jax.basis.spaces import spec
 
 KEY = jax.random.key(13)
 EPS = float(np.finfo(np.float32).eps)

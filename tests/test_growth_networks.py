@@ -21,7 +21,7 @@ from experiments.models.vit import ViT
 from sail_jax import architectures
 from sail_jax.architectures import Rules
 from sail_jax.architectures.table import look, put
-from sail_jax.certificate import certificate
+from sail_jax.basis.certificate import certificate
 from sail_jax.growth import METHODS, grow, plan
 from sail_jax.trees import leaf_paths
 

@@ -11,9 +11,9 @@ import optax
 import pytest
 
 from sail_jax import growth
-from sail_jax.change_basis import change_basis
+from sail_jax.basis.change_basis import change_basis
+from sail_jax.basis.spaces import spec
 from sail_jax.growth import change_state, learning_rates
-from sail_jax.spaces import spec
 
 KEY = jax.random.key(19)
 EPS = float(np.finfo(np.float32).eps)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from sail_jax import growth
-from sail_jax.certificate import certificate, exactness
-from sail_jax.change_basis import change_basis
-from sail_jax.families import Family
-from sail_jax.maps import SpaceMap, classify, defect, measure
-from sail_jax.spaces import Spec, spec
+from sail_jax.basis.certificate import certificate, exactness
+from sail_jax.basis.change_basis import change_basis
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap, classify, defect, measure
+from sail_jax.basis.spaces import Spec, spec
 
 KEY = jax.random.key(11)
 EPS = float(np.finfo(np.float32).eps)

@@ -11,7 +11,7 @@ import pytest
     [
         ("sail_jax", ("matplotlib", "xarray", "flax", "optax", "scipy", "theory", "experiments")),
         (
-            "sail_jax.checkpoint.merging",  # a merge that starts late is late
+            "sail_jax.checkpoint.operations.merging",  # a merge that starts late is late
             tuple(f"sail_jax.{name}" for name in ("align", "architectures", "growth", "probe")),
         ),
         ("theory.deep_linear", ("matplotlib", "xarray", "flax", "optax", "experiments")),

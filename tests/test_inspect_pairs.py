@@ -13,7 +13,8 @@ from experiments.cli import main
 from experiments.commands import compare_figure
 from experiments.commands.compare import FIGURE, described, render
 from sail_jax import architectures, methods, probe
-from sail_jax.checkpoint import CheckpointError, compare_checkpoints, comparing, trying
+from sail_jax.checkpoint import CheckpointError, compare_checkpoints
+from sail_jax.checkpoint.operations import comparing, trying
 from tests.test_aligning import save
 from tests.test_architectures import GOLDEN, model
 

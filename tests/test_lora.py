@@ -12,7 +12,7 @@ import pytest
 from merge_cases import make
 
 from sail_jax import lora, methods
-from sail_jax.checkpoint import lora as files
+from sail_jax.checkpoint.sources import adapters as files
 from sail_jax.lora import LowRank
 from sail_jax.merging.tensors import Tensor
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sail_jax import growth
-from sail_jax.families import NONLINEARITIES, Family
-from sail_jax.maps import (
+from sail_jax.basis.families import NONLINEARITIES, Family
+from sail_jax.basis.maps import (
     Selection,
     SpaceMap,
     along,

@@ -18,8 +18,8 @@ import pytest
 from experiments import merge_report
 from experiments.merge_report import measures
 from sail_jax import Merge, disk
-from sail_jax.checkpoint.executor import Record
-from sail_jax.checkpoint.plan import InputSummary, Plan, Treatment
+from sail_jax.checkpoint.engine.executor import Record
+from sail_jax.checkpoint.planning.plan import InputSummary, Plan, Treatment
 
 ABOUT = {
     "recipe": "merge_method: ties\nmodels: [<b>bold</b>]\n",

@@ -21,8 +21,8 @@ from experiments.models.pretrained import convert, load_pretrained, module_of
 from experiments.models.resnet import ResNet
 from experiments.models.sit import SiT, sine_positions
 from sail_jax import architectures, growth
-from sail_jax.certificate import certificate, exactness
-from sail_jax.change_basis import change_basis
+from sail_jax.basis.certificate import certificate, exactness
+from sail_jax.basis.change_basis import change_basis
 from sail_jax.checkpoint import save_checkpoint
 from sail_jax.growth import grow
 from sail_jax.probe import networks

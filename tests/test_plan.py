@@ -10,12 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sail_jax.checkpoint import mergekit
-from sail_jax.checkpoint.cards import describe, model_card, render
-from sail_jax.checkpoint.layers import position, role, stacks
-from sail_jax.checkpoint.plan import fingerprint, plan
-from sail_jax.checkpoint.recipes import RecipeError, parse, simple
-from sail_jax.checkpoint.yaml_tree import Where
+from sail_jax.checkpoint.planning.cards import describe, model_card, render
+from sail_jax.checkpoint.planning.layers import position, role, stacks
+from sail_jax.checkpoint.planning.plan import fingerprint, plan
+from sail_jax.checkpoint.recipe import mergekit
+from sail_jax.checkpoint.recipe.recipes import RecipeError, parse, simple
+from sail_jax.checkpoint.recipe.yaml_tree import Where
 from sail_jax.merging.tensors import Tensor
 
 _spec = importlib.util.spec_from_file_location(
@@ -548,7 +548,7 @@ def test_adapters_that_do_not_fit(tmp_path, change, what):
 def test_on_files(tmp_path):
     """With the readers: what is planned from a folder of safetensors can be read."""
     numpy = pytest.importorskip("safetensors.numpy")
-    from sail_jax.checkpoint.open import open_checkpoint
+    from sail_jax.checkpoint.formats.open import open_checkpoint
 
     for name, seed in (("base", 0), ("one", 1)):
         folder = tmp_path / name

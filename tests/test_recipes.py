@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from sail_jax.checkpoint import mergekit
-from sail_jax.checkpoint.recipes import RecipeError, Ref, parse, simple
-from sail_jax.checkpoint.settings import Condition, Ledger, interpolate
-from sail_jax.checkpoint.yaml_tree import LIMIT, Where, compose
+from sail_jax.checkpoint.recipe import mergekit
+from sail_jax.checkpoint.recipe.recipes import RecipeError, Ref, parse, simple
+from sail_jax.checkpoint.recipe.settings import Condition, Ledger, interpolate
+from sail_jax.checkpoint.recipe.yaml_tree import LIMIT, Where, compose
 
 TIES = """\
 merge_method: ties

@@ -22,7 +22,7 @@ from experiments.sail_vision import data as data_of
 from experiments.sail_vision import starts, training
 from experiments.store import direct
 from experiments.training import sharding
-from sail_jax.change_basis import change_basis
+from sail_jax.basis.change_basis import change_basis
 from sail_jax.growth import permute
 
 EPS = float(jnp.finfo(jnp.float32).eps)

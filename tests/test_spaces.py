@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sail_jax.axes import format_axes, parse_axes, path_pattern
+from sail_jax.basis.axes import format_axes, parse_axes, path_pattern
+from sail_jax.basis.spaces import spec
 from sail_jax.growth import widen
-from sail_jax.spaces import spec
 from sail_jax.trees import leaf_paths, path_str
 
 

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sail_jax.checkpoint.plan import plan
-from sail_jax.checkpoint.recipes import RecipeError, parse
-from sail_jax.checkpoint.rows import FILL, ZERO, Rows
+from sail_jax.checkpoint.planning.plan import plan
+from sail_jax.checkpoint.recipe.recipes import RecipeError, parse
+from sail_jax.checkpoint.sources.rows import FILL, ZERO, Rows
 
 _spec = importlib.util.spec_from_file_location(
     "fake_checkpoints", Path(__file__).with_name("fake_checkpoints.py")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from sail_jax import change_basis, growth, spec
-from sail_jax.checkpoint.executor import MergeError, execute, limits, memory
-from sail_jax.checkpoint.files import CheckpointError
-from sail_jax.checkpoint.open import Checkpoint
-from sail_jax.checkpoint.views import Computed, Programs, grown, rebased
+from sail_jax.checkpoint.engine.executor import MergeError, execute, limits, memory
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.sources.views import Computed, Programs, grown, rebased
 from sail_jax.growth import networks
 from sail_jax.merging.streaming import Work
 from sail_jax.merging.tensors import Tensor

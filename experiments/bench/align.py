@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sail_jax import align, disk
-from sail_jax.spaces import spec
+from sail_jax.basis.spaces import spec
 
 SCHEMA = "sail-jax bench align 1"
 

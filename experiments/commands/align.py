@@ -62,11 +62,13 @@ def add_arguments(parser: Any) -> None:
 def run(args: Namespace) -> int:
     """Raises ValueErrors with one line each for what the user can put right."""
     remember_kernels()
-    from sail_jax.checkpoint import aligning, growth_views, tables
+    from sail_jax.checkpoint.operations import aligning
+    from sail_jax.checkpoint.recipe import tables
+    from sail_jax.checkpoint.sources.growth import read_target
 
     options: dict[str, Any] = {
         "spec": None if args.spec is None else tables.read_table(args.spec),
-        "config": None if args.config is None else growth_views.read_target(args.config),
+        "config": None if args.config is None else read_target(args.config),
     }
     if args.plan:
         return _plan(args, **options)
@@ -117,7 +119,8 @@ def _families(given: Sequence[tuple[str, str]] | None) -> Any:
 
 def _plan(args: Namespace, spec: Any, config: Any) -> int:
     from sail_jax import align
-    from sail_jax.checkpoint import alignment, open_checkpoint
+    from sail_jax.checkpoint import open_checkpoint
+    from sail_jax.checkpoint.sources import alignment
 
     with open_checkpoint(args.b, allow_pickle=args.allow_pickle) as checkpoint:
         found = alignment.spec_of(checkpoint, config, spec)
@@ -130,7 +133,7 @@ def _plan(args: Namespace, spec: Any, config: Any) -> int:
         block = "" if first not in within else f"of {found.space(within[first]).size} alone"
         tensors = len(dict.fromkeys(use.path for name in names for use in found.uses(name)))
         rows.append((label, str(found.space(first).size), block, str(tensors)))
-    from sail_jax.spaces import table as columns
+    from sail_jax.basis.spaces import table as columns
 
     print(columns(rows))
     return 0
@@ -164,7 +167,7 @@ def _grouped(names: Iterable[str], full: bool) -> dict[str, list[str]]:
 
 def table(aligned: Any, *, full: bool = False) -> str:
     """What was matched, space by space: units moved, similarity before and after."""
-    from sail_jax.spaces import table as columns
+    from sail_jax.basis.spaces import table as columns
 
     found = {match.space: match for match in aligned.matches}
     rows = [("space", "family", "units", "moved", "similarity", "after", "exact")]

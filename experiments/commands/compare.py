@@ -15,14 +15,16 @@ FEW = 40  # rows of a table of layers, without --full
 def run(args: Namespace) -> int:
     """Raises ValueErrors with one line each for what the user can put right."""
     from sail_jax import disk
-    from sail_jax.checkpoint import compare_checkpoints, growth_views, trying
+    from sail_jax.checkpoint import compare_checkpoints
+    from sail_jax.checkpoint.operations import trying
+    from sail_jax.checkpoint.sources.growth import read_target
 
     if args.json is not None:
         disk.admit(args.json, SCHEMA, "a record of inspect")
     for option in ("spec", "draft"):
         if getattr(args, option):
             raise ValueError(f"--{option} is for one checkpoint, not for {len(args.checkpoint)}")
-    config = None if args.config is None else growth_views.read_target(args.config)
+    config = None if args.config is None else read_target(args.config)
     examples = None if args.data is None else trying.read_examples(args.data)
     found = compare_checkpoints(args.checkpoint, args.base, allow_pickle=args.allow_pickle)
     record = described(found)
@@ -57,7 +59,7 @@ def _items(trial: Any) -> Iterator[tuple[str, Any]]:
 
 def described(found: Any) -> dict[str, Any]:
     """A comparison as a record: in total, by pair, and by layer and module."""
-    from sail_jax.checkpoint import comparing
+    from sail_jax.checkpoint.operations import comparing
 
     vectors = found.weights if found.tasks is None else found.tasks
     by_place: dict[tuple[str, str], list[int]] = {}
@@ -117,7 +119,7 @@ def _said(one: Any, tasks: bool) -> dict[str, float]:
 
 def _place(name: str) -> tuple[str, str]:
     """The layer, "" outside of them, and the module."""
-    from sail_jax.checkpoint.layers import position
+    from sail_jax.checkpoint.planning.layers import position
 
     found = position(name)
     layer, rest = ("", name) if found is None else (str(found.index), found.rest)
@@ -129,7 +131,7 @@ def _place(name: str) -> tuple[str, str]:
 
 def render(record: Mapping[str, Any], full: bool = False) -> str:
     """The record as text: models, pairs, layers, data, and the verdict."""
-    from sail_jax.spaces import table
+    from sail_jax.basis.spaces import table
 
     k, tasks = len(record["models"]), record.get("tasks")
     letters = [chr(ord("A") + i) if k <= 26 else f"M{i}" for i in range(k)]

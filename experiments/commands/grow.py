@@ -80,7 +80,8 @@ def run(args: Namespace) -> int:
     if args.lossless:
         knobs["require_lossless"] = True
     remember_kernels()
-    from sail_jax.checkpoint import growing, tables
+    from sail_jax.checkpoint.operations import growing
+    from sail_jax.checkpoint.recipe import tables
 
     began = time.monotonic()
     given: dict[str, Any] = {
@@ -165,7 +166,8 @@ def _methods() -> int:
 
 
 def _draft(args: Namespace) -> int:
-    from sail_jax.checkpoint import open_checkpoint, tables
+    from sail_jax.checkpoint import open_checkpoint
+    from sail_jax.checkpoint.recipe import tables
 
     with open_checkpoint(args.checkpoint, allow_pickle=args.allow_pickle) as checkpoint:
         print(tables.draft_table(checkpoint), end="")

@@ -45,7 +45,8 @@ def run(args: Namespace) -> int:
         if getattr(args, option) is not None:
             raise ValueError(f"--{option} is for two checkpoints or more; one was named")
     from sail_jax import disk
-    from sail_jax.checkpoint import open_checkpoint, tables
+    from sail_jax.checkpoint import open_checkpoint
+    from sail_jax.checkpoint.recipe import tables
 
     if args.json is not None:
         disk.admit(args.json, SCHEMA, "a record of inspect")
@@ -82,14 +83,10 @@ def run(args: Namespace) -> int:
 
 def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
     """The record, and the spec, None if none is known."""
-    from sail_jax.checkpoint import growth_views
-    from sail_jax.checkpoint.extras import config_of
+    from sail_jax.checkpoint.formats.extras import config_of
+    from sail_jax.checkpoint.sources.growth import read_target
 
-    config = (
-        config_of(checkpoint.extras)
-        if args.config is None
-        else growth_views.read_target(args.config)
-    )
+    config = config_of(checkpoint.extras) if args.config is None else read_target(args.config)
     name, spec, notes, questions = _spec(checkpoint, config, args)
     tensors = [
         {
@@ -146,7 +143,7 @@ def _spec(
     import jax
 
     from sail_jax import architectures
-    from sail_jax.checkpoint import tables
+    from sail_jax.checkpoint.recipe import tables
 
     shapes = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in checkpoint.tensors.items()}
     if args.spec is not None:
@@ -184,7 +181,7 @@ def _adapter(checkpoint: Any) -> str:
     lora = [name for name in checkpoint.tensors if re.search(r"lora_(A|B|E|embedding)", name)]
     if "adapter_config.json" not in checkpoint.extras and not lora:
         return ""
-    from sail_jax.checkpoint.extras import config_of
+    from sail_jax.checkpoint.formats.extras import config_of
 
     config = config_of(checkpoint.extras, "adapter_config.json")
     rank, base = config.get("r"), config.get("base_model_name_or_path")
@@ -205,7 +202,7 @@ def parameters(record: Mapping[str, Any]) -> str:
 
 def render(record: Mapping[str, Any], layout: Any = None) -> str:
     """The record as text: totals, tensors, spaces, open questions; by a layout, layers once."""
-    from sail_jax.spaces import table
+    from sail_jax.basis.spaces import table
 
     size = f"{parameters(record)}, {record['bytes'] / 1e6:,.1f} MB"
     lines = [

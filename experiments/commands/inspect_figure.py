@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from matplotlib.patches import Rectangle
 
 from experiments import style
-from sail_jax.axes import Axis
-from sail_jax.checkpoint.layers import is_early
-from sail_jax.spaces import Spec
+from sail_jax.basis.axes import Axis
+from sail_jax.basis.spaces import Spec
+from sail_jax.checkpoint.planning.layers import is_early
 
 __all__ = ["Band", "Layout", "Row", "draw", "layout"]
 

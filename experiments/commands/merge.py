@@ -29,7 +29,7 @@ def add_arguments(parser: Any) -> None:
 
 def read_recipe(path: Path) -> Any:
     from sail_jax import disk
-    from sail_jax.checkpoint.recipes import parse
+    from sail_jax.checkpoint.recipe.recipes import parse
 
     return parse(disk.read_bytes(path, LARGEST_RECIPE), str(path))
 
@@ -63,7 +63,8 @@ def remember_kernels() -> None:
 def run(args: Namespace) -> int:
     """Raises ValueErrors with one line each for what the user can put right."""
     remember_kernels()
-    from sail_jax.checkpoint import cards, merging
+    from sail_jax.checkpoint.operations import merging
+    from sail_jax.checkpoint.planning import cards
 
     if args.methods:
         print(cards.methods(), end="")

@@ -23,7 +23,7 @@ from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
 from sail_jax.align import activation_matching, weight_matching
 from sail_jax.architectures import of
-from sail_jax.change_basis import change_basis
+from sail_jax.basis.change_basis import change_basis
 from sail_jax.probe import Apply, features, flax_network, sequential
 
 CLASSES, SIDE = 10, 8

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32
 
 from experiments.data.files import MAX_BYTES, DataError, Source, lines, opened
-from sail_jax.checkpoint.files import strict_json
+from sail_jax.checkpoint.formats.files import strict_json
 
 SOURCE = Source(
     "multiple choice in JSON lines",

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int32, Num, UInt8
 
 from sail_jax import disk
-from sail_jax.checkpoint import files
+from sail_jax.checkpoint.formats import files
 
 MAX_BYTES = 1 << 32  # of an array that is held in memory, which a packed file can only claim
 MAX_TEXT = 1 << 26  # bytes of a list of names

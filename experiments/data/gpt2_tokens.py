@@ -13,7 +13,7 @@ from jaxtyping import Int32
 
 from experiments.data.files import DataError, reading
 from sail_jax import disk
-from sail_jax.checkpoint.files import strict_json
+from sail_jax.checkpoint.formats.files import strict_json
 
 MAX_FILE = 1 << 27  # bytes
 _SPACE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(

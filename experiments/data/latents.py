@@ -18,8 +18,8 @@ from experiments.data.files import (
     open_npy,
     reading,
 )
-from sail_jax.checkpoint.files import File
-from sail_jax.checkpoint.npz import read_file
+from sail_jax.checkpoint.formats.files import File
+from sail_jax.checkpoint.formats.npz_files import read_file
 
 SOURCE = Source(
     "the latents of ImageNet's images under an autoencoder such as Stable Diffusion's",

@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int, Int32
 from experiments.data.files import DataError, Source, inside, missing, open_npy, opened, reading
 from experiments.data.stream import indices
 from sail_jax import disk
-from sail_jax.checkpoint.files import strict_json
+from sail_jax.checkpoint.formats.files import strict_json
 
 SOURCE = Source(
     "a tokenised text such as OpenWebText",

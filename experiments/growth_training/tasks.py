@@ -16,8 +16,8 @@ from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
 from sail_jax import growth
-from sail_jax.maps import SpaceMap
-from sail_jax.spaces import Spec
+from sail_jax.basis.maps import SpaceMap
+from sail_jax.basis.spaces import Spec
 
 TASKS = {"text": "flax_gpt", "digits_mlp": "flax_mlp", "digits_resnet": "flax_resnet"}
 SIDE = 8  # pixels of an image

@@ -11,9 +11,9 @@ from jaxtyping import PRNGKeyArray, PyTree
 from experiments.growth_training.tasks import ADAM, Data, Masked, draw, evaluate
 from experiments.models.presets import build
 from sail_jax import architectures, change_basis, growth
+from sail_jax.basis.maps import SpaceMap
+from sail_jax.basis.spaces import Spec
 from sail_jax.growth import learned, networks
-from sail_jax.maps import SpaceMap
-from sail_jax.spaces import Spec
 
 SCRATCH, MSG, LEARNED = "scratch", "msg", ("ligo", "sail")
 

@@ -9,8 +9,8 @@ from experiments.merge_report.record import SCHEMA, as_json
 from sail_jax import disk
 
 if TYPE_CHECKING:
-    from sail_jax.checkpoint.executor import Record
-    from sail_jax.checkpoint.plan import Plan
+    from sail_jax.checkpoint.engine.executor import Record
+    from sail_jax.checkpoint.planning.plan import Plan
 
 __all__ = ["FILES", "admit", "write"]
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sail_jax.checkpoint.layers import is_early, position, role
+from sail_jax.checkpoint.planning.layers import is_early, position, role
 
 if TYPE_CHECKING:
-    from sail_jax.checkpoint.executor import Record
-    from sail_jax.checkpoint.plan import Plan, Treatment
+    from sail_jax.checkpoint.engine.executor import Record
+    from sail_jax.checkpoint.planning.plan import Plan, Treatment
 
 __all__ = [
     "KINDS", "Bin", "Measured", "Total", "by_depth", "finite", "from_base", "kind", "measured",

@@ -27,8 +27,8 @@ from experiments.merge_report.words import (
 )
 
 if TYPE_CHECKING:
-    from sail_jax.checkpoint.executor import Record
-    from sail_jax.checkpoint.plan import Plan, Treatment
+    from sail_jax.checkpoint.engine.executor import Record
+    from sail_jax.checkpoint.planning.plan import Plan, Treatment
 
 __all__ = ["page"]
 

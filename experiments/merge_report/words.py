@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from experiments.merge_report.measures import Measured, finite, owners_of
 
 if TYPE_CHECKING:
-    from sail_jax.checkpoint.executor import Record
-    from sail_jax.checkpoint.plan import Plan
+    from sail_jax.checkpoint.engine.executor import Record
+    from sail_jax.checkpoint.planning.plan import Plan
 
 __all__ = [
     "few", "lettered", "many", "number", "percent", "short", "storage", "warnings", "weights_of",

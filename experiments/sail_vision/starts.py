@@ -22,9 +22,9 @@ from experiments.sail_vision.data import Data, Scale, weights
 from experiments.sail_vision.training import Learner, applied, standardised
 from sail_jax import architectures
 from sail_jax.align import weight_matching
-from sail_jax.change_basis import change_basis
+from sail_jax.basis.change_basis import change_basis
+from sail_jax.basis.spaces import Spec
 from sail_jax.growth import learned
-from sail_jax.spaces import Spec
 
 if TYPE_CHECKING:
     from experiments.sail_vision.config import Config

@@ -16,10 +16,10 @@ from sail_jax.align.assignment import hungarian
 from sail_jax.align.matching import Families, families
 from sail_jax.align.problem import Assign
 from sail_jax.align.solvers import procrustes
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap, select
+from sail_jax.basis.spaces import Spec
 from sail_jax.checks import concrete
-from sail_jax.families import Family
-from sail_jax.maps import SpaceMap, select
-from sail_jax.spaces import Spec
 
 __all__ = ["Moments", "activation_matching", "moments", "pool", "stream"]
 
@@ -113,7 +113,7 @@ def activation_matching(
     Raises ValueError, naming the space, for sizes that are not the spec's, activations that
     differ in shape, are traced or are not finite, and for families as in `match_weights`.
 
-    >>> from sail_jax.spaces import spec
+    >>> from sail_jax.basis.spaces import spec
     >>> net = {"in": jnp.ones((1, 2)), "out": jnp.ones((2, 1))}
     >>> s = spec(net, {"in": "x* h", "out": "h* y"}, spaces={"h": "relu", "{x,y}": "outer"})
     >>> a = jnp.array([[1.0, 0.0], [0.0, 1.0], [2.0, 0.5]])

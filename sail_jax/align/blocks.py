@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from sail_jax.axes import Axis, Factor, Role
-from sail_jax.certificate import Report, exactness
-from sail_jax.change_basis import by_block, change_basis, unfused
-from sail_jax.maps import SpaceMap, along, invert
-from sail_jax.spaces import Spec
+from sail_jax.basis.axes import Axis, Factor, Role
+from sail_jax.basis.certificate import Report, exactness
+from sail_jax.basis.change_basis import by_block, change_basis, unfused
+from sail_jax.basis.maps import SpaceMap, along, invert
+from sail_jax.basis.spaces import Spec
 from sail_jax.trees import path_str
 
 __all__ = ["block_exactness", "change_blocks", "factors", "invert_blocks", "nested"]
@@ -157,7 +157,7 @@ def nested(spec: Spec) -> dict[str, str]:
     written (what is stacked, heads of queries and keys, experts). Of two that always come
     together, the one that stands first is the block; of several blocks, the outermost.
 
-    >>> from sail_jax.spaces import spec
+    >>> from sail_jax.basis.spaces import spec
     >>> net = {"v": jnp.ones((3, 8)), "o": jnp.ones((8, 3))}
     >>> s = spec(net, {"v": "x* (head v)", "o": "(head v)* y"},
     ...          spaces={"{x,y}": "outer", "head": "odd", "v": "linear"}, sizes={"v": 4})

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from sail_jax.align.blocks import factor_shape, factors
-from sail_jax.axes import Axis, Factor, path_pattern
-from sail_jax.change_basis import by_block
+from sail_jax.basis.axes import Axis, Factor, path_pattern
+from sail_jax.basis.change_basis import by_block
+from sail_jax.basis.spaces import Leaf, Spec
 from sail_jax.checks import nearest
-from sail_jax.spaces import Leaf, Spec
 from sail_jax.trees import path_str
 
 __all__ = ["fold_scales"]

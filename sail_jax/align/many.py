@@ -10,11 +10,11 @@ from jaxtyping import PRNGKeyArray, PyTree
 from sail_jax.align.matching import families as chosen_families
 from sail_jax.align.matching import match_weights
 from sail_jax.align.problem import EPS, apart, arrays
-from sail_jax.change_basis import change_basis, unfused
-from sail_jax.families import Family
-from sail_jax.maps import SpaceMap, compose, identity, invert
+from sail_jax.basis.change_basis import change_basis, unfused
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap, compose, identity, invert
+from sail_jax.basis.spaces import Spec
 from sail_jax.methods.sparse import linear
-from sail_jax.spaces import Spec
 
 __all__ = ["Common", "match_many", "merge_many"]
 

@@ -16,13 +16,13 @@ from sail_jax.align.assignment import hungarian
 from sail_jax.align.blocks import check_within
 from sail_jax.align.problem import Assign, Problem, apart, recurrent
 from sail_jax.align.solvers import SOLVERS
-from sail_jax.axes import path_pattern
-from sail_jax.certificate import exactness
-from sail_jax.change_basis import unfused
+from sail_jax.basis.axes import path_pattern
+from sail_jax.basis.certificate import exactness
+from sail_jax.basis.change_basis import unfused
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap, identity
+from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
-from sail_jax.families import Family
-from sail_jax.maps import SpaceMap, identity
-from sail_jax.spaces import Spec
 
 __all__ = ["Families", "Matching", "families", "match_weights", "weight_matching"]
 
@@ -47,8 +47,8 @@ def weight_matching(
     """The maps of `match_weights`: `change_basis(params, spec, maps)` is near `reference`.
 
     >>> import jax.numpy as jnp
-    >>> from sail_jax.change_basis import change_basis
-    >>> from sail_jax.spaces import spec
+    >>> from sail_jax.basis.change_basis import change_basis
+    >>> from sail_jax.basis.spaces import spec
     >>> a = {"in": jnp.array([[1.0, 2.0]]), "out": jnp.array([[3.0], [4.0]])}
     >>> b = {"in": jnp.array([[2.0, 1.0]]), "out": jnp.array([[4.0], [3.0]])}
     >>> s = spec(a, {"in": "x* h", "out": "h* y"}, spaces={"h": "relu", "{x,y}": "outer"})

@@ -12,12 +12,12 @@ from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from sail_jax.align.blocks import along_block, check_blocks, factors
 from sail_jax.align.solvers import GENERAL, solver
-from sail_jax.axes import Factor, Role
-from sail_jax.change_basis import unfuse
+from sail_jax.basis.axes import Factor, Role
+from sail_jax.basis.change_basis import unfuse
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap, compose, identity
+from sail_jax.basis.spaces import Spec
 from sail_jax.checks import concrete, nearest
-from sail_jax.families import Family
-from sail_jax.maps import SpaceMap, compose, identity
-from sail_jax.spaces import Spec
 from sail_jax.trees import leaf_paths
 
 __all__ = ["EPS", "Assign", "Problem", "apart", "arrays", "recurrent"]

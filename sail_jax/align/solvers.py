@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sail_jax.families import Family
-from sail_jax.maps import SpaceMap, select
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap, select
 
 __all__ = ["GENERAL", "SOLVERS", "procrustes", "solver"]
 

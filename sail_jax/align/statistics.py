@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from sail_jax.align.activations import Moments, stream
+from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
-from sail_jax.spaces import Spec
 from sail_jax.trees import leaf_paths, path_str
 
 __all__ = ["repair", "reset_statistics"]

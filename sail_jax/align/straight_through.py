@@ -8,8 +8,8 @@ from jaxtyping import Array, Float, PyTree
 
 from sail_jax.align.blocks import change_blocks
 from sail_jax.align.matching import match_weights
-from sail_jax.maps import SpaceMap
-from sail_jax.spaces import Spec
+from sail_jax.basis.maps import SpaceMap
+from sail_jax.basis.spaces import Spec
 
 __all__ = ["StraightThrough", "straight_through"]
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from sail_jax.architectures.table import Rules, divided, fill
-from sail_jax.axes import parse_axes, path_pattern
+from sail_jax.basis.axes import parse_axes, path_pattern
 from sail_jax.checks import nearest
 from sail_jax.trees import leaf_paths
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from sail_jax.axes import path_pattern
+from sail_jax.basis.axes import path_pattern
+from sail_jax.basis.spaces import Spec, spec
 from sail_jax.checks import nearest
-from sail_jax.spaces import Spec, spec
 from sail_jax.trees import leaf_paths, path_str
 
 __all__ = ["Rules", "count", "divided", "fill", "flag", "look", "pairs", "put", "setting"]
@@ -21,7 +21,7 @@ Config = Mapping[str, Any]
 class Rules(NamedTuple):
     """The table of one architecture at one configuration; `rules.spec(params)` applies it.
 
-    - axes: path pattern and axes string per tensor, see `sail_jax.axes`;
+    - axes: path pattern and axes string per tensor, see `sail_jax.basis.axes`;
     - spaces, sizes: as `sail_jax.spec` takes them, keys as they stand in the axes strings;
     - optional: the patterns that need not match (biases, heads, buffers of some releases);
     - ends: spaces that are the network's output, unless one of these patterns matches (a head);

@@ -8,25 +8,25 @@ whose tensors are computed when read: grown (`grow_checkpoint`), or in another b
 
 from typing import TYPE_CHECKING
 
-from sail_jax.checkpoint.files import CheckpointError
-from sail_jax.checkpoint.merging import merge_checkpoints, merge_recipe
-from sail_jax.checkpoint.open import Checkpoint, load_checkpoint, open_checkpoint
-from sail_jax.checkpoint.writer import create, save_checkpoint
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.open import Checkpoint, load_checkpoint, open_checkpoint
+from sail_jax.checkpoint.operations.merging import merge_checkpoints, merge_recipe
+from sail_jax.checkpoint.output.writer import create, save_checkpoint
 from sail_jax.lazy import lazily
 from sail_jax.merging.tensors import Tensor
 
 if TYPE_CHECKING:
-    from sail_jax.checkpoint.aligning import align_checkpoints
-    from sail_jax.checkpoint.comparing import Comparison, compare_checkpoints
-    from sail_jax.checkpoint.growing import grow_checkpoint
+    from sail_jax.checkpoint.operations.aligning import align_checkpoints
+    from sail_jax.checkpoint.operations.comparing import Comparison, compare_checkpoints
+    from sail_jax.checkpoint.operations.growing import grow_checkpoint
 
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "align_checkpoints": "aligning",
-        "Comparison": "comparing",
-        "compare_checkpoints": "comparing",
-        "grow_checkpoint": "growing",
+        "align_checkpoints": "operations.aligning",
+        "Comparison": "operations.comparing",
+        "compare_checkpoints": "operations.comparing",
+        "grow_checkpoint": "operations.growing",
     },
 )
 

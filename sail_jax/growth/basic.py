@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap, identity, measure, select
 from sail_jax.checks import concrete
-from sail_jax.families import Family
-from sail_jax.maps import SpaceMap, identity, measure, select
 
 __all__ = ["flip", "lemon_gain", "pad", "permute", "prune", "rescale", "rotate", "widen"]
 

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
-from sail_jax.axes import path_pattern
+from sail_jax.basis.axes import path_pattern
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap
 from sail_jax.checks import concrete, nearest
-from sail_jax.families import Family
 from sail_jax.growth.basic import check_growth, duplicate
-from sail_jax.maps import SpaceMap
 from sail_jax.trees import leaf_paths, path_str
 
 __all__ = [
@@ -164,8 +164,8 @@ def overwrite(
 ) -> PyTree:
     """Layers `layers` of stacked leaves set to "zeros", "ones" or "identity".
 
-    `rules` are keyed by patterns of paths (see `sail_jax.axes`); `axis` is the layer axis. With
-    zeros for the output projections of residual blocks, or identities for kernels and zeros for
+    `rules` are keyed by patterns of paths (see `sail_jax.basis.axes`); `axis` is the layer axis.
+    With zeros for the output projections of residual blocks, or identities for kernels and zeros for
     biases between idempotent nonlinearities (f(f(x)) == f(x): ReLU), those layers do nothing.
 
     Raises ValueError for a fill that is none of these, a pattern that matches no leaf, a layer out

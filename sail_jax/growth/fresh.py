@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray, PyTree
 
-from sail_jax.axes import Axis, Factor, blocks, path_pattern
+from sail_jax.basis.axes import Axis, Factor, blocks, path_pattern
+from sail_jax.basis.maps import SpaceMap
+from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
 from sail_jax.growth.basic import lemon_gain
-from sail_jax.maps import SpaceMap
-from sail_jax.spaces import Spec
 from sail_jax.trees import leaf_paths, path_str
 
 __all__ = [

@@ -8,14 +8,14 @@ import numpy as np
 from jaxtyping import Array
 
 from sail_jax.architectures.table import Rules
-from sail_jax.axes import Axis, Factor
-from sail_jax.certificate import SpaceReport
+from sail_jax.basis.axes import Axis, Factor
+from sail_jax.basis.certificate import SpaceReport
+from sail_jax.basis.maps import SpaceMap, measure
+from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
 from sail_jax.growth.depth import inserted
 from sail_jax.growth.named import Method, pair_units
 from sail_jax.growth.targets import layer_of
-from sail_jax.maps import SpaceMap, measure
-from sail_jax.spaces import Spec
 
 __all__ = ["Added", "Source", "added", "chained", "deepened", "layer_row", "own_first"]
 

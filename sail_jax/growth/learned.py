@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from sail_jax.axes import blocks
-from sail_jax.change_basis import change_basis
+from sail_jax.basis.axes import blocks
+from sail_jax.basis.change_basis import change_basis
+from sail_jax.basis.maps import SpaceMap
+from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.growth.basic import check_growth
 from sail_jax.growth.depth import deepen
 from sail_jax.growth.fresh import leaf_key
 from sail_jax.learning import Learned, learn
-from sail_jax.maps import SpaceMap
-from sail_jax.spaces import Leaf, Space, Spec
 from sail_jax.trees import leaf_paths
 
 __all__ = [
@@ -127,7 +127,7 @@ def sail_init(
         if any(len(blocks(axis)) > 1 for axis in axes):
             raise ValueError(
                 f"leaf {path!r} fuses several matrices, which have singular vectors of their own: "
-                "apply sail_jax.change_basis.unfuse first"
+                "apply sail_jax.unfuse first"
             )
         was = jnp.shape(arrays[path])
         shape = [was[k] if f is None else spec.space(f.space).size for k, _, f in factors]

@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from sail_jax.axes import Factor
-from sail_jax.certificate import Report
-from sail_jax.change_basis import change_basis
+from sail_jax.basis.axes import Factor
+from sail_jax.basis.certificate import Report
+from sail_jax.basis.change_basis import change_basis
+from sail_jax.basis.maps import SpaceMap
+from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.checks import nearest
 from sail_jax.growth.fresh import aki, leaf_key, scale_norms
 from sail_jax.growth.layers import Source
 from sail_jax.growth.named import Method, Step
-from sail_jax.maps import SpaceMap
-from sail_jax.spaces import Leaf, Space, Spec
 
 __all__ = ["Growth"]
 

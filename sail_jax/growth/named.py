@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from sail_jax.axes import blocks
-from sail_jax.change_basis import change_basis, unfuse
+from sail_jax.basis.axes import blocks
+from sail_jax.basis.change_basis import change_basis, unfuse
+from sail_jax.basis.maps import SpaceMap, select
+from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.growth import depth, fresh, width
 from sail_jax.growth.basic import pad, widen
 from sail_jax.growth.fresh import leaf_key
-from sail_jax.maps import SpaceMap, select
-from sail_jax.spaces import Leaf, Space, Spec
 
 __all__ = ["DEPTHS", "METHODS", "Method", "pair_units"]
 

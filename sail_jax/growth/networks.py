@@ -18,10 +18,12 @@ from jax.scipy.linalg import block_diag
 from jaxtyping import PRNGKeyArray, PyTree
 
 from sail_jax.architectures.table import Config, Rules, look, put
-from sail_jax.axes import parse_axes, path_pattern
-from sail_jax.certificate import Report
+from sail_jax.basis.axes import parse_axes, path_pattern
+from sail_jax.basis.certificate import Report
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap, compose, identity
+from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
-from sail_jax.families import Family
 from sail_jax.growth.basic import duplicate
 from sail_jax.growth.depth import _is_flat, _nested, deepen
 from sail_jax.growth.layers import Source, added, chained, deepened, layer_row, own_first
@@ -29,8 +31,6 @@ from sail_jax.growth.leaves import Growth
 from sail_jax.growth.named import METHODS, Method
 from sail_jax.growth.quantities import Fitted, fit, judge
 from sail_jax.growth.targets import TIES, check_stated, layer_count, new_sizes, rules_of, target
-from sail_jax.maps import SpaceMap, compose, identity
-from sail_jax.spaces import Spec
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Growth", "grow", "plan"]

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from sail_jax.axes import Role, blocks
-from sail_jax.change_basis import change_basis
-from sail_jax.families import Family
-from sail_jax.maps import SpaceMap
-from sail_jax.spaces import Spec, table
+from sail_jax.basis.axes import Role, blocks
+from sail_jax.basis.change_basis import change_basis
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap
+from sail_jax.basis.spaces import Spec, table
 from sail_jax.trees import path_str
 
 __all__ = ["LAWS", "Moved", "StateReport", "change_state", "learning_rates"]

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from sail_jax import architectures
 from sail_jax.architectures.table import Config, Rules, look, put
-from sail_jax.axes import path_pattern
+from sail_jax.basis.axes import path_pattern
+from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
-from sail_jax.spaces import Spec
 
 __all__ = [
     "EPSILONS",

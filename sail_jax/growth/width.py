@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
-from sail_jax.certificate import exactness
+from sail_jax.basis.certificate import exactness
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap, identity, select
+from sail_jax.basis.spaces import Spec
 from sail_jax.checks import concrete
-from sail_jax.families import Family
 from sail_jax.growth.basic import check_growth, lemon_gain, widen
 from sail_jax.growth.fresh import leaf_key
-from sail_jax.maps import SpaceMap, identity, select
-from sail_jax.spaces import Spec
 
 __all__ = [
     "compensate",

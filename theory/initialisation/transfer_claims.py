@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Array
 from scipy.stats import norm
 
-from sail_jax.change_basis import change_basis
+from sail_jax.basis.change_basis import change_basis
+from sail_jax.basis.spaces import spec
 from sail_jax.distances import total_variation_gaussian
 from sail_jax.growth import mix_layers
 from sail_jax.growth.learned import sail_init, sail_maps, sail_spec, width_gradients
-from sail_jax.spaces import spec
 from theory.claims import Claim, Estimate, Simulate
 from theory.initialisation import transfer
 from theory.initialisation.settings import PAPER, generator, measured

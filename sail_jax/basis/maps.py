@@ -1,0 +1,353 @@
+"""Maps that re-express one feature space, in dense and in index form.
+
+A `SpaceMap` sends an activation x of a space to `write @ x`, and what reads x to a reader of
+that: `W -> W @ read`. No linear reader sees the difference iff `read @ write == I`; a network
+does not iff its nonlinearity also commutes with `write`, which is what a `Family` records.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from sail_jax.basis.families import Family
+from sail_jax.checks import concrete
+
+__all__ = [
+    "Selection",
+    "SpaceMap",
+    "along",
+    "classify",
+    "compose",
+    "defect",
+    "identity",
+    "invert",
+    "measure",
+    "select",
+]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("index", "scale"), meta_fields=("old",))
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The matrix [new, old] with `scale[j]` at (j, `index[j]`), kept as a gather.
+
+    `scale=None` stands for ones and costs no multiplication.
+    """
+
+    index: Int[Array, "new"]
+    scale: Float[Array, "new"] | None
+    old: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.index.shape, self.old)
+
+    def dense(self) -> Float[Array, "new old"]:
+        ones = jax.nn.one_hot(self.index, self.old)
+        return ones if self.scale is None else ones.astype(self.scale.dtype) * self.scale[..., None]
+
+
+Operator = Array | Selection
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclass(frozen=True, eq=False)
+class SpaceMap:
+    """One space of `old` units re-expressed in `new` units: `write` [new, old], `read` [old, new].
+
+    Either two arrays, or two `Selection`s with one index, each a gather onto the new units: new
+    unit j is `write.scale[j]` times old unit `index[j]`, and is read with weight `read.scale[j]`,
+    so that `read` stands for the transpose of its selection. `dense()` is the definition of the
+    index form. `family` is the claim, kept through jit, about which maps this one is among;
+    arrays of unknown origin are LINEAR (see `classify`).
+
+    Leaves are differentiable; leading batch axes are for use under vmap. Raises ValueError if
+    the shapes of `write` and `read` are not each other's transpose, or the indices differ.
+    """
+
+    write: Operator
+    read: Operator
+    family: Family = Family.LINEAR
+
+    def __post_init__(self) -> None:
+        write, read = self.write, self.read
+        if isinstance(write, Selection) != isinstance(read, Selection):
+            raise ValueError("write and read must both be arrays or both be Selections")
+        if isinstance(write, Selection) and isinstance(read, Selection):
+            if write.index is not read.index:
+                one, two = concrete(write.index), concrete(read.index)
+                if one is None or two is None or not np.array_equal(one, two):
+                    raise ValueError("the Selections of write and read must share one index")
+            if write.old != read.old:
+                raise ValueError(f"write selects from {write.old} units, read from {read.old}")
+        else:
+            write, read = _floating(write), _floating(read)
+            transposed = read.shape[:-2] + read.shape[-2:][::-1]
+            if write.ndim < 2 or write.shape != transposed:
+                raise ValueError(
+                    "write [new, old] and read [old, new] must have transposed shapes, "
+                    f"got {write.shape} and {read.shape}"
+                )
+            object.__setattr__(self, "write", write)
+            object.__setattr__(self, "read", read)
+
+    @property
+    def new(self) -> int:
+        """Number of units after."""
+        return self.write.shape[-2]
+
+    @property
+    def old(self) -> int:
+        """Number of units before."""
+        return self.write.shape[-1]
+
+    @property
+    def index(self) -> Int[Array, "new"] | None:
+        """The index of the index form; None for a dense map."""
+        return self.write.index if isinstance(self.write, Selection) else None
+
+    @property
+    def entries(self) -> tuple[Array | None, Array | None]:
+        """Those of `write` and `read.T`: [new, old], or [new] at the index (None for ones)."""
+        write, read = self.write, self.read
+        if isinstance(write, Selection) or isinstance(read, Selection):
+            return cast(Selection, write).scale, cast(Selection, read).scale
+        return write, jnp.swapaxes(read, -1, -2)
+
+    def operator(self, entries: Array | None) -> Operator:
+        """Entries laid out as those of this map, as a [new, old] operator for `along`."""
+        if isinstance(self.write, Selection):
+            return Selection(self.write.index, entries, self.old)
+        return cast(Array, entries)
+
+    def dense(self) -> "SpaceMap":
+        """The same map as two arrays."""
+        if not isinstance(self.write, Selection):
+            return self
+        write, read_t = (cast(Selection, self.operator(e)).dense() for e in self.entries)
+        return SpaceMap(write, jnp.swapaxes(read_t, -1, -2), self.family)
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        write, read = self.write, self.read
+        key = jax.tree_util.GetAttrKey
+        if isinstance(write, Selection) and isinstance(read, Selection):
+            # one copy of the index, so that the two fields cannot come to disagree
+            fields = {"index": write.index, "write": write.scale, "read": read.scale}
+            return [(key(k), v) for k, v in fields.items()], (self.family, write.old)
+        return [(key("write"), write), (key("read"), read)], (self.family, None)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, leaves: Any) -> "SpaceMap":
+        family, old = static
+        if old is not None:
+            index, write, read = leaves
+            leaves = (Selection(index, write, old), Selection(index, read, old))
+        new = object.__new__(cls)  # leaves may be placeholders: no checks
+        for name, value in zip(("write", "read", "family"), (*leaves, family), strict=True):
+            object.__setattr__(new, name, value)
+        return new
+
+
+def select(
+    index: ArrayLike,
+    old: int,
+    *,
+    write: ArrayLike | None = None,
+    read: ArrayLike | None = None,
+    family: Family = Family.LINEAR,
+) -> SpaceMap:
+    """The index form: new unit j is `write[j]` times old unit `index[j]`, read with `read[j]`.
+
+    `index` is an integer vector over range(old), `write` and `read` are vectors of its length
+    or None for ones. Raises TypeError or ValueError, naming the argument, otherwise.
+    """
+    given = {"write": write, "read": read}
+    index = jnp.asarray(index)
+    if not jnp.issubdtype(index.dtype, jnp.integer):
+        raise TypeError(f"index must hold integers, got {index.dtype}")
+    if index.ndim != 1:
+        raise ValueError(f"index must be a vector, got shape {index.shape}")
+    values = concrete(index)
+    if values is not None and values.size and not 0 <= values.min() <= values.max() < old:
+        bad = values[(values < 0) | (values >= old)][0]
+        raise ValueError(f"index must lie in range({old}), got {bad}")
+    scales = {name: None if s is None else _floating(s) for name, s in given.items()}
+    for name, scale in scales.items():
+        if scale is not None and scale.shape != index.shape:
+            raise ValueError(f"{name} must have the shape {index.shape}, got {scale.shape}")
+    return _indexed(index, scales["write"], scales["read"], old, family)
+
+
+def identity(n: int) -> SpaceMap:
+    """The map that changes nothing."""
+    return select(np.arange(n), n, family=Family.IDENTITY)
+
+
+def along(operator: Operator, x: Array, axis: int) -> Array:
+    """`operator` [new, old] contracted with one axis of x, in the wider of their dtypes."""
+    if isinstance(operator, Selection):
+        # all axes before it are indexed as well: XLA on a CPU would lay the gathered one out first,
+        # and then transpose
+        iota = partial(jax.lax.broadcasted_iota, jnp.int32, dimension=0)
+        before = (iota(shape=(n, *[1] * (axis - k))) for k, n in enumerate(x.shape[:axis]))
+        at = x.at[(*before, operator.index)]
+        x = at.get(mode="clip", wrap_negative_indices=False)
+        if operator.scale is None:
+            return x
+        column = [1] * x.ndim
+        column[axis] = -1
+        return x * operator.scale.reshape(column)
+    # accelerators would multiply float32 in bfloat16 by default
+    y = jnp.tensordot(operator, x, axes=(1, axis), precision=jax.lax.Precision.HIGHEST)
+    return jnp.moveaxis(y, 0, axis)
+
+
+def compose(second: SpaceMap, first: SpaceMap) -> SpaceMap:
+    """First `first`, then `second`; two index forms make an index form.
+
+    Raises ValueError unless `second` starts from as many units as `first` ends with.
+
+    >>> str(compose(identity(3), identity(3)).family)
+    'identity'
+    """
+    if second.old != first.new:
+        raise ValueError(
+            f"cannot compose: first has {first.new} new units, second re-expresses {second.old}"
+        )
+    family = second.family & first.family
+    if first.index is not None and second.index is not None:
+        take = partial(jnp.take, indices=second.index, axis=0, mode="clip")
+        write, read = (
+            b if a is None else _product(b, take(a))
+            for a, b in zip(first.entries, second.entries, strict=True)
+        )
+        return _indexed(take(first.index), write, read, first.old, family)
+    dense = first.dense()
+    write, read = (second.operator(e) for e in second.entries)
+    return SpaceMap(
+        along(write, cast(Array, dense.write), 0), along(read, cast(Array, dense.read), 1), family
+    )
+
+
+def invert(m: SpaceMap) -> SpaceMap:
+    """`write` and `read` swapped: the inverse on the units that `m` keeps.
+
+    The inverse of an invertible map is of its family, and of its form; any other is dense and
+    LINEAR (what undoes a duplication is an average).
+    """
+    if Family.INVERTIBLE not in m.family:
+        m = m.dense()
+        return SpaceMap(m.read, m.write)
+    if m.index is None:
+        return SpaceMap(m.read, m.write, m.family)
+    inverse = jnp.argsort(m.index)
+    read, write = (None if e is None else e[inverse] for e in m.entries)
+    return _indexed(inverse, write, read, m.new, m.family)
+
+
+def defect(m: SpaceMap) -> Float[Array, ""]:
+    """max |read @ write - I|: what a linear reader loses. 0 iff the map is lossless."""
+    write, read = m.entries
+    if m.index is not None or write is None:
+        weight = _product(write, read)
+        kept = jnp.zeros(m.old).at[m.index].add(1.0 if weight is None else weight)
+        return jnp.max(jnp.abs(kept - 1), initial=0)
+    dtype = jnp.promote_types(write.dtype, jnp.float32)
+    read = cast(Array, m.read).astype(dtype)
+    product = jnp.matmul(read, write.astype(dtype), precision=jax.lax.Precision.HIGHEST)
+    return jnp.max(jnp.abs(product - jnp.eye(m.old)), initial=0)
+
+
+def measure(m: SpaceMap) -> tuple[float, float] | None:
+    """The defect, and as much of it as rounding alone can explain (host side); None if traced.
+
+    The latter is `4 eps sqrt(new) max(|read| @ |write|)`: a dot product of length `new` whose
+    entries carry independent relative errors of eps, at four standard deviations.
+    """
+    host = _host(m)
+    if host is None:
+        return None
+    write, read = host
+    lost = np.abs(_kept(m, write, read) - _one(m)).max(initial=0)
+    dtypes = [x.dtype for x in jax.tree.leaves(m) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    eps = max((float(jnp.finfo(dtype).eps) for dtype in dtypes), default=0.0)
+    size = _kept(m, np.abs(write), np.abs(read)).max(initial=0)
+    return float(lost), float(4 * eps * m.new**0.5 * size)
+
+
+def classify(m: SpaceMap) -> Family:
+    """The properties that hold for the entries of a map (host side; ValueError if traced).
+
+    Exact zeros, ones and signs count as such; products to within rounding (`measure`). Use it
+    to vouch for arrays: `SpaceMap(write, read, classify(SpaceMap(write, read)))`.
+    """
+    host, measured = _host(m), measure(m)
+    if host is None or measured is None:
+        raise ValueError("a traced map cannot be classified: state its family")
+    (w, r), (lost, tolerance) = host, measured
+    n, one = m.old, _one(m)
+    index = np.arange(n) if m.index is None else np.asarray(m.index)
+    if all(map(np.array_equal, (w, r, index), (one, one, np.arange(n)))):
+        return Family.IDENTITY
+    rows = w if m.index is None else w[:, None]
+    monomial = bool((np.count_nonzero(rows, axis=1) <= 1).all() and not r[~rows.any(axis=1)].any())
+    spread = np.abs(_kept(m, w, w) * n / m.new - one).max(initial=0)
+    facts = {
+        Family.MONOMIAL: monomial,
+        Family.NONNEGATIVE: bool((w >= 0).all()),
+        Family.UNIT: monomial and bool(np.isin(w, (-1, 0, 1)).all()),
+        Family.ISOMETRIC: bool(spread <= tolerance),
+        Family.INVERTIBLE: m.new == n and lost <= tolerance,
+    }
+    found = Family.LINEAR
+    for family, holds in facts.items():
+        found |= family if holds else Family.LINEAR
+    return found
+
+
+def _host(m: SpaceMap) -> tuple[np.ndarray, np.ndarray] | None:
+    """The entries of a map, on the host; None if traced."""
+    leaves = [concrete(leaf) for leaf in jax.tree.leaves(m)]
+    if any(leaf is None for leaf in leaves):
+        return None
+    # not m.entries, which would trace a transposition where the map is a constant under jit
+    m = jax.tree.unflatten(jax.tree.structure(m), leaves)
+    write, read = (m.write, m.read) if m.index is None else m.entries
+    ones = np.ones(m.new)
+    w, r = (ones if e is None else np.asarray(e).astype(np.float64) for e in (write, read))
+    return w, r if m.index is not None else r.T
+
+
+def _one(m: SpaceMap) -> np.ndarray:
+    """The identity of the old units, laid out as `_kept`."""
+    return np.eye(m.old) if m.index is None else np.ones(m.old)
+
+
+def _kept(m: SpaceMap, write: np.ndarray, read: np.ndarray) -> np.ndarray:
+    """`read @ write` for entries in the layout of m; of an index form, the diagonal that it is."""
+    if m.index is None:
+        return read.T @ write
+    return np.bincount(np.asarray(m.index), write * read, m.old)
+
+
+def _indexed(
+    index: Array, write: Array | None, read: Array | None, old: int, family: Family
+) -> SpaceMap:
+    return SpaceMap(Selection(index, write, old), Selection(index, read, old), family)
+
+
+def _floating(x: Any) -> Array:
+    x = jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        raise TypeError(f"a map must be real, got {x.dtype}")
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(float)
+
+
+def _product(a: Array | None, b: Array | None) -> Array | None:
+    """Scales multiplied, None being ones."""
+    return b if a is None else a if b is None else a * b

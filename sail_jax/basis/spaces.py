@@ -1,0 +1,414 @@
+"""Which feature space every axis of every parameter lives in: rules, checked into a `Spec`.
+
+Rules give an axes string to each leaf by a pattern of its path, as partition rules give shardings
+(both are defined in `sail_jax.basis.axes`), so that one small table serves an architecture:
+
+    "embed":                        "vocab* resid"
+    "blocks/{i}/mlp/in/kernel":     "resid* hidden{i}"
+    "blocks/{i}/mlp/out/kernel":    "hidden{i}* resid"
+    "**/scale":                     "diag(resid)"
+    "head":                         "resid* logits"
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sail_jax.basis.axes import Axis, Role, blocks, format_axes, parse_axes, path_pattern
+from sail_jax.basis.families import NONLINEARITIES
+from sail_jax.basis.maps import SpaceMap
+from sail_jax.checks import nearest
+from sail_jax.trees import leaf_paths
+
+__all__ = ["Leaf", "Space", "Spec", "Use", "spec"]
+
+
+class Leaf(NamedTuple):
+    """A parameter: its path and, per array axis, its spaces."""
+
+    path: str
+    axes: tuple[Axis, ...]
+
+
+class Space(NamedTuple):
+    """A feature space; `nonlinearity` is what is applied to it, "" where not stated."""
+
+    name: str
+    size: int
+    nonlinearity: str
+
+
+class Use(NamedTuple):
+    """A place where a space occurs: factor number `factor` of axis `axis` of leaf `path`."""
+
+    path: str
+    axis: int
+    factor: int
+    role: Role
+    tied: bool
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, repr=False)
+class Spec:
+    """The spaces of a parameter tree: what `spec` returns. Immutable, hashable, static in jit.
+
+    `print` shows a table of the spaces: who writes, reads and multiplies each.
+    """
+
+    leaves: tuple[Leaf, ...]
+    spaces: tuple[Space, ...]
+
+    @cached_property
+    def _axes(self) -> dict[str, tuple[Axis, ...]]:
+        return dict(self.leaves)
+
+    @cached_property
+    def _spaces(self) -> dict[str, Space]:
+        return {space.name: space for space in self.spaces}
+
+    @cached_property
+    def _uses(self) -> dict[str, tuple[Use, ...]]:
+        uses: dict[str, list[Use]] = {space.name: [] for space in self.spaces}
+        for path, axes in self.leaves:
+            for a, axis in enumerate(axes):
+                for f, factor in enumerate(axis):
+                    uses[factor.space].append(Use(path, a, f, factor.role, factor.tied))
+        return {name: tuple(where) for name, where in uses.items()}
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.leaves, self.spaces))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def axes(self, path: str) -> tuple[Axis, ...]:
+        """The spaces of each axis of a leaf; ValueError, naming the nearest paths, if none."""
+        if path not in self._axes:
+            raise ValueError(f"the spec has no leaf {path!r}{nearest(path, self._axes)}")
+        return self._axes[path]
+
+    def space(self, name: str) -> Space:
+        """The space of that name; ValueError, naming the nearest, if none."""
+        if name not in self._spaces:
+            raise ValueError(f"the spec has no space {name!r}{nearest(name, self._spaces)}")
+        return self._spaces[name]
+
+    def shape(self, path: str) -> tuple[int | None, ...]:
+        """The shape of a leaf; None for an axis in no space, which the spec does not size."""
+        return tuple(self.extent(axis) if axis else None for axis in self.axes(path))
+
+    def extent(self, axis: Axis) -> int:
+        """How many entries an axis has: the sum over its blocks of the product of their spaces."""
+        return sum(math.prod(self.space(f.space).size for f in block) for block in blocks(axis))
+
+    def uses(self, name: str) -> tuple[Use, ...]:
+        """Every place where the space occurs, in the order of the leaves."""
+        return self._uses[self.space(name).name]
+
+    def check(self, maps: Mapping[str, SpaceMap]) -> None:
+        """ValueError if a map is for no space of the spec, or of another size, or batched."""
+        for name, m in maps.items():
+            if not isinstance(m, SpaceMap):
+                raise TypeError(f"maps[{name!r}] must be a SpaceMap, got {type(m).__name__}")
+            if name not in self._spaces:
+                raise ValueError(f"maps name no space {name!r}{nearest(name, self._spaces)}")
+            size = self._spaces[name].size
+            if m.old != size:
+                raise ValueError(
+                    f"space {name!r} has {size} units (leaf {self.uses(name)[0].path!r}), "
+                    f"but its map re-expresses {m.old} as {m.new}"
+                )
+            if len(m.write.shape) != 2:
+                raise ValueError(
+                    f"the map of {name!r} is batched, write {m.write.shape}: use jax.vmap"
+                )
+
+    def resized(self, maps: Mapping[str, SpaceMap]) -> "Spec":
+        """The spec of the parameters after a change of basis by these maps."""
+        self.check(maps)
+        sizes = {name: m.new for name, m in maps.items()}
+        spaces = (space._replace(size=sizes.get(space.name, space.size)) for space in self.spaces)
+        return replace(self, spaces=tuple(spaces))
+
+    def __repr__(self) -> str:
+        return f"Spec({len(self.leaves)} leaves, {len(self.spaces)} spaces)"
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [
+            ("space", "size", "nonlinearity", "writers", "readers", "gains")
+        ]
+        for name, size, nonlinearity in self.spaces:
+            users = (_users(self._uses[name], role) for role in ("write", "read", "gain"))
+            rows.append((name, str(size), nonlinearity or "unstated", *map(_some, users)))
+        return table(rows)
+
+
+def spec(
+    params: Any,
+    rules: Mapping[str, str] | Sequence[tuple[str, str]],
+    *,
+    spaces: Mapping[str, str] | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Spec:
+    """The checked `Spec` of a parameter tree (arrays or ShapeDtypeStructs).
+
+    `rules` give an axes string to each path pattern (see `sail_jax.basis.axes`). `spaces`
+    says what is applied to a space: one or more, separated by blanks, of "linear", "rmsnorm",
+    "relu", "odd", "elementwise", "layernorm", "dot", "softmax"; or "outer" (the network's input or
+    output, which need not be both written and read) or "stack" (a stacked layer axis, which
+    nothing reads). A space not stated is taken to commute with permutations only. `sizes` gives
+    those of grouped spaces that no other leaf settles. The keys of both are space names as
+    they appear in axes strings, `{i}` standing for any text and `{a,b}` for alternatives.
+
+    Raises ValueError, naming the leaf and what to write, unless every leaf matches exactly one
+    rule, every rule, entry of `spaces` and of `sizes` is used, every axis has a name, every
+    space has one size, a writer and a reader, and only floating leaves have spaces.
+
+    >>> layer = {"in": jnp.zeros((3, 8)), "bias": jnp.zeros(8), "out": jnp.zeros((8, 2))}
+    >>> rules = {"in": "x* hidden", "bias": "hidden", "out": "hidden* y"}
+    >>> print(spec(layer, rules, spaces={"hidden": "relu", "{x,y}": "outer"}))
+    space   size  nonlinearity  writers   readers  gains
+    hidden  8     relu          bias, in  out      -
+    x       3     outer         -         in       -
+    y       2     outer         out       -        -
+    """
+    pairs = list(rules.items() if isinstance(rules, Mapping) else rules)
+    arrays = dict(zip(leaf_paths(params), map(_shape_dtype, jax.tree.leaves(params)), strict=True))
+    matched = _match(arrays, pairs)
+    leaves = _parse(arrays, matched)
+    names = sorted({f.space for leaf in leaves for axis in leaf.axes for f in axis})
+    stated = _expand("spaces", spaces or {}, names)
+    given = _expand("sizes", sizes or {}, names)
+    _check_nonlinearities(stated)
+    known = _sizes(arrays, leaves, given)
+    out = Spec(leaves, tuple(Space(n, known[n], stated.get(n, "")) for n in names))
+    _check_sides(out)
+    return out
+
+
+def _match(
+    arrays: Mapping[str, jax.ShapeDtypeStruct], pairs: list[tuple[str, str]]
+) -> dict[str, tuple[str, str]]:
+    """For each leaf its rule's pattern and the axes string with captures filled in."""
+    problems, out, used = [], {}, set()
+    for pattern, axes in pairs:
+        if not isinstance(pattern, str) or not isinstance(axes, str):
+            raise TypeError(f"a rule is a pattern and an axes string, got {(pattern, axes)!r}")
+    patterns = [path_pattern(pattern) for pattern, _ in pairs]
+    for path, leaf in arrays.items():
+        hits = [(k, m) for k, p in enumerate(patterns) if (m := p.fullmatch(path))]
+        used |= {k for k, _ in hits}
+        if not hits:
+            problems.append(
+                f"no rule matches leaf {_show(path, leaf)}"
+                f"{nearest(path, [pattern for pattern, _ in pairs])}; "
+                f"to leave it alone write {path!r}: {' '.join('_' * len(leaf.shape))!r}"
+            )
+        elif len(hits) > 1:
+            rules = ", ".join(f"{pairs[k][0]!r}: {pairs[k][1]!r}" for k, _ in hits)
+            problems.append(
+                f"leaf {_show(path, leaf)} matches {len(hits)} rules: {rules}; narrow all but one"
+            )
+        else:
+            ((k, match),) = hits
+            pattern, axes = pairs[k]
+            names = match.groupdict()
+            if unknown := [n for n in re.findall(r"\{(.*?)\}", axes) if n not in names]:
+                problems.append(
+                    f"the axes {axes!r} of leaf {path!r} use {{{unknown[0]}}}, which its pattern "
+                    f"{pattern!r} does not capture"
+                )
+                continue
+            filled = re.sub(r"\{(.*?)\}", lambda m, names=names: names[m[1]], axes)
+            out[path] = (pattern, filled)
+    for k, (pattern, axes) in enumerate(pairs):
+        if k not in used:
+            problems.append(
+                f"rule {pattern!r}: {axes!r} matches no leaf{nearest(pattern, arrays)}; "
+                "correct or delete it"
+            )
+    _raise(problems)
+    return out
+
+
+def _parse(
+    arrays: Mapping[str, jax.ShapeDtypeStruct], matched: Mapping[str, tuple[str, str]]
+) -> tuple[Leaf, ...]:
+    problems, leaves = [], []
+    for path, leaf in arrays.items():
+        pattern, text = matched[path]
+        try:
+            axes = parse_axes(text)
+        except ValueError as error:
+            problems.append(f"leaf {_show(path, leaf)}, rule {pattern!r}: {error}")
+            continue
+        ndim = len(leaf.shape)
+        if len(axes) != ndim:
+            padded = format_axes([*axes, *[()] * ndim][:ndim])
+            problems.append(
+                f"leaf {_show(path, leaf)} has {ndim} axes, but rule {pattern!r} names "
+                f"{len(axes)}: {text!r}; write one name per axis, such as {padded!r}"
+            )
+        elif any(axes) and not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            problems.append(
+                f"leaf {_show(path, leaf)} is not floating, so no axis of it can change basis; "
+                f"write {pattern!r}: {' '.join('_' * ndim)!r}"
+            )
+        leaves.append(Leaf(path, axes))
+    _raise(problems)
+    return tuple(leaves)
+
+
+def _expand(argument: str, entries: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    """Entries keyed by patterns of space names, as entries keyed by names."""
+    out: dict[str, Any] = {}
+    owner: dict[str, str] = {}
+    problems = []
+    for key, value in entries.items():
+        hits = [name for name in names if path_pattern(key, stars=False).fullmatch(name)]
+        if not hits:
+            problems.append(f"{argument}[{key!r}] names no space{nearest(key, names)}")
+        for name in hits:
+            if name in out:
+                problems.append(
+                    f"{argument}[{key!r}] and {argument}[{owner[name]!r}] both name {name!r}"
+                )
+            out[name], owner[name] = value, key
+    _raise(problems)
+    return out
+
+
+def _check_nonlinearities(stated: Mapping[str, str]) -> None:
+    problems = []
+    for name, words in stated.items():
+        for word in (isinstance(words, str) and words.split()) or [words]:
+            if word not in NONLINEARITIES:
+                valid = ", ".join(NONLINEARITIES)
+                problems.append(f"spaces[{name!r}] is {word!r}; write one of {valid}")
+    _raise(problems)
+
+
+def _sizes(
+    arrays: Mapping[str, jax.ShapeDtypeStruct], leaves: Iterable[Leaf], given: Mapping[str, int]
+) -> dict[str, int]:
+    """The size of every space: given, or from the axes, groups last."""
+    size = {name: int(n) for name, n in given.items()}
+    source = {name: f"sizes[{name!r}]" for name in size}
+    pending = [
+        (leaf.path, arrays[leaf.path].shape[k], axis)
+        for leaf in leaves
+        for k, axis in enumerate(leaf.axes)
+        if axis
+    ]
+    problems, progress = [], True
+    while pending and progress:
+        progress, later = False, []
+        for path, n, axis in pending:
+            names = list(dict.fromkeys(f.space for f in axis))
+            unknown = [name for name in names if name not in size]
+            solved = _solve(n, axis, size) if len(unknown) < 2 else None
+            if solved is None:
+                later.append((path, n, axis))
+                continue
+            progress = True
+            rest, per = solved
+            if unknown and per and rest >= 0 and rest % per == 0:
+                size[unknown[0]] = rest // per
+                source[unknown[0]] = f"leaf {_show(path, arrays[path])}"
+            elif unknown or rest:
+                settled = (f"{s!r} has {size[s]} in {source[s]}" for s in names if s in size)
+                problems.append(
+                    f"leaf {_show(path, arrays[path])} has {n} units of {format_axes([axis])!r}, "
+                    f"but {', '.join(settled)}"
+                )
+                size |= dict.fromkeys(unknown, 0)  # reported once
+                source |= dict.fromkeys(unknown, f"leaf {path!r}")
+        pending = later
+    for path, n, axis in pending:
+        free = next(f.space for f in axis if f.space not in size)
+        problems.append(
+            f"leaf {_show(path, arrays[path])} has {n} units of {format_axes([axis])!r}, which "
+            f"no other leaf splits; write sizes={{{free!r}: ...}}"
+        )
+    _raise(problems)
+    return size
+
+
+def _solve(n: int, axis: Axis, size: Mapping[str, int]) -> tuple[int, int] | None:
+    """n less the blocks whose spaces are known, and what the unknown space is multiplied by in
+    the others; None if it multiplies itself."""
+    per = 0
+    for block in blocks(axis):
+        known = math.prod(size[f.space] for f in block if f.space in size)
+        unknown = sum(f.space not in size for f in block)
+        if unknown > 1:
+            return None
+        n, per = (n, per + known) if unknown else (n - known, per)
+    return n, per
+
+
+def _check_sides(out: Spec) -> None:
+    problems = []
+    names = [space.name for space in out.spaces]
+    for name, _, words in out.spaces:
+        uses = out.uses(name)
+        writers, readers = _users(uses, "write"), _users(uses, "read")
+        if "stack" in words.split():
+            if readers:
+                problems.append(
+                    f"{name!r} is a stack, but leaf {readers[0]!r} reads {name + '*'!r}"
+                )
+        elif "outer" not in words.split() and not (writers and readers):
+            near = nearest(name, [other for other in names if other != name])
+            have, lack = ("written", "reads") if writers else ("read", "writes")
+            if not writers and not readers:
+                have, lack = "only multiplied", "writes or reads"
+            problems.append(
+                f"space {name!r} is {have} by leaf {uses[0].path!r}, but no leaf {lack} it{near}; "
+                f"if it is the network's input or output, write spaces={{{name!r}: 'outer'}}"
+            )
+    _raise(problems)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as left-aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _users(uses: Iterable[Use], role: str) -> list[str]:
+    """The leaves with that role, a tied leaf having both."""
+    found = (u.path for u in uses if u.role == role or (u.tied and role != "gain"))
+    return list(dict.fromkeys(found))
+
+
+def _some(paths: list[str]) -> str:
+    more = f", +{len(paths) - 3}" if len(paths) > 3 else ""
+    return (", ".join(paths[:3]) or "-") + more
+
+
+def _shape_dtype(leaf: Any) -> jax.ShapeDtypeStruct:
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    leaf = np.asarray(leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _show(path: str, leaf: jax.ShapeDtypeStruct) -> str:
+    return f"{path!r} {leaf.dtype}{list(leaf.shape)}"
+
+
+def _raise(problems: list[str]) -> None:
+    if problems:
+        more = [f"and {len(problems) - 8} more"] if len(problems) > 8 else []
+        raise ValueError("\n".join(problems[:8] + more))

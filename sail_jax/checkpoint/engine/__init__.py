@@ -1,0 +1,1 @@
+"""Works carried out by threads, under a memory limit."""

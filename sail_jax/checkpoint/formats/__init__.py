@@ -1,0 +1,1 @@
+"""Files of tensors: what lies in them, and their bytes when asked for."""

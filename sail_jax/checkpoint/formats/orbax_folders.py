@@ -1,0 +1,133 @@
+"""Orbax checkpoints (StandardCheckpointer, PyTreeCheckpointer, a CheckpointManager's step), leaf by
+leaf into NumPy. Orbax itself is imported only here, and only when there is such a checkpoint."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sail_jax import disk
+from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, LoadedTensor, checked_shape
+from sail_jax.checkpoint.formats.trees import nested
+from sail_jax.merging.tensors import Tensor
+
+__all__ = ["admit", "find", "read_folder", "write_folder"]
+
+_MARK = "_METADATA"
+
+
+def find(folder: Path) -> Path | None:
+    """The folder of the one item that lies in or below `folder`, None if it is not orbax's.
+
+    Of a manager's steps the latest, of several items "default".
+    """
+    if (folder / _MARK).is_file():
+        return folder
+    steps = {int(p.name): p for p in folder.iterdir() if p.name.isdecimal() and p.is_dir()}
+    for step in sorted(steps, reverse=True):
+        if item := find(steps[step]):
+            return item
+    items = {p.name: p for p in sorted(folder.iterdir()) if (p / _MARK).is_file()}
+    if len(items) > 1 and "default" not in items:
+        raise CheckpointError(f"{folder} holds several orbax items: name one of {', '.join(items)}")
+    return items.get("default", next(iter(items.values()), None))
+
+
+def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The arrays and numbers of one item by path ("/" between keys); what is text is left out."""
+    import orbax.checkpoint as ocp
+
+    path = path.resolve()
+    with _failing(path), ocp.PyTreeCheckpointer() as checkpointer:
+        about: Any = checkpointer.metadata(path).item_metadata
+        if about is None:
+            raise CheckpointError(f"orbax cannot read {path}: its description is damaged")
+        tree = about.tree if hasattr(about, "tree") else about
+    tensors: dict[str, Tensor] = {}
+    for keys, leaf in _leaves(tree):
+        shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+        if shape is None or dtype is None:
+            continue
+        name = "/".join(key for key, _ in keys)
+        if name in tensors:
+            raise CheckpointError(f"{path}: the path '{name}' is repeated")
+        if np.dtype(dtype).name not in DTYPES:
+            raise CheckpointError(f"{path}: '{name}' has the type {dtype}, which is not read")
+        dtype = DTYPES[np.dtype(dtype).name]
+        shape = checked_shape(tuple(map(int, shape)), dtype.itemsize, f"{path}: '{name}'")
+        load = partial(_leaf, path, keys, dtype)
+        tensors[name] = LoadedTensor(name, dtype, shape, str(path), load)
+    return tensors, {}
+
+
+_Key = tuple[str, int | None]  # of a dictionary, or a place in a list of so many
+
+
+def _leaves(node: Any, keys: tuple[_Key, ...] = ()) -> Iterator[tuple[tuple[_Key, ...], Any]]:
+    if isinstance(node, Mapping):
+        for key, child in node.items():
+            yield from _leaves(child, (*keys, (str(key), None)))
+    elif isinstance(node, list | tuple) and not hasattr(node, "dtype"):
+        for i, child in enumerate(node):
+            yield from _leaves(child, (*keys, (str(i), len(node))))
+    else:
+        yield keys, node
+
+
+def _leaf(path: Path, keys: tuple[_Key, ...], dtype: np.dtype) -> np.ndarray:
+    import orbax.checkpoint as ocp
+
+    item: Any = 0
+    how: Any = ocp.RestoreArgs(restore_type=np.ndarray)
+    for key, length in reversed(keys):
+        if length is None:
+            item, how = {key: item}, {key: how}
+        else:  # lists keep their length: the other places stay empty
+            item = [item if i == int(key) else ocp.PLACEHOLDER for i in range(length)]
+            how = [how if i == int(key) else ocp.RestoreArgs() for i in range(length)]
+    with _failing(path), ocp.PyTreeCheckpointer() as checkpointer:
+        args = ocp.args.PyTreeRestore(item=item, restore_args=how, partial_restore=True)
+        found: Any = checkpointer.restore(path, args=args)
+        for key, length in keys:
+            found = found[key if length is None else int(key)]
+        return np.asarray(found, dtype)
+
+
+def admit(names: Iterable[str]) -> None:
+    """`CheckpointError` unless the paths make a tree that orbax can tell apart: it joins by "."."""
+    nested(names)
+    joined: dict[str, str] = {}
+    for name in names:
+        other = joined.setdefault(name.replace("/", "."), name)
+        if other != name:
+            raise CheckpointError(f"'{name}' and '{other}' are the same path to orbax")
+
+
+def write_folder(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes the leaves as nested dictionaries by `StandardCheckpointer`, which copies them all
+    into memory, about twice."""
+    import orbax.checkpoint as ocp
+
+    def filled(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: filled(child) for key, child in node.items()}
+        return arrays[node]
+
+    with _failing(path), ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path.absolute(), filled(nested(arrays)))
+        checkpointer.wait_until_finished()
+
+
+@contextlib.contextmanager
+def _failing(path: Path) -> Iterator[None]:
+    """Whatever orbax and tensorstore raise: their errors are of many types and lines."""
+    try:
+        yield
+    except disk.StoreError:
+        raise
+    except Exception as exc:
+        why = " ".join(str(exc).split())[:300] or type(exc).__name__
+        raise CheckpointError(f"orbax cannot read or write {path}: {why}") from exc

@@ -1,0 +1,149 @@
+"""The safetensors format: eight bytes of length, a JSON header, then every byte accounted for.
+
+https://huggingface.co/docs/safetensors, read strictly: no gaps, no overlaps, no repeated names.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sail_jax.checkpoint.formats.files import (
+    DTYPES,
+    MAX_HEADER,
+    CheckpointError,
+    File,
+    StoredTensor,
+    checked_shape,
+    contained,
+    reading,
+    strict_json,
+)
+from sail_jax.checkpoint.formats.layout import Layout, Region, Wanted
+from sail_jax.merging.tensors import Tensor
+
+__all__ = ["layout", "read_file", "read_index"]
+
+_CODES = {
+    **{"BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16"},
+    **{"U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64", "C64": "complex64"},
+    **{"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"},
+    **{"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"},
+    **{"F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"},
+}
+_NAMES = {DTYPES[name]: code for code, name in _CODES.items()}
+
+
+def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of one file in the order of their bytes, and its metadata."""
+    path = file.path
+    length = int.from_bytes(file.bytes_at(0, 8), "little")
+    if length > MAX_HEADER or length > file.size - 8:
+        raise CheckpointError(
+            f"{path} is truncated or damaged: its header claims {length} bytes of {file.size}"
+        )
+    text = file.bytes_at(8, length)
+    if not text.startswith(b"{"):
+        raise CheckpointError(f"{path} is damaged: its header is not a JSON object")
+    header = strict_json(text, path)
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise CheckpointError(f"{path} is damaged: its metadata must be text by name")
+    entries = [(_entry(path, name, about), name) for name, about in header.items()]
+    end, tensors = 0, {}
+    for (start, stop, dtype, shape), name in sorted(entries, key=lambda entry: entry[0][:2]):
+        if start != end:
+            fault = "overlaps the tensor before it" if start < end else "leaves a gap before it"
+            raise CheckpointError(f"{path} is damaged: '{name}' {fault} (bytes {start} to {stop})")
+        end = stop
+        run = (8 + length + start, stop - start)
+        tensors[name] = StoredTensor(name, dtype, shape, file, [run])
+    if 8 + length + end != file.size:
+        raise CheckpointError(
+            f"{path} is truncated or damaged: its tensors end at byte {8 + length + end}, the "
+            f"file at {file.size}"
+        )
+    return tensors, metadata
+
+
+def _entry(path: Path, name: str, about: Any) -> tuple[int, int, np.dtype, tuple[int, ...]]:
+    match about:
+        case {"dtype": str(code), "shape": list(shape), "data_offsets": [start, stop]}:
+            pass
+        case _:
+            raise CheckpointError(f"{path} is damaged: '{name}' has no dtype, shape and offsets")
+    if len(about) != 3 or type(start) is not int or type(stop) is not int:
+        raise CheckpointError(f"{path} is damaged: '{name}' is described by {sorted(about)}")
+    if code not in _CODES:
+        raise CheckpointError(f"{path}: '{name}' has the type {code[:40]!r}, which is not read")
+    if not 0 <= start <= stop < 2**62:
+        raise CheckpointError(f"{path} is damaged: '{name}' lies at bytes {start} to {stop}")
+    dtype = DTYPES[_CODES[code]]
+    return start, stop, dtype, checked_shape(shape, dtype.itemsize, f"{path}: '{name}'")
+
+
+def read_index(file: File) -> dict[str, list[str]]:
+    """The names of the tensors in each file that an index (`*.index.json`) lists."""
+    path = file.path
+    if file.size > MAX_HEADER:
+        raise CheckpointError(f"{path} is damaged: it has {file.size} bytes")
+    weights = strict_json(file.bytes_at(0, file.size), path).get("weight_map")
+    if not isinstance(weights, dict) or not all(isinstance(v, str) for v in weights.values()):
+        raise CheckpointError(f"{path} has no valid 'weight_map' (a file for each tensor)")
+    shards: dict[str, list[str]] = {}
+    for name, shard in weights.items():
+        shards.setdefault(shard, []).append(name)
+    for shard in shards:
+        with reading(path):
+            contained(path.parent, shard)
+    return shards
+
+
+def layout(
+    tensors: Wanted, metadata: Mapping[str, str], name: str, shard_bytes: int | None
+) -> Layout:
+    """Files `name`, in shards of at most `shard_bytes` (or one tensor) with an index if several."""
+    shards: list[dict[str, int]] = [{}]
+    for key, (dtype, shape) in tensors.items():
+        if dtype not in _NAMES:
+            raise CheckpointError(f"'{key}': safetensors cannot hold {dtype}")
+        size = math.prod(shape) * dtype.itemsize
+        full = sum(shards[-1].values()) + size if shards[-1] and shard_bytes else 0
+        if full > (shard_bytes or 0):
+            shards.append({})
+        shards[-1][key] = size
+    stem = name.removesuffix(".safetensors")
+    many = len(shards) > 1
+    regions, fixed, sizes, weights = {}, [], {}, {}
+    for i, shard in enumerate(shards, 1):
+        file = f"{stem}-{i:05}-of-{len(shards):05}.safetensors" if many else name
+        header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
+        end = 0
+        for key, size in shard.items():
+            dtype, shape = tensors[key]
+            header[key] = {
+                **{"dtype": _NAMES[dtype], "shape": list(shape)},
+                "data_offsets": [end, end + size],
+            }
+            end += size
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        if len(text) > MAX_HEADER:
+            raise CheckpointError(f"{file}: its header would have {len(text)} bytes; use shards")
+        first = 8 + len(text)
+        fixed.append((file, 0, len(text).to_bytes(8, "little") + text))
+        sizes[file] = first + end
+        for key, size in shard.items():
+            start = first + header[key]["data_offsets"][0]
+            regions[key] = [Region(file, start, size)]
+            weights[key] = file
+    if many:
+        total = sum(sum(shard.values()) for shard in shards)
+        index = {"metadata": {"total_size": total}, "weight_map": weights}
+        text = (json.dumps(index, indent=2, ensure_ascii=False) + "\n").encode()
+        sizes[f"{name}.index.json"] = len(text)
+        fixed.append((f"{name}.index.json", 0, text))
+    return Layout(regions, fixed, sizes)

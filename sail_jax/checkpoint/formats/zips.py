@@ -1,0 +1,117 @@
+"""Zip archives whose stored members are read in place: NumPy's .npz and PyTorch's .pt."""
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from sail_jax.checkpoint.formats.files import MAX_HEADER, CheckpointError, File, reading
+
+__all__ = ["Member", "inflate", "members"]
+
+_BLOCK = 1 << 20
+
+
+class Member(NamedTuple):
+    """One file of an archive: where its bytes lie, packed or as they are."""
+
+    name: str
+    offset: int
+    packed: int
+    size: int
+    deflated: bool
+    comment: bytes
+
+
+class _Reader:
+    """What zipfile needs of a file."""
+
+    def __init__(self, file: File) -> None:
+        self._file, self._at = file, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        at = offset + (0, self._at, self._file.size)[whence]
+        if at < 0:
+            raise ValueError("it points before its beginning")
+        self._at = at
+        return at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, count: int = -1) -> bytes:
+        left = max(0, self._file.size - self._at)
+        count = left if count is None or count < 0 else min(count, left)
+        if count > MAX_HEADER:
+            raise ValueError(f"its directory would have {count} bytes")
+        data = self._file.bytes_at(self._at, count)
+        self._at += count
+        return data
+
+
+def members(file: File) -> tuple[dict[str, Member], bytes]:
+    """The members by name and the archive's comment; encrypted or exotic ones are refused."""
+    found: dict[str, Member] = {}
+    with reading(file.path):
+        archive = zipfile.ZipFile(_Reader(file))  # type: ignore[arg-type]
+        for info in archive.infolist():
+            if info.flag_bits & 1:
+                raise ValueError(f"'{info.filename}' is encrypted")
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"'{info.filename}' is compressed by method {info.compress_type}")
+            if info.filename in found:
+                raise ValueError(f"it holds '{info.filename}' twice")
+            local = file.bytes_at(info.header_offset, 30)
+            if local[:4] != b"PK\3\4":
+                raise ValueError(f"'{info.filename}' is not where the directory says")
+            skip = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
+            offset = info.header_offset + 30 + skip
+            if offset + info.compress_size > file.size:
+                raise ValueError(f"'{info.filename}' ends beyond the file")
+            deflated = info.compress_type == zipfile.ZIP_DEFLATED
+            if not deflated and info.compress_size != info.file_size:
+                raise ValueError(f"'{info.filename}' is stored with two sizes")
+            # Deflate packs at most 1032 to 1: a larger claim is a lie, or a bomb.
+            if deflated and info.file_size > 1032 * info.compress_size + 64:
+                raise ValueError(f"'{info.filename}' cannot unpack to {info.file_size} bytes")
+            found[info.filename] = Member(
+                *(info.filename, offset, info.compress_size, info.file_size),
+                *(deflated, info.comment),
+            )
+    return found, archive.comment
+
+
+def _blocks(file: File, member: Member) -> Iterator[bytes]:
+    """The member's bytes, unpacked, in pieces of bounded size."""
+    unpack = zlib.decompressobj(-15)
+    for start in range(0, member.packed, _BLOCK):
+        data = file.bytes_at(member.offset + start, min(_BLOCK, member.packed - start))
+        while data:
+            yield unpack.decompress(data, _BLOCK)
+            data = unpack.unconsumed_tail
+    while tail := unpack.decompress(unpack.unconsumed_tail, _BLOCK):
+        yield tail
+
+
+def inflate(file: File, member: Member, count: int | None = None) -> np.ndarray:
+    """The first `count` bytes of a member, all of them by default."""
+    count = member.size if count is None else min(count, member.size)
+    if not member.deflated:
+        return file.array_at(member.offset, count)
+    out, end = np.empty(count, np.uint8), 0
+    for block in _blocks(file, member):
+        here = min(len(block), count - end)
+        out[end : end + here] = np.frombuffer(block, np.uint8, here)
+        end += here
+        if len(block) > here and count == member.size:
+            raise CheckpointError(f"{file.path}: '{member.name}' unpacks to more than it says")
+        if end == count and count < member.size:
+            break
+    if end < count:
+        raise CheckpointError(f"{file.path}: '{member.name}' unpacks to {end} of {count} bytes")
+    return out

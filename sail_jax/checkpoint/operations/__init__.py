@@ -1,0 +1,1 @@
+"""Whole commands: merge, grow, align, compare, try."""

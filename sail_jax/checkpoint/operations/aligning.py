@@ -1,0 +1,137 @@
+"""Checkpoints aligned: one re-expressed in the frame of another, and written."""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from sail_jax.align.blocks import change_blocks
+from sail_jax.checkpoint.engine.executor import (
+    CONSTANT,
+    Limits,
+    MergeError,
+    Progress,
+    limits,
+    resident,
+)
+from sail_jax.checkpoint.formats.extras import carried, config_of
+from sail_jax.checkpoint.formats.folders import admit
+from sail_jax.checkpoint.formats.open import open_checkpoint
+from sail_jax.checkpoint.operations.agreement import Agreement, certified, wanted
+from sail_jax.checkpoint.operations.running import carried_out, files
+from sail_jax.checkpoint.output.writer import Format
+from sail_jax.checkpoint.sources.alignment import Aligned, align_maps, aligned_view
+from sail_jax.merging.streaming import Work
+
+__all__ = ["AlignedCheckpoint", "align_checkpoints"]
+
+Path_ = str | PathLike[str]
+
+
+class AlignedCheckpoint(NamedTuple):
+    """What was done: the alignment, how far the outputs moved (none if not asked, or not known
+    how), the output and how long it took (in seconds)."""
+
+    aligned: Aligned
+    agreement: tuple[Agreement, ...]
+    out: Path | None
+    seconds: float
+
+
+def align_checkpoints(
+    a: Path_,
+    b: Path_,
+    out: Path_ | None,
+    config: Mapping[str, Any] | None = None,
+    *,
+    certify: bool | None = None,
+    resume: bool = False,
+    max_memory: int | None = None,
+    threads: int | None = None,
+    allow_nonfinite: bool = False,
+    allow_pickle: bool = False,
+    format: Format | None = None,
+    shard_bytes: int = 5_000_000_000,
+    sync: bool = True,
+    copying: Progress | None = None,
+    **options: Any,
+) -> AlignedCheckpoint:
+    """Writes `b`, re-expressed in the frame of `a`, to `out` (None: matches only).
+
+    options: of `align_maps`. The output has what lay beside the tensors of `b`, and align.json:
+    what was done to which space. certify: also run `b` before and after on probe inputs; by
+    default if the architecture is known and both fit in 1 GB.
+
+    Raises ValueErrors: those of `align_maps`, CheckpointError and MergeError.
+    """
+    began = time.monotonic()
+    if out is not None:
+        admit(Path(out), [a, b], resume)
+    with (
+        open_checkpoint(Path(a), allow_pickle=allow_pickle) as reference,
+        open_checkpoint(Path(b), allow_pickle=allow_pickle) as other,
+    ):
+        aligned = align_maps(reference, other, config, max_memory=max_memory, **options)
+        own = config or config_of(other.extras) or {}
+
+        def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+            return change_blocks(dict(arrays), aligned.spec, aligned.maps, aligned.within), own
+
+        entries = 2 * sum(math.prod(x.shape) for x in other.tensors.values())
+        agreed, failed = wanted(
+            certify, entries, b, lambda: certified(other.tensors, own, renew), max_memory
+        )
+        aligned = aligned._replace(notes=(*aligned.notes, *failed))
+        if out is not None:
+            maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(aligned.maps)]
+            mark = hashlib.sha256(repr([files(Path(a)), files(Path(b)), maps]).encode()).hexdigest()
+            view = aligned_view(other, aligned, mark=mark)
+            works = view.works()
+            about = _about(a, b, aligned, agreed)
+            carried_out(
+                works, Path(out), _limits(works, max_memory, threads), mark,
+                lambda: _extras(view.extras, about), resume=resume, sync=sync,
+                allow_nonfinite=allow_nonfinite, format=format, shard_bytes=shard_bytes,
+                progress=copying,
+            )  # fmt: skip
+    where = None if out is None else Path(out)
+    return AlignedCheckpoint(aligned, agreed, where, time.monotonic() - began)
+
+
+def _limits(works: Sequence[Work], max_memory: int | None, threads: int | None) -> Limits:
+    """Those of the copy, within what the matching before it has left of the memory."""
+    if max_memory is None:
+        return limits(works, None, threads)
+    try:
+        return limits(works, max_memory - max(0, resident() - CONSTANT), threads)
+    except MergeError:  # one tensor at a time, in memory that was used before
+        return limits(works, max_memory, 1)._replace(hold=0)
+
+
+def _about(a: Path_, b: Path_, aligned: Aligned, agreed: Sequence[Agreement]) -> dict[str, Any]:
+    reasons = {row.space: row.reason for row in aligned.report.spaces}
+    return {
+        "reference": str(a),
+        "source": str(b),
+        "exact": aligned.report.exact,
+        "distance": dict(zip(("before", "after"), aligned.distance, strict=True)),
+        "spaces": [{**m._asdict(), "lost": reasons[m.space]} for m in aligned.matches],
+        "within": aligned.within,
+        "notes": list(aligned.notes),
+        "agreement": [one._asdict() for one in agreed],
+    }
+
+
+def _extras(
+    extras: Mapping[str, bytes | Path], about: Mapping[str, Any]
+) -> dict[str, bytes | Path]:
+    out = {name: data for name, data in extras.items() if carried(name)}
+    out["align.json"] = json.dumps(about, indent=2).encode() + b"\n"
+    return out

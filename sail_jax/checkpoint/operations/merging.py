@@ -1,0 +1,225 @@
+"""Checkpoints merged into a checkpoint: recipe, plan, execution, output."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sail_jax.checkpoint.engine.executor import (
+    Limits,
+    MergeError,
+    Progress,
+    Record,
+    limits,
+    peak,
+    summary,
+)
+from sail_jax.checkpoint.formats.folders import admit
+from sail_jax.checkpoint.formats.open import open_checkpoint
+from sail_jax.checkpoint.operations.running import carried_out, files
+from sail_jax.checkpoint.output.writer import Format
+from sail_jax.checkpoint.planning import cards
+from sail_jax.checkpoint.planning import plan as planning
+from sail_jax.checkpoint.planning.plan import Plan
+from sail_jax.checkpoint.recipe.recipes import Recipe, parse, simple
+from sail_jax.merging.merge import Merge
+from sail_jax.merging.streaming import Work, passes, tree_bits
+
+__all__ = [
+    "Merged",
+    "Prepared",
+    "merge_checkpoints",
+    "merge_recipe",
+    "prepared",
+]
+
+Path_ = str | PathLike[str]
+
+
+class Prepared(NamedTuple):
+    """A merge of which everything is known but the values. The inputs are open until it is left."""
+
+    recipe: Recipe
+    plan: Plan
+    works: tuple[Work, ...]
+    limits: Limits
+    fingerprint: str
+    inputs: tuple[str, ...]
+
+    def memory(self) -> int:
+        """Bytes that the process takes at most, as far as it is planned."""
+        return peak(self.works, self.limits)
+
+    def summary(self) -> str:
+        """One line on memory and threads."""
+        return summary(self.works, self.limits)
+
+
+class Merged(NamedTuple):
+    """What was done: the plan, what was measured of each tensor, the output and how long it took
+    (in seconds, from opening the inputs on)."""
+
+    plan: Plan
+    records: Mapping[str, Record]
+    out: Path
+    seconds: float
+
+
+@contextlib.contextmanager
+def prepared(
+    recipe: Recipe,
+    *,
+    max_memory: int | None = None,
+    threads: int | None = None,
+    allow_pickle: bool = False,
+) -> Iterator[Prepared]:
+    """Opens the inputs of a recipe and plans its merge; no tensor is read.
+
+    max_memory: bytes that the process may use; by default what one tensor after another takes.
+    Raises as `parse`, `plan`, `open_checkpoint` and the methods do, all of them ValueErrors.
+    """
+    with contextlib.ExitStack() as stack:
+        stats: list[Any] = []
+        inputs: list[str] = []
+
+        def open(path: str) -> Any:
+            inputs.append(path)
+            checkpoint = stack.enter_context(open_checkpoint(path, allow_pickle=allow_pickle))
+            stats.extend(files(Path(path)))
+            return checkpoint
+
+        plan = planning.plan(recipe, open)
+        works = _works(plan)
+        mark = f"{planning.fingerprint(plan)} {sorted(stats)}"
+        bounds = limits(works, max_memory, threads)
+        yield Prepared(recipe, plan, works, bounds, mark, tuple(inputs))
+
+
+def _works(plan: Plan) -> tuple[Work, ...]:
+    def one(t: planning.Treatment) -> Work:
+        if t.merge is None:
+            return Work(t.name, t.shape, t.dtype, t.models, None, np.ones(1), None)
+        try:
+            return t.merge.work(t.name, t.shape, t.dtype, t.models, t.base, t.weights)
+        except (TypeError, ValueError) as error:
+            raise MergeError(f"{t.name} ({t.method}): {error}") from error
+
+    return tuple(map(one, plan.treatments))
+
+
+def visits(works: Sequence[Work]) -> dict[str, int]:
+    """How often the inputs of each tensor are read, unless they are kept in memory."""
+    groups: dict[int, list[Work]] = {}
+    for one in works:
+        groups.setdefault(id(one.merge), []).append(one)
+    return {one.name: passes(one, tree_bits(some)) for some in groups.values() for one in some}
+
+
+def merge_recipe(
+    recipe: Recipe | str,
+    out: Path_,
+    *,
+    resume: bool = False,
+    max_memory: int | None = None,
+    threads: int | None = None,
+    allow_nonfinite: bool = False,
+    allow_pickle: bool = False,
+    measure: bool = False,
+    format: Format | None = None,
+    shard_bytes: int = 5_000_000_000,
+    sync: bool = True,
+    progress: Progress | None = None,
+    before: Callable[[Prepared], None] | None = None,
+) -> Merged:
+    """Merges checkpoints by a recipe (parsed, or YAML text) into `out`.
+
+    The output appears whole or not at all, and is the same byte for byte whatever `max_memory`
+    (bytes), `threads` and interruptions. resume: go on with what an interrupted call left.
+    allow_nonfinite: merge NaN and infinities, and let outcomes overflow. allow_pickle: read PyTorch
+    pickles, without running them. measure: record norms, cosines and conflicts of each tensor.
+    format, shard_bytes: see `create`. before: called once everything but the values is known.
+
+    Raises ValueErrors: RecipeError, CheckpointError and MergeError.
+    """
+    began = time.monotonic()
+    recipe = parse(recipe) if isinstance(recipe, str) else recipe
+    with prepared(
+        recipe, max_memory=max_memory, threads=threads, allow_pickle=allow_pickle
+    ) as ready:
+        admit(Path(out), ready.inputs, resume)
+        if before is not None:
+            before(ready)
+        records = carried_out(
+            ready.works, Path(out), ready.limits, ready.fingerprint,
+            lambda: _extras(ready, Path(out).name), resume=resume, measure=measure, sync=sync,
+            allow_nonfinite=allow_nonfinite, format=format, shard_bytes=shard_bytes,
+            progress=progress,
+        )  # fmt: skip
+    return Merged(ready.plan, records, Path(out), time.monotonic() - began)
+
+
+def _extras(ready: Prepared, name: str) -> dict[str, bytes | Path]:
+    extras = dict(ready.plan.extras)
+    extras["README.md"] = cards.model_card(ready.recipe, ready.plan, name).encode()
+    if ready.recipe.text:
+        extras["recipe.yaml"] = ready.recipe.text.encode()
+    return extras
+
+
+def merge_checkpoints(
+    models: Sequence[Path_],
+    out: Path_,
+    *,
+    base: Path_ | None = None,
+    method: str | Merge = "linear",
+    weights: Sequence[float] | None = None,
+    compat: str = "paper",
+    resume: bool = False,
+    max_memory: int | None = None,
+    threads: int | None = None,
+    allow_nonfinite: bool = False,
+    allow_pickle: bool = False,
+    measure: bool = False,
+    format: Format | None = None,
+    shard_bytes: int = 5_000_000_000,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Merged:
+    """Merges checkpoints on disk, tensor by tensor.
+
+    Args:
+      models: Folders or files of safetensors, orbax, msgpack or npz.
+      out: Where the outcome goes.
+      base: What the models were tuned from.
+      method: A merge, such as `methods.ties(density=0.2)`; or the name of a method, whose
+        hyperparameters are then among the options.
+      weights: One per model.
+      compat: Of a method by name: whose defaults count.
+      resume, max_memory, threads, allow_nonfinite, allow_pickle, measure, format, shard_bytes,
+        progress: See `merge_recipe`.
+      **options: Hyperparameters of a method by name, one number or, where models have their own,
+        one for each; and dtype, out_dtype, scope, seed, rename, missing, extra, tokenizer (see
+        `checkpoint.recipe.recipes.simple`).
+
+    Raises:
+      ValueError: As `merge_recipe` does.
+
+    >>> import numpy as np, tempfile
+    >>> from sail_jax.checkpoint import load_checkpoint, save_checkpoint
+    >>> folder = tempfile.mkdtemp()
+    >>> for name, value in {"a": 1.0, "b": 4.0}.items():
+    ...     save_checkpoint(f"{folder}/{name}", {"w": np.full(3, value, np.float32)})
+    >>> merged = merge_checkpoints([f"{folder}/a", f"{folder}/b"], f"{folder}/out", weights=[2, 1])
+    >>> load_checkpoint(merged.out)["w"]
+    array([2., 2., 2.], dtype=float32)
+    """
+    recipe = simple(models, base, method, weights=weights, compat=compat, **options)
+    return merge_recipe(
+        recipe, out, resume=resume, max_memory=max_memory, threads=threads,
+        allow_nonfinite=allow_nonfinite, allow_pickle=allow_pickle, measure=measure, format=format,
+        shard_bytes=shard_bytes, progress=progress,
+    )  # fmt: skip

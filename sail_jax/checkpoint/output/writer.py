@@ -1,0 +1,433 @@
+"""Checkpoints written in any order by any thread, visible whole or not at all, and resumable.
+
+Work happens in `.<name>.partial` beside the output:
+
+    journal    whose output it is, and which tensors are whole
+    data/      the output, every file at its full size from the start
+    stage/     for orbax, which writes whole trees: the tensors until then
+    extras/    the plain files that go along
+
+At the end everything is flushed to the device and `data` renamed.
+"""
+
+import contextlib
+import errno
+import math
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from sail_jax import disk
+from sail_jax.checkpoint.formats import msgpack_files, npz_files, orbax_folders, safetensors_files
+from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape, explained
+from sail_jax.checkpoint.formats.folders import Flusher, hold, is_empty_folder, pwrite, reserve
+from sail_jax.checkpoint.formats.layout import Layout, Wanted
+from sail_jax.checkpoint.output.journal import Journal, Piece, digest, gap
+from sail_jax.merging.tensors import Shape
+
+__all__ = ["Format", "Writer", "create", "save_checkpoint"]
+
+Format = Literal["safetensors", "orbax", "npz", "msgpack"]
+_FILES = {"safetensors": "model.safetensors", "npz": "model.npz", "msgpack": "flax_model.msgpack"}
+_PIECE = 1 << 22  # bytes under one digest
+_OURS = {"journal", "data", "stage", "extras"}
+
+
+def create(
+    out: str | Path,
+    tensors: Mapping[str, tuple[Any, Shape]],
+    *,
+    fingerprint: str,
+    format: Format | None = None,
+    shard_bytes: int = 5_000_000_000,
+    metadata: Mapping[str, str] | None = None,
+    resume: bool = False,
+    sync: bool = True,
+) -> "Writer":
+    """Takes `out` for these tensors (dtype and shape by name, in output order).
+
+    A name that ends in .safetensors, .npz or .msgpack is one file; any other a folder, by default
+    of safetensors in shards of at most `shard_bytes` (a larger tensor has a shard to itself).
+    `fingerprint` tells what is written: with `resume`, unfinished work of the same fingerprint and
+    tensors is continued. `sync=False` leaves the flushing to the system: for measurements only.
+
+    Raises `CheckpointError` if `out` is taken, in use, or has no room, before anything is computed.
+    """
+    out = Path(out)
+    wanted = _checked(tensors)
+    suffix = out.suffix.removeprefix(".")
+    single = suffix in _FILES
+    if format and format not in ("orbax", *_FILES):
+        raise CheckpointError(f"format: expected one of {[*_FILES, 'orbax']}, got {format!r}")
+    format = format or (suffix if single else "safetensors")  # type: ignore[assignment]
+    if single and format != suffix:
+        raise CheckpointError(f"{out}: a .{suffix} file does not hold {format}")
+    if shard_bytes < 1:
+        raise CheckpointError(f"shard_bytes: expected at least 1, got {shard_bytes}")
+    metadata = dict(metadata or {})
+    if metadata and format in ("orbax", "msgpack"):
+        raise CheckpointError(f"{format} has no place for metadata")
+    if format == "orbax":
+        orbax_folders.admit(wanted)
+        layout = safetensors_files.layout(wanted, {}, "stage.safetensors", None)
+    elif format == "npz":
+        layout = npz_files.layout(wanted, metadata, out.name if single else _FILES["npz"])
+    elif format == "msgpack":
+        layout = msgpack_files.layout(wanted, out.name if single else _FILES["msgpack"])
+    else:
+        file = out.name if single else _FILES["safetensors"]
+        layout = safetensors_files.layout(wanted, metadata, file, None if single else shard_bytes)
+    return Writer(out, wanted, layout, fingerprint, single, format == "orbax", resume, sync)
+
+
+def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
+    wanted = {}
+    for name, (dtype, shape) in tensors.items():
+        try:
+            name.encode()
+            dtype = np.dtype(dtype)
+        except (TypeError, UnicodeError, AttributeError) as exc:
+            raise CheckpointError(f"{name!r}: expected a name and a dtype ({exc})") from exc
+        if not name or "\0" in name:
+            raise CheckpointError(f"{name!r} is no name for a tensor")
+        if DTYPES.get(dtype.name) != dtype:
+            raise CheckpointError(f"'{name}': no checkpoint holds {dtype}")
+        wanted[name] = (dtype, checked_shape(tuple(shape), dtype.itemsize, f"'{name}'"))
+    return wanted
+
+
+class Writer:
+    """An output in the making. A context manager: leaving it before `commit` keeps the work.
+
+    `finished` names the tensors already whole from an earlier run; `folder` whether the output is
+    one (a file carries no extras).
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        wanted: Wanted,
+        layout: Layout,
+        fingerprint: str,
+        single: bool,
+        staged: bool,
+        resume: bool,
+        sync: bool,
+    ) -> None:
+        self.out, self.folder, self._wanted, self._layout = out, not single, wanted, layout
+        self.partial = out.with_name(f".{out.name}.partial")
+        self._root = self.partial / ("stage" if staged else "data")
+        self._payload = self.partial / "data" / (out.name if single else "")
+        self._staged, self._sync = staged, sync
+        self._pieces: dict[str, dict[int, Piece]] = {name: {} for name in wanted}
+        self._done: set[str] = set()
+        self._mutex = threading.Lock()
+        self._fds: dict[str, int] = {}
+        self._journal: Journal | None = None
+        self._flusher = Flusher()
+        self._committed = False
+        self.finished: frozenset[str] = frozenset()
+        about = repr(
+            [sorted(layout.sizes.items()), [(n, str(d), s) for n, (d, s) in wanted.items()]]
+        )
+        fixed = b"".join(data for _, _, data in layout.fixed)
+        head = {
+            "format": 1,
+            "fingerprint": fingerprint,
+            "layout": disk.sha256(about.encode() + fixed),
+        }
+        with explained("write", out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = hold(self.partial, out)
+        try:
+            self._claim(head, resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the files; what is unfinished stays, for a later run to resume."""
+        with contextlib.suppress(OSError):  # commit raises it
+            self._flusher.close()
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds = {}
+        if self._journal:
+            self._journal.close()
+            self._journal = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _claim(self, head: dict[str, Any], resume: bool) -> None:
+        path = self.partial / "journal"
+        with explained("read", self.partial):
+            found = {p.name for p in self.partial.iterdir() if not p.name.endswith(".part")}
+            taken = os.path.lexists(self.out) and not is_empty_folder(self.out)
+        pieces: dict[str, list[Piece]] = {}
+        old = False
+        if "journal" in found:
+            previous, pieces, inode = Journal.read(path)
+            old = previous == head
+            if inode is not None and not self._payload.exists():
+                # Killed between the renaming and the tidying up, or the output was removed since.
+                with contextlib.suppress(OSError):
+                    if old and resume and taken and self.out.stat().st_ino == inode:
+                        self._done, self.finished = set(self._wanted), frozenset(self._wanted)
+                        self._committed = True
+                        return
+                self._clear()
+                pieces, found, old = {}, set(), False
+        if taken:
+            if not found:
+                self._remove()
+            raise CheckpointError(f"{self.out} exists already; choose another place for the output")
+        strangers = {name for name in found - _OURS if not name.startswith("data.orbax")}
+        if strangers or (found and "journal" not in found):
+            raise CheckpointError(
+                f"{self.partial} holds what no run left there ({min(found - {'journal'})}); "
+                "remove it or choose another place for the output"
+            )
+        if found and not old:
+            raise CheckpointError(
+                f"{self.partial} holds the unfinished work of another run to {self.out.name}; "
+                "remove it or choose another place for the output"
+            )
+        if found and not resume:
+            raise CheckpointError(
+                f"{self.partial} holds this very work, unfinished; add --resume to continue it, or "
+                "remove it"
+            )
+        try:
+            if not found:
+                with explained("write", path):
+                    self._journal = Journal(path, head)
+            self._allocate()
+            whole = {n: p for n, p in pieces.items() if n in self._wanted and self._verified(n, p)}
+            if found:
+                lines = [{"name": name, "pieces": p} for name, p in whole.items()]
+                with explained("write", path):
+                    self._journal = Journal(path, head, lines)
+        except BaseException:
+            if not found:  # nothing was computed yet: leave no trace
+                self._remove()
+            raise
+        self._done, self.finished = set(whole), frozenset(whole)
+
+    def _allocate(self) -> None:
+        """Every file at its full size, so that a disk too small is found out now."""
+        with explained("write", self._root):
+            self._root.mkdir(exist_ok=True)
+            (self.partial / "extras").mkdir(exist_ok=True)
+            have, missing = os.statvfs(self._root), 0
+            for file, size in self._layout.sizes.items():
+                fd = os.open(self._root / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                self._fds[file] = fd
+                missing += max(0, size - os.fstat(fd).st_blocks * 512)
+            free = have.f_bavail * have.f_frsize
+            if missing > free > 0:
+                why = f"it needs {missing / 1e9:.2f} GB more, {free / 1e9:.2f} GB are free"
+                raise OSError(errno.ENOSPC, f"No space left on device ({why})")
+            for file, size in self._layout.sizes.items():
+                os.ftruncate(self._fds[file], size)
+                if size:
+                    reserve(self._fds[file], size)
+            for file, offset, data in self._layout.fixed:
+                pwrite(self._fds[file], memoryview(data), offset)
+
+    def _runs(
+        self, name: str, start: int, view: memoryview
+    ) -> Iterator[tuple[int, int, memoryview]]:
+        """Where a tensor's bytes from `start` on lie: descriptor, offset and part of `view`."""
+        for file, offset, length in self._layout.regions[name]:
+            here = min(length - start, len(view))
+            if here > 0:
+                yield self._fds[file], offset + start, view[:here]
+                view, start = view[here:], 0
+            else:
+                start -= length
+
+    def _verified(self, name: str, pieces: list[Piece]) -> bool:
+        """Whether the bytes still are those that were written."""
+        dtype, shape = self._wanted[name]
+        if gap(pieces, math.prod(shape)) or any(p.count * dtype.itemsize > _PIECE for p in pieces):
+            return False
+        for piece in pieces:
+            data = np.empty(piece.count * dtype.itemsize, np.uint8)
+            with explained("read", self._root):
+                for fd, offset, part in self._runs(name, piece.start * dtype.itemsize, data.data):
+                    if os.preadv(fd, [part], offset) != len(part):
+                        return False
+            if digest(data) != piece.digest:
+                return False
+        return True
+
+    def write(self, name: str, array: np.ndarray, start: int = 0) -> None:
+        """Writes the entries from `start` on, in row-major order; any thread, any order."""
+        if name not in self._wanted:
+            raise CheckpointError(f"'{name}' is not a tensor of {self.out}")
+        dtype, shape = self._wanted[name]
+        if array.dtype != dtype:
+            raise CheckpointError(f"'{name}': expected {dtype}, got {array.dtype}")
+        if name in self._done:
+            raise CheckpointError(f"'{name}' is finished already")
+        if start < 0 or start + array.size > math.prod(shape):
+            raise CheckpointError(
+                f"'{name}': entries {start} to {start + array.size} of {math.prod(shape)}"
+            )
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        step = _PIECE // dtype.itemsize * dtype.itemsize
+        for at in range(0, data.size, step):
+            part = data[at : at + step]
+            first = start + at // dtype.itemsize
+            with explained(f"write '{name}' to", self._root):
+                for fd, offset, view in self._runs(name, first * dtype.itemsize, part.data):
+                    pwrite(fd, view, offset)
+                    if self._sync:
+                        self._flusher.wrote(fd, len(view))
+            piece = Piece(first, part.size // dtype.itemsize, digest(part))
+            with self._mutex:
+                self._pieces[name][first] = piece
+
+    def done(self, name: str) -> None:
+        """Notes that every entry of `name` is written; `CheckpointError` if some are not."""
+        if name in self._done:
+            return
+        pieces = sorted(self._pieces.get(name, {}).values())
+        if name not in self._wanted or (missing := gap(pieces, math.prod(self._wanted[name][1]))):
+            where = missing if name in self._wanted else "it is no tensor of this output"
+            raise CheckpointError(f"'{name}' is not whole: {where}")
+        with self._mutex:
+            if self._journal is None:
+                raise CheckpointError(f"{self.out}: the writer was closed")
+            self._journal.tensor(name, pieces)
+            self._done.add(name)
+            del self._pieces[name]
+
+    def extra(self, filename: str, data: bytes | Path) -> None:
+        """A plain file that goes along: config.json, the tokenizer's files, a model card."""
+        if not self.folder:
+            raise CheckpointError(f"{self.out} is one file: '{filename}' cannot go along")
+        if self._committed:  # it went along when the earlier run committed
+            return
+        if not filename or filename.startswith(".") or set(filename) & set("/\\\0"):
+            raise CheckpointError(f"{filename!r} is not a plain file name")
+        if filename in self._layout.sizes:
+            raise CheckpointError(f"'{filename}' is the name of a file of tensors")
+        path = self.partial / "extras" / filename
+        with explained("write", path):
+            if isinstance(data, Path):
+                shutil.copyfile(data, path)
+            else:
+                path.write_bytes(data)
+
+    def commit(self) -> None:
+        """Flushes everything to the device and renames it to `out`."""
+        if missing := [name for name in self._wanted if name not in self._done]:
+            some = ", ".join(map(repr, missing[:3])) + ", ..." * (len(missing) > 3)
+            raise CheckpointError(f"{self.out}: {len(missing)} tensors are unfinished: {some}")
+        if not self._committed:
+            if self._journal is None:
+                raise CheckpointError(f"{self.out}: the writer was closed")
+            with explained("write", self.out):
+                self._finish(self._journal)
+        self._remove()
+        self.close()
+
+    def _finish(self, journal: Journal) -> None:
+        if self._layout.seal:
+            self._layout.seal(self._root)
+        data = self.partial / "data"
+        if self._staged:
+            for leftover in self.partial.glob("data*"):  # of a conversion that was killed
+                shutil.rmtree(leftover)
+            orbax_folders.write_folder(data, self._mapped())
+        for extra in sorted((self.partial / "extras").iterdir()):
+            if (data / extra.name).is_dir():
+                raise CheckpointError(f"'{extra.name}' is the name of a folder of the output")
+            shutil.copyfile(extra, data / extra.name)
+        if self._sync:
+            self._flusher.close()
+            for above, _, files in os.walk(data):
+                for name in (*files, ""):
+                    disk.sync(Path(above) / name)
+        if os.path.lexists(self.out) and not is_empty_folder(self.out):
+            raise CheckpointError(f"{self.out} has appeared meanwhile; move it away and --resume")
+        journal.commit(self._payload.stat().st_ino)
+        if not self.folder and self.out.is_dir():
+            self.out.rmdir()
+        os.rename(self._payload, self.out)
+        self._committed = True
+        if self._sync:
+            disk.sync(self.out.parent)
+
+    def _mapped(self) -> dict[str, np.ndarray]:
+        """The staged tensors, as they lie in their file."""
+        [file] = self._layout.sizes
+        raw = np.memmap(self._root / file, np.uint8, "r").view(np.ndarray)
+        arrays = {}
+        for name, (dtype, shape) in self._wanted.items():
+            [run] = self._layout.regions[name]
+            array = raw[run.offset : run.offset + run.length].view(dtype).reshape(shape)
+            arrays[name] = np.require(array, requirements="A")
+        return arrays
+
+    def abandon(self) -> None:
+        """Removes the unfinished work."""
+        self._remove()
+        self.close()
+
+    def _clear(self) -> None:
+        """The journal last: without it, what is left could not be told from a stranger's."""
+        with explained("remove", self.partial):
+            for path in sorted(self.partial.iterdir(), key=lambda path: path.name == "journal"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _remove(self) -> None:
+        self._clear()
+        with explained("remove", self.partial):
+            self.partial.rmdir()
+
+
+def save_checkpoint(
+    out: str | Path,
+    tensors: Mapping[str, Any],
+    *,
+    extras: Mapping[str, bytes | Path] | None = None,
+    metadata: Mapping[str, str] | None = None,
+    shard_bytes: int = 5_000_000_000,
+    format: Format | None = None,
+) -> None:
+    """Writes arrays by name as a checkpoint, all or nothing; `create` says in which forms."""
+    arrays = {name: np.asarray(array) for name, array in tensors.items()}
+    wanted = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    with create(
+        *(out, wanted),
+        fingerprint=uuid.uuid4().hex,  # arrays in hand are written again, never resumed
+        format=format,
+        shard_bytes=shard_bytes,
+        metadata=metadata,
+    ) as writer:
+        try:
+            for name, array in arrays.items():
+                writer.write(name, array)
+                writer.done(name)
+            for name, data in (extras or {}).items():
+                writer.extra(name, data)
+            writer.commit()
+        except BaseException:
+            with contextlib.suppress(disk.StoreError):
+                writer.abandon()
+            raise

@@ -1,0 +1,1 @@
+"""From a recipe and open checkpoints to what happens to every tensor."""

@@ -1,0 +1,265 @@
+"""What plans and methods say of themselves: as data, as text, and as a model card."""
+
+import inspect
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from sail_jax.checkpoint.planning.layers import position
+from sail_jax.checkpoint.planning.plan import Plan, Treatment
+from sail_jax.checkpoint.recipe import mergekit
+from sail_jax.checkpoint.recipe.recipes import Recipe
+from sail_jax.checkpoint.sources.rows import count
+from sail_jax.merging.merge import Merge, example, get, options_of
+from sail_jax.merging.streaming import Work, passes, tree_bits
+
+__all__ = ["Passes", "describe", "growth_card", "methods", "model_card", "render"]
+
+Passes = Mapping[str, int]
+"""How often the inputs of each tensor are read; once those that are not mentioned."""
+
+
+def describe(plan: Plan, passes: Passes = MappingProxyType({})) -> dict[str, Any]:
+    """A plan as plain data (for JSON), sizes in bytes.
+
+    read: over all passes. largest: the largest tensor, and what all its inputs and its output take
+    in float32 (in float64 where an input is), which bounds a method that needs whole tensors.
+    """
+    tensors = [_described(treatment, passes) for treatment in plan.treatments]
+    return {
+        "method": plan.method,
+        "compat": plan.compat,
+        "seed": plan.seed,
+        "read": sum(t["read"] for t in tensors),
+        "write": sum(t["write"] for t in tensors),
+        "passes": max(t["passes"] for t in tensors),
+        "largest": max(tensors, key=lambda t: t["working"]),
+        "inputs": [one._asdict() for one in plan.inputs],
+        "aliases": dict(plan.aliases),
+        "files": {
+            name: "written" if isinstance(data, bytes) else "copied"
+            for name, data in plan.extras.items()
+        },
+        "notes": list(plan.notes),
+        "tensors": tensors,
+    }
+
+
+def _described(t: Treatment, passes: Passes) -> dict[str, Any]:
+    inputs = [*t.models, *([] if t.base is None else [t.base])]
+    times = passes.get(t.name, 1)
+    wide = 8 if any(x.dtype.itemsize == 8 for x in inputs) else 4
+    unique = {id(x): x for x in inputs}.values()
+    return {
+        "name": t.name,
+        "shape": list(t.shape),
+        "dtype": str(t.dtype),
+        "method": t.method,
+        "inputs": [x.source for x in inputs],
+        "weights": None if t.weights is None else list(t.weights),
+        "options": {k: list(v) if isinstance(v, tuple) else v for k, v in t.options.items()},
+        "group": t.group,
+        "note": t.note,
+        "passes": times,
+        "read": times * sum(count(x.shape) * x.dtype.itemsize for x in unique),
+        "write": count(t.shape) * t.dtype.itemsize,
+        "working": wide * (count(t.shape) + sum(count(x.shape) for x in inputs)),
+    }
+
+
+def render(plan: Plan, full: bool = False, passes: Passes = MappingProxyType({})) -> str:
+    """A plan as text: a summary, and a line per tensor (`full`) or one for all layers' equals."""
+    data = describe(plan, passes)
+    largest = data["largest"]
+    lines = [f"{plan.method} ({plan.compat}), seed {plan.seed}"]
+    for one in plan.inputs:
+        lines.append(f"  {one.role:<9} {one.name}: {one.tensors} tensors, {_size(one.size)}")
+    passes_ = f"{data['passes']} pass{'es' * (data['passes'] > 1)}"
+    written = f"writes {_size(data['write'])} in {len(plan.treatments)} tensors"
+    lines += [f"reads {_size(data['read'])} in {passes_}, {written}"]
+    working = f"{_size(largest['working'])} with its inputs in the dtype of the arithmetic"
+    lines += [f"largest tensor: {largest['name']} {largest['shape']}, {working}", ""]
+    groups: dict[tuple, list[dict[str, Any]]] = {}
+    for tensor in data["tensors"]:
+        groups.setdefault(_kind(tensor, full), []).append(tensor)
+    lines += [_line(group) for group in groups.values()]
+    lines += [f"{name} is tied to {other} and not written" for name, other in plan.aliases.items()]
+    if plan.extras:
+        files = ", ".join(f"{name} ({how})" for name, how in sorted(data["files"].items()))
+        lines += ["", f"files: {files}"]
+    lines += [f"note: {note}" for note in plan.notes]
+    return "\n".join(lines) + "\n"
+
+
+def methods() -> str:
+    """Every method that a recipe may name, as text: what it asks for, what it reads, and its
+    parameters with their defaults."""
+    found = {name: example(name) for name in mergekit.names()}
+    return "\n".join(
+        _method(name, mergekit.entry(name), merge) for name, merge in found.items() if merge
+    )
+
+
+def _method(name: str, entry: mergekit.Entry, merge: Merge) -> str:
+    least, most = entry.least, entry.most
+    many = (
+        f"{least} or more"
+        if most is None
+        else f"{least}"
+        if least == most
+        else f"{least} to {most}"
+    )
+    asks = [f"{many} model{'s' * (most != 1)}", _BASES[entry.base], _reading(merge)]
+    given = [
+        p.name if p.default in (None, mergekit.REQUIRED) else f"{p.name}={p.default}"
+        for p in entry.parameters.values()
+    ]
+    above = [
+        f"{key}: {what}"
+        for option, key, what in (("key", "seed", "0"), ("scope", "scope", "tensor or tree"))
+        if option in options_of(name)
+    ]
+    lines = [f"{name}: {inspect.getdoc(get(name))}".splitlines()[0], "; ".join(asks)]
+    if given:
+        lines.append("parameters: " + ", ".join(given))
+    if above:
+        lines.append("beside them: " + ", ".join(above))
+    return "\n    ".join(lines) + "\n"
+
+
+_BASES = {
+    "required": "a base",
+    "optional": "a base if task vectors are meant",
+    "first": "base_model is the first of them",
+    "input": "no base",
+    "joins": "base_model is one more of them",
+}
+
+
+def _reading(merge: Merge) -> str:
+    """How often it reads a tensor of several pieces, and how much of one at once."""
+    large = Work("", (1 << 12, 1 << 12), np.dtype(np.float32), (), None, np.ones(0), merge)
+    times = passes(large, tree_bits([large]))
+    unit = {"entry": "in pieces", "row": "in rows", "tensor": "whole matrices"}[merge.needs]
+    return f"{times} pass{'es' * (times > 1)}, {unit}"
+
+
+def _kind(tensor: Mapping[str, Any], full: bool) -> tuple:
+    place = None if full else position(tensor["name"])
+    name = tensor["name"] if place is None else (place.stack, place.joint, place.rest)
+    note = re.sub(r"\d+", "#", tensor["note"])
+    options = tuple(sorted(tensor["options"]))
+    return (name, tuple(tensor["shape"]), tensor["dtype"], tensor["method"], options, note)
+
+
+def _line(group: list[dict[str, Any]]) -> str:
+    first = group[0]
+    name = first["name"]
+    place = position(name)
+    if len(group) > 1 and place is not None:
+        layers = sorted(found.index for t in group if (found := position(t["name"])))
+        runs = f"{layers[0]}-{layers[-1]}"
+        if layers != list(range(layers[0], layers[-1] + 1)):
+            runs = f"{len(layers)} of {runs}"
+        name = f"{place.stack}{place.joint}{{{runs}}}{place.rest}"
+    shape = "x".join(map(str, first["shape"])) or "scalar"
+    settings = []
+    if first["weights"] is not None:
+        columns = zip(*(t["weights"] for t in group), strict=False)
+        settings.append(f"weights {' '.join(map(_range, columns))}")
+    for option in first["options"]:
+        if option != "compat":
+            settings.append(f"{option} {_range([t['options'][option] for t in group])}")
+    said = f"  [{first['note']}]" if first["note"] else ""
+    return f"{name}  {shape} {first['dtype']}  {first['method']}  {', '.join(settings)}{said}"
+
+
+def _range(values: Any) -> str:
+    values = list(values)
+    if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
+        low, high = min(values), max(values)
+        return f"{low:g}" if low == high else f"{low:g}..{high:g}"
+    texts = list(dict.fromkeys(str(v) for v in values))
+    return texts[0] if len(texts) == 1 else f"{texts[0]}.. ({len(texts)} values)"
+
+
+def _size(size: int) -> str:
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} B"
+
+
+def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
+    """README.md for the output: front matter, the method and its source, the inputs, the recipe."""
+    entry = recipe.entry
+    title = f"[{entry.title}]({entry.reference})" if entry.reference else entry.title
+    models = [one for one in plan.inputs if one.role != "tokenizer"]
+    base = next((one.name for one in models if one.role == "base"), None)
+    hub = [one.name for one in models if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", one.name)]
+    front = ["base_model:", *(f"- {_quoted(one)}" for one in hub)] if hub else []
+    front += ["library_name: transformers"] if "config.json" in plan.extras else []
+    front += ["tags:", "- merge", "- sail-jax"]
+    body = [
+        f"# {name}",
+        "",
+        "A merge of trained models, made with sail-jax.",
+        "",
+        "## How",
+        "",
+        f"Method: {title} (`{recipe.method}`, compat `{plan.compat}`, seed {plan.seed}).",
+        *([] if base is None else [f"Base: `{base}`."]),
+        "",
+        "Models:",
+        "",
+        *(f"- `{one.name}`" for one in models if one.name != base),
+    ]
+    copied = sum(t.method == "copy" for t in plan.treatments)
+    body += ["", f"{len(plan.treatments)} tensors, {copied} of them copied."]
+    if plan.notes:
+        body += ["", "Notes:", "", *(f"- {note}" for note in plan.notes)]
+    if recipe.text:
+        ticks = "`" * max(
+            3, 1 + max((len(run) for run in re.findall("`+", recipe.text)), default=0)
+        )
+        body += ["", "## Recipe", "", f"{ticks}yaml", recipe.text.strip("\n"), ticks]
+    return "\n".join(["---", *front, "---", "", *body]) + "\n"
+
+
+def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
+    """README.md for a grown checkpoint: what was done, by which method, and what is preserved.
+
+    about: as `growing.Growing` has it, with "agreement".
+    """
+    front = ["library_name: transformers"] if transformers else []
+    knobs = "".join(f", {key} {value}" for key, value in about["knobs"].items())
+    lost = [row for row in about["spaces"] if row["lost"]]
+    exact = "preserves" if about["exact"] else "does not preserve"
+    body = [
+        f"# {name}",
+        "",
+        "A network grown from a smaller one, made with sail-jax.",
+        "",
+        f"Source: `{about['source']}`. Method: `{about['method']}`, seed {about['seed']}{knobs}.",
+        "",
+        *(f"- {key}: {old} to {new}" for key, (old, new) in about["changes"].items()),
+        "",
+        f"By the algebra of its spaces the growth {exact} the function of the network.",
+        *(f"- `{row['space']}`: {row['lost']}" for row in lost),
+    ]
+    for one in about["agreement"]:
+        body.append(
+            f"- outputs on probe inputs in {one['dtype']}: max difference {one['largest']:.3g},"
+            f" mean {one['mean']:.3g}, of outputs up to {one['scale']:.3g}"
+            f" (rounding allows {one['tolerance']:.3g})"
+        )
+    if about["notes"]:
+        body += ["", "Notes:", "", *(f"- {note}" for note in about["notes"])]
+    return "\n".join(["---", *front, "tags:", "- grown", "- sail-jax", "---", "", *body]) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

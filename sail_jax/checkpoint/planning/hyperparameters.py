@@ -1,0 +1,144 @@
+"""The weights and the merge of every tensor, from the settings of a recipe."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sail_jax import methods
+from sail_jax.checkpoint.planning.jobs import Job
+from sail_jax.checkpoint.recipe import mergekit
+from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError
+from sail_jax.checkpoint.recipe.settings import Ledger
+from sail_jax.merging import random_bits
+from sail_jax.merging.merge import Merge
+from sail_jax.merging.tensors import Tensor
+
+__all__ = ["Chosen", "Hyperparameters"]
+
+
+class Chosen(NamedTuple):
+    """What a recipe says of a tensor: weights and, for each model of which it says another one, the
+    entries of a tuple among the options."""
+
+    weights: tuple[float, ...] | None
+    options: dict[str, Any]
+
+    def of(self, kept: Sequence[int]) -> "Chosen":
+        """The same for some of the models."""
+        weights = self.weights and tuple(self.weights[k] for k in kept)
+        options = {
+            name: _collapsed([value[k] for k in kept]) if isinstance(value, tuple) else value
+            for name, value in self.options.items()
+        }
+        return Chosen(weights, options)
+
+
+class Hyperparameters:
+    """Resolves the settings of a recipe; `notes`, at the end, checks that all of them were used."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe, self.entry = recipe, recipe.entry
+        self.ledger = Ledger()
+        self.key = random_bits.key(recipe.seed)
+        self.made: dict[Any, Merge] = {}
+        self.checked = set[Any]()
+
+    def notes(self) -> list[str]:
+        """RecipeError for a filter that decided nothing or reads two ways; see `Ledger.check`."""
+        return self.ledger.check(self.recipe.settings())
+
+    def of(self, job: Job) -> Chosen:
+        """The weights and options for a tensor, as set, or mergekit's defaults."""
+        recipe, name = self.recipe, self.recipe.method
+        outer = [job.part.parameters, job.module.parameters, recipe.parameters]
+        weights, options = None, {}
+        for parameter in self.entry.parameters.values():
+            default = parameter.default
+            if parameter.per_model:
+                values = [
+                    self.ledger.resolve(
+                        [scope.get(parameter.name) for scope in (source.parameters, *outer)],
+                        tensor,
+                        job.t,
+                    )
+                    for source, _, tensor in job.sources
+                ]
+            else:
+                scopes = [scope.get(parameter.name) for scope in outer]
+                values = [self.ledger.resolve(scopes, job.name, job.t)]
+            given = [value is not None for value in values]
+            known = mergekit.MERGEKIT.get(name)
+            if recipe.compat == "mergekit" and known and parameter.name in known.parameters:
+                fill = default
+            elif any(given) or (default is mergekit.REQUIRED and parameter.name != "weight"):
+                fill = default if parameter.name != "weight" else mergekit.REQUIRED
+            else:
+                continue
+            for k, value in enumerate(values):
+                if value is not None:
+                    continue
+                if fill is mergekit.REQUIRED:
+                    who = f" for {job.sources[k][0].model}" if parameter.per_model else ""
+                    where = job.sources[k][0].where if parameter.per_model else job.part.where
+                    raise RecipeError(
+                        where,
+                        f"{name} needs {parameter.name!r}{who}, which no condition sets for"
+                        f" the tensor {job.name!r}",
+                    )
+                values[k] = fill
+            if parameter.option == "weights":
+                weights = tuple(values) if values[0] is not None else None
+            elif parameter.option is not None and self._takes(parameter, values):
+                options[parameter.option] = tuple(values) if parameter.per_model else values[0]
+        options = {key: value for key, value in options.items() if value is not None}
+        if mergekit.accepts(name, "compat"):
+            options["compat"] = recipe.compat
+        if recipe.scope is not None:
+            options["scope"] = recipe.scope
+        return Chosen(weights, options)
+
+    def merge(
+        self,
+        job: Job,
+        method: str,
+        options: dict[str, Any],
+        who: Sequence[str],
+        base: Tensor | None,
+    ) -> Merge:
+        """The merge of a tensor: the same object for all whose statistics are shared, which are
+        those with the same options and the same models.
+
+        Raises:
+          RecipeError: For options that the method refuses, or as many models.
+        """
+        key = (method, repr(sorted(options.items())), *who)
+        try:
+            if key not in self.made:
+                self.made[key] = self._made(method, options)
+            checked = (method, len(who), base is None)
+            if checked not in self.checked:
+                self.made[key].check_models(len(who), base is not None)
+                self.checked.add(checked)
+        except (TypeError, ValueError) as error:
+            where = self.recipe.at("merge_method")
+            raise RecipeError(where, f"{method}, for {job.name}: {error}") from error
+        return self.made[key]
+
+    def _made(self, method: str, options: dict[str, Any]) -> Merge:
+        if self.recipe.merge is not None and method == self.recipe.method:
+            return self.recipe.merge
+        seeded = "key" in methods.options_of(method)
+        return methods.get(method)(**options, **({"key": self.key} if seeded else {}))
+
+    def _takes(self, parameter: mergekit.Parameter, values: Sequence[Any]) -> bool:
+        if mergekit.accepts(self.recipe.method, str(parameter.option)):
+            return True
+        if any(value != parameter.default for value in values):
+            raise RecipeError(
+                self.recipe.at("merge_method"),
+                f"{parameter.name} of {self.recipe.method} can only be {parameter.default} here",
+            )
+        return False
+
+
+def _collapsed(values: Sequence[Any]) -> Any:
+    return values[0] if len(set(values)) == 1 else tuple(values)

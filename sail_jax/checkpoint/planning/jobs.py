@@ -1,0 +1,213 @@
+"""The walk over a recipe: which tensors of which inputs make up each tensor of the output."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sail_jax.checkpoint.planning.inputs import Input, is_derived
+from sail_jax.checkpoint.planning.layers import is_early, position, role, stacks
+from sail_jax.checkpoint.recipe.recipes import (
+    Module,
+    Recipe,
+    RecipeError,
+    Ref,
+    Slice,
+    Source,
+    merged_sources,
+)
+from sail_jax.checks import nearest
+
+__all__ = ["Job", "is_main", "jobs"]
+
+Inputs = Sequence[tuple[Source, Input]]
+
+
+class Job(NamedTuple):
+    """A tensor of the output, by the names of its inputs; t in [0, 1] is its place in its slice."""
+
+    name: str
+    sources: tuple[tuple[Source, Input, str], ...]
+    base: tuple[Input, str] | None
+    t: float
+    module: Module
+    part: Slice
+
+
+def jobs(recipe: Recipe, inputs: Mapping[Ref, Input], notes: list[str]) -> Iterator[Job]:
+    """All tensors of the output, in order; RecipeError where the inputs have not what is asked for.
+
+    Within a slice of n > 1 layers t = i / (n - 1); the only layer of a slice has t = 1, and what is
+    outside the layers t = 0 (as in mergekit).
+    """
+    walk = _Walk(recipe, inputs, notes)
+    for module in recipe.modules:
+        yield from walk.module(module)
+
+
+class _Walk:
+    def __init__(self, recipe: Recipe, inputs: Mapping[Ref, Input], notes: list[str]):
+        self.recipe, self.inputs, self.notes = recipe, inputs, notes
+        self.entry = recipe.entry
+
+    def module(self, module: Module) -> Iterator[Job]:
+        offsets: dict[str, int] = {}
+        for which, part in enumerate(module.slices):
+            sources, listed = merged_sources(self.recipe, part)
+            inputs = [(source, self.inputs[source.model]) for source in sources]
+            # what deltas are from, and whose tensors the output has
+            delta = self.entry.base in ("required", "optional") and listed is not None
+            base = self.inputs[listed.model] if delta and listed is not None else None
+            lead = listed if delta and listed is not None else sources[0]
+            names = self.members(module, self.inputs[lead.model])
+            self.check_extra(module, lead, names, inputs)
+            early = [name for name in names if position(name) is None and is_early(name)]
+            late = [name for name in names if position(name) is None and not is_early(name)]
+            if which == 0:
+                yield from self.outside(early, inputs, base, module, part)
+            yield from self.layers(names, lead, inputs, base, module, part, offsets)
+            if which == len(module.slices) - 1:
+                late += self.heads(module, names, inputs)
+                yield from self.outside(late, inputs, base, module, part)
+
+    def members(self, module: Module, one: Input) -> list[str]:
+        """The tensors of an input that belong to a module."""
+        if not module.name:
+            return list(one.tensors)
+        owners = _owners([m.name for m in self.recipe.modules], one.tensors)
+        homeless = [name for name, owner in owners.items() if owner is None]
+        if homeless:
+            raise RecipeError(
+                self.recipe.at("modules"),
+                f"{len(homeless)} tensors of {one.ref} belong to no module, as {homeless[0]!r};"
+                " a module called default takes the rest",
+            )
+        names = [name for name, owner in owners.items() if owner == module.name]
+        if not names:
+            parts = {part for name in one.tensors for part in re.split(r"[./]", name)[:-1]}
+            raise RecipeError(
+                module.where,
+                f"no tensor of {one.ref} belongs to the module"
+                + nearest(module.name, sorted(p for p in parts if not p.isdigit())),
+            )
+        return names
+
+    def check_extra(
+        self, module: Module, lead: Source, names: Sequence[str], inputs: Inputs
+    ) -> None:
+        known = set(names)
+        for source, one in inputs:
+            if source.model == lead.model or source.layers is not None:
+                continue
+            extra = [name for name in self.members(module, one) if name not in known]
+            extra = [name for name in extra if role(name) != "head"]
+            learned = [name for name in extra if not is_derived(name)]
+            if learned and self.recipe.extra == "error":
+                self.same_depth(names, inputs)
+                raise RecipeError(
+                    source.where,
+                    f"{one.ref} has {len(learned)} tensors that {lead.model} lacks, as"
+                    f" {learned[0]!r}; say extra: ignore to leave them out, or rename them",
+                )
+            if extra:
+                some = f"{extra[0]}{', ...' if len(extra) > 1 else ''}"
+                self.notes.append(f"{len(extra)} tensors of {one.ref} are left out: {some}")
+
+    def heads(self, module: Module, names: Sequence[str], inputs: Inputs) -> list[str]:
+        """Heads that another input than the first has of its own."""
+        found = dict.fromkeys(
+            name
+            for _, one in inputs
+            for name in self.members(module, one)
+            if role(name) == "head" and one.has_own(name)
+        )
+        return [name for name in found if name not in names]
+
+    def outside(
+        self, names: Iterable[str], inputs: Inputs, base: Input | None, module: Module, part: Slice
+    ) -> Iterator[Job]:
+        for name in names:
+            found = tuple((source, one, name) for source, one in inputs)
+            yield Job(name, found, base and (base, name), 0.0, module, part)
+
+    def layers(
+        self,
+        names: Sequence[str],
+        lead: Source,
+        inputs: Inputs,
+        base: Input | None,
+        module: Module,
+        part: Slice,
+        offsets: dict[str, int],
+    ) -> Iterator[Job]:
+        depth = stacks(names)
+        places = [(name, place) for name in names if (place := position(name)) is not None]
+        if lead.layers is None:
+            self.same_depth(names, inputs)
+            for name, place in places:
+                n = depth[place.stack]
+                t = place.index / (n - 1) if n > 1 else 1.0
+                found = tuple((source, one, name) for source, one in inputs)
+                yield Job(name, found, base and (base, name), t, module, part)
+            return
+        if len(depth) != 1:
+            got = ", ".join(depth) or "none"
+            raise RecipeError(
+                part.where, f"slices need one stack of layers, got {got}; say which under modules"
+            )
+        stack = next(iter(depth))
+        for source in [lead, *(source for source, _ in inputs)]:
+            n = stacks(self.members(module, self.inputs[source.model])).get(stack, 0)
+            if source.layers is not None and source.layers[1] > n:
+                raise RecipeError(
+                    source.where,
+                    f"layer_range {list(source.layers)} of {source.model}, which has {n} layers",
+                )
+        a, b = lead.layers
+        for i in range(b - a):
+            t = i / (b - a - 1) if b - a > 1 else 1.0
+            for name, place in places:
+                if place.index == a + i:
+                    found = tuple(
+                        (source, one, place.at((source.layers or lead.layers)[0] + i))
+                        for source, one in inputs
+                    )
+                    out = place.at(offsets.get(stack, 0) + i)
+                    yield Job(out, found, base and (base, name), t, module, part)
+        offsets[stack] = offsets.get(stack, 0) + b - a
+
+    def same_depth(self, names: Sequence[str], inputs: Inputs) -> None:
+        """RecipeError if models have stacks of the same name and different depth."""
+        depth = stacks(names)
+        for source, one in inputs:
+            for stack, n in stacks(one.tensors).items():
+                if depth.get(stack, n) != n:
+                    raise RecipeError(
+                        source.where,
+                        f"{one.ref} has {n} layers in {stack}, not {depth[stack]}; choose which in"
+                        " slices",
+                    )
+
+
+_TOWERS = {
+    "text_decoder": ("text_decoder", "language_model", "text_model"),
+    "vision_tower": ("vision_tower", "visual", "vision_model", "vision_encoder"),
+    "multi_modal_projector": ("multi_modal_projector", "projector", "connector", "merger"),
+}
+_MAIN = ("default", "text_decoder", "decoder")
+
+
+def is_main(name: str) -> bool:
+    """Whether a module of this name is what a config's number of layers speaks of."""
+    return name in _MAIN
+
+
+def _owners(modules: Sequence[str], names: Mapping[str, Any]) -> dict[str, str | None]:
+    """The module of every tensor: the first that is a component of its name (or stands for one);
+    else default, text_decoder or decoder, if there is one."""
+    rest = next((name for name in _MAIN if name in modules), None)
+    owners = {}
+    for name in names:
+        parts = set(re.split(r"[./]", name))
+        fits = (m for m in modules if parts & {m, *_TOWERS.get(m, ())})
+        owners[name] = next(fits, rest)
+    return owners

@@ -1,0 +1,86 @@
+"""What a recipe does to an input before it is merged: adapted, grown, put into another's basis."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+from sail_jax.checkpoint.formats.extras import config_of
+from sail_jax.checkpoint.planning.inputs import Opened
+from sail_jax.checkpoint.recipe.parts import Align, Grow, Ref
+from sail_jax.checkpoint.sources.adapters import adapted
+
+__all__ = ["Openings"]
+
+
+class Openings:
+    """The inputs of a recipe by name, each path opened once and each growth planned once."""
+
+    def __init__(self, open: Callable[[str], Opened], notes: list[str]) -> None:
+        self._open, self._notes = open, notes
+        self._opened: dict[str, Opened] = {}
+        self._made: dict[Ref, Any] = {}
+
+    def __call__(self, ref: Ref) -> tuple[Opened, Opened | None]:
+        """An input, and the adapter that is still to be added to it."""
+        if ref.steps:
+            return self._stepped(ref), None
+        adapter = None if ref.adapter is None else self._path(ref.adapter)
+        return self._path(ref.checkpoint), adapter
+
+    def _path(self, path: str) -> Opened:
+        if path not in self._opened:
+            self._opened[path] = self._open(path)
+        return self._opened[path]
+
+    def _stepped(self, ref: Ref) -> Any:
+        """With all that is done to it, its adapter added first."""
+        if ref in self._made:
+            return self._made[ref]
+        from sail_jax.checkpoint.sources.views import View
+
+        if ref.steps:
+            *earlier, last = ref.steps
+            before = self._stepped(ref._replace(steps=tuple(earlier)))
+            if isinstance(last, Grow):
+                made = self._grown(ref, before, last)
+            else:
+                made = self._aligned(ref, before, last)
+        elif ref.adapter is None:
+            made = self._path(ref.checkpoint)
+        else:
+            opened, adapter = self._path(ref.checkpoint), self._path(ref.adapter)
+            config = config_of(adapter.extras, "adapter_config.json")
+            made = View([opened], adapted(opened.tensors, adapter.tensors, config))  # type: ignore
+        self._made[ref] = made
+        return made
+
+    def _grown(self, ref: Ref, checkpoint: Any, step: Grow) -> Any:
+        from sail_jax.checkpoint.sources.growth import growth_view
+
+        knobs = json.loads(step.knobs)
+        view, growth = growth_view(
+            checkpoint, json.loads(step.to), step.method, seed=step.seed, **knobs
+        )
+        lost = [f"{row.space} ({row.reason})" for row in growth.report.spaces if row.reason]
+        kept = "its function is preserved" if growth.report.exact else f"lost: {'; '.join(lost)}"
+        self._notes.append(f"{ref}: {kept}")
+        self._notes += [f"{ref}: {note}" for note in growth.notes]
+        return view
+
+    def _aligned(self, ref: Ref, checkpoint: Any, step: Align) -> Any:
+        from sail_jax.checkpoint.sources.alignment import align_maps
+        from sail_jax.checkpoint.sources.views import rebased
+
+        reference = self._stepped(step.to)
+        config = config_of(checkpoint.extras)
+        if not config:
+            raise ValueError("without a config.json it is not known which spaces to align")
+        found = align_maps(reference, checkpoint, config, **json.loads(step.knobs))
+        before, after = found.distance
+        self._notes.append(f"{ref}: at a relative distance of {after:.3g}, before {before:.3g}")
+        self._notes += [f"{ref}: {note}" for note in found.notes]
+        return rebased(
+            checkpoint, found.spec, found.maps, within=found.within, how=f"aligned to {step.to}",
+            mark=hashlib.sha256(repr(ref).encode()).hexdigest(),
+        )  # fmt: skip

@@ -1,0 +1,85 @@
+"""Chat templates: which one the output gets, and the plain forms that have a name."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from sail_jax.checkpoint.planning.tokenizers import dump, load
+from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref
+
+__all__ = ["chat_template"]
+
+_TURN = "{% for message in messages %}"
+_END = "{% endfor %}"
+_REPLY = "{% if add_generation_prompt %}"
+_TEMPLATES = {
+    "chatml": _TURN
+    + "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    + _END
+    + _REPLY
+    + "{{ '<|im_start|>assistant\\n' }}{% endif %}",
+    "llama3": "{{ bos_token }}"
+    + _TURN
+    + "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
+    + "{{ message['content'] | trim + '<|eot_id|>' }}"
+    + _END
+    + _REPLY
+    + "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}",
+    "mistral": "{{ bos_token }}"
+    + _TURN
+    + "{% if message['role'] == 'assistant' %}{{ message['content'] + eos_token }}"
+    + "{% else %}{{ '[INST] ' + message['content'] + ' [/INST]' }}{% endif %}"
+    + _END,
+    "alpaca": _TURN
+    + "{% if message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}"
+    + "{% elif message['role'] == 'user' %}"
+    + "{{ '### Instruction:\\n' + message['content'] + '\\n\\n' }}"
+    + "{% else %}{{ '### Response:\\n' + message['content'] + eos_token + '\\n\\n' }}{% endif %}"
+    + _END
+    + _REPLY
+    + "{{ '### Response:\\n' }}{% endif %}",
+    "exaone": _TURN
+    + "{{ '[|' + message['role'] + '|]' + message['content'] }}"
+    + "{{ '\\n' if message['role'] == 'user' else '[|endofturn|]\\n' }}"
+    + _END
+    + _REPLY
+    + "{{ '[|assistant|]' }}{% endif %}",
+}
+"""The plain form of each conversation format: turns of text, without tools."""
+
+
+def chat_template(
+    recipe: Recipe, extras: Mapping[Ref, Mapping[str, Path]], donor: Mapping[str, bytes | Path]
+) -> dict[str, bytes]:
+    """The tokenizer files that carry the template a recipe asks for: the name of a conversation
+    format, Jinja itself, or "auto" for the one most models have (the earliest listed of equals)."""
+    template = recipe.chat_template
+    if template is None:
+        return {}
+    if template == "auto":
+        found = [t for t in map(_template_of, extras.values()) if t is not None]
+        if not found:
+            return {}
+        template = max(found, key=lambda t: (found.count(t), -found.index(t)))
+    template = _TEMPLATES.get(template, template)
+    if "chat_template.jinja" in donor:
+        return {"chat_template.jinja": template.encode()}
+    if "tokenizer_config.json" not in donor:
+        where = recipe.at("chat_template")
+        raise RecipeError(where, "the output has no tokenizer_config.json to put it in")
+    file = donor["tokenizer_config.json"]
+    config = json.loads(file) if isinstance(file, bytes) else load(file)
+    return {"tokenizer_config.json": dump({**config, "chat_template": template})}
+
+
+def _template_of(extras: Mapping[str, Path]) -> str | None:
+    if "chat_template.jinja" in extras:
+        return Path(extras["chat_template.jinja"]).read_text("utf-8").strip()
+    if "tokenizer_config.json" not in extras:
+        return None
+    found = load(extras["tokenizer_config.json"]).get("chat_template")
+    if isinstance(found, list):  # several by name
+        found = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
+    if isinstance(found, dict):
+        found = found.get("default")
+    return found.strip() if isinstance(found, str) and found.strip() else None

@@ -1,0 +1,335 @@
+"""Vocabularies of several models brought to one: the tokenizer written, whose rows its tokens get.
+
+Hugging Face's files: tokenizer.json, or vocab.json with added_tokens.json where nothing has to be
+written. The output has the ids of one tokenizer, the donor (`base_model`'s for "base" and "union",
+without one the first model's; or that of the model named), so that its own tokens keep their rows.
+
+"union" appends to it what other models *added* to theirs. It does not merge cores: entries of
+another BPE, WordPiece or Unigram core, appended as added tokens, would match raw text that the
+core never saw in this form; a core with entries that the donor lacks is refused.
+
+Where a model has no row for a token, it gets, as in mergekit: what `tokens` says; else the row of
+the only model that has one; else the base's; else the mean over the models that have one; zeros if
+none has. A token whose id is beyond a model's embedding has no row there. From the donor it is
+left out if it was added, and the merge refused if it belongs to the core.
+
+Rows that belong to no token (padding to a round number) are kept, unless `pad_to_multiple_of` is
+given: then the rows after the last token are as many as it takes, each the mean of the model's
+others. mergekit drops them always.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sail_jax.checkpoint.recipe.recipes import RecipeError, Ref, Token, Tokenizer
+from sail_jax.checkpoint.sources.rows import FILL, ZERO
+
+__all__ = ["Alignment", "Rowing", "Vocabulary", "align", "dump", "load", "read_vocabulary"]
+
+_PLAIN = {
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": True,
+    "special": False,
+}
+
+
+class Vocabulary(NamedTuple):
+    """Ids by token; the entries that were added; the parsed tokenizer.json, if it came from one."""
+
+    ids: Mapping[str, int]
+    added: Mapping[str, Mapping[str, Any]]
+    document: Mapping[str, Any] | None
+    source: str
+
+
+class Rowing(NamedTuple):
+    """For one model, row i of its output is row `row[i]` of part `part[i]`: see `rows.Rows`."""
+
+    part: np.ndarray
+    row: np.ndarray
+    means: Mapping[int, tuple[tuple[int, int], ...]]
+
+
+class Alignment(NamedTuple):
+    """The output vocabulary `ids` with `rows` embedding rows, of which `fill` from on are means.
+
+    `same`: all vocabularies agree and nothing was asked for, so that every row stays where it is.
+    `files`: tokenizer files of the output that are not the donor's own.
+    """
+
+    ids: Mapping[str, int]
+    rows: int
+    fill: int
+    donor: Ref
+    base: Ref | None
+    same: bool
+    vocabularies: Mapping[Ref, Vocabulary]
+    tokens: Mapping[str, Token]
+    files: Mapping[str, bytes]
+    notes: tuple[str, ...]
+
+    def rowings(self, sizes: Mapping[Ref, int]) -> dict[Ref, Rowing]:
+        """Whose rows make up a tensor over the vocabulary that the models `sizes` have, by model.
+
+        sizes: the rows each has, in the order in which `Rowing.part` counts them.
+        """
+        keys = list(sizes)
+        own = np.full((len(keys), self.rows), -1, np.int64)
+        for k, key in enumerate(keys):
+            ids = self.vocabularies[key].ids
+            for token, i in self.ids.items():
+                j = ids.get(token, -1)
+                own[k, i] = j if j < sizes[key] else -1
+        token_rows = np.zeros(self.rows, bool)
+        token_rows[list(self.ids.values())] = True
+        pads = np.flatnonzero(~token_rows[: self.fill])
+        for k, key in enumerate(keys):
+            taken = np.array(list(self.vocabularies[key].ids.values()), np.int64)
+            free = np.setdiff1d(pads[pads < sizes[key]], taken)
+            own[k, free] = free
+        part, row, means = self._defaults(own, keys)
+        chosen, everywhere = self._chosen(own, keys, sizes)
+        rowings = {}
+        for k, key in enumerate(keys):
+            here = own[k] >= 0
+            parts, rows = np.where(here, k, part), np.where(here, own[k], row)
+            mine = {i: m for i, m in means.items() if not here[i]}
+            for i, (p, r) in chosen.items():
+                if not here[i] or i in everywhere:
+                    parts[i], rows[i] = p, r
+                    mine.pop(i, None)
+            parts[self.fill :] = FILL
+            rowings[key] = Rowing(parts, rows, mine)
+        return rowings
+
+    def _defaults(
+        self, own: np.ndarray, keys: list[Ref]
+    ) -> tuple[np.ndarray, np.ndarray, dict[int, tuple[tuple[int, int], ...]]]:
+        has = own >= 0
+        first = has.argmax(0)
+        for key in (self.donor, self.base):
+            if key is not None and key in keys:
+                k = keys.index(key)
+                first = np.where(has[k], k, first)
+        row = np.take_along_axis(own, first[None], 0)[0]
+        part = np.where(has.any(0), first, ZERO)
+        shared = has.sum(0) > 1
+        if self.base is not None and self.base in keys:
+            shared &= ~has[keys.index(self.base)]
+        partial = shared & ~has.all(0)
+        means = {
+            int(i): tuple((int(k), int(own[k, i])) for k in np.flatnonzero(has[:, i]))
+            for i in np.flatnonzero(partial)
+        }
+        return part, row, means
+
+    def _chosen(
+        self, own: np.ndarray, keys: list[Ref], sizes: Mapping[Ref, int]
+    ) -> tuple[dict[int, tuple[int, int]], set[int]]:
+        """The rows that `tokens` names, and which of them replace a model's own."""
+        chosen: dict[int, tuple[int, int]] = {}
+        for text, token in self.tokens.items():
+            i = self.ids[text]
+            if token.kind == "zero":
+                chosen[i] = (ZERO, 0)
+                continue
+            if token.model is None or token.model not in keys:
+                who = f"{token.model} does not take part in the merge of every embedding"
+                raise RecipeError(token.where, f"no row for the token {text!r}: {who}")
+            k = keys.index(token.model)
+            row = token.token_id
+            if row is None:
+                row = self.vocabularies[token.model].ids.get(token.token or text, -1)
+            if not 0 <= row < sizes[token.model]:
+                name = repr(token.token or text) if token.token_id is None else f"id {row}"
+                raise RecipeError(token.where, f"{token.model} has no row for the token {name}")
+            chosen[i] = (k, row)
+        return chosen, {self.ids[text] for text, token in self.tokens.items() if token.force}
+
+
+def read_vocabulary(extras: Mapping[str, Path]) -> Vocabulary | None:
+    """The vocabulary in the files of a checkpoint, None without one; ValueError naming the file."""
+    if "tokenizer.json" in extras:
+        path = extras["tokenizer.json"]
+        document = load(path)
+        model = document.get("model")
+        core = model.get("vocab") if isinstance(model, dict) else None
+        if isinstance(core, list):
+            core = {e[0]: i for i, e in enumerate(core) if isinstance(e, list) and e}
+        added = document.get("added_tokens") or []
+        if not isinstance(core, dict) or not isinstance(added, list):
+            raise ValueError(f"{path}: expected model.vocab and added_tokens of a tokenizer")
+        entries: dict[str, Mapping[str, Any]] = {}
+        for entry in added:
+            if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+                raise ValueError(f"{path}: expected added_tokens with id and content")
+            entries[entry["content"]] = entry
+        ids: dict[str, Any] = {**core}
+        ids |= {text: entry.get("id") for text, entry in entries.items()}
+        return _checked(Vocabulary(ids, entries, document, str(path)))
+    if "vocab.json" in extras:
+        added = load(extras["added_tokens.json"]) if "added_tokens.json" in extras else {}
+        ids = load(extras["vocab.json"]) | added
+        entries = {text: {"id": i, "content": text, **_PLAIN} for text, i in added.items()}
+        return _checked(Vocabulary(ids, entries, None, str(extras["vocab.json"])))
+    return None
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; ValueError naming it."""
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return document
+
+
+def _checked(vocabulary: Vocabulary) -> Vocabulary:
+    seen: dict[int, str] = {}
+    for text, i in vocabulary.ids.items():
+        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < 1 << 31:
+            raise ValueError(f"{vocabulary.source}: the token {text!r} has no valid id, but {i!r}")
+        if seen.setdefault(i, text) != text:
+            raise ValueError(
+                f"{vocabulary.source}: the tokens {seen[i]!r} and {text!r} share the id {i}"
+            )
+    if not vocabulary.ids:
+        raise ValueError(f"{vocabulary.source}: an empty vocabulary")
+    return vocabulary
+
+
+def align(
+    spec: Tokenizer,
+    models: Sequence[Ref],
+    base: Ref | None,
+    vocabularies: Mapping[Ref, Vocabulary | None],
+    sizes: Mapping[Ref, int],
+    extras: Mapping[str, Path],
+) -> Alignment:
+    """One vocabulary for `models`, with `sizes` embedding rows; `extras`: the donor's files.
+
+    RecipeError where there is no tokenizer to start from, or cores differ under "union".
+    """
+    donor = spec.source if isinstance(spec.source, Ref) else base or models[0]
+    notes: list[str] = []
+    if base is None and not isinstance(spec.source, Ref):
+        notes.append(f"tokenizer: no base_model, so the ids are those of {donor}")
+    start = vocabularies.get(donor)
+    if start is None:
+        raise RecipeError(
+            spec.where, f"{donor} has neither tokenizer.json nor vocab.json to start from"
+        )
+    known: dict[Ref, Vocabulary] = {}
+    for ref in models:
+        found = vocabularies.get(ref)
+        if found is None:
+            notes.append(f"tokenizer: {ref} has none that can be read; taken to be that of {donor}")
+        known[ref] = found or start
+    known[donor] = start
+    ids, added = dict(start.ids), dict(start.added)
+    _drop_rowless(ids, added, donor, known, sizes, spec.where, notes)
+    if spec.source == "union":
+        for ref in models:
+            _append(ids, added, ref, donor, known[ref], start, sizes[ref], spec.where, notes)
+    for text, token in spec.tokens.items():
+        if text not in ids:
+            _add(ids, added, text, {"content": text, **_PLAIN}, start)
+        elif not token.force and all(text in known[ref].ids for ref in models):
+            notes.append(f"{token.where}: every model has {text!r}; without force no effect")
+    for ref in models:
+        common = sum(text in ids for text in known[ref].ids)
+        if not common:
+            raise RecipeError(spec.where, f"{ref} has no token in common with {donor}")
+        if common < len(known[ref].ids):
+            lost = len(known[ref].ids) - common
+            notes.append(f"tokenizer: {lost} tokens of {ref} are not in the output")
+    used = max(ids.values()) + 1
+    if spec.pad_to_multiple_of is None:
+        rows = fill = max(used, sizes.get(donor, 0))
+    else:
+        fill, multiple = used, spec.pad_to_multiple_of
+        rows = -(-used // multiple) * multiple
+    same = spec.pad_to_multiple_of is None and not spec.tokens
+    same = same and all(known[ref].ids == ids for ref in models)
+    if not same:
+        notes.append(f"tokenizer: {len(ids)} tokens in {rows} rows, by token")
+    changed = ids != start.ids
+    files = _files(ids, added, start, extras, spec.where) if changed else {}
+    return Alignment(ids, rows, fill, donor, base, same, known, spec.tokens, files, tuple(notes))
+
+
+def _drop_rowless(ids, added, donor, known, sizes, where, notes) -> None:
+    """Leaves out the donor's tokens for which nobody has a row."""
+    beyond = [
+        text
+        for text, i in ids.items()
+        if i >= sizes.get(donor, i + 1)
+        and not any(known[ref].ids.get(text, n) < n for ref, n in sizes.items() if ref in known)
+    ]
+    core = [text for text in beyond if text not in added]
+    if core:
+        raise RecipeError(
+            where,
+            f"{donor}: {len(core)} tokens of the tokenizer's core, as {core[0]!r}, have ids beyond"
+            f" the {sizes[donor]} rows of the embedding",
+        )
+    for text in beyond:
+        notes.append(f"tokenizer: {text!r} (id {ids[text]}) has no row anywhere and is left out")
+        del ids[text], added[text]
+
+
+def _append(ids, added, ref, donor, vocabulary, start, size, where, notes) -> None:
+    new = [text for text, i in vocabulary.ids.items() if text not in ids and i < size]
+    core = [text for text in new if text not in vocabulary.added and text not in start.ids]
+    if core:
+        raise RecipeError(
+            where,
+            f"union: the core of {ref}'s tokenizer has {len(core)} entries that {donor}'s lacks, as"
+            f" {core[0]!r}. Appended to it they would not be produced as they were; name one"
+            " tokenizer (source: base, or a model) and the rows of the others follow by token",
+        )
+    for text in sorted(new, key=vocabulary.ids.__getitem__):
+        _add(ids, added, text, vocabulary.added[text], start)
+    for text, entry in vocabulary.added.items():
+        here = added.get(text)
+        if here is not None and any(here.get(k) != entry.get(k) for k in _PLAIN):
+            notes.append(f"tokenizer: {text!r} is added with other settings in {ref}; first kept")
+
+
+def _add(ids, added, text, entry, start) -> None:
+    core = sum(token not in start.added for token in start.ids)
+    i = max(max(ids.values(), default=-1) + 1, core)
+    ids[text] = i
+    added[text] = {**entry, "id": i}
+
+
+def _files(ids, added, start, extras, where) -> dict[str, bytes]:
+    if start.document is None:
+        raise RecipeError(
+            where, f"tokens are to be added, which needs tokenizer.json beside {start.source}"
+        )
+    entries = sorted(added.values(), key=lambda entry: entry["id"])
+    files = {"tokenizer.json": dump({**start.document, "added_tokens": entries})}
+    if "tokenizer_config.json" in extras:
+        config = load(extras["tokenizer_config.json"])
+        if "added_tokens_decoder" in config:
+            config["added_tokens_decoder"] = {
+                str(entry["id"]): {k: v for k, v in entry.items() if k != "id"} for entry in entries
+            }
+            files["tokenizer_config.json"] = dump(config)
+    if "added_tokens.json" in extras:
+        files["added_tokens.json"] = dump({text: entry["id"] for text, entry in added.items()})
+    return files
+
+
+def dump(document: Mapping[str, Any]) -> bytes:
+    """A JSON object as the bytes of a file."""
+    return json.dumps(document, ensure_ascii=False, indent=2).encode() + b"\n"

@@ -1,0 +1,1 @@
+"""What recipes and tables of spaces say, read from YAML and checked."""

@@ -1,0 +1,168 @@
+"""Parameters of a recipe: conditions on tensor names, and values interpolated over the layers."""
+
+import fnmatch
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from sail_jax.checkpoint.recipe.yaml_tree import RecipeError, Where
+from sail_jax.checks import nearest
+
+__all__ = ["Condition", "Kind", "Ledger", "Setting", "check_value", "interpolate", "matcher"]
+
+Kind = Literal["number", "integer", "boolean", "text", "any"]
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+
+
+class Condition(NamedTuple):
+    """`values` for tensors whose name fits `filter` (None: for all), along the layers."""
+
+    filter: str | None
+    values: tuple[Any, ...]
+    where: Where
+
+
+Setting = tuple[Condition, ...]
+"""Conditions; the first that fits decides."""
+
+
+def check_value(value: Any, kind: Kind, where: Where) -> Any:
+    """`value` as a `kind`; RecipeError otherwise. Text such as 1e-5, which YAML 1.1 does not take
+    for a number, is one where a number is expected."""
+    if kind in ("number", "integer") and isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, (int, float)):
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:
+            finite = False
+        if not finite:
+            raise RecipeError(where, f"expected a finite number, got {str(value)[:40]}")
+    if kind == "number" and number:
+        return float(value)
+    if kind == "integer" and number and value == int(value):
+        return int(value)
+    if kind == "boolean" and (isinstance(value, bool) or (number and value in (0, 1))):
+        return bool(value)
+    if kind == "text" and isinstance(value, str):
+        return value
+    if kind == "any" and (number or isinstance(value, (bool, str))):
+        return value
+    article = "an" if kind == "integer" else "a"
+    raise RecipeError(where, f"expected {article} {kind}, got {str(value)[:80]!r}")
+
+
+def interpolate(values: Sequence[Any], t: float) -> Any:
+    """The value at t in [0, 1]: piecewise linear for numbers, the last step reached otherwise.
+
+    >>> interpolate([0.0, 1.0, 0.0], 0.25), interpolate([True, False], 0.9)
+    (0.5, True)
+    """
+    if any(isinstance(v, (bool, str)) for v in values):
+        return values[int(t * (len(values) - 1))]
+    place = t * (len(values) - 1)
+    low = int(place)
+    high = min(low + 1, len(values) - 1)
+    part = place - low
+    return (1 - part) * values[low] + part * values[high] if part else values[low]
+
+
+def matcher(filter: str | None, where: Where) -> Callable[[str], bool]:
+    """Whether a tensor name fits: all for None and "*", else by substring as in mergekit; "re:..."
+    searches a regular expression and "glob:..." matches the whole name, here only."""
+    if filter is None or filter == "*":
+        return lambda name: True
+    if filter.startswith("re:"):
+        try:
+            return lambda name, found=re.compile(filter[3:]).search: found(name) is not None
+        except (re.error, OverflowError, RecursionError) as error:
+            raise RecipeError(where, f"{filter!r} is no regular expression: {error}") from error
+    if filter.startswith("glob:"):
+        whole = re.compile(fnmatch.translate(filter[5:])).match
+        return lambda name: whole(name) is not None
+    return lambda name: filter in name
+
+
+class Ledger:
+    """Resolves settings and remembers which conditions decided anything."""
+
+    def __init__(self) -> None:
+        self._fits: dict[Where, Callable[[str], bool]] = {}
+        self._asked: dict[Setting, dict[str, None]] = {}
+        self._decided: dict[Where, dict[str, None]] = {}
+
+    def resolve(self, scopes: Iterable[Setting | None], name: str, t: float) -> Any:
+        """The value for tensor `name` at t: of the first scope in which a condition fits, by the
+        first condition that does; None without one."""
+        for setting in scopes:
+            if setting is None:
+                continue
+            self._asked.setdefault(setting, {})[name] = None
+            for condition in setting:
+                if self._matches(condition, name):
+                    self._decided.setdefault(condition.where, {})[name] = None
+                    return interpolate(condition.values, t)
+        return None
+
+    def _matches(self, condition: Condition, name: str) -> bool:
+        if condition.where not in self._fits:
+            self._fits[condition.where] = matcher(condition.filter, condition.where)
+        return self._fits[condition.where](name)
+
+    def check(self, settings: Iterable[tuple[str, Setting]]) -> list[str]:
+        """RecipeError for a filter that decides nothing or reads two ways; notes on what is set
+        but overridden everywhere. To be called once all tensors are resolved."""
+        notes = []
+        for parameter, setting in settings:
+            asked = self._asked.get(setting, {})
+            for condition in setting:
+                names = self._decided.get(condition.where, {})
+                if condition.filter is None or condition.filter == "*":
+                    if not asked:
+                        notes.append(f"{condition.where.path}: overridden wherever it applies")
+                elif not names:
+                    raise RecipeError(
+                        condition.where, self._unreached(parameter, setting, condition)
+                    )
+                else:
+                    _unambiguous(condition, names)
+        return notes
+
+    def _unreached(self, parameter: str, setting: Setting, condition: Condition) -> str:
+        asked = self._asked.get(setting, {})
+        fitting = [name for name in asked if self._matches(condition, name)]
+        if fitting:
+            earlier = next(c for c in setting if self._matches(c, fitting[0]))
+            return (
+                f"the filter {condition.filter!r} is never reached: an earlier condition"
+                f" ({earlier.filter!r}) takes all {len(fitting)} tensors it fits, as {fitting[0]!r}"
+            )
+        if not asked:
+            return f"never reached: {parameter} is set closer to the tensors wherever it applies"
+        parts = {part for name in asked for part in re.split(r"[./]", name) if not part.isdigit()}
+        return f"the filter {condition.filter!r} fits no tensor" + nearest(
+            str(condition.filter), sorted(parts)
+        )
+
+
+def _unambiguous(condition: Condition, names: Iterable[str]) -> None:
+    """RecipeError if a substring that ends (or begins) in a digit stops within a longer number."""
+    text = condition.filter or ""
+    if text.startswith(("re:", "glob:")) or not (text[:1].isdigit() or text[-1:].isdigit()):
+        return
+    before = r"(?<!\d)" if text[0].isdigit() else ""
+    after = r"(?!\d)" if text[-1].isdigit() else ""
+    exact = re.compile(before + re.escape(text) + after)
+    longer = [name for name in names if not exact.search(name)]
+    if longer:
+        alone = [name for name in names if exact.search(name)]
+        raise RecipeError(
+            condition.where,
+            f"the filter {text!r} is ambiguous: as a substring it fits {len(longer)} tensors in"
+            f" which the number is longer (as {longer[0]!r}) and {len(alone)} in which it is not"
+            + (f" (as {alone[0]!r})" if alone else "")
+            + f"; write {'re:' + exact.pattern!r} for the number alone, or"
+            f" {'re:' + re.escape(text)!r} for all of them",
+        )

@@ -1,0 +1,322 @@
+"""Adapters as PEFT stores them, `adapter_config.json` and `adapter_model.safetensors`: added to a
+base tensor by tensor as it is read, and written."""
+
+import math
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checks import nearest
+from sail_jax.lora import Adapter, LowRank
+from sail_jax.merging.tensors import Shape, Tensor, Tensors
+
+__all__ = ["Adapted", "adapted", "adapter_files", "load_adapter"]
+
+PREFIX = "base_model.model."
+_BLOCK = 1 << 18  # entries of a product formed at once
+_FACTOR = re.compile(
+    r"(?P<module>.+)\.(?P<kind>lora_embedding_|lora_)(?P<side>[AB])(?:\.(?!weight$|bias$)[^.]+)?"
+    r"(?P<weight>\.weight)?"
+)
+# of the config: what changes the numbers, and the only values that are understood
+_PLAIN = {
+    "use_dora": (False, None),
+    "lora_bias": (False, None),
+    "megatron_config": (None,),
+    "layer_replication": (None, []),
+    "use_qalora": (False, None),
+    "arrow_config": (None,),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, []),
+}
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+
+
+class _Factors(NamedTuple):
+    """The tensors of left @ right * scale = the change of a weight, and whether it is (B A)^T."""
+
+    B: Tensor
+    A: Tensor
+    scale: float
+    transposed: bool
+
+    @property
+    def shape(self) -> Shape:
+        shape = (self.B.shape[0], self.A.shape[1])
+        return shape[::-1] if self.transposed else shape
+
+
+class Adapted:
+    """base + scale * B A, computed in float32 and rounded once to `dtype`, the base's by default.
+
+    The factors are read with the first entries and kept until the last have been read. Products are
+    formed by blocks of rows that depend on the shape alone, so that an entry has the same bits
+    whatever is read along with it.
+    """
+
+    def __init__(self, base: Tensor, factors: _Factors, dtype: np.dtype | None = None) -> None:
+        self.base, self.factors = base, factors
+        self.name, self.shape = base.name, base.shape
+        self.dtype = base.dtype if dtype is None else np.dtype(dtype)
+        self.source = f"{base.source} + {factors.B.source}"
+        self._lock = threading.Lock()
+        self._loaded: tuple[np.ndarray, np.ndarray] | None = None
+
+    def read(self, out: np.ndarray, start: int = 0) -> None:
+        rows, columns = self.shape
+        if start < 0 or start + out.size > rows * columns:
+            raise ValueError(
+                f"{self.name} of {self.source}: entries {start} to {start + out.size} asked for, "
+                f"has {rows * columns}"
+            )
+        if not out.size:
+            return
+        left, right = self._sides()
+        original = np.empty(out.size, self.base.dtype)
+        self.base.read(original, start)
+        height = max(1, _BLOCK // columns)
+        for first in range(start // columns // height * height, rows, height):
+            begin = max(start, first * columns)
+            end = min(start + out.size, (first + height) * columns)
+            if begin >= end:
+                break
+            change = (left[first : first + height] @ right).reshape(-1)
+            change = change[begin - first * columns : end - first * columns]
+            part = slice(begin - start, end - start)
+            out[part] = (original[part].astype(np.float32) + change).astype(self.dtype)
+        if start + out.size == rows * columns:
+            self._loaded = None
+
+    def _sides(self) -> tuple[np.ndarray, np.ndarray]:
+        with self._lock:
+            if self._loaded is None:
+                B, A = (_whole(x) for x in self.factors[:2])
+                B = B * np.float32(self.factors.scale)
+                self._loaded = (A.T, B.T) if self.factors.transposed else (B, A)
+            return self._loaded
+
+
+def adapted(
+    base: Tensors, tensors: Tensors, config: Mapping[str, Any], dtype: np.dtype | None = None
+) -> dict[str, Tensor]:
+    """The tensors of `base` with a LoRA adapter added, computed as they are read.
+
+    tensors, config: of `adapter_model.safetensors` and `adapter_config.json`. The scale is
+    lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora, per module where `rank_pattern` and
+    `alpha_pattern` say so; fan_in_fan_out and embeddings add (B A)^T. Whole tensors (of
+    modules_to_save, biases, embeddings saved along) replace the base's. dtype: of the sums, if not
+    the base's: float32 keeps what half precision would round off before a merge.
+
+    CheckpointError for any key that means something else or has no place in the base, a factor
+    without the other, shapes that do not fit, and adapters that are more than B A: DoRA, other
+    types than LORA, initialisations that changed the base (PiSSA, OLoRA, CorDA, LoftQ).
+    """
+    factors, whole = _parsed(tensors, config)
+    found: dict[str, Tensor] = dict(base)
+    for name, pair in factors.items():
+        start = _in_base(name, pair.B.source, base)
+        if start.shape != pair.shape:
+            raise CheckpointError(
+                f"{name} of {pair.B.source}: expected a change of shape {start.shape}, got "
+                f"{pair.shape}{' (fan_in_fan_out?)' if start.shape == pair.shape[::-1] else ''}"
+            )
+        found[name] = Adapted(start, pair, dtype)
+    for name, tensor in whole.items():
+        _in_base(name, tensor.source, base)
+        found[name] = _Renamed(tensor, name)
+    return found
+
+
+def load_adapter(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, LowRank]:
+    """The factors in memory, float32, by the name of the weight, their scale multiplied into B;
+    what adds (B A)^T has them exchanged. CheckpointError as `adapted`, and for whole tensors."""
+    factors, whole = _parsed(tensors, config)
+    if whole:
+        raise CheckpointError(f"adapter: expected factors only, got the whole of {_some(whole)}")
+    found = {}
+    for name, pair in factors.items():
+        B, A = np.float32(pair.scale) * _whole(pair.B), _whole(pair.A)
+        found[name] = LowRank(A.T, B.T) if pair.transposed else LowRank(B, A)  # type: ignore
+    return found
+
+
+def adapter_files(
+    adapter: Adapter, whole: Mapping[str, Any] | None = None, *, base_model: str | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The tensors and the config of an adapter in PEFT's layout, for weights [out, in].
+
+    adapter: by the names of weights, "....weight". whole: tensors that replace the base's, also
+    by name; their modules become modules_to_save. The alphas equal the ranks: the scale is 1.
+    ValueError for other names.
+
+    >>> pair = LowRank(np.ones((3, 1), "f"), np.ones((1, 2), "f"))
+    >>> tensors, config = adapter_files({"layer.weight": pair})
+    >>> sorted(tensors)[0], config["r"], config["target_modules"]
+    ('base_model.model.layer.lora_A.weight', 1, ['layer'])
+    """
+    tensors, ranks = {}, {}
+    for name, pair in adapter.items():
+        module, dot, last = name.rpartition(".")
+        if not dot or last != "weight":
+            raise ValueError(f"adapter: expected names that end in '.weight', got {name!r}")
+        ranks[module] = int(np.shape(pair.A)[0])
+        for side, factor in (("A", pair.A), ("B", pair.B)):
+            tensors[f"{PREFIX}{module}.lora_{side}.weight"] = np.ascontiguousarray(factor)
+    for name, array in (whole or {}).items():
+        if "." not in name:
+            raise ValueError(f"whole: expected names 'module.parameter', got {name!r}")
+        tensors[PREFIX + name] = np.ascontiguousarray(array)
+    most = max(ranks.values(), default=1)
+    pattern = {f"^{re.escape(m)}": r for m, r in ranks.items() if r != most}
+    saved = sorted({name.rpartition(".")[0] for name in whole or {}})
+    return tensors, {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base_model,
+        "r": most,
+        "lora_alpha": most,
+        "rank_pattern": pattern,
+        "alpha_pattern": dict(pattern),
+        "target_modules": sorted(ranks),
+        "modules_to_save": saved or None,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "use_dora": False,
+        "lora_dropout": 0.0,
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }
+
+
+class _Renamed:
+    """A tensor under another name."""
+
+    def __init__(self, tensor: Tensor, name: str) -> None:
+        self.tensor, self.name = tensor, name
+        self.dtype, self.shape, self.source = tensor.dtype, tensor.shape, tensor.source
+
+    def read(self, out: np.ndarray, start: int = 0) -> None:
+        self.tensor.read(out, start)
+
+
+def _parsed(
+    tensors: Tensors, config: Mapping[str, Any]
+) -> tuple[dict[str, _Factors], dict[str, Tensor]]:
+    """The factors by the name of the weight they change, and whole tensors by name."""
+    _check_config(config)
+    pairs: dict[tuple[str, bool], dict[str, Tensor]] = {}
+    whole: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        if not key.startswith(PREFIX):
+            raise CheckpointError(
+                f"{tensor.source}: expected keys '{PREFIX}...' in an adapter, got {key!r}"
+            )
+        match = _FACTOR.fullmatch(key.removeprefix(PREFIX))
+        if match and bool(match["weight"]) == (match["kind"] == "lora_"):
+            sides = pairs.setdefault((match["module"], match["kind"] != "lora_"), {})
+            if match["side"] in sides:
+                raise CheckpointError(f"{tensor.source}: several adapters for {match['module']!r}")
+            sides[match["side"]] = tensor
+        elif match or ".lora_" in key:
+            raise CheckpointError(f"{tensor.source}: {key!r} is no factor A or B of an adapter")
+        else:
+            whole[_whole_name(key, tensor, config)] = tensor
+    return {
+        f"{module}.weight": _factors(module, sides, embedding, config)
+        for (module, embedding), sides in pairs.items()
+    }, whole
+
+
+def _factors(
+    module: str, sides: Mapping[str, Tensor], embedding: bool, config: Mapping[str, Any]
+) -> _Factors:
+    for side in "AB":
+        if side not in sides:
+            other = next(iter(sides.values()))
+            raise CheckpointError(f"{other.source}: {module!r} has no lora_{side}")
+    A, B = sides["A"], sides["B"]
+    rank = _by_pattern("r", "rank_pattern", module, config)
+    if len(A.shape) != 2 or len(B.shape) != 2 or A.shape[0] != B.shape[1]:
+        raise CheckpointError(
+            f"{A.source}: {module!r}: expected A [rank, in] and B [out, rank], got {A.shape} and "
+            f"{B.shape}"
+        )
+    if A.shape[0] != rank:
+        raise CheckpointError(
+            f"{A.source}: {module!r} has rank {A.shape[0]}, but its config says {rank}"
+        )
+    alpha = _by_pattern("lora_alpha", "alpha_pattern", module, config)
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return _Factors(B, A, scale, embedding or bool(config.get("fan_in_fan_out")))
+
+
+def _by_pattern(key: str, patterns: str, module: str, config: Mapping[str, Any]) -> float:
+    """The value of the first pattern that matches the end of a module's name, as in PEFT."""
+    value = config[key]
+    for pattern, special in (config.get(patterns) or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            value = special
+            break
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise CheckpointError(f"adapter config: {key}: expected a number, got {value!r}")
+    if key == "r" and (value < 1 or value != int(value)):
+        raise CheckpointError(f"adapter config: r: expected an integer >= 1, got {value!r}")
+    return value
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    if config.get("peft_type") != "LORA":
+        raise CheckpointError(
+            f"adapter config: peft_type: expected 'LORA', got {config.get('peft_type')!r}"
+        )
+    for key in ("r", "lora_alpha"):
+        if key not in config:
+            raise CheckpointError(f"adapter config: {key} is missing")
+    for key, understood in _PLAIN.items():
+        if key in config and config[key] not in understood:
+            raise CheckpointError(f"adapter config: {key}={config[key]!r} is not supported")
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
+        raise CheckpointError(
+            f"adapter config: init_lora_weights={start!r} belongs to a changed base; convert the "
+            "adapter to plain LoRA where it was trained"
+        )
+
+
+def _whole_name(key: str, tensor: Tensor, config: Mapping[str, Any]) -> str:
+    """The name in the base of a tensor that replaces one; CheckpointError if none is announced."""
+    name = re.sub(r"\.modules_to_save(\.[^.]+)?(?=\.[^.]+$)", "", key.removeprefix(PREFIX))
+    name = name.replace(".base_layer.", ".")
+    module, _, parameter = name.rpartition(".")
+    saved: Sequence[str] = config.get("modules_to_save") or ()
+    parts = module.split(".")
+    tails = {".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)}
+    announced = any(s in tails for s in saved)
+    announced |= parameter == "bias" and config.get("bias", "none") != "none"
+    announced |= parts[-1] in ("embed_tokens", "lm_head", "wte")  # saved along if resized
+    if not announced:
+        raise CheckpointError(
+            f"{tensor.source}: unknown key {key!r}: neither a factor nor of modules_to_save "
+            f"{list(saved)}"
+        )
+    return name
+
+
+def _in_base(name: str, source: str, base: Tensors) -> Tensor:
+    if name not in base:
+        raise CheckpointError(f"{source}: {name!r} is not in the base{nearest(name, base)}")
+    return base[name]
+
+
+def _whole(tensor: Tensor) -> np.ndarray:
+    flat = np.empty(math.prod(tensor.shape), tensor.dtype)
+    tensor.read(flat)
+    return flat.reshape(tensor.shape).astype(np.float32)
+
+
+def _some(names: Mapping[str, Any]) -> str:
+    return ", ".join(list(names)[:3]) + ", ..." * (len(names) > 3)

@@ -1,0 +1,282 @@
+"""A checkpoint in the frame of another: the maps, found space by space, tensors read as needed."""
+
+import contextlib
+import fnmatch
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from sail_jax import architectures
+from sail_jax.align.blocks import block_exactness, nested
+from sail_jax.align.matching import families, match_weights
+from sail_jax.align.problem import recurrent
+from sail_jax.architectures import Rules
+from sail_jax.basis.certificate import Report
+from sail_jax.basis.change_basis import unfused
+from sail_jax.basis.families import Family
+from sail_jax.basis.maps import SpaceMap
+from sail_jax.basis.spaces import Spec
+from sail_jax.checkpoint.engine.executor import (
+    CONSTANT,
+)
+from sail_jax.checkpoint.formats.extras import config_of
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.sources.nearness import Match, Unread, compared
+from sail_jax.checkpoint.sources.views import View, rebased
+from sail_jax.checks import nearest
+from sail_jax.growth.targets import check_stated, differences, layer_count
+from sail_jax.merging import random_bits
+
+__all__ = [
+    "FAMILIES",
+    "Aligned",
+    "align_maps",
+    "aligned_view",
+    "matchable",
+    "spec_of",
+]
+
+FAMILIES = {
+    "permutation": Family.PERMUTATION,
+    "signed": Family.SIGNED_PERMUTATION,
+    "monomial": Family.POSITIVE_MONOMIAL,
+    "orthogonal": Family.ORTHOGONAL,
+    "linear": Family.LINEAR,
+}
+
+
+class Aligned(NamedTuple):
+    """Maps under which one network is near another, and what they do.
+
+    maps are for `change_blocks(.., spec, maps, within)`. history: the weighed distances of
+    `match_weights`; distance: |a - b| over |a|, all tensors together, before and after.
+    """
+
+    spec: Spec
+    maps: dict[str, SpaceMap]
+    report: Report
+    history: tuple[float, ...]
+    within: dict[str, str]
+    matches: tuple[Match, ...]
+    distance: tuple[float, float]
+    notes: tuple[str, ...]
+
+
+def spec_of(
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any] | None = None,
+    spec: Spec | Rules | None = None,
+) -> Spec:
+    """The spec of a checkpoint: as given, by given rules, or by its configuration's architecture.
+
+    Raises ValueError in one sentence where none of them is known, and as `Rules.spec` does.
+    """
+    if isinstance(spec, Spec):
+        return spec
+    shapes = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in checkpoint.tensors.items()}
+    if spec is not None:
+        return spec.spec(shapes)
+    config = config or config_of(checkpoint.extras)
+    if not config:
+        raise CheckpointError(
+            f"{checkpoint.path} has no config.json: say where it is (config, --config), or "
+            "which spaces the tensors live in (spec, --spec)"
+        )
+    rules = architectures.of(config).rules(config)
+    found = rules.spec(shapes)
+    check_stated(config, rules, found, layer_count(rules, shapes))
+    return found
+
+
+def matchable(spec: Spec, patterns: Sequence[str] | str | None = None) -> list[str]:
+    """The inner spaces whose names match a shell pattern; ValueError, naming the nearest, if one
+    matches none."""
+    inner = [s.name for s in spec.spaces if not {"outer", "stack"} & set(s.nonlinearity.split())]
+    if patterns is None:
+        return inner
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(patterns, Sequence) or not all(isinstance(p, str) for p in patterns):
+        raise ValueError(f"spaces must be patterns of names, got {patterns!r}")
+    for pattern in patterns:
+        if not fnmatch.filter(inner, pattern):
+            outer = fnmatch.filter((s.name for s in spec.spaces), pattern)
+            why = (
+                f"only {outer[0]!r}, which cannot be matched: it is the network's input or output, "
+                "or its units are told apart (rotary pairs, layers)"
+                if outer
+                else f"no space{nearest(pattern, inner)}"
+            )
+            raise ValueError(f"spaces {pattern!r}: names {why}")
+    return [name for name in inner if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
+
+
+def align_maps(
+    reference: Checkpoint,
+    other: Checkpoint,
+    config: Mapping[str, Any] | None = None,
+    *,
+    spec: Spec | Rules | None = None,
+    method: str = "weights",
+    family: str | Family | Mapping[str, str | Family] = "permutation",
+    spaces: Sequence[str] | str | None = None,
+    within: Mapping[str, str] | None = None,
+    weights: Mapping[str, float] | None = None,
+    seed: int = 0,
+    max_sweeps: int = 100,
+    max_memory: int | None = None,
+    progress: Callable[[int, str], None] | None = None,
+) -> Aligned:
+    """The maps that bring an open checkpoint near another, tensors being read as they are needed.
+
+    config, spec: see `spec_of`. family: one of `FAMILIES`, for every space that allows it (the
+    others are permuted, as `notes` say), or by patterns of names, which then must allow it.
+    spaces: shell patterns of names. within: which spaces are matched block by block, such as the
+    units of each head; None: all that may be (`sail_jax.align.nested`). A leaf that reads and
+    writes one space (the head of BERT) has no say where a table is known, and is noted.
+    max_memory: bytes of the process; what it leaves is used to keep tensors between sweeps.
+
+    Raises ValueErrors in one sentence: unlike checkpoints, unknown names, what does not commute.
+    """
+    if method != "weights":
+        raise ValueError(
+            f"unknown method {method!r}: checkpoints are matched by 'weights'; activations need "
+            "data, see sail_jax.align.activation_matching"
+        )
+    for name, value in {"seed": seed, "max_sweeps": max_sweeps}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+            raise ValueError(f"{name} must be a whole number, not negative, got {value!r}")
+    _check_alike(reference, other)
+    found = spec_of(other, config, spec)
+    flat, _ = unfused(found)
+    chosen = matchable(found, spaces)
+    notes = _differing(reference, config or config_of(other.extras), spec)
+    weights = dict(weights or {})
+    for path, name in recurrent(flat).items():
+        if spec is None and name in chosen and path not in weights:
+            weights[path] = 0.0
+            notes.append(f"{path} reads and writes {name}: it is moved, but has no say")
+    kinds, more = _families(found, family, chosen)
+    notes += more
+    inside = nested(found) if within is None else dict(within)
+    inside = {
+        name: block
+        for name, block in inside.items()
+        if name in kinds and kinds.get(block, Family.PERMUTATION) == Family.PERMUTATION
+    }
+    one, two = (
+        {name: Unread(x) for name, x in checkpoint.tensors.items()}
+        for checkpoint in (reference, other)
+    )
+    wide = any(x.dtype == np.float64 for x in (*one.values(), *two.values()))
+    with jax.enable_x64(True) if wide else contextlib.nullcontext():
+        match = match_weights(
+            one, two, found, family=kinds, spaces=list(kinds), within=inside, weights=weights,
+            key=random_bits.key(seed), max_sweeps=max_sweeps,
+            keep=_kept(found, inside, kinds, max_memory), progress=progress,
+        )  # fmt: skip
+        matches, distance = compared(one, two, found, match.maps, inside)
+        report = block_exactness(found, match.maps, inside)
+    if not match.converged:
+        notes.append(f"stopped after {max_sweeps} sweeps, while still improving")
+    return Aligned(
+        found, match.maps, report, match.distance, inside, matches, distance, tuple(notes)
+    )
+
+
+def _check_alike(reference: Checkpoint, other: Checkpoint) -> None:
+    for one, two in ((reference, other), (other, reference)):
+        for name in one.tensors:
+            if name not in two.tensors:
+                raise CheckpointError(
+                    f"{two.path} has no '{name}', which {one.path} has: only networks of one "
+                    "architecture can be aligned"
+                )
+    for name, tensor in reference.tensors.items():
+        if tensor.shape != (shape := other.tensors[name].shape):
+            raise CheckpointError(
+                f"'{name}' is {list(tensor.shape)} in {reference.path} and {list(shape)} in "
+                f"{other.path}: only networks of one size can be aligned; grow the smaller first"
+            )
+
+
+def _differing(
+    reference: Checkpoint, config: Mapping[str, Any] | None, spec: Spec | Rules | None
+) -> list[str]:
+    """What the two configurations state differently; ValueError if that is of sizes, which tensors
+    of one shape can have apart: heads."""
+    own = config_of(reference.extras)
+    if spec is not None or not own or not config:
+        return []
+    rules = architectures.of(config).rules(config)
+    notes = []
+    for key, (one, two) in differences(own, config).items():
+        if key in dict(rules.settings):
+            raise CheckpointError(
+                f"{reference.path} states {key!r}: {one!r}, the other {two!r}: only networks of "
+                "one architecture can be aligned"
+            )
+        notes.append(f"the two state {key!r} differently: {one!r} and {two!r}")
+    return notes
+
+
+def _families(
+    spec: Spec, family: str | Family | Mapping[str, str | Family], chosen: Sequence[str]
+) -> tuple[dict[str, Family], list[str]]:
+    """The family of each space, and what was not possible."""
+    silent = recurrent(unfused(spec)[0])
+    if isinstance(family, Mapping):
+        named = {pattern: _family(one) for pattern, one in family.items()}
+        return families(spec, named, chosen, silent), []
+    one, out, notes = _family(family), {}, []
+    for name in chosen:
+        try:
+            out |= families(spec, one, [name], silent)
+        except ValueError as error:
+            if one == Family.PERMUTATION:
+                raise
+            out[name] = Family.PERMUTATION
+            notes.append(f"permuted only: {error}")
+    return out, notes
+
+
+def _family(name: str | Family) -> Family:
+    if isinstance(name, Family):
+        return name
+    if name not in FAMILIES:
+        raise ValueError(f"unknown family {name!r}{nearest(name, FAMILIES)}")
+    return FAMILIES[name]
+
+
+def _kept(
+    spec: Spec, within: Mapping[str, str], chosen: Mapping[str, Family], max_memory: int | None
+) -> int:
+    """Bytes of tensors to keep: what is left of `max_memory`, or a gigabyte at most."""
+    flat, _ = unfused(spec)
+    largest = max(
+        (math.prod(n or 1 for n in flat.shape(leaf.path)) for leaf in flat.leaves), default=0
+    )
+    costs = [
+        spec.space(name).size ** 2 * (spec.space(within[name]).size if name in within else 1)
+        for name in chosen
+    ]
+    # a tensor of each network as read, in float32, moved and laid out for the product; the sum of
+    # products, a term of it, that in float32, and the solver's own; half as much again for what
+    # the allocator does not give back, and kernels for every shape
+    least = CONSTANT + 3 * (8 * 4 * largest + 5 * 8 * max(costs, default=0)) // 2
+    if max_memory is None:
+        return 1 << 30
+    if max_memory < least:
+        raise ValueError(
+            f"max_memory: matching these spaces takes at least {least / 1e9:.2f} GB, got "
+            f"{max_memory / 1e9:.2f} GB"
+        )
+    return max_memory - least
+
+
+def aligned_view(other: Checkpoint, aligned: Aligned, *, mark: str = "") -> View:
+    """The other checkpoint in the frame of the reference, computed when it is read."""
+    return rebased(other, aligned.spec, aligned.maps, within=aligned.within, mark=mark)

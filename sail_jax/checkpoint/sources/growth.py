@@ -1,0 +1,79 @@
+"""A checkpoint as that of a larger network, computed when it is read."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from sail_jax.architectures import Rules
+from sail_jax.checkpoint.formats.extras import config_of
+from sail_jax.checkpoint.formats.files import CheckpointError, strict_json
+from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.sources.views import View, grown
+from sail_jax.growth import networks
+from sail_jax.merging import random_bits
+
+__all__ = ["growth_view", "read_target"]
+
+_MAX_CONFIG = 4 << 20
+
+
+def read_target(to: Any) -> Mapping[str, Any]:
+    """A configuration: a mapping as it is, or the path of a config.json or of its folder.
+
+    Raises CheckpointError, naming the file, unless it holds a JSON object.
+    """
+    if isinstance(to, Mapping):
+        return to
+    path = Path(to)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no configuration is there (a config.json, or its folder)")
+    if path.stat().st_size > _MAX_CONFIG:
+        raise CheckpointError(f"{path}: too long for a configuration")
+    return strict_json(path.read_bytes(), str(path))
+
+
+def growth_view(
+    checkpoint: Checkpoint,
+    to: Any,
+    method: str = "lemon",
+    *,
+    seed: int = 0,
+    config: Any = None,
+    rules: Rules | None = None,
+    allow_nonfinite: bool = True,
+    **knobs: Any,
+) -> tuple[View, networks.Growth]:
+    """An open checkpoint as that of the larger network; nothing is read but config.json.
+
+    to, method, knobs: as `sail_jax.growth.plan` takes them, or the path of a config.json. config:
+    that of the checkpoint, where it has no config.json or another is meant; rules: its table, where
+    it has none of a known architecture. Raises ValueErrors in one sentence.
+    """
+    own = config_of(checkpoint.extras) if config is None else read_target(config)
+    if not own and rules is None:
+        raise CheckpointError(
+            f"{checkpoint.path} has no config.json: say where it is (config, --config), or which "
+            "spaces the tensors live in (rules, --spec)"
+        )
+    shapes = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in checkpoint.tensors.items()
+    }
+    key = random_bits.key(seed)
+    wide = any(x.dtype == np.float64 for x in checkpoint.tensors.values())
+    with jax.enable_x64(True) if wide else contextlib.nullcontext():
+        made = networks.plan(shapes, own, read_target(to), method, key=key, rules=rules, **knobs)
+    text = json.dumps(
+        [method, seed, own, made.config, repr(rules), sorted(knobs.items())], default=repr
+    )
+    view = grown(
+        checkpoint, made, how=f"grown ({method}, seed {seed})",
+        mark=hashlib.sha256(text.encode()).hexdigest(), allow_nonfinite=allow_nonfinite,
+    )  # fmt: skip
+    return view, made

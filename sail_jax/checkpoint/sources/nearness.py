@@ -1,0 +1,98 @@
+"""How near two checkpoints of one architecture are, tensor by tensor and space by space."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sail_jax.align.blocks import change_blocks
+from sail_jax.basis.change_basis import unfuse, unfused
+from sail_jax.basis.maps import SpaceMap
+from sail_jax.basis.spaces import Spec
+from sail_jax.merging.tensors import Tensor
+
+__all__ = ["Match", "Unread", "compared"]
+
+
+class Match(NamedTuple):
+    """One space: how many of its units moved (or were mixed), of how many, in all its blocks, and
+    the mean cosine of the tensors that touch it with those of the reference, before and after."""
+
+    space: str
+    family: str
+    units: int
+    moved: int
+    before: float
+    after: float
+
+
+class Unread:
+    """A leaf that stays on disk until an array is asked of it."""
+
+    def __init__(self, tensor: Tensor, index: Any = ()) -> None:
+        self._tensor, self._index = tensor, index
+        self.dtype = tensor.dtype
+        self.shape = tuple(
+            len(range(*one.indices(n))) if isinstance(one, slice) else n
+            for one, n in zip([*index, *[None] * len(tensor.shape)], tensor.shape, strict=False)
+        )
+
+    def __getitem__(self, index: Any) -> Self:
+        if self._index:
+            raise IndexError("a part of a part")
+        return type(self)(self._tensor, index)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        flat = np.empty(math.prod(self._tensor.shape), self.dtype)
+        self._tensor.read(flat)
+        whole = flat.reshape(self._tensor.shape)[self._index]
+        return whole if dtype is None else whole.astype(dtype)
+
+
+def compared(
+    one: Mapping[str, Unread],
+    two: Mapping[str, Unread],
+    spec: Spec,
+    maps: Mapping[str, SpaceMap],
+    within: Mapping[str, str],
+) -> tuple[tuple[Match, ...], tuple[float, float]]:
+    """Cosines by space and distances, a tensor at a time."""
+    flat, _ = unfused(spec)
+    cosines: dict[str, tuple[float, float]] = {}
+    total, apart = 0.0, np.zeros(2)
+    flat_one, flat_two = (unfuse(side, spec)[0] for side in (one, two))
+    for path, leaf in flat_one.items():
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            continue
+        a, b = (jnp.asarray(np.asarray(side[path])) for side in (flat_one, flat_two))
+        moved = change_blocks({path: b}, flat, maps, within)[path]
+        aa, bb, ab, am, mm, d0, d1 = map(float, _sums(a, b, moved))
+        total += aa
+        apart += (d0, d1)
+        cosines[path] = (
+            (ab / math.sqrt(aa * bb), am / math.sqrt(aa * mm)) if aa * bb * mm else (0, 0)
+        )
+    rows = []
+    for name, m in maps.items():
+        paths = dict.fromkeys(use.path for use in flat.uses(name))
+        values = np.array([cosines[path] for path in paths if path in cosines] or [(0, 0)])
+        units = math.prod(m.write.shape[:-1])
+        index = None if m.index is None else np.asarray(m.index)
+        moved = units if index is None else int(np.sum(index != np.arange(m.old)))
+        scale = m.entries[0] if index is not None else None
+        if index is not None and scale is not None:
+            moved = int(np.sum((index != np.arange(m.old)) | (np.asarray(scale) != 1)))
+        before, after = values.mean(0)
+        rows.append(Match(name, str(m.family), units, moved, float(before), float(after)))
+    relative = np.sqrt(apart / total) if total else apart
+    return tuple(rows), (float(relative[0]), float(relative[1]))
+
+
+@jax.jit
+def _sums(a: jax.Array, b: jax.Array, m: jax.Array) -> list[jax.Array]:
+    a, b, m = (x.astype(jnp.float32) for x in (a, b, m))
+    pairs = [(a, a), (b, b), (a, b), (a, m), (m, m), (a - b, a - b), (a - m, a - m)]
+    return [jnp.sum(x * y) for x, y in pairs]
