@@ -1,0 +1,93 @@
+"""The order of rooms in docs/architecture.md, held against the imports of all three packages."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs/architecture.md").read_text(), re.M)
+PACKAGES = ("sail_jax", "theory", "experiments")
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for package in PACKAGES:
+        for file in (ROOT / package).rglob("*.py"):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def imported(source: str, known: set[str]) -> Iterator[str]:
+    """Which of the known modules are imported anywhere: in functions, for types alone, too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                if whole in known or node.module in known:
+                    yield whole if whole in known else str(node.module)
+
+
+def graph() -> dict[str, set[str]]:
+    files = modules()
+    return {
+        name: set(imported(file.read_text(), set(files))) - {name} for name, file in files.items()
+    }
+
+
+GRAPH = graph()
+
+
+def room(module: str) -> str:
+    """The narrowest room that a module is in; nothing lies beside the rooms of `sail_jax`."""
+    name = module
+    while name not in ROOMS:
+        name = name.rpartition(".")[0]
+    assert name == module or name not in ("sail_jax", "sail_jax.checkpoint"), f"{module}: no room"
+    return name
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import one another in a circle, none if there is no such circle."""
+    left = {name: targets & graph.keys() for name, targets in graph.items()}
+    while free := [name for name, targets in left.items() if not targets & left.keys()]:
+        for name in free:
+            del left[name]
+    if not left:
+        return []
+    walk = [min(left)]
+    while (step := min(left[walk[-1]] & left.keys())) not in walk:
+        walk.append(step)
+    return walk[walk.index(step) :]
+
+
+def test_rooms_are_listed_once():
+    assert len(ROOMS) == len(set(ROOMS)) > 20
+    assert set(ROOMS) <= set(GRAPH)
+
+
+@pytest.mark.parametrize("module", sorted(GRAPH))
+def test_imports_point_up_the_list(module):
+    here = ROOMS.index(room(module))
+    wrong = {target for target in GRAPH[module] if ROOMS.index(room(target)) > here}
+    assert not wrong, f"{module} imports from a room below its own: {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("package", ["sail_jax", "theory"])
+def test_no_circles(package):
+    own = {name: targets for name, targets in GRAPH.items() if name.split(".")[0] == package}
+    assert circle(own) == []
+
+
+def test_a_circle_would_be_found():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == ["b", "c"]
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    known = {"p.q", "p"}
+    late = "def f():\n    from p import q\n\nif TYPE_CHECKING:\n    import p\n"
+    assert set(imported(late, known)) == known
