@@ -165,8 +165,8 @@ def overwrite(
     """Layers `layers` of stacked leaves set to "zeros", "ones" or "identity".
 
     `rules` are keyed by patterns of paths (see `sail_jax.basis.axes`); `axis` is the layer axis.
-    With zeros for the output projections of residual blocks, or identities for kernels and zeros for
-    biases between idempotent nonlinearities (f(f(x)) == f(x): ReLU), those layers do nothing.
+    With zeros for the output projections of residual blocks, or identities for kernels and zeros
+    for biases between idempotent nonlinearities (f(f(x)) == f(x): ReLU), those layers do nothing.
 
     Raises ValueError for a fill that is none of these, a pattern that matches no leaf, a layer out
     of range, or a leaf that cannot be an identity.
