@@ -332,9 +332,9 @@ def _dispatch(argv: Sequence[str]) -> int:
         print(_help(), end="")
         return 0 if argv else 2
     if argv[0] == "--version":
-        from importlib.metadata import version
+        from sail_jax import __version__
 
-        print(f"sail-jax {version('sail-jax')}")
+        print(f"sail-jax {__version__}")
         return 0
     if argv[0] not in COMMANDS:
         kind = "option" if argv[0].startswith("-") else "command"

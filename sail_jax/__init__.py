@@ -31,13 +31,25 @@ from sail_jax.merging.merge import Merge
 from sail_jax.merging.task_vectors import TaskVectors, apply, task_vectors
 
 if TYPE_CHECKING:
-    from sail_jax import align, architectures, checkpoint, growth, probe
+    from sail_jax import (
+        align,
+        architectures,
+        checkpoint,
+        distances,
+        growth,
+        lora,
+        probe,
+        proximal,
+    )
     from sail_jax.checkpoint import merge_checkpoints
+
+__version__ = "0.1.0"
 
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        **dict.fromkeys(("align", "architectures", "checkpoint", "growth", "probe"), ""),
+        **dict.fromkeys(("align", "architectures", "checkpoint", "distances", "growth"), ""),
+        **dict.fromkeys(("lora", "probe", "proximal"), ""),
         "merge_checkpoints": "checkpoint",
     },
 )
@@ -64,14 +76,17 @@ __all__ = [
     "classify",
     "compose",
     "defect",
+    "distances",
     "exactness",
     "growth",
     "identity",
     "invert",
+    "lora",
     "masked",
     "merge_checkpoints",
     "methods",
     "probe",
+    "proximal",
     "reductions",
     "select",
     "spec",

@@ -1,7 +1,10 @@
 """What importing the packages drags along."""
 
+import fnmatch
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,3 +50,32 @@ def test_what_is_imported_late_is_there():
         "module 'sail_jax.checkpoint' has no attribute 'nothing'",
         "merge_checkpoints sail_jax.probe",
     ]
+
+
+def test_what_the_readme_lists_is_in_the_package():
+    import sail_jax
+
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    tables = re.findall(r"^\| in `sail_jax` \|.*\n\|.*\n((?:\|.*\n)+)", text, re.M)
+    rows = [row.split("|")[1] for table in tables for row in table.splitlines()]
+    assert len(tables) == 2
+    assert len(rows) > 12
+    for row in rows:
+        here: object = sail_jax
+        for name in re.findall(r"`([\w.*]+)`", row):
+            *outer, last = name.split(".")
+            for part in outer:  # `methods.ties`, `pcb`: the second is one of methods, too
+                here = getattr(sail_jax, part)
+            assert fnmatch.filter(dir(here), last), name
+            assert all(getattr(here, found) for found in fnmatch.filter(dir(here), last))
+
+
+def test_types_and_version_are_there():
+    from importlib.metadata import version
+
+    import sail_jax
+    import theory
+
+    assert sail_jax.__version__ == version("sail-jax")
+    for package in (sail_jax, theory):
+        assert (Path(str(package.__file__)).parent / "py.typed").is_file()

@@ -3,8 +3,10 @@
 A maker never sees a parameter; `change_basis` applies what it returns, and each states its family,
 from which `exactness` says what is preserved. What growth does to parameters beyond that (fresh
 units, noise, masks, rules for norms and layers) are separate functions of parameters. Learned maps
-(LiGO, SAIL) are in `sail_jax.growth.learned`, which needs optax.
+(LiGO, SAIL) are in `sail_jax.growth.learned`, which is imported when it is first asked for.
 """
+
+from typing import TYPE_CHECKING
 
 from sail_jax.growth.basic import (
     flip,
@@ -54,6 +56,12 @@ from sail_jax.growth.width import (
     split_readers,
     tile,
 )
+from sail_jax.lazy import lazily
+
+if TYPE_CHECKING:
+    from sail_jax.growth import learned
+
+__getattr__, __dir__ = lazily(__name__, {"learned": ""})
 
 __all__ = [
     "METHODS",
@@ -74,6 +82,7 @@ __all__ = [
     "inserted",
     "interleave",
     "interpolate",
+    "learned",
     "learning_rates",
     "lemon",
     "lemon_gain",
