@@ -4,7 +4,7 @@ import re
 from argparse import ArgumentTypeError
 from typing import Any
 
-__all__ = ["add_copying", "natural", "seed", "size"]
+__all__ = ["add_copying", "natural", "run_options", "seed", "size"]
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -43,3 +43,14 @@ def add_copying(parser: Any) -> None:
     add("--allow-nonfinite", action="store_true", help="go on with NaN and infinities")
     add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
     add("--quiet", action="store_true", help="no progress")
+
+
+def run_options(args: Any, progress: Any = None) -> Any:
+    """The `RunOptions` of what `add_copying` and --resume say."""
+    from sail_jax.checkpoint import RunOptions
+
+    return RunOptions(
+        resume=args.resume, max_memory=args.max_memory, threads=args.threads,
+        allow_nonfinite=args.allow_nonfinite, allow_pickle=args.allow_pickle, format=args.format,
+        shard_bytes=args.shard_size, progress=progress,
+    )  # fmt: skip

@@ -15,7 +15,7 @@ from experiments.commands import align as align_command
 from sail_jax import align, growth
 from sail_jax.align import nested
 from sail_jax.basis.families import Family
-from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
+from sail_jax.checkpoint import RunOptions, load_checkpoint, open_checkpoint, save_checkpoint
 from sail_jax.checkpoint.operations.aligning import align_checkpoints
 from sail_jax.checkpoint.recipe.parts import ALIGNMENT
 from sail_jax.checkpoint.sources.alignment import align_maps, matchable
@@ -175,7 +175,7 @@ def test_refusals(pair, tmp_path):
     with pytest.raises(ValueError, match=r"unknown method 'activations'.*need data"):
         align_checkpoints(a, b, tmp_path / "out", method="activations")
     with pytest.raises(ValueError, match=r"matching these spaces takes at least 0"):
-        align_checkpoints(a, b, tmp_path / "out", max_memory=10**6)
+        align_checkpoints(a, b, tmp_path / "out", run=RunOptions(max_memory=10**6))
     poisoned = tensors | {"model.norm.weight": np.full(8, np.nan, np.float32)}
     with pytest.raises(ValueError, match=r"'model.norm.weight' has values that are not finite"):
         align_checkpoints(a, save(tmp_path / "nan", poisoned, config), tmp_path / "out")

@@ -137,7 +137,7 @@ def test_plan_says_what_would_be_done_and_writes_nothing(models, tmp_path, capsy
 KILLED = """
 import os, signal, sys
 from experiments import cli
-from sail_jax.checkpoint import writer
+from sail_jax.checkpoint.output import writer
 done, left = writer.Writer.done, 7
 def mortal(self, name):
     global left

@@ -17,7 +17,14 @@ import pytest
 
 from experiments import arguments, cli
 from sail_jax import Merge, chain, methods, reductions, transforms
-from sail_jax.checkpoint import load_checkpoint, merge_checkpoints, save_checkpoint
+from sail_jax.checkpoint import (
+    RunOptions,
+    align_checkpoints,
+    grow_checkpoint,
+    load_checkpoint,
+    merge_checkpoints,
+    save_checkpoint,
+)
 from sail_jax.merging.combining import from_function
 
 SHAPES = {
@@ -117,10 +124,23 @@ def test_safetensors_library_reads_the_output(models, tmp_path):
         np.testing.assert_allclose(got[name], want[name], rtol=0, atol=1e-6)
 
 
+def test_options_of_a_run_have_a_record_of_their_own(models, tmp_path):
+    a, out = models / "a", tmp_path / "out"
+    for operation in (
+        lambda **given: merge_checkpoints([a], out, **given),
+        lambda **given: grow_checkpoint(a, out, {"width": 2}, **given),
+        lambda **given: align_checkpoints(a, a, out, **given),
+    ):
+        with pytest.raises(TypeError, match=r"say run=RunOptions\(max_memory=...\)"):
+            operation(max_memory=1 << 30)
+
+
 @pytest.mark.parametrize("format", ["orbax", "npz", "msgpack", "safetensors"])
 def test_every_output_format_holds_the_same(models, tmp_path, format):
     merge_checkpoints(
-        [models / "a", models / "b"], tmp_path / "out", format=format, shard_bytes=999
+        [models / "a", models / "b"],
+        tmp_path / "out",
+        run=RunOptions(format=format, shard_bytes=999),
     )
     merge_checkpoints([models / "a", models / "b"], tmp_path / "plain")
     got, want = load_checkpoint(tmp_path / "out"), load_checkpoint(tmp_path / "plain")
@@ -170,7 +190,7 @@ def test_float64_beside_float32_shares_a_threshold_over_the_tree(tmp_path):
 KILLED = """
 import os, signal, sys
 from experiments import cli
-from sail_jax.checkpoint import writer
+from sail_jax.checkpoint.output import writer
 left = int(sys.argv[1])
 def mortal(name):
     method = getattr(writer.Writer, name)

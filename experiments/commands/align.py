@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.arguments import add_copying, natural, seed
+from experiments.arguments import add_copying, natural, run_options, seed
 from experiments.commands.merge import Meter, remember_kernels
 from experiments.progress import say
 
@@ -79,10 +79,8 @@ def run(args: Namespace) -> int:
     done = aligning.align_checkpoints(
         args.a, args.b, args.out, **options, method=args.method,
         family=_families(args.family), spaces=args.spaces, weights=dict(args.weigh or []),
-        seed=args.seed, max_sweeps=args.max_sweeps, certify=args.certify, resume=args.resume,
-        max_memory=args.max_memory, threads=args.threads, format=args.format,
-        shard_bytes=args.shard_size, allow_nonfinite=args.allow_nonfinite,
-        allow_pickle=args.allow_pickle, progress=steps, copying=meter,
+        seed=args.seed, max_sweeps=args.max_sweeps, certify=args.certify,
+        run=run_options(args, meter), progress=steps,
     )  # fmt: skip
     for one in (steps, meter):
         if one is not None:

@@ -5,7 +5,7 @@ from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
-from experiments.arguments import add_copying, seed
+from experiments.arguments import add_copying, run_options, seed
 from experiments.commands.merge import Meter, remember_kernels
 from experiments.progress import say
 
@@ -88,13 +88,11 @@ def run(args: Namespace) -> int:
         "seed": args.seed,
         "config": args.config,
         "rules": None if args.spec is None else tables.read_table(args.spec),
-        "max_memory": args.max_memory,
-        "threads": args.threads,
-        "allow_pickle": args.allow_pickle,
-        "allow_nonfinite": args.allow_nonfinite,
     }
     if args.plan:
-        with growing.growing(args.checkpoint, to, args.method, **given, **knobs) as ready:
+        with growing.growing(
+            args.checkpoint, to, args.method, run=run_options(args), **given, **knobs
+        ) as ready:
             _show(ready)
         return 0
     if args.out is None:
@@ -102,8 +100,7 @@ def run(args: Namespace) -> int:
     meter = None if args.quiet else Meter()
     done = growing.grow_checkpoint(
         args.checkpoint, args.out, to, args.method, **given, certify=args.certify,
-        resume=args.resume, format=args.format, shard_bytes=args.shard_size, progress=meter,
-        **knobs,
+        run=run_options(args, meter), **knobs,
     )  # fmt: skip
     if meter is not None:
         meter.close()

@@ -9,7 +9,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from experiments.arguments import add_copying
+from experiments.arguments import add_copying, run_options
 from experiments.progress import say
 
 LARGEST_RECIPE = 1 << 20  # bytes
@@ -74,9 +74,7 @@ def run(args: Namespace) -> int:
     began = time.monotonic()
     recipe = read_recipe(args.recipe)
     if args.plan:
-        with merging.prepared(
-            recipe, max_memory=args.max_memory, threads=args.threads, allow_pickle=args.allow_pickle
-        ) as ready:
+        with merging.prepared(recipe, run_options(args)) as ready:
             print(cards.render(ready.plan, args.full, merging.visits(ready.works)), end="")
             print(ready.summary())
         return 0
@@ -84,10 +82,8 @@ def run(args: Namespace) -> int:
         raise ValueError("name the output: sail-jax merge RECIPE OUT")
     meter = None if args.quiet else Meter()
     merged = merging.merge_recipe(
-        recipe, args.out, resume=args.resume, max_memory=args.max_memory, threads=args.threads,
-        allow_nonfinite=args.allow_nonfinite, allow_pickle=args.allow_pickle,
-        measure=args.report is not None, format=args.format, shard_bytes=args.shard_size,
-        progress=meter, before=lambda ready: _admit(args.report),
+        recipe, args.out, measure=args.report is not None, run=run_options(args, meter),
+        before=lambda ready: _admit(args.report),
     )  # fmt: skip
     if meter is not None:
         meter.close()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, load_checkpoint, open_checkpoint
 from sail_jax.checkpoint.operations.merging import merge_checkpoints, merge_recipe
+from sail_jax.checkpoint.operations.running import RunOptions
 from sail_jax.checkpoint.output.writer import create, save_checkpoint
 from sail_jax.lazy import lazily
 from sail_jax.merging.tensors import Tensor
@@ -34,6 +35,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Comparison",
+    "RunOptions",
     "Tensor",
     "align_checkpoints",
     "compare_checkpoints",

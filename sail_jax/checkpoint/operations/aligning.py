@@ -17,7 +17,6 @@ from sail_jax.checkpoint.engine.executor import (
     CONSTANT,
     Limits,
     MergeError,
-    Progress,
     limits,
     resident,
 )
@@ -25,8 +24,13 @@ from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import open_checkpoint
 from sail_jax.checkpoint.operations.agreement import Agreement, certified, wanted
-from sail_jax.checkpoint.operations.running import carried_out, files
-from sail_jax.checkpoint.output.writer import Format
+from sail_jax.checkpoint.operations.running import (
+    DEFAULTS,
+    RunOptions,
+    carried_out,
+    check_options,
+    files,
+)
 from sail_jax.checkpoint.sources.alignment import Aligned, align_maps, aligned_view
 from sail_jax.merging.streaming import Work
 
@@ -52,33 +56,26 @@ def align_checkpoints(
     config: Mapping[str, Any] | None = None,
     *,
     certify: bool | None = None,
-    resume: bool = False,
-    max_memory: int | None = None,
-    threads: int | None = None,
-    allow_nonfinite: bool = False,
-    allow_pickle: bool = False,
-    format: Format | None = None,
-    shard_bytes: int = 5_000_000_000,
-    sync: bool = True,
-    copying: Progress | None = None,
+    run: RunOptions = DEFAULTS,
     **options: Any,
 ) -> AlignedCheckpoint:
     """Writes `b`, re-expressed in the frame of `a`, to `out` (None: matches only).
 
-    options: of `align_maps`. The output has what lay beside the tensors of `b`, and align.json:
-    what was done to which space. certify: also run `b` before and after on probe inputs; by
-    default if the architecture is known and both fit in 1 GB.
+    options: of `align_maps`, whose `max_memory` is that of `run`. The output has what lay beside
+    the tensors of `b`, and align.json: what was done to which space. certify: also run `b` before
+    and after on probe inputs; by default if the architecture is known and both fit in 1 GB.
 
     Raises ValueErrors: those of `align_maps`, CheckpointError and MergeError.
     """
     began = time.monotonic()
+    check_options({k: v for k, v in options.items() if k != "progress"})
     if out is not None:
-        admit(Path(out), [a, b], resume)
+        admit(Path(out), [a, b], run.resume)
     with (
-        open_checkpoint(Path(a), allow_pickle=allow_pickle) as reference,
-        open_checkpoint(Path(b), allow_pickle=allow_pickle) as other,
+        open_checkpoint(Path(a), allow_pickle=run.allow_pickle) as reference,
+        open_checkpoint(Path(b), allow_pickle=run.allow_pickle) as other,
     ):
-        aligned = align_maps(reference, other, config, max_memory=max_memory, **options)
+        aligned = align_maps(reference, other, config, max_memory=run.max_memory, **options)
         own = config or config_of(other.extras) or {}
 
         def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -86,7 +83,7 @@ def align_checkpoints(
 
         entries = 2 * sum(math.prod(x.shape) for x in other.tensors.values())
         agreed, failed = wanted(
-            certify, entries, b, lambda: certified(other.tensors, own, renew), max_memory
+            certify, entries, b, lambda: certified(other.tensors, own, renew), run.max_memory
         )
         aligned = aligned._replace(notes=(*aligned.notes, *failed))
         if out is not None:
@@ -96,10 +93,8 @@ def align_checkpoints(
             works = view.works()
             about = _about(a, b, aligned, agreed)
             carried_out(
-                works, Path(out), _limits(works, max_memory, threads), mark,
-                lambda: _extras(view.extras, about), resume=resume, sync=sync,
-                allow_nonfinite=allow_nonfinite, format=format, shard_bytes=shard_bytes,
-                progress=copying,
+                works, Path(out), _limits(works, run.max_memory, run.threads), mark,
+                lambda: _extras(view.extras, about), run,
             )  # fmt: skip
     where = None if out is None else Path(out)
     return AlignedCheckpoint(aligned, agreed, where, time.monotonic() - began)

@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sail_jax.architectures import Rules
-from sail_jax.checkpoint.engine.executor import Limits, Progress, limits, peak, summary
+from sail_jax.checkpoint.engine.executor import Limits, limits, peak, summary
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import open_checkpoint
 from sail_jax.checkpoint.operations.agreement import Agreement, certified, wanted
-from sail_jax.checkpoint.operations.running import carried_out, files
-from sail_jax.checkpoint.output.writer import Format
+from sail_jax.checkpoint.operations.running import (
+    DEFAULTS,
+    RunOptions,
+    carried_out,
+    check_options,
+    files,
+)
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.sources.growth import growth_view, read_target
 from sail_jax.checkpoint.sources.views import View
@@ -72,14 +77,14 @@ def growing(
     to: Any,
     method: str = "lemon",
     *,
-    max_memory: int | None = None,
-    threads: int | None = None,
-    allow_pickle: bool = False,
+    run: RunOptions = DEFAULTS,
     **options: Any,
 ) -> Iterator[Growing]:
     """Opens a checkpoint and plans its growth; no tensor is read. options: of `growth_view`."""
-    with open_checkpoint(Path(path), allow_pickle=allow_pickle) as checkpoint:
-        view, made = growth_view(checkpoint, to, method, **options)
+    with open_checkpoint(Path(path), allow_pickle=run.allow_pickle) as checkpoint:
+        view, made = growth_view(
+            checkpoint, to, method, allow_nonfinite=run.allow_nonfinite, **options
+        )
         works = view.works()
         config = options.get("config")
         before = config_of(checkpoint.extras) if config is None else read_target(config)
@@ -103,10 +108,10 @@ def growing(
         marks = sorted({getattr(x, "mark", "") for x in view.tensors.values()})
         shapes = [(w.name, str(w.dtype), w.shape) for w in works]
         mark = hashlib.sha256(repr([marks, shapes, files(Path(path))]).encode()).hexdigest()
-        yield Growing(view, made, works, limits(works, max_memory, threads), mark, about)
+        yield Growing(view, made, works, limits(works, run.max_memory, run.threads), mark, about)
 
 
-_OPTIONS = {"seed", "config", "rules", "allow_nonfinite"}
+_OPTIONS = {"seed", "config", "rules"}
 
 
 def grow_checkpoint(
@@ -119,15 +124,7 @@ def grow_checkpoint(
     config: Any = None,
     rules: Rules | None = None,
     certify: bool | None = None,
-    resume: bool = False,
-    max_memory: int | None = None,
-    threads: int | None = None,
-    allow_nonfinite: bool = False,
-    allow_pickle: bool = False,
-    format: Format | None = None,
-    shard_bytes: int = 5_000_000_000,
-    sync: bool = True,
-    progress: Progress | None = None,
+    run: RunOptions = DEFAULTS,
     before: Callable[[Growing], None] | None = None,
     **knobs: Any,
 ) -> Grown:
@@ -137,16 +134,16 @@ def grow_checkpoint(
     or entries that change. The output has the new config.json, what else lay beside the tensors, a
     model card and growth.json: what was done, and the exactness of every space. certify: also run
     both networks on probe inputs, in float32 and in the dtype of the checkpoint; by default if
-    the architecture is known and both fit in 1 GB. The rest as in `growth_view` and `merge_recipe`.
+    the architecture is known and both fit in 1 GB. The rest as in `growth_view`.
 
     Raises ValueErrors: what `growth.plan` raises, CheckpointError and MergeError.
     """
     began = time.monotonic()
-    admit(Path(out), [path], resume)
+    check_options(knobs)
+    admit(Path(out), [path], run.resume)
     with growing(
-        path, to, method, seed=seed, config=config, rules=rules, max_memory=max_memory,
-        threads=threads, allow_nonfinite=allow_nonfinite, allow_pickle=allow_pickle, **knobs,
-    ) as ready:  # fmt: skip
+        path, to, method, seed=seed, config=config, rules=rules, run=run, **knobs
+    ) as ready:
         if before is not None:
             before(ready)
         view, own = ready.view, _own(ready.view, config)
@@ -159,7 +156,7 @@ def grow_checkpoint(
         both = (*view.base.tensors.values(), *view.tensors.values())
         entries = sum(math.prod(x.shape) for x in both)
         agreed, failed = wanted(
-            certify, entries, path, lambda: certified(view.base.tensors, own, renew), max_memory
+            certify, entries, path, lambda: certified(view.base.tensors, own, renew), run.max_memory
         )
         about = {**ready.about, "agreement": [one._asdict() for one in agreed]}
         about["notes"] = notes = [*ready.growth.notes, *failed]
@@ -171,9 +168,7 @@ def grow_checkpoint(
             about["exact"] = False
         carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint,
-            lambda: _extras(ready.view, about, Path(out).name), resume=resume, sync=sync,
-            allow_nonfinite=allow_nonfinite, format=format, shard_bytes=shard_bytes,
-            progress=progress,
+            lambda: _extras(ready.view, about, Path(out).name), run,
         )  # fmt: skip
     return Grown(ready.growth, agreed, Path(out), time.monotonic() - began, tuple(notes))
 

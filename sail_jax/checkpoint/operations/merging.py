@@ -12,7 +12,6 @@ import numpy as np
 from sail_jax.checkpoint.engine.executor import (
     Limits,
     MergeError,
-    Progress,
     Record,
     limits,
     peak,
@@ -20,8 +19,13 @@ from sail_jax.checkpoint.engine.executor import (
 )
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import open_checkpoint
-from sail_jax.checkpoint.operations.running import carried_out, files
-from sail_jax.checkpoint.output.writer import Format
+from sail_jax.checkpoint.operations.running import (
+    DEFAULTS,
+    RunOptions,
+    carried_out,
+    check_options,
+    files,
+)
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.planning import plan as planning
 from sail_jax.checkpoint.planning.plan import Plan
@@ -70,16 +74,9 @@ class Merged(NamedTuple):
 
 
 @contextlib.contextmanager
-def prepared(
-    recipe: Recipe,
-    *,
-    max_memory: int | None = None,
-    threads: int | None = None,
-    allow_pickle: bool = False,
-) -> Iterator[Prepared]:
+def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
     """Opens the inputs of a recipe and plans its merge; no tensor is read.
 
-    max_memory: bytes that the process may use; by default what one tensor after another takes.
     Raises as `parse`, `plan`, `open_checkpoint` and the methods do, all of them ValueErrors.
     """
     with contextlib.ExitStack() as stack:
@@ -88,14 +85,14 @@ def prepared(
 
         def open(path: str) -> Any:
             inputs.append(path)
-            checkpoint = stack.enter_context(open_checkpoint(path, allow_pickle=allow_pickle))
+            checkpoint = stack.enter_context(open_checkpoint(path, allow_pickle=run.allow_pickle))
             stats.extend(files(Path(path)))
             return checkpoint
 
         plan = planning.plan(recipe, open)
         works = _works(plan)
         mark = f"{planning.fingerprint(plan)} {sorted(stats)}"
-        bounds = limits(works, max_memory, threads)
+        bounds = limits(works, run.max_memory, run.threads)
         yield Prepared(recipe, plan, works, bounds, mark, tuple(inputs))
 
 
@@ -123,41 +120,31 @@ def merge_recipe(
     recipe: Recipe | str,
     out: Path_,
     *,
-    resume: bool = False,
-    max_memory: int | None = None,
-    threads: int | None = None,
-    allow_nonfinite: bool = False,
-    allow_pickle: bool = False,
     measure: bool = False,
-    format: Format | None = None,
-    shard_bytes: int = 5_000_000_000,
-    sync: bool = True,
-    progress: Progress | None = None,
+    run: RunOptions = DEFAULTS,
     before: Callable[[Prepared], None] | None = None,
 ) -> Merged:
-    """Merges checkpoints by a recipe (parsed, or YAML text) into `out`.
+    """Merges checkpoints by a recipe into an output, which appears whole or not at all.
 
-    The output appears whole or not at all, and is the same byte for byte whatever `max_memory`
-    (bytes), `threads` and interruptions. resume: go on with what an interrupted call left.
-    allow_nonfinite: merge NaN and infinities, and let outcomes overflow. allow_pickle: read PyTorch
-    pickles, without running them. measure: record norms, cosines and conflicts of each tensor.
-    format, shard_bytes: see `create`. before: called once everything but the values is known.
+    Args:
+      recipe: Parsed, or YAML text.
+      out: Where the outcome goes.
+      measure: Whether norms, cosines and conflicts of each tensor are recorded.
+      run: How it runs, and into which files it writes.
+      before: Called once everything but the values is known.
 
-    Raises ValueErrors: RecipeError, CheckpointError and MergeError.
+    Raises:
+      ValueError: RecipeError, CheckpointError and MergeError.
     """
     began = time.monotonic()
     recipe = parse(recipe) if isinstance(recipe, str) else recipe
-    with prepared(
-        recipe, max_memory=max_memory, threads=threads, allow_pickle=allow_pickle
-    ) as ready:
-        admit(Path(out), ready.inputs, resume)
+    with prepared(recipe, run) as ready:
+        admit(Path(out), ready.inputs, run.resume)
         if before is not None:
             before(ready)
         records = carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint,
-            lambda: _extras(ready, Path(out).name), resume=resume, measure=measure, sync=sync,
-            allow_nonfinite=allow_nonfinite, format=format, shard_bytes=shard_bytes,
-            progress=progress,
+            lambda: _extras(ready, Path(out).name), run, measure=measure,
         )  # fmt: skip
     return Merged(ready.plan, records, Path(out), time.monotonic() - began)
 
@@ -178,15 +165,8 @@ def merge_checkpoints(
     method: str | Merge = "linear",
     weights: Sequence[float] | None = None,
     compat: str = "paper",
-    resume: bool = False,
-    max_memory: int | None = None,
-    threads: int | None = None,
-    allow_nonfinite: bool = False,
-    allow_pickle: bool = False,
     measure: bool = False,
-    format: Format | None = None,
-    shard_bytes: int = 5_000_000_000,
-    progress: Progress | None = None,
+    run: RunOptions = DEFAULTS,
     **options: Any,
 ) -> Merged:
     """Merges checkpoints on disk, tensor by tensor.
@@ -199,8 +179,8 @@ def merge_checkpoints(
         hyperparameters are then among the options.
       weights: One per model.
       compat: Of a method by name: whose defaults count.
-      resume, max_memory, threads, allow_nonfinite, allow_pickle, measure, format, shard_bytes,
-        progress: See `merge_recipe`.
+      measure: Whether norms, cosines and conflicts of each tensor are recorded.
+      run: How it runs, and into which files it writes.
       **options: Hyperparameters of a method by name, one number or, where models have their own,
         one for each; and dtype, out_dtype, scope, seed, rename, missing, extra, tokenizer (see
         `checkpoint.recipe.recipes.simple`).
@@ -217,9 +197,6 @@ def merge_checkpoints(
     >>> load_checkpoint(merged.out)["w"]
     array([2., 2., 2.], dtype=float32)
     """
+    check_options(options)
     recipe = simple(models, base, method, weights=weights, compat=compat, **options)
-    return merge_recipe(
-        recipe, out, resume=resume, max_memory=max_memory, threads=threads,
-        allow_nonfinite=allow_nonfinite, allow_pickle=allow_pickle, measure=measure, format=format,
-        shard_bytes=shard_bytes, progress=progress,
-    )  # fmt: skip
+    return merge_recipe(recipe, out, measure=measure, run=run)

@@ -1,13 +1,56 @@
 """Work carried out from open inputs to an output that appears whole."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from sail_jax.checkpoint.engine.executor import Limits, Progress, Record, execute
 from sail_jax.checkpoint.output.writer import Format, create
 from sail_jax.merging.streaming import Work
 
-__all__ = ["carried_out", "files"]
+__all__ = ["DEFAULTS", "RunOptions", "carried_out", "check_options", "files"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How an operation runs, and into which files it writes.
+
+    The tensors written are the same byte for byte, whatever these options are and however often the
+    operation was interrupted.
+
+    Attributes:
+      resume: Whether to go on with what an interrupted call left.
+      max_memory: Bytes that the process may use; by default what one tensor after another takes.
+      threads: How many workers; by default as many as there are cores, up to 8.
+      allow_nonfinite: Whether NaN and infinities are read, and outcomes may overflow.
+      allow_pickle: Whether PyTorch's pickles are read; what is in them is never run.
+      format: Of the output; see `create`.
+      shard_bytes: The size of an output's file from which there are several; see `create`.
+      sync: Whether the output is on the disk before it takes its name.
+      progress: Told `(bytes done, bytes in all, tensor)` when a tensor is finished.
+    """
+
+    resume: bool = False
+    max_memory: int | None = None
+    threads: int | None = None
+    allow_nonfinite: bool = False
+    allow_pickle: bool = False
+    format: Format | None = None
+    shard_bytes: int = 5_000_000_000
+    sync: bool = True
+    progress: Progress | None = None
+
+
+DEFAULTS = RunOptions()
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """TypeError for an option of a run among those of what is done."""
+    for one in fields(RunOptions):
+        if one.name in options:
+            raise TypeError(
+                f"{one.name} is no option of what is done: say run=RunOptions({one.name}=...)"
+            )
 
 
 def files(path: Path) -> list[tuple[str, int, int]]:
@@ -23,26 +66,22 @@ def carried_out(
     limits: Limits,
     fingerprint: str,
     extras: Callable[[], Mapping[str, bytes | Path]],
+    run: RunOptions,
     *,
-    resume: bool = False,
     measure: bool = False,
-    sync: bool = True,
-    allow_nonfinite: bool = False,
-    format: Format | None = None,
-    shard_bytes: int = 5_000_000_000,
-    progress: Progress | None = None,
 ) -> dict[str, Record]:
     """All of the work written to `out`, with the extras beside it if that is a folder."""
-    metadata = {"format": "pt"} if format in (None, "safetensors") else None
+    metadata = {"format": "pt"} if run.format in (None, "safetensors") else None
     if out.suffix in (".npz", ".msgpack"):
         metadata = None
     with create(
         out, {one.name: (one.dtype, one.shape) for one in works}, fingerprint=fingerprint,
-        format=format, shard_bytes=shard_bytes, metadata=metadata, resume=resume, sync=sync,
+        format=run.format, shard_bytes=run.shard_bytes, metadata=metadata, resume=run.resume,
+        sync=run.sync,
     ) as writer:  # fmt: skip
         records = execute(
-            works, writer, limits,
-            allow_nonfinite=allow_nonfinite, measure=measure, progress=progress,
+            works, writer, limits, allow_nonfinite=run.allow_nonfinite, measure=measure,
+            progress=run.progress,
         )  # fmt: skip
         if writer.folder:
             for name, data in extras().items():
