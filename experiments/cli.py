@@ -332,9 +332,9 @@ def _dispatch(argv: Sequence[str]) -> int:
         print(_help(), end="")
         return 0 if argv else 2
     if argv[0] == "--version":
-        from sail_jax import __version__
+        from importlib.metadata import version
 
-        print(f"sail-jax {__version__}")
+        print(f"sail-jax {version('sail-jax')}")
         return 0
     if argv[0] not in COMMANDS:
         kind = "option" if argv[0].startswith("-") else "command"

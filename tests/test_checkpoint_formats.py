@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sail_jax.checkpoint.formats import orbax_folders
+from sail_jax.checkpoint.formats import msgpack_files, orbax_folders, safetensors_files
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
 from sail_jax.checkpoint.output import writer
@@ -87,7 +87,7 @@ def test_parts_are_read_where_they_lie(tmp_path, place):
 
 def test_safetensors_reads_ours_and_we_read_theirs(tmp_path):
     from safetensors import safe_open
-    from safetensors_files.numpy import load_file, save_file
+    from safetensors.numpy import load_file, save_file
 
     arrays = _arrays("float32", {"w": (3, 4), "s": ()}) | _arrays("int8", {"b": (3,)})
     save_checkpoint(tmp_path / "ours.safetensors", arrays, metadata={"by": "us"})
@@ -146,7 +146,7 @@ def test_numpy_reads_ours_and_we_read_theirs(tmp_path):
 @pytest.mark.parametrize("chunk", [2**30, 40])
 def test_msgpack_is_flax_byte_for_byte(tmp_path, monkeypatch, chunk):
     flax = pytest.importorskip("flax.serialization")
-    monkeypatch.setattr(msgpack, "CHUNK", chunk)
+    monkeypatch.setattr(msgpack_files, "CHUNK", chunk)
     monkeypatch.setattr(flax, "MAX_CHUNK_SIZE", chunk)
     wide = {f"layer_{i}/kernel": (i,) for i in range(1, 20)}
     arrays = _arrays("float32", {**SHAPES, "long": (300, 300), **wide})
@@ -168,7 +168,7 @@ def test_msgpack_is_flax_byte_for_byte(tmp_path, monkeypatch, chunk):
 
 
 def test_a_chunked_tensor_is_read_across_its_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr(msgpack, "CHUNK", 40)
+    monkeypatch.setattr(msgpack_files, "CHUNK", 40)
     array = np.arange(50, dtype=np.float32).reshape(5, 10)
     save_checkpoint(tmp_path / "m.msgpack", {"a": array})
     with open_checkpoint(tmp_path / "m.msgpack") as checkpoint:
@@ -205,7 +205,7 @@ def test_orbax_leaf_by_leaf(tmp_path, monkeypatch, how):
             manager.wait_until_finished()
     loads = []
     leaf = orbax_folders._leaf
-    monkeypatch.setattr(orbax, "_leaf", lambda *args: loads.append(args) or leaf(*args))
+    monkeypatch.setattr(orbax_folders, "_leaf", lambda *args: loads.append(args) or leaf(*args))
     expected = {
         **{"a": tree["a"], "b/c": tree["b"]["c"], "b/d": tree["b"]["d"]},
         **{"l/0": tree["l"][0], "l/1": tree["l"][1]},
@@ -301,5 +301,7 @@ def test_the_bytes_do_not_depend_on_the_order_or_the_threads(tmp_path):
 
 def test_names_of_every_type_have_their_place():
     """The tables of types are inverse to each other."""
-    assert {DTYPES[name] for name in safetensors._CODES.values()} == set(safetensors._NAMES)
+    assert {DTYPES[name] for name in safetensors_files._CODES.values()} == set(
+        safetensors_files._NAMES
+    )
     assert set(writer._FILES) < {"safetensors", "npz", "msgpack", "orbax"}

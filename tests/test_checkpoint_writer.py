@@ -89,7 +89,7 @@ BARE = f"""
     for name in ("sail_jax", "sail_jax.checkpoint"):
         sys.modules[name] = types.ModuleType(name)
         sys.modules[name].__path__ = [
-            {str(Path(writer.__file__).parents[2])!r} + "/" + name.replace(".", "/")
+            {str(Path(writer.__file__).parents[3])!r} + "/" + name.replace(".", "/")
         ]
     sys.path.insert(0, {str(Path(__file__).parent)!r})
 """
@@ -183,7 +183,7 @@ def test_a_killed_orbax_conversion_is_made_again(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer.orbax, "write_folder", stop)
+        patch.setattr(writer.orbax_folders, "write_folder", stop)
         with _create(tmp_path / "o", wanted=wanted, format="orbax") as out:
             _write(out, wanted)
             with pytest.raises(KeyboardInterrupt):
