@@ -236,7 +236,7 @@ def _sampled(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str,
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """Transferability against each distance, of the laws (top) and of samples (bottom)."""
-    from experiments import style
+    from sail_jax.drawing import style
 
     figure, axes = style.figure(2, 3, width=4.0, height=3.5)
     _against(axes[0, 0], dataset, "kl", "(a) KL divergence, exact")
@@ -251,7 +251,7 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 
 
 def _simulated(ax: "Axes", x: np.ndarray, dataset: "xr.Dataset", x_error=None) -> None:
-    from experiments import style
+    from sail_jax.drawing import style
 
     first = dataset.isel(gamma=0)
     wide = first.theta.values > pi / 2 + 1e-6
@@ -273,7 +273,7 @@ def _simulated(ax: "Axes", x: np.ndarray, dataset: "xr.Dataset", x_error=None) -
 
 
 def _against(ax: "Axes", dataset: "xr.Dataset", name: str, title: str) -> None:
-    from experiments import style
+    from sail_jax.drawing import style
 
     first = dataset.isel(gamma=0)
     if name == "kl":
@@ -293,7 +293,7 @@ def _against(ax: "Axes", dataset: "xr.Dataset", name: str, title: str) -> None:
 
 
 def _against_samples(ax: "Axes", dataset: "xr.Dataset", norm: str, letter: str) -> None:
-    from experiments import style
+    from sail_jax.drawing import style
 
     first = dataset.isel(gamma=0)
     estimates = first.sampled_w1.sel(norm=norm)
@@ -322,7 +322,7 @@ def _against_samples(ax: "Axes", dataset: "xr.Dataset", norm: str, letter: str) 
 
 
 def _loads(ax: "Axes", dataset: "xr.Dataset") -> None:
-    from experiments import style
+    from sail_jax.drawing import style
 
     for i, gamma in enumerate(dataset.gamma.values):
         for mode, dashes in zip(MODES, ("-", "--"), strict=True):
@@ -336,7 +336,7 @@ def _loads(ax: "Axes", dataset: "xr.Dataset") -> None:
 
 
 def _finish(ax: "Axes", title: str, xlabel: str) -> None:
-    from experiments import style
+    from sail_jax.drawing import style
 
     ax.axhline(0, color=style.INK, lw=0.8, zorder=1)
     ax.set(title=title, xlabel=xlabel, ylabel="transferability $T$")

@@ -7,7 +7,6 @@ as safetensors folders, with a recipe for every merging method in mergekit's gra
     DIR/base/  DIR/expert-0/  DIR/expert-1/  DIR/expert-2/  DIR/recipes/METHOD.yaml
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -27,33 +26,6 @@ HELD_OUT = ("upright", *TASKS)
 MODELS = ("base", *(f"expert-{i}" for i in range(len(TASKS))))
 INPUTS, WIDTHS, CLASSES = 64, (128, 128), 10
 Tensors = Mapping[str, np.ndarray]
-
-
-def main(argv: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(
-        prog="sail-jax examples", description=(__doc__ or "").split("\n")[0]
-    )
-    add = parser.add_argument
-    add("dir", metavar="DIR", type=Path, help="directory to make, or that was made before")
-    add("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
-    add("--force", action="store_true", help="replace examples that are there, nothing else")
-    add("--evaluate", metavar="CHECKPOINT", type=Path, help="grade it on the held-out digits")
-    args = parser.parse_args(argv)
-    if args.seed < 0:
-        parser.error(f"argument --seed: expected an integer from 0, got {args.seed}")
-    if args.evaluate is not None:
-        fields = {"seed": int, "tasks": list}
-        record = disk.read_record(args.dir / RECORD, fields)
-        _print_grades({args.evaluate.name: evaluate(args.evaluate, seed=record["seed"])})
-        return 0
-    grades = make(args.dir, seed=args.seed, force=args.force)
-    _print_grades(grades)
-    print(
-        f"\n{args.dir / 'recipes'} holds a recipe for each method. Next:\n"
-        f"  sail-jax merge {args.dir / 'recipes' / 'ties.yaml'} {args.dir / 'merged'}\n"
-        f"  sail-jax examples {args.dir} --evaluate {args.dir / 'merged'}"
-    )
-    return 0
 
 
 def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[str, float]]:
@@ -201,7 +173,7 @@ def save(folder: Path, tensors: Tensors) -> None:
     save_checkpoint(folder, tensors, extras={"config.json": text})
 
 
-def _print_grades(grades: Mapping[str, Mapping[str, float]]) -> None:
+def print_grades(grades: Mapping[str, Mapping[str, float]]) -> None:
     """Held-out accuracy: a row per model, a column per task, and their mean."""
     width = max(len("held-out accuracy"), *map(len, grades))
     columns = [*HELD_OUT, "mean"]

@@ -7,9 +7,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from experiments import registry, report, store, style
-from experiments.progress import say
+from experiments import registry, store
 from sail_jax import disk
+from sail_jax.cli.progress import say
+from sail_jax.drawing import pages, style
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -51,7 +52,7 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
         **({"left out": "; ".join((*unfinished, *bad))} if unfinished or bad else {}),
         "figures": "drawn from the stored results",
     }
-    page = report.page("sail-jax: what was run, and what was found", sections, about)
+    page = pages.page("sail-jax: what was run, and what was found", sections, about)
     disk.write_atomic(out, page.encode())
     print(f"Look at {out}")
     return 1 if bad else 0
@@ -75,7 +76,7 @@ def section(
     dataset: "xr.Dataset",
     figures: Mapping[str, "Figure"],
     scale: str = OTHER,
-) -> report.Section:
+) -> pages.Section:
     """One run: question, answer, figures, and where the experiment has them its `table` and, by its
     `findings`, what became of the papers' claims."""
     pictures = [(style.describe(figure), style.png(figure)) for figure in figures.values()]
@@ -84,10 +85,10 @@ def section(
     if hasattr(module, "findings"):
         told = [(f.claim, f.where, f.paper, f.here, f.verdict) for f in module.findings(dataset)]
         tables.append(((*HEADER, f"here, at {scale}", "verdict"), *told))
-    return report.Section(heading, question, module.summary(dataset), pictures, tables)
+    return pages.Section(heading, question, module.summary(dataset), pictures, tables)
 
 
-def _run(place: Path, run: store.Run) -> report.Section:
+def _run(place: Path, run: store.Run) -> pages.Section:
     record = run.record
     name = record["experiment"]
     module = registry.load(name)
@@ -138,4 +139,4 @@ def _admit(out: Path) -> None:
         raise disk.RefusedError(f"{out} exists and is no report; choose another --out")
     if not out.parent.is_dir():
         raise disk.RefusedError(f"{out.parent} is not a directory; choose another --out")
-    store.probe(out.parent)
+    disk.probe(out.parent)

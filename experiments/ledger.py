@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from experiments import style
 from experiments.progress import Stage
 from experiments.store import direct
+from sail_jax.drawing import style
 from theory import claims, coverage
 
 SCHEMA = "sail-jax ledger 1"

@@ -22,13 +22,14 @@ from jaxtyping import Array, Float, PyTree
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments import style, validate
+from experiments import validate
 from experiments.data import digits
 from experiments.data.digits import Task
 from experiments.models.mlp import MLP
 from experiments.progress import Stage
 from experiments.store import direct
 from sail_jax import Merge, methods
+from sail_jax.drawing import style
 
 CLASSES = 10
 SWEPT = ("task arithmetic", "TIES")

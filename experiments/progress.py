@@ -1,9 +1,10 @@
 """What the terminal sees of a run: each stage as it starts, and what it took."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
+
+from sail_jax.cli.progress import say as say  # what runs say in between
 
 
 class Stage(Protocol):
@@ -13,11 +14,6 @@ class Stage(Protocol):
     def __call__(
         self, name: str, compute: Callable[..., Mapping[str, Any]], *, folder: bool = False
     ) -> dict[str, Any]: ...
-
-
-def say(line: str = "", *, stream: TextIO | None = None, end: str = "\n") -> None:
-    """A line of progress, on stderr: stdout is for results."""
-    print(line, file=stream or sys.stderr, end=end, flush=True)
 
 
 def reporting(stage: Stage, *, stream: TextIO | None = None) -> Stage:

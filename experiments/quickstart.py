@@ -8,9 +8,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from experiments import gallery, registry, report, store
-from experiments.progress import reporting, say
+from experiments import gallery, registry, store
+from experiments.progress import reporting
 from sail_jax import disk
+from sail_jax.cli.progress import say
+from sail_jax.drawing import pages
 
 PAGE = "index.html"
 
@@ -55,7 +57,7 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
             say(f"  {sections[-1].answer}\n")
     wall = {name: float(dataset.attrs["wall_seconds"]) for name, dataset in datasets.items()}
     about = {**gallery.origin(datasets["ledger"]), "computing time": _times(wall)}
-    disk.write_atomic(out / PAGE, report.page("sail-jax quickstart", sections, about).encode())
+    disk.write_atomic(out / PAGE, pages.page("sail-jax quickstart", sections, about).encode())
     say(f"time: {_times(spent)}; {sum(spent.values()):.0f} s in all")
     print(f"Look at {out / PAGE}")
     return 0 if datasets["ledger"]["ok"].values.all() else 1

@@ -1,9 +1,9 @@
 """The experiments by name, told without importing them."""
 
-import difflib
 import importlib
-from collections.abc import Iterable
 from types import ModuleType
+
+from sail_jax.checks import nearest
 
 QUESTIONS = {
     "transfer_phase": "When does linear transfer or fine-tuning beat training from scratch?",
@@ -25,17 +25,6 @@ QUESTIONS = {
     "sail_diffusion": "Does aligning a diffusion transformer, and starting it aligned, save steps?",
     "ledger": "Which of the papers' claims hold, and which only when corrected?",
 }
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """What to add to an error about an unknown `word`: the nearest known one, or all of them.
-
-    >>> nearest("merge_digit", QUESTIONS)
-    "; did you mean 'merge_digits'?"
-    """
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
 
 
 def load(name: str) -> ModuleType:

@@ -138,7 +138,7 @@ def _simulate(key, n: int, d: int, theta, sigma, ridge: jax.Array, draws: int) -
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """Risk against ridge: exact, limit, simulated; the best ridge marked."""
-    from experiments import style
+    from sail_jax.drawing import style
 
     figure, ((left, right),) = style.figure(1, 2, width=4.6, height=3.8)
     for i, ax in enumerate((left, right)):

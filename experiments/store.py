@@ -17,7 +17,6 @@ import io
 import json
 import math
 import os
-import platform
 import re
 import shutil
 import time
@@ -32,6 +31,7 @@ from experiments.progress import Stage
 from experiments.stages import direct as direct  # handed on: the stage without a store
 from sail_jax import disk
 from sail_jax.disk import RefusedError, StoreError
+from sail_jax.provenance import provenance
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -43,27 +43,6 @@ except ImportError:  # not on Windows: there two runs in one directory are not n
     fcntl = None
 
 RECORD, RESULT = "config.json", "result.nc"
-
-
-def provenance() -> dict[str, Any]:
-    """What this process computes with: versions and device."""
-    from importlib.metadata import version
-
-    import jax
-
-    devices = jax.devices()
-    packages = ("sail-jax", "jax", "jaxlib", "numpy")
-    return {
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in packages},
-        },
-        "device": {
-            "platform": devices[0].platform,
-            "kind": devices[0].device_kind,
-            "count": len(devices),
-        },
-    }
 
 
 def config_record(config: Any) -> dict[str, Any]:
@@ -239,7 +218,7 @@ def complete(
 
 def redraw(run: Run, experiment: ModuleType) -> Drawn:
     """Draws a finished run's figures again, from its result alone, and stores them."""
-    from experiments import style
+    from sail_jax.drawing import style
 
     dataset, figures = drawn(run, experiment)
     run.draw({name: style.png(figure) for name, figure in figures.items()})
@@ -314,7 +293,7 @@ def _take(path: Path, wanted: dict[str, Any], resume: bool) -> tuple[dict[str, A
 
 def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
     """The record of the run to do in `path`: the unfinished one found there, or a new one."""
-    probe(path)
+    disk.probe(path)
     leftovers = [*path.glob(".*.part"), *path.glob("stages/.*.part")]  # of a process that died
     if not set(path.iterdir()) - set(leftovers):
         record = {
@@ -341,18 +320,6 @@ def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
     for leftover in leftovers:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     return record
-
-
-def probe(path: Path) -> None:
-    """Really writes a file there and removes it: permissions alone do not tell."""
-    probe = path / f".probe.{os.getpid()}.part"
-    try:
-        with disk.explained("write to", path):
-            probe.write_bytes(b"sail-jax")
-            disk.sync(probe)
-            probe.unlink()
-    except StoreError as exc:
-        raise RefusedError(str(exc)) from exc
 
 
 def _read_run_record(path: Path) -> dict[str, Any]:

@@ -9,26 +9,7 @@ the `reductions`. Applied to models it merges pytrees, given to `merge_checkpoin
 
 from typing import TYPE_CHECKING
 
-from sail_jax import methods
-from sail_jax.basis.certificate import Certificate, Report, certificate, exactness
-from sail_jax.basis.change_basis import change_basis, unfuse
-from sail_jax.basis.families import NONLINEARITIES, Family
-from sail_jax.basis.maps import (
-    Selection,
-    SpaceMap,
-    classify,
-    compose,
-    defect,
-    identity,
-    invert,
-    select,
-)
-from sail_jax.basis.spaces import Spec, spec
 from sail_jax.lazy import lazily
-from sail_jax.merging import reductions, transforms
-from sail_jax.merging.combining import Reduction, Transform, chain, masked
-from sail_jax.merging.merge import Merge
-from sail_jax.merging.task_vectors import TaskVectors, apply, task_vectors
 
 if TYPE_CHECKING:
     from sail_jax import (
@@ -38,20 +19,48 @@ if TYPE_CHECKING:
         distances,
         growth,
         lora,
+        methods,
         probe,
         proximal,
     )
+    from sail_jax.basis.certificate import Certificate, Report, certificate, exactness
+    from sail_jax.basis.change_basis import change_basis, unfuse
+    from sail_jax.basis.families import NONLINEARITIES, Family
+    from sail_jax.basis.maps import (
+        Selection,
+        SpaceMap,
+        classify,
+        compose,
+        defect,
+        identity,
+        invert,
+        select,
+    )
+    from sail_jax.basis.spaces import Spec, spec
     from sail_jax.checkpoint import merge_checkpoints
+    from sail_jax.merging import reductions, transforms
+    from sail_jax.merging.combining import Reduction, Transform, chain, masked
+    from sail_jax.merging.merge import Merge
+    from sail_jax.merging.task_vectors import TaskVectors, apply, task_vectors
 
 __version__ = "0.1.0"
 
+_HOMES = {
+    "": "align architectures checkpoint distances growth lora methods probe proximal",
+    "merging.": "reductions transforms",
+    "basis.certificate": "Certificate Report certificate exactness",
+    "basis.change_basis": "change_basis unfuse",
+    "basis.families": "NONLINEARITIES Family",
+    "basis.maps": "Selection SpaceMap classify compose defect identity invert select",
+    "basis.spaces": "Spec spec",
+    "checkpoint": "merge_checkpoints",
+    "merging.combining": "Reduction Transform chain masked",
+    "merging.merge": "Merge",
+    "merging.task_vectors": "TaskVectors apply task_vectors",
+}
+
 __getattr__, __dir__ = lazily(
-    __name__,
-    {
-        **dict.fromkeys(("align", "architectures", "checkpoint", "distances", "growth"), ""),
-        **dict.fromkeys(("lora", "probe", "proximal"), ""),
-        "merge_checkpoints": "checkpoint",
-    },
+    __name__, {name: home for home, names in _HOMES.items() for name in names.split()}
 )
 
 __all__ = [

@@ -2,20 +2,23 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["concrete", "nearest"]
 
 
-def concrete(x: Any) -> np.ndarray | None:
+def concrete(x: Any) -> "np.ndarray | None":
     """The values of x, or None while any of it is traced (then they cannot be checked).
 
     >>> concrete([1.0, 2.0]).tolist()
     [1.0, 2.0]
     """
+    import jax  # here, as the command line wants the other function alone, at once
+    import numpy as np
+
     try:
         return np.asarray(x)
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):

@@ -74,6 +74,18 @@ def write_atomic(path: str | Path, data: bytes) -> None:
         sync(path.parent)
 
 
+def probe(path: Path) -> None:
+    """Really writes a file there and removes it: permissions alone do not tell."""
+    probe = path / f".probe.{os.getpid()}.part"
+    try:
+        with explained("write to", path):
+            probe.write_bytes(b"sail-jax")
+            sync(probe)
+            probe.unlink()
+    except StoreError as exc:
+        raise RefusedError(str(exc)) from exc
+
+
 def read_bytes(path: Path, limit: int) -> bytes:
     """The whole file, refused if it is not a plain file of at most `limit` bytes."""
     with explained("read", path):

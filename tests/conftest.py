@@ -1,5 +1,5 @@
 """Shared test set-up: the suite runs on the CPU, so that it means the same on every machine, and
-with one BLAS thread per worker, as the command does (`experiments.cli` says why)."""
+with one BLAS thread per worker, as the command does (`sail_jax.cli.main` says why)."""
 
 import os
 

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from experiments.bench.align import alignment
-from experiments.cli import main
-from experiments.commands import align as align_command
 from sail_jax import align, growth
 from sail_jax.align import nested
 from sail_jax.basis.families import Family
@@ -19,6 +17,8 @@ from sail_jax.checkpoint import RunOptions, load_checkpoint, open_checkpoint, sa
 from sail_jax.checkpoint.operations.aligning import align_checkpoints
 from sail_jax.checkpoint.recipe.parts import ALIGNMENT
 from sail_jax.checkpoint.sources.alignment import align_maps, matchable
+from sail_jax.cli import align as align_command
+from sail_jax.cli.main import main
 from tests.test_architectures import GOLDEN, model
 
 EPS = float(jnp.finfo(jnp.float32).eps)

@@ -17,14 +17,17 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import cli, ledger, registry, store, style
+from experiments import ledger, registry, store
+from experiments.commands import bench
 from experiments.quickstart import HEADINGS
 from sail_jax import disk
+from sail_jax.cli import main as cli
+from sail_jax.drawing import style
 from theory import coverage
 from theory.claims import Verdict
 
 _load = registry.load
-HEAVY = ("jax", "flax", "optax", "orbax", "matplotlib", "xarray", "tyro", "rich", "scipy", "numpy")
+HEAVY = ("jax", "flax", "optax", "orbax", "matplotlib", "xarray", "rich", "scipy", "numpy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +104,7 @@ LIGHT = ["--help", "--version", "list", "verify --help", "verfy"]
 @pytest.mark.parametrize("line", LIGHT)
 def test_nothing_heavy_is_imported_before_it_is_needed(line):
     code = (
-        "import sys; from experiments import cli; cli.main(sys.argv[1:]); "
+        "import sys; from sail_jax.cli import main as cli; cli.main(sys.argv[1:]); "
         f"print('heavy:', [m for m in {HEAVY} if m in sys.modules])"
     )
     done = subprocess.run(
@@ -136,32 +139,35 @@ def test_run_help_lists_every_field_with_its_default(name, call):
 
 
 BAD = [
-    ("verfy", "unknown command 'verfy'; did you mean 'verify'?"),
-    ("--versio", "unknown option '--versio'; did you mean '--version'?"),
-    ("verify --clams x", "unknown option '--clams'; did you mean '--claims'?"),
+    ("verfy", "unknown command 'verfy' (nearest: 'verify'"),
+    ("--versio", "unknown option '--versio' (nearest: '--version'"),
+    ("verify --clams x", "unknown option '--clams' (nearest: '--claims'"),
     ("verify --seed -1", "argument --seed: expected an integer from 0 to 2^31 - 1, got '-1'"),
     ("verify --seed 1.5", "expected an integer"),
     ("verify x", "unexpected argument 'x'"),
     ("verify --coverage --quick", "--coverage simulates nothing, and takes no other option"),
     ("verify --claims features-are-fate/T3.77*", "no claim matches 'features-are-fate/T3.77*'"),
-    ("quickstart --quik", "unknown option '--quik'; did you mean '--quick'?"),
+    ("quickstart --quik", "unknown option '--quik' (nearest: '--quick'"),
     ("quickstart --seed", "argument --seed: expected one argument"),
-    ("run merge_digit", "unknown experiment 'merge_digit'; did you mean 'merge_digits'?"),
+    ("run merge_digit", "unknown experiment 'merge_digit' (nearest: 'merge_digits'"),
     ("run --preset tiny", "name the experiment first"),
-    ("run fake --preset tinny", "unknown preset 'tinny'; did you mean 'tiny'?"),
-    ("run fake --step-siz 1", "unknown option '--step-siz'; did you mean '--step-size'?"),
-    ("run fake --ouu x", "unknown option '--ouu'; did you mean '--out'?"),
+    ("run fake --preset tinny", "unknown preset 'tinny' (nearest: 'tiny'"),
+    ("run fake --step-siz 1", "unknown option '--step-siz' (nearest: '--step-size'"),
+    ("run fake --ouu x", "unknown option '--ouu' (nearest: '--out'"),
     ("run fake surplus", "unexpected argument 'surplus'"),
     ("run fake --step-size -1", "step_size must be positive, got -1.0"),
-    ("run fake --step-size much", "--step-size: could not convert string to float: 'much'"),
-    ("run fake --seed", "Missing value for argument '--seed'"),
+    ("run fake --step-size much", "argument --step-size: invalid float value: 'much'"),
+    ("run fake --seed", "argument --seed: expected one argument"),
     ("run fake --out there/file", "there/file is not a directory"),
     ("run fake --out there", "there is not empty and holds no run"),
     ("quickstart --out there", "there holds something else (file)"),
     ("plot", "the following arguments are required: DIR"),
     ("plot nowhere", "nowhere holds no run"),
     ("plot there", "there holds no run"),
-    ("bench spee", "unknown benchmark 'spee'; did you mean 'speed'?"),
+    ("examples here --sed 1", "unknown option '--sed' (nearest: '--seed'"),
+    ("bench grid --nope", "unknown option '--nope'"),
+    ("bench grid --draws few", "argument --draws: invalid int value: 'few'"),
+    ("bench spee", "unknown benchmark 'spee' (nearest: 'speed'"),
     ("list --all", "unknown option '--all'"),
 ]
 
@@ -170,7 +176,7 @@ BAD = [
 def test_bad_usage_is_one_line_and_exit_code_2(line, says, call, fake, monkeypatch, tmp_path):
     if "merge_digit" in line:
         monkeypatch.setattr(registry, "load", _load)
-    monkeypatch.setattr(cli, "benchmarks", lambda: ["memory", "speed"])
+    monkeypatch.setattr(bench, "benchmarks", lambda: ["grid", "memory", "speed"])
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").write_text("mine")
     code, out, err = call(*shlex.split(line))
@@ -229,7 +235,7 @@ def test_a_real_signal_stops_a_real_run_with_130(call, tmp_path):
     # A suite started in the background of a shell has SIGINT ignored, and children inherit that.
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from experiments.cli import main; main()"
+        "from sail_jax.cli.main import main; main()"
     )
     argv = [sys.executable, "-c", code, *line.split()]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
@@ -251,7 +257,7 @@ def test_an_interrupt_that_python_cannot_raise_is_delivered_again():
     """One that lands in a callback of the garbage collector, where exceptions are ignored."""
     code = """
         import gc, signal, sys, time
-        from experiments import cli
+        from sail_jax.cli import main as cli
 
         # a shell ignores interrupts in what it runs in the background, this test perhaps
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -260,13 +266,15 @@ def test_an_interrupt_that_python_cannot_raise_is_delivered_again():
             gc.callbacks.remove(interrupted)
             raise KeyboardInterrupt
 
-        def command(argv):
+        def command(parser, argv):
             gc.callbacks.append(interrupted)
             gc.collect()
             time.sleep(90)  # which the signal cuts short
             return 0
 
-        cli.COMMANDS["run"] = ("", command)
+        from experiments.commands import run
+
+        run.main = command
         sys.argv = ["sail-jax", "run"]
         cli.main()
     """
@@ -419,8 +427,8 @@ def test_verify_coverage_fails_where_something_is_missing(call, monkeypatch):
 
 def test_bench_hands_over(monkeypatch, call):
     seen = []
-    module = SimpleNamespace(main=lambda argv: seen.append(argv))
-    monkeypatch.setattr(cli, "benchmarks", lambda: ["speed"])
+    module = SimpleNamespace(main=lambda parser, argv: seen.append(argv), __doc__="")
+    monkeypatch.setattr(bench, "benchmarks", lambda: ["speed"])
     monkeypatch.setitem(sys.modules, "experiments.bench.speed", module)
     code = call("bench", "speed", "--size", "3")[0]
     assert (code, seen) == (0, [["--size", "3"]])

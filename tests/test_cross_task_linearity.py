@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from experiments import cross_task_linearity as ctl
-from experiments import style
 from experiments.cross_task_linearity import answers, models, parts
 from experiments.cross_task_linearity.models import Batch, Descent
 from experiments.cross_task_linearity.runs import Runs
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
+from sail_jax.drawing import style
 from theory.linearity import product_gap
 
 EPS = float(jnp.finfo(jnp.float32).eps)

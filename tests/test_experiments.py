@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import registry, store, style
+from experiments import registry, store
 from experiments.findings import VERDICTS
+from sail_jax.drawing import style
 
 TIMES = ["seconds"]  # measured anew in each run
 

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import cli, gallery, registry, store, style
+from experiments import gallery, registry, store
 from experiments.findings import Finding, judged
+from sail_jax.cli import main as cli
+from sail_jax.drawing import style
 
 
 @dataclasses.dataclass(frozen=True)

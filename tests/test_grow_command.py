@@ -11,13 +11,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from experiments import cli
-from experiments.commands import grow as grow_command
 from sail_jax import methods
 from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from sail_jax.checkpoint.operations.growing import grow_checkpoint
 from sail_jax.checkpoint.operations.merging import merge_recipe, prepared
 from sail_jax.checkpoint.recipe.recipes import parse
+from sail_jax.cli import grow as grow_command
+from sail_jax.cli import main as cli
 from sail_jax.growth import networks
 
 CONFIG = {
@@ -136,7 +136,7 @@ def test_plan_says_what_would_be_done_and_writes_nothing(models, tmp_path, capsy
 
 KILLED = """
 import os, signal, sys
-from experiments import cli
+from sail_jax.cli import main as cli
 from sail_jax.checkpoint.output import writer
 done, left = writer.Writer.done, 7
 def mortal(self, name):
@@ -326,7 +326,8 @@ def test_recipes_are_read_strictly(name, models, tmp_path):
 
 def test_help_is_quick_and_lists_the_commands(capsys):
     script = (
-        "import sys, experiments.cli; experiments.cli.main(['--help']); print('jax' in sys.modules)"
+        "import sys; from sail_jax.cli.main import main; main(['--help']); "
+        "print('jax' in sys.modules)"
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout
     assert shown.splitlines()[-1] == "False"

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from experiments import growth_training as gt
-from experiments import store, style
+from experiments import store
 from experiments.data import text
 from experiments.growth_training import tasks, ways
 from experiments.models import presets
 from experiments.savings import first_below
+from sail_jax.drawing import style
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 TINY = gt.Config.tiny()

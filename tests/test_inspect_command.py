@@ -8,13 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import style
-from experiments.cli import main
-from experiments.commands import inspect_figure
-from experiments.commands.inspect import FIGURE
 from experiments.models.resnet import ResNet
 from sail_jax import architectures
 from sail_jax.checkpoint import save_checkpoint
+from sail_jax.cli import inspect_figure
+from sail_jax.cli.inspect import FIGURE
+from sail_jax.cli.main import main
+from sail_jax.drawing import style
 from sail_jax.trees import leaf_paths
 from tests.test_aligning import save
 from tests.test_architectures import GOLDEN, NAMES, model

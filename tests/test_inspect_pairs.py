@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.cli import main
-from experiments.commands import compare_figure
-from experiments.commands.compare import FIGURE, described, render
 from sail_jax import architectures, methods, probe
 from sail_jax.checkpoint import CheckpointError, compare_checkpoints
 from sail_jax.checkpoint.operations import comparing, trying
+from sail_jax.cli import compare_figure
+from sail_jax.cli.compare import FIGURE, described, render
+from sail_jax.cli.main import main
 from tests.test_aligning import save
 from tests.test_architectures import GOLDEN, model
 

@@ -15,7 +15,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from experiments import arguments, cli
 from sail_jax import Merge, chain, methods, reductions, transforms
 from sail_jax.checkpoint import (
     RunOptions,
@@ -25,6 +24,8 @@ from sail_jax.checkpoint import (
     merge_checkpoints,
     save_checkpoint,
 )
+from sail_jax.cli import main as cli
+from sail_jax.cli.options import size
 from sail_jax.merging.combining import from_function
 
 SHAPES = {
@@ -189,7 +190,7 @@ def test_float64_beside_float32_shares_a_threshold_over_the_tree(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from experiments import cli
+from sail_jax.cli import main as cli
 from sail_jax.checkpoint.output import writer
 left = int(sys.argv[1])
 def mortal(name):
@@ -273,11 +274,11 @@ def test_nan_is_named_and_allowed_on_request(models, tmp_path, capsys):
 
 
 def test_sizes():
-    assert arguments.size("2GB") == 2 * 10**9
-    assert arguments.size("512MiB") == 512 << 20
+    assert size("2GB") == 2 * 10**9
+    assert size("512MiB") == 512 << 20
     for text in ("", "-1GB", "1 parsec", "0"):
         with pytest.raises(Exception, match="expected a size"):
-            arguments.size(text)
+            size(text)
 
 
 def test_a_merge_as_a_value_writes_what_its_name_and_options_do(models, tmp_path):

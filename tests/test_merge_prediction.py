@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import merge_odds, merge_prediction, store
+from experiments import merge_prediction, store
 from experiments.merge_prediction import Config, probes, ranking, tasks
 from sail_jax import methods, probe
+from sail_jax.cli import merge_odds
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 

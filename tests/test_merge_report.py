@@ -15,11 +15,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from experiments import merge_report
-from experiments.merge_report import measures
 from sail_jax import Merge, disk
 from sail_jax.checkpoint.engine.executor import Record
 from sail_jax.checkpoint.planning.plan import InputSummary, Plan, Treatment
+from sail_jax.cli import merge_report
+from sail_jax.cli.merge_report import measures
 
 ABOUT = {
     "recipe": "merge_method: ties\nmodels: [<b>bold</b>]\n",
@@ -288,7 +288,7 @@ def test_a_base_that_is_merged_has_the_first_column():
 
 
 def test_importing_reports_imports_no_plots():
-    code = "import sys, experiments.merge_report; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, sail_jax.cli.merge_report; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import cli, registry, store
+from experiments import registry, store
+from sail_jax.cli import main as cli
 
 RUN = ("run", "transfer_phase", "--preset", "tiny")
 LOSSES = ("loss", "gamma_loss", "series_loss", "accuracy")
@@ -20,7 +21,7 @@ def by_two(name, out):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "experiments.cli", "run", name, *RUN[2:], "--out", out]
+    command = [sys.executable, "-m", "sail_jax.cli", "run", name, *RUN[2:], "--out", out]
     started = [
         subprocess.Popen(
             [*command, "--processes", f"{address},2,{rank}"],
@@ -83,7 +84,7 @@ def test_what_is_no_process_is_refused(how, says, tmp_path, capsys):
 
 def test_a_process_that_nobody_tells_which_it_is_says_so(tmp_path):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "KUBE"))}
-    command = [sys.executable, "-m", "experiments.cli", *RUN, "--out", tmp_path / "x"]
+    command = [sys.executable, "-m", "sail_jax.cli", *RUN, "--out", tmp_path / "x"]
     ended = subprocess.run(
         [*command, "--processes", "auto"], env=clean, capture_output=True, text=True, timeout=120
     )

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import choice_scores, store, style
+from experiments import choice_scores, store
 from experiments import sail_language as sl
 from experiments.data import choices, gpt2_tokens, text, tokens
 from experiments.data.files import DataError
@@ -24,6 +24,7 @@ from experiments.sail_language import claims as told
 from experiments.sail_language import data, parts
 from experiments.training import sharding
 from sail_jax.checkpoint import save_checkpoint
+from sail_jax.drawing import style
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 TINY = sl.Config.tiny()

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import stages, store, style
+from experiments import stages, store
 from experiments.progress import reporting
 from experiments.sweep import sweep
 from sail_jax import disk
+from sail_jax.drawing import style
 
 
 @dataclasses.dataclass(frozen=True)

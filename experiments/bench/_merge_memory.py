@@ -9,8 +9,8 @@ from experiments.bench._merge_llama import Llama
 from experiments.bench._merge_process import measure
 from experiments.bench._merge_recipes import Job
 from experiments.bench._merge_speed import checkpoints, print_table, write_recipe
-from experiments.progress import say
 from sail_jax import disk
+from sail_jax.cli.progress import say
 
 # Equal tensors, more of them: the largest tensor may set the memory needed, not the model's size.
 DEPTHS = {f"depth-{n}": Llama(1024, 2816, n, 16_000) for n in (1, 5, 17, 36)}
@@ -61,7 +61,7 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def draw(rows: Sequence[Mapping[str, Any]], picture: Path) -> None:
     """A panel per cap; the dashed line is what one model takes on disk."""
-    from experiments import style
+    from sail_jax.drawing import style
 
     caps = list(dict.fromkeys(row["cap"] for row in rows))
     size = {"width": 3.4, "height": 3.6, "sharey": True}

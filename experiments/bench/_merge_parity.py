@@ -14,7 +14,7 @@ from experiments.bench._merge_llama import Llama, write
 from experiments.bench._merge_peer import Peer
 from experiments.bench._merge_process import measure
 from experiments.bench._merge_speed import print_table, write_recipe
-from experiments.progress import say
+from sail_jax.cli.progress import say
 
 Tensors = Mapping[str, np.ndarray]
 SMALL = Llama(64, 160, 3, 120, heads=4)

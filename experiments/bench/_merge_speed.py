@@ -12,7 +12,7 @@ from experiments.bench._merge_llama import Llama, write
 from experiments.bench._merge_peer import OFFLINE, TUNED, Peer
 from experiments.bench._merge_process import Sample, copying, measure
 from experiments.bench._merge_recipes import Job
-from experiments.progress import say
+from sail_jax.cli.progress import say
 from sail_jax.disk import StoreError
 
 MODELS = ("base", "tuned-0", "tuned-1", "tuned-2")

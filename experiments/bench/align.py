@@ -7,9 +7,7 @@ costs, one for each tensor and visit, and the reading of the weights. Also: the 
 inside jit, in the solver's place.
 """
 
-import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ import numpy as np
 
 from sail_jax import align, disk
 from sail_jax.basis.spaces import spec
+from sail_jax.cli.options import Parser
 
 SCHEMA = "sail-jax bench align 1"
 
@@ -83,14 +82,13 @@ def alignment(
     return min(results[1:], key=lambda timing: timing.total)
 
 
-def main(argv: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(prog="sail-jax bench align", description=__doc__)
+def main(parser: Parser, argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--width", type=int, nargs="+", default=[512, 1024, 2048], help="default: %(default)s")
     add("--solver", choices=("hungarian", "auction", "both"), default="hungarian")
     add("--repeats", type=int, default=3, help="timed matchings; default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="also write a record there")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
     if args.repeats < 1 or min(args.width) < 2:
         parser.error("--repeats: expected at least 1; --width: at least 2")
     solvers = ("hungarian", "auction") if args.solver == "both" else (args.solver,)
@@ -108,13 +106,9 @@ def main(argv: Sequence[str] = ()) -> int:
                     flush=True,
                 )
     if args.json:
-        from experiments.store import provenance
+        from sail_jax.provenance import provenance
 
         about = {"schema": SCHEMA, "argv": list(argv), **provenance()}
         record = {**about, "timings": [{**t._asdict(), "share": t.share} for t in found]}
         disk.write_atomic(args.json, json.dumps(record, indent=2).encode() + b"\n")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

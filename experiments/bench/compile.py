@@ -6,7 +6,6 @@ number of leaves; starting it and its backend is not counted. Prints every figur
 result's as a ratio to that of task arithmetic on the same tree.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench._compile_process import WAYS
-from experiments.progress import say
 from sail_jax import disk, methods
+from sail_jax.cli.options import Parser
+from sail_jax.cli.progress import say
 
 SCHEMA = "sail-jax bench compile 1"
 PEER = "task_arithmetic"
@@ -47,14 +47,13 @@ def row(name: str, way: str, found: Sequence[Found], peer: Sequence[Found]) -> s
     return "  ".join([f"{name:17s} {way:5s}", *cells, f"{found[-1]['peak'] / 1e9:5.2f} GB", *held])
 
 
-def main(argv: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(prog="sail-jax bench compile", description=__doc__)
+def main(parser: Parser, argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--methods", default=",".join(methods.METHODS), help="comma-separated; default: all")
     add("--ways", default=",".join(WAYS), help="comma-separated; default: %(default)s")
     add("--leaves", default="6,60,300", help="comma-separated; default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="also write a record there")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
     names, ways = args.methods.split(","), args.ways.split(",")
     for kind, given, known in (("method", names, methods.METHODS), ("way", ways, WAYS)):
         if unknown := [name for name in given if name not in known]:
@@ -74,12 +73,8 @@ def main(argv: Sequence[str] = ()) -> int:
             record.setdefault(way, {})[name] = found
             print(row(name, way, found, peer), flush=True)
     if args.json:
-        from experiments.store import provenance
+        from sail_jax.provenance import provenance
 
         about = {"schema": SCHEMA, "argv": list(argv), **provenance(), "found": record}
         disk.write_atomic(args.json, json.dumps(about, indent=2).encode() + b"\n")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

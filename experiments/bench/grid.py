@@ -4,7 +4,6 @@ Times the grid of `transfer_phase` (after compilation) and gradient descent on a
 at a few of its points, with the same data, and says how far their risks are apart.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import transfer_phase
+from sail_jax.cli.options import Parser
 from theory import deep_linear as dl
 from theory import problems
 from theory.deep_linear import networks
@@ -49,13 +49,12 @@ def _trained_risk(x, noise, theta: float, sigma: float) -> tuple[float, float]:
     return found, time.perf_counter() - start
 
 
-def main(argv: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(prog="sail-jax bench grid", description=__doc__)
+def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument("--d", type=int, default=500, help="input dimension")
     parser.add_argument("--draws", type=int, default=20, help="data sets")
     parser.add_argument("--repeats", type=int, default=5, help="timed repetitions")
     parser.add_argument("--points", type=int, default=3, help="points trained by gradient descent")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
     config = transfer_phase.Config(d=args.d, draws=args.draws)
     first, median, low, high = median_time(lambda: transfer_phase.simulate(config), args.repeats)
     points = config.gammas * config.thetas * len(config.sigmas) * (2 + len(config.depths))
@@ -89,7 +88,3 @@ def main(argv: Sequence[str] = ()) -> int:
         f"{trainings} networks, {peer / median:.0f} times the whole grid"
     )
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -7,7 +7,6 @@ program that only writes as many bytes and flushes them; seconds and peak reside
 processes.
 """
 
-import argparse
 import json
 import shutil
 import statistics
@@ -22,6 +21,7 @@ from experiments.bench._merge_llama import Llama, write
 from experiments.bench._merge_process import Sample, measure
 from experiments.bench._merge_speed import SIZES
 from sail_jax import disk
+from sail_jax.cli.options import Parser
 
 SCHEMA = "sail-jax bench growth 1"
 
@@ -37,8 +37,7 @@ os.fsync(target)
 """
 
 
-def main(argv: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(prog="sail-jax bench growth", description=__doc__)
+def main(parser: Parser, argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--size", choices=sorted(SIZES), default="50m", help="default: %(default)s")
     add("--method", default="lemon", help="default: %(default)s")
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] = ()) -> int:
     add("--repeat", type=int, default=3, help="timed runs of each; default: %(default)s")
     add("--dir", type=Path, help="where there is room; default: the system's temporary folder")
     add("--json", type=Path, metavar="FILE", help="also write a record there")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
     if args.repeat < 1 or args.units < 1:
         parser.error("--repeat and --units: expected at least 1")
     found = {"permutation": permutation(args.units, args.repeat)}
@@ -56,7 +55,7 @@ def main(argv: Sequence[str] = ()) -> int:
         size = SIZES[args.size]
         found["checkpoint"] = checkpoint(Path(folder), size, args.method, args.repeat)
     if args.json:
-        from experiments.store import provenance
+        from sail_jax.provenance import provenance
 
         about = {"schema": SCHEMA, "argv": list(argv), **provenance()}
         disk.write_atomic(args.json, json.dumps({**about, **found}, indent=2).encode() + b"\n")
@@ -114,7 +113,7 @@ def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str
         raise disk.StoreError(f"{folder}: {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
     source, out, plain = folder / "base", folder / "grown", folder / "plain"
     write([source], llama)
-    grow = [sys.executable, "-m", "experiments.cli", "grow", str(source), str(out), "--quiet"]
+    grow = [sys.executable, "-m", "sail_jax.cli", "grow", str(source), str(out), "--quiet"]
     grow += ["--width", "2x", "--method", method, "--no-certify"]
     ours: list[Sample] = []
     limit: list[Sample] = []
@@ -147,7 +146,3 @@ def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str
         "seconds": [s.seconds for s in ours], "first": first.seconds,
         "write_seconds": [s.seconds for s in limit], "ratio": seconds / least, "peak_bytes": peak,
     }  # fmt: skip
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -5,7 +5,6 @@ along training time, and exact draws of risks; beside each, what the same number
 squares and by gradient descent on one data set after another.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench.grid import median_time
+from sail_jax.cli.options import Parser
 from theory import deep_linear as dl
 from theory import problems
 from theory.deep_linear import covariance, networks
@@ -29,12 +29,11 @@ def _report(name: str, job: Callable[[], object], repeats: int, count: int, unit
     return median / count
 
 
-def main(argv: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(prog="sail-jax bench laws", description=__doc__)
+def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument("--d", type=int, default=500, help="input dimension")
     parser.add_argument("--draws", type=int, default=1_000_000, help="exact draws")
     parser.add_argument("--repeats", type=int, default=5, help="timed repetitions")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
     d, draws, repeats = args.d, args.draws, args.repeats
     n, theta, sigma = d // 2, 0.7, 0.2
     print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}; d = {d}, n = {n}")
@@ -109,7 +108,3 @@ def main(argv: Sequence[str] = ()) -> int:
     )
     print(f"agreement: mean of the scratch draws / closed form - 1 = {ratio - 1:.1e}")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -4,13 +4,14 @@ Runs `sail-jax run` for the named presets (default: those of transfer that take 
 and prints the peak resident memory of each, beside that of importing jax.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+
+from sail_jax.cli.options import Parser
 
 PRESETS = (
     "transfer_phase/default",
@@ -38,24 +39,19 @@ def peak(command: Sequence[str]) -> tuple[float, float, int]:
     return usage.ru_maxrss * unit / 2**30, time.perf_counter() - start, child.returncode
 
 
-def main(argv: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(prog="sail-jax bench memory", description=__doc__)
+def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument("presets", nargs="*", default=PRESETS, help="EXPERIMENT/PRESET ...")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
     floor, seconds, _ = peak([sys.executable, "-c", "import jax; jax.numpy.ones(1)"])
     print(f"{'import jax':32s} {floor:5.2f} GiB {seconds:6.1f} s")
     failed = False
     for name in args.presets:
         experiment, _, preset = name.partition("/")
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "experiments.cli", "run", experiment]
+            command = [sys.executable, "-m", "sail_jax.cli", "run", experiment]
             options = ["--preset", preset or "default", "--out", f"{folder}/out"]
             found, seconds, status = peak([*command, *options])
         failed |= status != 0
         note = "" if status == 0 else f"  FAILED, exit {status}"
         print(f"{name:32s} {found:5.2f} GiB {seconds:6.1f} s{note}", flush=True)
     return int(failed)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -21,14 +21,14 @@ from typing import Any
 
 from experiments.bench import _merge_speed
 from experiments.bench._merge_recipes import DEFAULT, JOBS
-from experiments.progress import say
 from sail_jax import disk
+from sail_jax.cli.options import Parser
+from sail_jax.cli.progress import say
 
 SCHEMA = "sail-jax bench merge 1"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sail-jax bench merge", description=__doc__)
+def _add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     default = Path(tempfile.gettempdir()) / "sail-jax-bench-merge"
     sizes = [*_merge_speed.SIZES, "both"]
@@ -55,12 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", action="store_true", help="merge arrays in device memory, no files")
     add("--json", type=Path, metavar="FILE", help="also write a record there")
     add("--command", help="run this instead of ours, with RECIPE and OUT appended")
-    return parser
 
 
-def main(argv: Sequence[str] = ()) -> int:
-    parser = _parser()
-    args = parser.parse_args(argv)
+def main(parser: Parser, argv: Sequence[str]) -> int:
+    _add_arguments(parser)
+    args = parser.read(argv)
     if unknown := [name for name in args.methods.split(",") if name not in JOBS]:
         parser.error(f"unknown method {unknown[0]!r}: expected some of {', '.join(JOBS)}")
     if args.repeat < 1 or args.peer_repeat < 1:
@@ -72,7 +71,7 @@ def main(argv: Sequence[str] = ()) -> int:
         args.dir.mkdir(parents=True, exist_ok=True)
     good, found = _measure(args)
     if args.json:
-        from experiments.store import provenance
+        from sail_jax.provenance import provenance
 
         about = {"schema": SCHEMA, "argv": list(argv), "machine": _machine(), **provenance()}
         text = json.dumps({**about, **found}, indent=2)
@@ -84,7 +83,7 @@ def _measure(args: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
     """Whether everything ran (and agreed), and the record."""
     sizes = ["50m", "0.5b"] if args.size == "both" else [args.size]
     jobs = {name: JOBS[name] for name in args.methods.split(",")}
-    ours = [sys.executable, "-m", "experiments.cli", "merge"]
+    ours = [sys.executable, "-m", "sail_jax.cli", "merge"]
     if args.command:
         ours = shlex.split(args.command)
     if args.device:
@@ -126,7 +125,3 @@ def _machine() -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     name = names[0] if names else platform.processor() or platform.machine()
     return {"processor": name, "cores": cores, "system": platform.platform()}
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -7,9 +7,7 @@ milliseconds: much smaller ones time dispatch. `interference` needs no pass and 
 copy of its models.
 """
 
-import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ import numpy as np
 from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
 from sail_jax import disk, probe
+from sail_jax.cli.options import Parser
 
 SCHEMA = "sail-jax bench probe 1"
 LIMIT = 2.0
@@ -166,13 +165,12 @@ def timings(case: Case, repeats: int) -> Iterator[Timing]:
     yield Timing(case.name, "interference", 0, 0, *map(min, zip(*pairs, strict=True)))
 
 
-def main(argv: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(prog="sail-jax bench probe", description=__doc__)
+def main(parser: Parser, argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--batch", type=int, default=128, help="examples, in units; default: %(default)s")
     add("--repeats", type=int, default=3, help="timed runs of each; default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="also write a record there")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
     if args.repeats < 1 or args.batch < 16:
         parser.error("--repeats: expected at least 1; --batch: at least 16")
     print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
@@ -190,13 +188,9 @@ def main(argv: Sequence[str] = ()) -> int:
     worst = max(passing, key=lambda t: t.ratio)
     print(f"worst ratio: {worst.ratio:.2f} ({worst.probe}, {worst.network}); limit {LIMIT:g}")
     if args.json:
-        from experiments.store import provenance
+        from sail_jax.provenance import provenance
 
         about = {"schema": SCHEMA, "argv": list(argv), **provenance()}
         record = {**about, "timings": [{**t._asdict(), "ratio": t.ratio} for t in found]}
         disk.write_atomic(args.json, json.dumps(record, indent=2).encode() + b"\n")
     return 0 if worst.ratio <= LIMIT else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

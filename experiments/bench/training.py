@@ -6,7 +6,6 @@ a product. Beside it, in the same run: products of large matrices in the same pr
 what the device gives at best; and the published peak, where it is known.
 """
 
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from experiments.bench.grid import median_time
 from experiments.models import presets
 from experiments.training import Optimizer, Schedule, Training, init, make_step, sharding, train
 from experiments.training.flops import flops
+from sail_jax.cli.options import Parser
 
 # Dense bfloat16 operations per second, without sparsity, by the vendors' data sheets.
 PEAKS = {
@@ -60,8 +60,7 @@ def matmul_rate(dtype: Any, n: int, repeats: int) -> float:
     return chain * 2.0 * n**3 / median
 
 
-def main(argv: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(prog="sail-jax bench training", description=__doc__)
+def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument("--preset", default="gpt2-small", help="a GPT or Llama of the presets")
     parser.add_argument("--batch", type=int, help="sequences per step (default: 8 per device)")
     parser.add_argument("--context", type=int, help="tokens of each (default: the preset's)")
@@ -70,7 +69,7 @@ def main(argv: Sequence[str] = ()) -> int:
     parser.add_argument("--steps", type=int, default=20, help="timed ones")
     parser.add_argument("--compute", default="bfloat16", help="bfloat16 or float32")
     parser.add_argument("--shard", default="data", choices=("data", "full"), help="over devices")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
     devices = jax.devices()
     changes = {k: v for k in ("context", "layers") if (v := getattr(args, k)) is not None}
     config = presets.config(args.preset, **changes, dropout=0.0)
@@ -143,7 +142,3 @@ def _counted(config: dict[str, Any], batch: int, dtype: str, params: PyTree) -> 
     tokens = jax.ShapeDtypeStruct((batch, config["context"] + 1), jnp.int32)
     cast = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), params)
     return flops(jax.grad(lambda p, x: _loss(net, p, None, x)[0]), cast, tokens)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

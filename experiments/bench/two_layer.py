@@ -4,7 +4,6 @@ Times the exact trajectory of a wide network over many times, and whole phase di
 forms; beside each, what gradient descent would take for the same points.
 """
 
-import argparse
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from experiments import overtraining_linear as ol
 from experiments.bench.grid import median_time
+from sail_jax.cli.options import Parser
 from theory import two_layer as tl
 from theory.two_layer import networks
 
@@ -71,19 +71,14 @@ def _diagrams(repeats: int) -> None:
     )
 
 
-def main(argv: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(prog="sail-jax bench two_layer", description=__doc__)
+def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument("--d", type=int, default=512, help="width")
     parser.add_argument("--times", type=int, default=1000, help="points along time")
     parser.add_argument("--repeats", type=int, default=3, help="timed repetitions")
     parser.add_argument("--x64", action="store_true", help="the trajectory in float64")
-    args = parser.parse_args(argv)
+    args = parser.read(argv)
     print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
     with jax.enable_x64(args.x64):
         _trajectory(args.d, args.times, args.repeats)
     _diagrams(args.repeats)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

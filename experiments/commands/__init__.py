@@ -1,1 +1,1 @@
-"""The commands that work on checkpoints, each `add_arguments(parser)` and `run(args)`."""
+"""The commands that run experiments, each `main(parser, argv)`; `sail_jax.cli.table` lists them."""

@@ -35,8 +35,8 @@ from experiments.cross_task_linearity.runs import (
 )
 from experiments.data import digits
 from experiments.progress import Stage
-from experiments.registry import nearest
 from experiments.store import direct
+from sail_jax.checks import nearest
 
 LEAST = 174  # digits of the rarest class
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.lines import Line2D
 
-from experiments import style
 from experiments.cross_task_linearity.answers import PUBLISHED, mean_error
+from sail_jax.drawing import style
 
 if TYPE_CHECKING:
     import xarray as xr

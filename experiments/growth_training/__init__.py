@@ -27,9 +27,9 @@ from experiments.findings import mean_and_error
 from experiments.growth_training import tasks, ways
 from experiments.models import presets
 from experiments.progress import Stage
-from experiments.registry import nearest
 from experiments.savings import savings
 from experiments.store import direct
+from sail_jax.checks import nearest
 
 CLASSES = 10
 Task = Literal["text", "digits_mlp", "digits_resnet"]

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.lines import Line2D
 
-from experiments import style
 from experiments.findings import mean_and_error
 from experiments.growth_training.ways import LEARNED, SCRATCH
+from sail_jax.drawing import style
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -26,9 +26,9 @@ from experiments import validate
 from experiments.merge_prediction import plots as figures
 from experiments.merge_prediction import probes, ranking, tasks
 from experiments.progress import Stage
-from experiments.registry import nearest
 from experiments.store import direct
 from experiments.sweep import sweep
+from sail_jax.checks import nearest
 
 OUTCOMES = (*probes.METHODS, "averaging, relative", "averaging, accuracy")
 

@@ -5,8 +5,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments import style
 from experiments.merge_prediction.probes import PREDICTORS
+from sail_jax.drawing import style
 
 
 def order(dataset: xr.Dataset) -> list[str]:

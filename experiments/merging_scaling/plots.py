@@ -186,7 +186,7 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 def _excess_figure(dataset: "xr.Dataset") -> "Figure":
     from matplotlib.ticker import LogLocator
 
-    from experiments import style
+    from sail_jax.drawing import style
 
     laws = dataset["law"].values.astype(str)
     figure, axes = style.figure(len(laws), 3, width=3.7, height=2.5)
@@ -217,7 +217,7 @@ def _excess_figure(dataset: "xr.Dataset") -> "Figure":
 
 
 def _stability_figure(dataset: "xr.Dataset") -> "Figure":
-    from experiments import style
+    from sail_jax.drawing import style
 
     laws = dataset["law"].values.astype(str)
     figure, axes = style.figure(len(laws), 2, width=4.2, height=2.5)
@@ -239,7 +239,7 @@ def _stability_figure(dataset: "xr.Dataset") -> "Figure":
 
 
 def _testbed_lines(ax: "Axes", at: "xr.Dataset", name: str) -> None:
-    from experiments import style
+    from sail_jax.drawing import style
 
     x = at["value"].values
     printed = "Theorem 3" if name == "excess" else "Theorem 1"

@@ -10,8 +10,8 @@ from experiments.data import text
 from experiments.models import presets
 from experiments.overtraining_language import tasks
 from experiments.overtraining_language.training import Shard
-from experiments.registry import nearest
 from experiments.training.step import Compute
+from sail_jax.checks import nearest
 
 
 @dataclasses.dataclass(frozen=True)

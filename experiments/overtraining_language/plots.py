@@ -9,7 +9,6 @@ from matplotlib import colormaps
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
-from experiments import style
 from experiments.findings import mean_and_error
 from experiments.overtraining_language.claims import (
     at_best,
@@ -20,6 +19,7 @@ from experiments.overtraining_language.claims import (
     perturbed,
     tuned,
 )
+from sail_jax.drawing import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int, Int32
 
 from experiments.data import choices, stream, text, tokens
 from experiments.data.files import Source, missing
-from experiments.registry import nearest
+from sail_jax.checks import nearest
 
 TASKS = ("shifted", "rotated", "questions")
 SUFFIXES = (".bin", ".npy")

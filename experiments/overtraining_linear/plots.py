@@ -19,7 +19,7 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 def _diagram(dataset: "xr.Dataset") -> "Figure":
     from matplotlib.colors import LogNorm
 
-    from experiments import style
+    from sail_jax.drawing import style
 
     cost = dataset.attrs["diagram"] == "misalignment"
     label = "cost of the last pre-training, of $|A|^2$" if cost else "pre-training loss afterwards"
@@ -76,7 +76,7 @@ def _networks(dataset: "xr.Dataset") -> str:
 
 
 def _trade_off(dataset: "xr.Dataset") -> "Figure":
-    from experiments import style
+    from sail_jax.drawing import style
 
     figure, axes = style.figure(1, 3, width=4.6, height=3.9, sharey=True)
     bars = np.sqrt(dataset.attrs["seeds"])
@@ -113,7 +113,7 @@ def _trade_off(dataset: "xr.Dataset") -> "Figure":
 
 
 def _sensitivity(dataset: "xr.Dataset") -> "Figure":
-    from experiments import style
+    from sail_jax.drawing import style
 
     figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
     share = dataset.tuned_theory / dataset.loss_theory

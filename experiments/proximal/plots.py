@@ -9,8 +9,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 
-from experiments import style
 from experiments.findings import mean_and_error
+from sail_jax.drawing import style
 
 if TYPE_CHECKING:
     import xarray as xr

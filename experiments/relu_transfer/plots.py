@@ -24,7 +24,7 @@ def _kernel_distance(dataset: "xr.Dataset", name: str) -> float:
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """The panels of Fig. 4: kernels, scratch law and projection, phase diagram."""
-    from experiments import style
+    from sail_jax.drawing import style
 
     if "outside" not in dataset:
         figure, ((ax,),) = style.figure(1, 1, width=4.6, height=3.8)
@@ -37,7 +37,7 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 
 
 def _draw_kernels(dataset: "xr.Dataset") -> "Figure":
-    from experiments import style
+    from sail_jax.drawing import style
 
     figure, (axes,) = style.figure(1, 3, width=3.9, height=3.4)
     top = float(dataset.kernel_source.max())
@@ -59,7 +59,7 @@ def _draw_kernels(dataset: "xr.Dataset") -> "Figure":
 
 
 def _draw_law(left: "Axes", dataset: "xr.Dataset") -> None:
-    from experiments import style
+    from sail_jax.drawing import style
 
     teachers = dataset.sizes["teacher"]
     logs = np.log(dataset.scratch_risk.mean("draw").values)
@@ -92,7 +92,7 @@ def _draw_law(left: "Axes", dataset: "xr.Dataset") -> None:
 
 
 def _draw_projections(right: "Axes", dataset: "xr.Dataset") -> None:
-    from experiments import style
+    from sail_jax.drawing import style
 
     for name, label, marker, color in (
         ("outside_ideal", "source teacher's features", "s", style.PALETTE[2]),
@@ -123,7 +123,7 @@ def _draw_projections(right: "Axes", dataset: "xr.Dataset") -> None:
 
 
 def _draw_phase(dataset: "xr.Dataset") -> "Figure":
-    from experiments import style
+    from sail_jax.drawing import style
 
     figure, ((ax,),) = style.figure(1, 1, width=5.8, height=4.4)
     n, mu = dataset.n.values, dataset.mu.values

@@ -32,11 +32,11 @@ from experiments.data.files import refused
 from experiments.findings import Finding
 from experiments.models import presets
 from experiments.progress import Stage
-from experiments.registry import nearest
 from experiments.sail_language import checkpoints, data, parts
 from experiments.savings import savings
 from experiments.store import direct
 from experiments.training.sharding import Shard, layout
+from sail_jax.checks import nearest
 
 Start = Literal["shared", "independent"]
 Compute = Literal["float32", "bfloat16"]

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import LogLocator
 
-from experiments import style
 from experiments.findings import mean_and_error
 from experiments.proximal_gamma import PUBLISHED
 from experiments.sail_language.claims import COLUMNS, TABLE_2, perplexity
 from experiments.sail_language.parts import SCRATCH, WAYS
+from sail_jax.drawing import style
 
 if TYPE_CHECKING:
     import xarray as xr

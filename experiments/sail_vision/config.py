@@ -6,12 +6,12 @@ from typing import Any, Literal, get_args
 
 from experiments import validate
 from experiments.models.resnet import Stem
-from experiments.registry import nearest
 from experiments.sail_vision import starts
 from experiments.sail_vision.data import DATA
 from experiments.sail_vision.training import PARADIGMS, Paradigm, Recipe
 from experiments.training.optimizers import Rule
 from experiments.training.sharding import Shard
+from sail_jax.checks import nearest
 
 
 @dataclasses.dataclass(frozen=True)

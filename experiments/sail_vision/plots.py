@@ -8,10 +8,10 @@ import xarray as xr
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
-from experiments import style
 from experiments.findings import mean_and_error
 from experiments.sail_vision.claims import OWN, final, of, paradigms, ways
 from experiments.sail_vision.starts import WAYS
+from sail_jax.drawing import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import style
+from sail_jax.drawing import style
 
 if TYPE_CHECKING:
     import xarray as xr

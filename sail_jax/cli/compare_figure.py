@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import style
+from sail_jax.drawing import style
 
 
 def draw(groups: Sequence[Mapping[str, Any]], models: int) -> Figure:

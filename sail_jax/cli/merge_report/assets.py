@@ -1,11 +1,11 @@
 """What a page wears: its style sheet, and the script of its table."""
 
-from experiments import report
+from sail_jax.drawing import pages
 
 __all__ = ["SCRIPT", "STYLE"]
 
 STYLE = (
-    report.STYLE
+    pages.STYLE
     + """
 body { max-width: 76rem; } h3 { font-size: 1rem; margin: 1.2rem 0 .2rem; }
 code, pre { font-family: ui-monospace, monospace; font-size: .85em; overflow-wrap: anywhere; }

@@ -6,11 +6,12 @@ import json
 import math
 import re
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.progress import say
+from sail_jax.cli.options import Parser, add_tables, input_errors
+from sail_jax.cli.progress import say
 
 FIGURE, SCHEMA = "spaces.png", "sail-jax inspect 1"
 
@@ -21,8 +22,7 @@ def add_arguments(parser: Any) -> None:
     add("checkpoint", metavar="CKPT", type=Path, nargs="+", help=what)
     add("--base", metavar="CKPT", type=Path, help="of several: what they were fine-tuned from")
     add("--data", metavar="FILE", type=Path, help="of several: run them on an .npz of examples")
-    add("--config", metavar="FILE", type=Path, help="instead of CKPT/config.json")
-    add("--spec", metavar="FILE", type=Path, help="which spaces the tensors live in (YAML, JSON)")
+    add_tables(parser, "CKPT")
     add("--draft", action="store_true", help="print such a file to start from, and stop")
     add("--full", action="store_true", help="a row for every tensor and space of every layer")
     add(
@@ -35,10 +35,16 @@ def add_arguments(parser: Any) -> None:
     add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
 
 
-def run(args: Namespace) -> int:
-    """Raises ValueErrors with one line each for what the user can put right."""
+def main(parser: Parser, argv: Sequence[str]) -> int:
+    add_arguments(parser)
+    args = parser.read(argv)
+    with input_errors():
+        return _run(args)
+
+
+def _run(args: Namespace) -> int:
     if len(args.checkpoint) > 1:
-        from experiments.commands import compare as compare_command
+        from sail_jax.cli import compare as compare_command
 
         return compare_command.run(args)
     for option in ("base", "data"):
@@ -57,7 +63,7 @@ def run(args: Namespace) -> int:
         record, spec = inspect(checkpoint, args)
     found = None
     if spec is not None:
-        from experiments.commands import inspect_figure
+        from sail_jax.cli import inspect_figure
 
         shapes = {row["name"]: tuple(row["shape"]) for row in record["tensors"]}
         found = inspect_figure.layout(spec, shapes)
@@ -66,8 +72,8 @@ def run(args: Namespace) -> int:
         if spec is None or found is None:
             say("note: no drawing, as no spaces are known")
         else:
-            from experiments import style
-            from experiments.commands import inspect_figure
+            from sail_jax.cli import inspect_figure
+            from sail_jax.drawing import style
 
             title = f"{record['architecture']}: {parameters(record)}"
             figure = inspect_figure.draw(found, spec, title)

@@ -2,12 +2,13 @@
 
 import time
 from argparse import ArgumentTypeError, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.arguments import add_copying, run_options, seed
-from experiments.commands.merge import Meter, remember_kernels
-from experiments.progress import say
+from sail_jax.cli.kernels import remember_kernels
+from sail_jax.cli.options import Parser, add_copying, add_tables, input_errors, run_options, seed
+from sail_jax.cli.progress import Meter, say
 
 
 def factor(text: str) -> float:
@@ -54,8 +55,7 @@ def add_arguments(parser: Any) -> None:
     add("--set", metavar="KEY=VALUE", action="append", type=entry, help="a knob of the method")
     add("--lossless", action="store_true", help="refuse what does not preserve the function")
     add("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
-    add("--config", metavar="FILE", type=Path, help="instead of CKPT/config.json")
-    add("--spec", metavar="FILE", type=Path, help="which spaces the tensors live in (YAML, JSON)")
+    add_tables(parser, "CKPT")
     add("--draft", action="store_true", help="print such a file to start from, and stop")
     add("--methods", action="store_true", help="list the methods, and stop")
     add("--plan", action="store_true", help="what would be done, and stop")
@@ -65,8 +65,14 @@ def add_arguments(parser: Any) -> None:
     add_copying(parser)
 
 
-def run(args: Namespace) -> int:
-    """Raises ValueErrors with one line each for what the user can put right."""
+def main(parser: Parser, argv: Sequence[str]) -> int:
+    add_arguments(parser)
+    args = parser.read(argv)
+    with input_errors():
+        return _run(args)
+
+
+def _run(args: Namespace) -> int:
     if args.methods:
         return _methods()
     if args.checkpoint is None:
@@ -97,13 +103,11 @@ def run(args: Namespace) -> int:
         return 0
     if args.out is None:
         raise ValueError("name the output: sail-jax grow CKPT OUT")
-    meter = None if args.quiet else Meter()
-    done = growing.grow_checkpoint(
-        args.checkpoint, args.out, to, args.method, **given, certify=args.certify,
-        run=run_options(args, meter), **knobs,
-    )  # fmt: skip
-    if meter is not None:
-        meter.close()
+    with Meter(args.quiet) as meter:
+        done = growing.grow_checkpoint(
+            args.checkpoint, args.out, to, args.method, **given, certify=args.certify,
+            run=run_options(args, meter), **knobs,
+        )  # fmt: skip
     for note in done.notes:
         say(f"note: {note}")
     print(done.growth.report)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from matplotlib.patches import Rectangle
 
-from experiments import style
 from sail_jax.basis.axes import Axis
 from sail_jax.basis.spaces import Spec
 from sail_jax.checkpoint.planning.layers import is_early
+from sail_jax.drawing import style
 
 __all__ = ["Band", "Layout", "Row", "draw", "layout"]
 

@@ -34,13 +34,13 @@ def run(args: Namespace) -> int:
         )
         about = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in _items(trial)}
         record["data"] = {"file": str(args.data), "examples": len(examples.inputs), **about}
-    from experiments import merge_odds
+    from sail_jax.cli import merge_odds
 
     record["verdict"] = merge_odds.verdict(record)
     print(render(record, full=args.full))
     if args.out is not None:
-        from experiments import style
-        from experiments.commands import compare_figure
+        from sail_jax.cli import compare_figure
+        from sail_jax.drawing import style
 
         figure = compare_figure.draw(record["groups"], len(found.models))
         with disk.explained("write to", args.out):

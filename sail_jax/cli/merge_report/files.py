@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.merge_report.pages import page
-from experiments.merge_report.record import SCHEMA, as_json
 from sail_jax import disk
+from sail_jax.cli.merge_report.pages import page
+from sail_jax.cli.merge_report.record import SCHEMA, as_json
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint.engine.executor import Record
@@ -23,8 +23,6 @@ FILES = {
 def admit(folder: str | Path) -> None:
     """Makes the folder of a report, or raises `RefusedError`: a report may replace a report,
     nothing else. To be found out before the merge starts."""
-    from experiments import store
-
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise disk.RefusedError(f"{folder} is not a directory; choose another --report")
@@ -36,7 +34,7 @@ def admit(folder: str | Path) -> None:
             )
     with disk.explained("write to", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    store.probe(folder)
+    disk.probe(folder)
 
 
 def write(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.merge_report.measures import Total, from_base, kind, measured, owners_of
-from experiments.merge_report.words import warnings
+from sail_jax.cli.merge_report.measures import Total, from_base, kind, measured, owners_of
+from sail_jax.cli.merge_report.words import warnings
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint.engine.executor import Record

@@ -6,7 +6,7 @@ from itertools import combinations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from experiments.merge_report.measures import Measured, finite, owners_of
+from sail_jax.cli.merge_report.measures import Measured, finite, owners_of
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint.engine.executor import Record

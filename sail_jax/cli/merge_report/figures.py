@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.merge_report.measures import KINDS, Bin, Measured, Total, by_depth, kind
-from experiments.merge_report.words import lettered, short
+from sail_jax.cli.merge_report.measures import KINDS, Bin, Measured, Total, by_depth, kind
+from sail_jax.cli.merge_report.words import lettered, short
 
 __all__ = ["draw"]
 
@@ -16,7 +16,7 @@ _MARKERS = "os^Dv*PX"
 
 def draw(data: Measured, total: Total) -> dict[str, tuple[str, bytes]]:
     """(alternative text, PNG) by section."""
-    from experiments import style
+    from sail_jax.drawing import style
 
     bins = by_depth(data.names)
     totals = [data.total(one.members) for one in bins]
@@ -34,7 +34,7 @@ def _drawn(label: str) -> str:
 
 
 def _look(k: int) -> dict[str, Any]:
-    from experiments import style
+    from sail_jax.drawing import style
 
     colours = (*style.PALETTE, style.FAINT)
     return {"color": colours[k % len(colours)], "marker": _MARKERS[k % len(_MARKERS)]}
@@ -106,7 +106,7 @@ def _legend(fig: Any, ax: Any) -> None:
 
 
 def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
-    from experiments import style
+    from sail_jax.drawing import style
 
     fig, axes = style.figure(1, 2, width=4.8, width_ratios=[1.6, 1])
     left, right = axes[0]
@@ -137,7 +137,7 @@ def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
 
 
 def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
-    from experiments import style
+    from sail_jax.drawing import style
 
     m = len(data.models)
     letters = [label.split(" ")[0] for label in lettered(data.models)]
@@ -178,7 +178,7 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
 
 
 def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
-    from experiments import style
+    from sail_jax.drawing import style
 
     labels = lettered(data.models)
     fig, axes = style.figure(1, 3, width=3.4)

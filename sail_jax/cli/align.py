@@ -1,15 +1,22 @@
 """`sail-jax align`: a checkpoint in the frame of another, and how near that brings them."""
 
 import re
-import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.arguments import add_copying, natural, run_options, seed
-from experiments.commands.merge import Meter, remember_kernels
-from experiments.progress import say
+from sail_jax.cli.kernels import remember_kernels
+from sail_jax.cli.options import (
+    Parser,
+    add_copying,
+    add_tables,
+    input_errors,
+    natural,
+    run_options,
+    seed,
+)
+from sail_jax.cli.progress import Meter, say
 
 FAMILIES = ("permutation", "signed", "monomial", "orthogonal", "linear")
 MANY = 24  # rows of a table, from which on layers are taken together
@@ -47,8 +54,7 @@ def add_arguments(parser: Any) -> None:
     )  # fmt: skip
     add("--spaces", metavar="GLOB", action="append", help="match these only, such as 'hidden.*'")
     add("--weigh", metavar="TENSOR=W", action="append", type=weight, help="its say; 0: none")
-    add("--config", metavar="FILE", type=Path, help="instead of B/config.json")
-    add("--spec", metavar="FILE", type=Path, help="which spaces the tensors live in (YAML, JSON)")
+    add_tables(parser, "B")
     add("--seed", metavar="N", type=seed, default=0, help="of the order; default: %(default)s")
     add("--max-sweeps", metavar="N", type=natural, default=100, help="default: %(default)s")
     add("--plan", action="store_true", help="the spaces that would be matched, and stop")
@@ -59,8 +65,14 @@ def add_arguments(parser: Any) -> None:
     add_copying(parser)
 
 
-def run(args: Namespace) -> int:
-    """Raises ValueErrors with one line each for what the user can put right."""
+def main(parser: Parser, argv: Sequence[str]) -> int:
+    add_arguments(parser)
+    args = parser.read(argv)
+    with input_errors():
+        return _run(args)
+
+
+def _run(args: Namespace) -> int:
     remember_kernels()
     from sail_jax.checkpoint.operations import aligning
     from sail_jax.checkpoint.recipe import tables
@@ -74,17 +86,17 @@ def run(args: Namespace) -> int:
         return _plan(args, **options)
     if args.out is None:
         raise ValueError("name the output: sail-jax align A B OUT (or --plan)")
-    steps = None if args.quiet else Steps()
-    meter = None if args.quiet else Meter()
-    done = aligning.align_checkpoints(
-        args.a, args.b, args.out, **options, method=args.method,
-        family=_families(args.family), spaces=args.spaces, weights=dict(args.weigh or []),
-        seed=args.seed, max_sweeps=args.max_sweeps, certify=args.certify,
-        run=run_options(args, meter), progress=steps,
-    )  # fmt: skip
-    for one in (steps, meter):
-        if one is not None:
-            one.close()
+    with Meter(args.quiet) as meter:
+
+        def matching(sweep: int, space: str) -> None:
+            meter.tell(f"sweep {sweep}" if sweep else "first visit", space)
+
+        done = aligning.align_checkpoints(
+            args.a, args.b, args.out, **options, method=args.method,
+            family=_families(args.family), spaces=args.spaces, weights=dict(args.weigh or []),
+            seed=args.seed, max_sweeps=args.max_sweeps, certify=args.certify,
+            run=run_options(args, meter), progress=matching,
+        )  # fmt: skip
     aligned = done.aligned
     for note in dict.fromkeys(collapsed_text(note) for note in aligned.notes):
         say(f"note: {note}")
@@ -182,24 +194,3 @@ def table(aligned: Any, *, full: bool = False) -> str:
             )
         )  # fmt: skip
     return columns(rows)
-
-
-class Steps:
-    """Progress of the matching on stderr: which sweep, which space."""
-
-    def __init__(self) -> None:
-        self.live, self.width, self.sweep = sys.stderr.isatty(), 0, -1
-
-    def __call__(self, sweep: int, space: str) -> None:
-        what = f"sweep {sweep}" if sweep else "first visit"
-        if self.live:
-            line = f"  {what}: {space}"[:100]
-            print(f"\r{line:<{self.width}}", end="", file=sys.stderr, flush=True)
-            self.width = len(line)
-        elif sweep != self.sweep:
-            say(f"  {what}")
-        self.sweep = sweep
-
-    def close(self) -> None:
-        if self.live and self.width:
-            print(f"\r{'':<{self.width}}\r", end="", file=sys.stderr, flush=True)

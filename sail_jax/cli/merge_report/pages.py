@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.merge_report.assets import SCRIPT, STYLE
-from experiments.merge_report.figures import draw
-from experiments.merge_report.measures import Measured, Total, by_depth, measured
-from experiments.merge_report.record import SCHEMA, plain, row_of
-from experiments.merge_report.words import (
+from sail_jax.cli.merge_report.assets import SCRIPT, STYLE
+from sail_jax.cli.merge_report.figures import draw
+from sail_jax.cli.merge_report.measures import Measured, Total, by_depth, measured
+from sail_jax.cli.merge_report.record import SCHEMA, plain, row_of
+from sail_jax.cli.merge_report.words import (
     few,
     lettered,
     many,

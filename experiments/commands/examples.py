@@ -1,0 +1,33 @@
+"""`sail-jax examples DIR`: checkpoints and recipes to try merging on."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sail_jax import disk
+from sail_jax.cli.options import Parser, seed
+
+
+def main(parser: Parser, argv: Sequence[str]) -> int:
+    add = parser.add_argument
+    add("dir", metavar="DIR", type=Path, help="directory to make, or that was made before")
+    add("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
+    add("--force", action="store_true", help="replace examples that are there, nothing else")
+    add("--evaluate", metavar="CHECKPOINT", type=Path, help="grade it on the held-out digits")
+    args = parser.read(argv)
+    from experiments import examples
+
+    if args.evaluate is not None:
+        fields = {"seed": int, "tasks": list}
+        record = disk.read_record(args.dir / examples.RECORD, fields)
+        examples.print_grades(
+            {args.evaluate.name: examples.evaluate(args.evaluate, seed=record["seed"])}
+        )
+        return 0
+    grades = examples.make(args.dir, seed=args.seed, force=args.force)
+    examples.print_grades(grades)
+    print(
+        f"\n{args.dir / 'recipes'} holds a recipe for each method. Next:\n"
+        f"  sail-jax merge {args.dir / 'recipes' / 'ties.yaml'} {args.dir / 'merged'}\n"
+        f"  sail-jax examples {args.dir} --evaluate {args.dir / 'merged'}"
+    )
+    return 0

@@ -1,0 +1,18 @@
+"""`sail-jax list`: the experiments, and what each one asks."""
+
+from collections.abc import Sequence
+
+from experiments.registry import QUESTIONS
+from sail_jax.cli.options import Parser
+
+
+def main(parser: Parser, argv: Sequence[str]) -> int:
+    parser.read(argv)
+    print(experiments())
+    return 0
+
+
+def experiments() -> str:
+    """A line for each experiment."""
+    width = max(map(len, QUESTIONS))
+    return "\n".join(f"{name:{width}}  {question}" for name, question in QUESTIONS.items())

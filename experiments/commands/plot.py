@@ -1,0 +1,23 @@
+"""`sail-jax plot DIR`: the figures of a finished run, from what is stored."""
+
+from collections.abc import Sequence
+
+from experiments import registry
+from experiments.commands.run import show
+from sail_jax.cli.options import Parser
+
+
+def main(parser: Parser, argv: Sequence[str]) -> int:
+    parser.add_argument("dir", metavar="DIR", help="the output directory of a finished run")
+    args = parser.read(argv)
+    from experiments import store
+    from sail_jax import disk
+
+    run = store.reopen(args.dir)
+    try:
+        module = registry.load(run.record["experiment"])
+    except ValueError as exc:
+        raise disk.StoreError(f"{run.path}: {exc}") from exc
+    dataset, figures = store.redraw(run, module)
+    show(module, dataset, figures, run.path)
+    return 0

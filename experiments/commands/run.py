@@ -1,0 +1,145 @@
+"""`sail-jax run NAME`: one experiment, every field of its config an option."""
+
+import argparse
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import textwrap
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal
+
+from experiments import registry
+from experiments.commands.list import experiments
+from experiments.progress import reporting
+from sail_jax.checks import nearest
+from sail_jax.cli.options import Parser, UsageError
+from sail_jax.cli.progress import say
+
+
+def main(parser: Parser, argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: sail-jax run NAME [--preset P] [--out DIR] [--resume] [config fields]\n")
+        print("sail-jax run NAME --help lists the fields of one experiment.\n")
+        print(experiments())
+        return 0
+    name = argv[0]
+    if name.startswith("-"):
+        raise UsageError("name the experiment first: sail-jax run NAME [options]")
+    try:
+        module = registry.load(name)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+    args, config = _read(
+        Parser(f"run {name}", parser.description, add_help=False), argv[1:], module
+    )
+    from experiments import processes, store
+
+    if args.processes is not None:
+        try:
+            processes.join(args.processes)
+        except ValueError as exc:
+            raise UsageError(str(exc)) from exc
+    first = processes.is_first()
+    with store.Run.open(args.out or f"results/{name}", name, config, resume=args.resume) as run:
+        if first:
+            say(f"{name}: {registry.QUESTIONS[name]}")
+        dataset, figures = store.complete(run, module, config, *[reporting] * first)
+    if first:
+        show(module, dataset, figures, run.path)
+    return 0
+
+
+def show(module: Any, dataset: Any, figures: Any, path: Path) -> None:
+    """What a finished run says, and where its files are."""
+    from experiments import store
+
+    print(module.summary(dataset))
+    if hasattr(module, "findings"):
+        from experiments import findings
+
+        print(findings.told(module.findings(dataset)))
+    for file in (store.RESULT, *(f"{figure}.png" for figure in figures)):
+        print(path / file)
+
+
+def _read(parser: Parser, argv: Sequence[str], module: Any) -> tuple[argparse.Namespace, Any]:
+    """The options, and the config: that of the preset, with the fields that were given."""
+    add = parser.add_argument
+    presets = ", ".join(module.PRESETS)
+    add("--preset", metavar="P", default="default", help=f"one of: {presets}")
+    add("--out", metavar="DIR", help="default: results/NAME")
+    add("--resume", action="store_true", help="continue an interrupted run")
+    how = "one of several processes: auto (SLURM, TPU pods), or HOST:PORT,COUNT,RANK"
+    add("--processes", metavar="HOW", help=how)
+    # fields show the defaults of the preset: it is read before they are known
+    preset = parser.parse_known_args(argv)[0].preset
+    if preset not in module.PRESETS:
+        raise UsageError(f"unknown preset '{preset}'{nearest(preset, module.PRESETS)}")
+    config = module.PRESETS[preset]()
+    add("-h", "--help", action="help", help="show this, and stop")
+    _add_fields(parser.add_argument_group("fields of the config"), config)
+    args = parser.read(argv)
+    given = {
+        field.name: tuple(value) if isinstance(value, list) else value
+        for field in dataclasses.fields(config)
+        if (value := getattr(args, field.name, config)) is not config
+    }
+    try:
+        return args, dataclasses.replace(config, **given)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+
+
+def _add_fields(parser: Any, config: Any) -> None:
+    hints, texts = typing.get_type_hints(type(config)), _documentation(type(config))
+    for field in dataclasses.fields(config):
+        about = f"{texts.get(field.name, '')} (default: {_shown(getattr(config, field.name))})"
+        parser.add_argument(
+            "--" + field.name.replace("_", "-"), dest=field.name, default=argparse.SUPPRESS,
+            help=about.strip().replace("%", "%%"), **_kind(hints[field.name]),
+        )  # fmt: skip
+
+
+def _kind(hint: Any) -> dict[str, Any]:
+    """How argparse reads a value of this type."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if origin is Literal:
+        return {"choices": inner}
+    if origin is tuple:
+        return {**_kind(inner[0]), "nargs": "*" if inner[-1] is ... else len(inner)}
+    if origin in (typing.Union, UnionType):
+        (kind,) = (_kind(part) for part in inner if part is not NoneType)
+        return {**kind, "type": _or_none(kind["type"])}
+    return {"type": hint, "metavar": hint.__name__.upper()}
+
+
+def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    @functools.wraps(read)  # whose name argparse says in errors
+    def optional(text: str) -> Any:
+        return None if text == "None" else read(text)
+
+    return optional
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _documentation(config: type) -> dict[str, str]:
+    """The text under each field of a dataclass, its parents' included."""
+    texts: dict[str, str] = {}
+    for part in reversed(config.__mro__[:-1]):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        body = definition.body if isinstance(definition, ast.ClassDef) else []
+        for field, after in itertools.pairwise(body):
+            match field, after:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(text))):
+                    texts[name] = " ".join(text.split())
+    return texts

@@ -1,0 +1,60 @@
+"""`sail-jax verify`: the ledger of claims."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.progress import reporting
+from sail_jax.cli.options import Parser, UsageError, seed
+
+
+def main(parser: Parser, argv: Sequence[str]) -> int:
+    parser.add_argument("--claims", metavar="GLOB", default="*", help="which; default: all")
+    parser.add_argument("--json", metavar="FILE", help="also write the ledger there")
+    parser.add_argument("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="smaller simulations")
+    parser.add_argument(
+        "--coverage",
+        action="store_true",
+        help="only list which claims answer to which statement of the papers, and what is missing",
+    )
+    args = parser.read(argv)
+    if args.coverage and len(argv) > 1:
+        raise UsageError("--coverage simulates nothing, and takes no other option")
+    from experiments import ledger, store
+    from sail_jax import disk
+    from sail_jax.provenance import provenance
+
+    if args.coverage:
+        text, complete = ledger.accounted()
+        print(text)
+        return 0 if complete else 1
+
+    try:
+        config = ledger.Config(claims=args.claims, seed=args.seed, quick=args.quick)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+    if args.json:
+        disk.admit(Path(args.json), ledger.SCHEMA, "a ledger")
+        disk.probe(Path(args.json).parent)
+    dataset = ledger.run(config, reporting(store.direct))
+    _print_table(*ledger.table(dataset, "statement", "where"))
+    print(ledger.summary(dataset))
+    if args.json:
+        about = {**store.config_record(config), **provenance()}
+        disk.write_atomic(args.json, ledger.as_json(dataset, about))
+    return 0 if dataset["ok"].values.all() else 1
+
+
+def _print_table(header: Sequence[str], *rows: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*header, show_lines=False, pad_edge=False)
+    for row in rows:
+        style = "bold red" if row[-1].split()[0].isupper() else ""
+        table.add_row(*(Text(cell, style=style) for cell in row))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)

@@ -1,0 +1,104 @@
+"""Which command is run, how it ends, and what is said of errors."""
+
+import _thread
+import atexit
+import gc
+import importlib
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+# OpenBLAS, which jax uses for factorisations on a CPU, keeps its threads spinning beside XLA's own:
+# on few cores each waits for the other. Read when NumPy is first imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from sail_jax.checks import nearest
+from sail_jax.cli.options import Parser, UsageError
+from sail_jax.cli.progress import say
+from sail_jax.cli.table import COMMANDS
+from sail_jax.disk import RefusedError, StoreError
+
+
+def _help() -> str:
+    commands = "\n".join(f"  {name:11} {command.about}" for name, command in COMMANDS.items())
+    return (
+        "usage: sail-jax [--help] [--version] COMMAND ...\n\n"
+        "Merge, grow and transfer neural networks in JAX, with the theory that says when it works."
+        f"\n\n{commands}\n\nsail-jax COMMAND --help tells more. Exit codes: 0 well, 1 a claim or "
+        "a run failed,\n2 bad usage, 130 interrupted.\n"
+    )
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_help(), end="")
+        return 0 if argv else 2
+    name = argv[0]
+    if name == "--version":
+        from importlib.metadata import version
+
+        print(f"sail-jax {version('sail-jax')}")
+        return 0
+    if name not in COMMANDS:
+        kind = "option" if name.startswith("-") else "command"
+        known = ["--help", "--version"] if kind == "option" else COMMANDS
+        raise UsageError(f"unknown {kind} '{name}'{nearest(name, known)}")
+    command = COMMANDS[name]
+    module = importlib.import_module(f"{command.package}.{name}")
+    return module.main(Parser(name, command.about), argv[1:])
+
+
+def _deliver_again(lost: Any) -> None:
+    """An interrupt that lands in a finaliser or a garbage collector's callback (JAX has one) cannot
+    be raised there, and would be lost: it is delivered again a moment later."""
+    if lost.exc_type is KeyboardInterrupt:
+        threading.Timer(0.05, _interrupt).start()
+    else:
+        sys.__unraisablehook__(lost)
+
+
+def _interrupt() -> None:
+    """A signal that wakes the main thread from whatever it waits for, where the system has them."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code.
+
+    What the user can put right is one line on stderr; anything else keeps its traceback.
+    """
+    alone = argv is None
+    if alone:
+        # what is imported and traced makes many objects and little garbage: to look for it among
+        # them again and again takes a tenth of a second
+        gc.set_threshold(200_000, 50, 100)
+        sys.unraisablehook = _deliver_again
+        # nor when it all goes: an exit looks through them twice
+        atexit.register(gc.freeze)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(argv)
+    except SystemExit as exc:  # argparse, after --help
+        return int(exc.code or 0)
+    except UsageError as exc:
+        say(f"sail-jax: error: {exc}")
+        return 2
+    except StoreError as exc:
+        say(f"sail-jax: error: {exc}")
+        return 2 if isinstance(exc, (RefusedError, ValueError)) else 1
+    except KeyboardInterrupt:
+        say("sail-jax: interrupted")
+        if argv and argv[0] in COMMANDS and COMMANDS[argv[0]].resumes:
+            again = argv if "--resume" in argv else [*argv, "--resume"]
+            say(f"what is finished is kept; continue with: {shlex.join(['sail-jax', *again])}")
+        if alone:  # XLA may still be computing, and an orderly exit can then crash
+            sys.stdout.flush()
+            os._exit(130)
+        return 130

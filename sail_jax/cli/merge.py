@@ -1,0 +1,88 @@
+"""`sail-jax merge`: a recipe carried out, with progress, a plan beforehand and a report after."""
+
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sail_jax.cli.kernels import remember_kernels
+from sail_jax.cli.options import Parser, add_copying, input_errors, run_options
+from sail_jax.cli.progress import Meter, say
+
+LARGEST_RECIPE = 1 << 20  # bytes
+
+
+def add_arguments(parser: Any) -> None:
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", nargs="?", type=Path, help="mergekit's YAML, or with our keys")
+    add("out", metavar="OUT", nargs="?", type=Path, help="a folder, or a .safetensors, .npz file")
+    add("--methods", action="store_true", help="the methods that a recipe may name, and stop")
+    add("--plan", action="store_true", help="what would be done to every tensor, and stop")
+    add("--full", action="store_true", help="with --plan: a line for every tensor")
+    add("--resume", action="store_true", help="continue an interrupted merge")
+    add("--report", metavar="DIR", type=Path, help="measure, and write report.json, report.html")
+    add_copying(parser)
+
+
+def read_recipe(path: Path) -> Any:
+    from sail_jax import disk
+    from sail_jax.checkpoint.recipe.recipes import parse
+
+    return parse(disk.read_bytes(path, LARGEST_RECIPE), str(path))
+
+
+def main(parser: Parser, argv: Sequence[str]) -> int:
+    add_arguments(parser)
+    args = parser.read(argv)
+    with input_errors():
+        return _run(args)
+
+
+def _run(args: Namespace) -> int:
+    remember_kernels()
+    from sail_jax.checkpoint.operations import merging
+    from sail_jax.checkpoint.planning import cards
+
+    if args.methods:
+        print(cards.methods(), end="")
+        return 0
+    if args.recipe is None:
+        raise ValueError("name a recipe: sail-jax merge RECIPE OUT")
+    began = time.monotonic()
+    recipe = read_recipe(args.recipe)
+    if args.plan:
+        with merging.prepared(recipe, run_options(args)) as ready:
+            print(cards.render(ready.plan, args.full, merging.visits(ready.works)), end="")
+            print(ready.summary())
+        return 0
+    if args.out is None:
+        raise ValueError("name the output: sail-jax merge RECIPE OUT")
+    with Meter(args.quiet) as meter:
+        merged = merging.merge_recipe(
+            recipe, args.out, measure=args.report is not None, run=run_options(args, meter),
+            before=lambda ready: _admit(args.report),
+        )  # fmt: skip
+    if args.report is not None:
+        _report(args, recipe, merged)
+    for note in merged.plan.notes:
+        say(f"note: {note}")
+    tensors = len(merged.plan.treatments)
+    print(f"{merged.out}: {tensors} tensors in {time.monotonic() - began:.1f} s")
+    return 0
+
+
+def _admit(report: Path | None) -> None:
+    if report is not None:
+        from sail_jax.cli import merge_report
+
+        merge_report.admit(report)
+
+
+def _report(args: Namespace, recipe: Any, merged: Any) -> None:
+    from sail_jax.cli import merge_report
+    from sail_jax.provenance import provenance
+
+    about = {"recipe": recipe.text, "seconds": merged.seconds, **provenance()}
+    for path in merge_report.write(args.report, merged.plan, merged.records, about):
+        print(path)

@@ -1,0 +1,123 @@
+"""What command lines have in common: their parser, texts and what they mean, one way for errors."""
+
+import argparse
+import contextlib
+import re
+from argparse import ArgumentTypeError
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sail_jax.checks import nearest
+from sail_jax.disk import StoreError
+
+__all__ = [
+    "Parser",
+    "UsageError",
+    "add_copying",
+    "add_tables",
+    "input_errors",
+    "natural",
+    "run_options",
+    "seed",
+    "size",
+]
+
+
+class UsageError(Exception):
+    """The command line asks for something that does not exist; one line, exit code 2."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are ours: one line, with the nearest known option."""
+
+    def __init__(self, command: str, about: str | None = None, **options: Any) -> None:
+        super().__init__(
+            prog=f"sail-jax {command}", description=about, allow_abbrev=False, **options
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """What the arguments say; UsageError for those that are unknown."""
+        args, unknown = self.parse_known_args(argv)
+        if not unknown:
+            return args
+        word = unknown[0]
+        if not word.startswith("-"):
+            raise UsageError(f"unexpected argument '{word}'")
+        hint = nearest(word.split("=")[0], self._option_string_actions)
+        raise UsageError(f"unknown option '{word}'{hint}")
+
+
+@contextlib.contextmanager
+def input_errors() -> Iterator[None]:
+    """Where every ValueError is about what the user gave: one line, not a traceback."""
+    from sail_jax.checkpoint.engine.executor import MergeError
+
+    try:
+        yield
+    except StoreError:
+        raise
+    except MergeError as exc:
+        raise StoreError(str(exc)) from exc
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+def size(text: str) -> int:
+    """Bytes from a text like 500M, 1.5GB or 2GiB.
+
+    >>> size("1.5GB"), size("2 GiB"), size("4096")
+    (1500000000, 2147483648, 4096)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
+    if found is None or float(found[1]) <= 0:
+        raise ArgumentTypeError(f"expected a size such as 500MB or 2GiB, got '{text}'")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def natural(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"expected a whole number from 1, got '{text}'")
+    return int(text)
+
+
+def seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**31:
+        raise ArgumentTypeError(f"expected an integer from 0 to 2^31 - 1, got '{text}'")
+    return int(text)
+
+
+def add_tables(parser: Any, checkpoint: str) -> None:
+    """The options of commands that need to know which spaces tensors live in."""
+    add = parser.add_argument
+    add("--config", metavar="FILE", type=Path, help=f"instead of {checkpoint}/config.json")
+    add("--spec", metavar="FILE", type=Path, help="which spaces the tensors live in (YAML, JSON)")
+
+
+def add_copying(parser: Any) -> None:
+    """The options of commands that read checkpoints and write one."""
+    add = parser.add_argument
+    add("--max-memory", metavar="SIZE", type=size, help="of the process, such as 2GB")
+    add("--threads", metavar="N", type=natural, help="default: one per core, at most 8")
+    add("--format", choices=("safetensors", "orbax", "npz", "msgpack"), help="of the output")
+    add("--shard-size", metavar="SIZE", type=size, default=5 * 10**9, help="default: 5GB")
+    add("--allow-nonfinite", action="store_true", help="go on with NaN and infinities")
+    add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
+    add("--quiet", action="store_true", help="no progress")
+
+
+def run_options(args: Any, progress: Any = None) -> Any:
+    """The `RunOptions` of what `add_copying` and --resume say."""
+    from sail_jax.checkpoint import RunOptions
+
+    return RunOptions(
+        resume=args.resume, max_memory=args.max_memory, threads=args.threads,
+        allow_nonfinite=args.allow_nonfinite, allow_pickle=args.allow_pickle, format=args.format,
+        shard_bytes=args.shard_size, progress=progress,
+    )  # fmt: skip

@@ -1,0 +1,30 @@
+"""The commands by name. A table of texts, so that to start one imports no other."""
+
+from typing import NamedTuple
+
+__all__ = ["COMMANDS", "Command"]
+
+
+class Command(NamedTuple):
+    """A command: what it does, in one line; the package of its module, which has its name and
+    `main(parser, argv)`; whether `--resume` continues it after an interrupt."""
+
+    about: str
+    package: str = "experiments.commands"
+    resumes: bool = False
+
+
+COMMANDS = {
+    "merge": Command("Merge checkpoints by a recipe, tensor by tensor.", "sail_jax.cli", True),
+    "grow": Command("Grow a checkpoint in width and depth.", "sail_jax.cli", True),
+    "align": Command("Permute or rotate a checkpoint to match another.", "sail_jax.cli", True),
+    "inspect": Command("Spaces, sizes and parameters of a checkpoint.", "sail_jax.cli"),
+    "examples": Command("Small real checkpoints and recipes, to try merging on."),
+    "quickstart": Command("Three real results in a few minutes, and a page.", resumes=True),
+    "verify": Command("Check the papers' claims: closed form beside simulation."),
+    "run": Command("Run one experiment; every field of its config is an option.", resumes=True),
+    "plot": Command("Redraw a finished run from its stored result."),
+    "report": Command("One page of all finished runs, beside the papers' figures."),
+    "list": Command("The experiments and what each one asks."),
+    "bench": Command("Run one benchmark."),
+}
