@@ -82,18 +82,18 @@ def test_every_finished_run_is_on_the_page(runs, capsys):
     for cell in ("it gains", "A &amp; B, Table 1", "7 of 9", "holds", "not tested"):
         assert f"<td>{cell}</td>" in text
     assert text.count("paper, at its scale") == 3
-    assert text.count("here, at another scale than the paper&#x27;s") == 2
-    assert text.count("here, at the paper&#x27;s scale") == 1
+    assert text.count("here, at another scale than the paper&#39;s") == 2
+    assert text.count("here, at the paper&#39;s scale") == 1
     facts = re.findall("<dt>(preset|scale|again)</dt><dd>(.*?)</dd>", text)
     assert facts == [
         ("preset", "paper"),
-        ("scale", "the paper&#x27;s scale"),
+        ("scale", "the paper&#39;s scale"),
         ("again", "sail-jax run other --preset paper --seed 0"),
         ("preset", "default"),
-        ("scale", "another scale than the paper&#x27;s"),
+        ("scale", "another scale than the paper&#39;s"),
         ("again", "sail-jax run fake --preset default --seed 4"),
         ("preset", "none of them: see config"),
-        ("scale", "another scale than the paper&#x27;s"),
+        ("scale", "another scale than the paper&#39;s"),
     ]
 
 

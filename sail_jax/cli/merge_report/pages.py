@@ -1,17 +1,13 @@
 """The report as one page to read."""
 
-import base64
-import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sail_jax.cli.merge_report.assets import SCRIPT, STYLE
 from sail_jax.cli.merge_report.figures import draw
 from sail_jax.cli.merge_report.measures import Measured, Total, by_depth, measured
 from sail_jax.cli.merge_report.record import SCHEMA, plain, row_of
@@ -25,6 +21,7 @@ from sail_jax.cli.merge_report.words import (
     warnings,
     weights_of,
 )
+from sail_jax.drawing.pages import render
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint.engine.executor import Record
@@ -32,13 +29,38 @@ if TYPE_CHECKING:
 
 __all__ = ["page"]
 
+Cell = str | tuple[str, float | None]
+Table = tuple[Sequence[str], Sequence[Sequence[Cell]]]
+
 
 def page(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]) -> str:
     """The report as one HTML document that fetches nothing; every text is escaped."""
     data = measured(plan, records)
     total = data.total() if data.names else None
     pictures = draw(data, total) if total is not None else {}
-    title = f"Merge report: {plan.method}"
+    tied = [f"{name} is tied to {other} and not stored." for name, other in plan.aliases.items()]
+    facts = {str(key): _said(value) for key, value in about.items()}
+    facts["files"] = ", ".join(sorted(plan.extras)) or "none beside the tensors"
+    return render(
+        "merge",
+        title=f"Merge report: {plan.method}",
+        generator=SCHEMA,
+        styles=("page", "merge"),
+        scripts=("merge",),
+        lead=_lead(plan, data),
+        warnings=warnings(plan, records, data),
+        inputs=_inputs(plan, data, total),
+        measures=_measures(data, total, pictures),
+        treated=_treated(plan),
+        notes=[*tied, *plan.notes],
+        tensors=_tensors(plan, records, data),
+        about={key: text for key, text in facts.items() if "\n" not in text},
+        folded={key: text for key, text in facts.items() if "\n" in text},
+    )
+
+
+def _lead(plan: "Plan", data: Measured) -> str:
+    """What was done, in two sentences."""
     models = [one.name for one in plan.inputs if one.role == "model"] or list(data.models)
     base = next((one.name for one in plan.inputs if one.role == "base"), None)
     settings = _common(plan)
@@ -48,76 +70,14 @@ def page(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]
         "settings that vary (see the table)" if settings is None else settings,
         f"seed {plan.seed}",
     ]
-    facts = [fact for fact in facts if fact]
     copied = sum(t.method == "copy" for t in plan.treatments)
-    counts = (
-        f"{many(len(plan.treatments), 'tensor')}, {copied:,} of them copied;"
-        f" {len(data.names):,} measured, with {int(data.size.sum()):,} entries."
-    )
-    found = warnings(plan, records, data)
-    alerts = "".join(f"<li>{escape(one)}</li>" for one in found)
-    parts = [
-        f'<h1>{escape(title)}</h1>\n<p class="lead">{escape(", ".join(facts))}. {counts}</p>\n',
-        f'<h2>Worth a look</h2>\n<ul class="alert">{alerts}</ul>\n'
-        if found
-        else "<p>Nothing stands out.</p>\n",
-        _inputs(plan, data, total),
-        *(_section(key, data, total, pictures) for key in ("moved", "agree", "merged")),
-        _treated(plan),
-        _tensors(plan, records, data),
-        _about(plan, about),
-    ]
-
-    def digest(text: str) -> str:
-        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
-
-    policy = (
-        f"default-src 'none'; img-src data:; style-src {digest(STYLE)};"
-        f" script-src {digest(SCRIPT)}; base-uri 'none'; form-action 'none'"
-    )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="generator" content="{SCHEMA}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{escape(title)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-{"".join(parts)}<script>{SCRIPT}</script>
-</body>
-</html>
-"""
-
-
-def _html_table(header: Sequence[str], rows: Iterable[Sequence[Any]], mark: str = "") -> str:
-    """A table of texts, and of (text, number or None) which are sorted by the number."""
-
-    def cell(value: Any, column: int) -> str:
-        if isinstance(value, tuple):
-            text, x = value
-            exact = "" if x is None or not math.isfinite(x) else f"{x:.9g}"
-            return f'<td class="n" data-v="{exact}">{escape(text)}</td>'
-        wide = ' class="t"' * (len(value) > 16 and column > 0)
-        return f"<td{wide}>{escape(value)}</td>"
-
-    lines = [[cell(value, k) for k, value in enumerate(row)] for row in rows]
-    aligned = ' class="n"'
-    right = [bool(lines) and aligned in lines[0][k] for k in range(len(header))]
-    head = "".join(
-        f'<th scope="col"{aligned * one}>{escape(text)}</th>'
-        for text, one in zip(header, right, strict=True)
-    )
-    body = "".join(f"<tr>{''.join(line)}</tr>\n" for line in lines)
     return (
-        f'<div class="wide"><table{mark}><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>'
-        "</table></div>\n"
+        f"{', '.join(filter(None, facts))}. {many(len(plan.treatments), 'tensor')}, {copied:,} of"
+        f" them copied; {len(data.names):,} measured, with {int(data.size.sum()):,} entries."
     )
 
 
-def _inputs(plan: "Plan", data: Measured, total: Total | None) -> str:
+def _inputs(plan: "Plan", data: Measured, total: Total | None) -> Table:
     """What was merged: a row per input, with what the whole model did."""
     labels = dict(zip(data.models, lettered(data.models), strict=True))
     weights = dict(zip(data.models, weights_of(plan, data.models), strict=True))
@@ -144,31 +104,24 @@ def _inputs(plan: "Plan", data: Measured, total: Total | None) -> str:
         numbers = [number(total.update), number(total.update / math.sqrt(data.size.sum())), "–"]
         rows.append(["", "the merge", "output", *(("–", None),) * 3,
                      *((text, None) for text in numbers), ("1", None)])  # fmt: skip
-    return f"<h2>What was merged</h2>\n{_html_table(header, rows)}"
+    return header, rows
 
 
-HEADINGS = {
-    "moved": "How far each model moved",
-    "agree": "How the models agree",
-    "merged": "What survived, and where the merge went",
-}
-
-
-def _section(
-    key: str, data: Measured, total: Total | None, pictures: Mapping[str, tuple[str, bytes]]
-) -> str:
+def _measures(
+    data: Measured, total: Total | None, pictures: Mapping[str, tuple[str, bytes]]
+) -> list[tuple[str, str, list[tuple[str, bytes]]]]:
+    """Heading, words and pictures of what was measured."""
     if total is None:
-        words = "Nothing was measured." if key == "moved" else ""
-    else:
-        words = {"moved": _say_moved, "agree": _say_agree, "merged": _say_merged}[key](data, total)
-    picture = ""
-    if key in pictures:
-        text, image = pictures[key]
-        picture = (
-            f'<figure><img alt="{escape(text)}" src="data:image/png;base64,'
-            f'{base64.b64encode(image).decode()}"></figure>\n'
-        )
-    return f"<h2>{HEADINGS[key]}</h2>\n<p>{escape(words)}</p>\n{picture}" if words else ""
+        return [("How far each model moved", "Nothing was measured.", [])]
+    sections = {
+        "moved": ("How far each model moved", _say_moved),
+        "agree": ("How the models agree", _say_agree),
+        "merged": ("What survived, and where the merge went", _say_merged),
+    }
+    return [
+        (heading, say(data, total), [pictures[key]] if key in pictures else [])
+        for key, (heading, say) in sections.items()
+    ]
 
 
 def _say_moved(data: Measured, total: Total) -> str:
@@ -220,7 +173,7 @@ def _say_merged(data: Measured, total: Total) -> str:
     )
 
 
-def _treated(plan: "Plan") -> str:
+def _treated(plan: "Plan") -> Table:
     """Tensors by method and by what the plan noted, alike but for numbers together."""
     groups: dict[tuple[str, str], list[Treatment]] = {}
     for t in plan.treatments:
@@ -231,14 +184,10 @@ def _treated(plan: "Plan") -> str:
         note = ts[0].note or ("as it is" if method == "copy" else "")
         counts = [(f"{len(ts):,}", len(ts)), (storage(size), size)]
         rows.append([method, *counts, note, few([t.name for t in ts])])
-    header = ["method", "tensors", "size", "why", "which"]
-    tied = [f"{name} is tied to {other} and not stored." for name, other in plan.aliases.items()]
-    items = "".join(f"<li>{escape(one)}</li>" for one in [*tied, *plan.notes])
-    notes = f"<ul>{items}</ul>\n" if items else ""
-    return f"<h2>Copied, cropped, skipped</h2>\n{_html_table(header, rows)}{notes}"
+    return ["method", "tensors", "size", "why", "which"], rows
 
 
-def _tensors(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> str:
+def _tensors(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> Table:
     letters = {n: label.split(" ")[0] for n, label in zip(data.models, lettered(data.models),
                                                           strict=True)}  # fmt: skip
     header = ["tensor", "shape", "dtype", "method"]
@@ -267,12 +216,7 @@ def _tensors(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> s
                                            ("conflicts", "changed")),
             *each("kept", percent), t.note,
         ])  # fmt: skip
-    words = (
-        "norm: of a model's task vector; cos: of it and the update; kept: of the entries that the"
-        " model moved; –: not measured, or undefined."
-    )
-    table = _html_table(header, rows, ' id="tensors"')
-    return f'<h2>Every tensor</h2>\n<p class="soft">{words}</p>\n{table}'
+    return header, rows
 
 
 def _common(plan: "Plan") -> str | None:
@@ -291,26 +235,9 @@ def _settings(t: "Treatment") -> str:
     return ", ".join(f"{key} {text(value)}" for key, value in options.items() if key != "compat")
 
 
-def _about(plan: "Plan", about: Mapping[str, Any]) -> str:
-    """How it was made: short facts as a list, long ones folded."""
-
-    def text(value: Any) -> str:
-        if isinstance(value, Mapping):
-            return ", ".join(f"{key} {text(item)}" for key, item in value.items())
-        if isinstance(value, list | tuple):
-            return ", ".join(map(text, value))
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-    said = {str(key): text(value) for key, value in about.items()}
-    said["files"] = ", ".join(sorted(plan.extras)) or "none beside the tensors"
-    facts = "".join(
-        f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>"
-        for key, value in said.items()
-        if "\n" not in value
-    )
-    folded = "".join(
-        f"<details open><summary>{escape(key)}</summary><pre>{escape(value)}</pre></details>\n"
-        for key, value in said.items()
-        if "\n" in value
-    )
-    return f"<footer><h2>How it was made</h2>\n<dl>{facts}</dl>\n{folded}</footer>\n"
+def _said(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_said(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_said, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
