@@ -7,7 +7,7 @@ from matplotlib.ticker import LogLocator
 
 from experiments import style
 from experiments.findings import mean_and_error
-from experiments.proximal_gamma import PUBLISHED
+from experiments.proximal_gamma.claims import PUBLISHED
 from experiments.sail_language.claims import COLUMNS, TABLE_2, perplexity
 from experiments.sail_language.parts import SCRATCH, WAYS
 
