@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from experiments import style
 from experiments.findings import mean_and_error
 from experiments.sail_vision.claims import OWN, final, of, paradigms, ways
-from experiments.sail_vision.starts import WAYS
+from experiments.sail_vision.config import WAYS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,8 @@ SCRATCH, SAIL = style.FAINT, style.PALETTE[0]
 REST = style.PALETTE[1:]
 
 
-def draw(dataset: xr.Dataset) -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
+    """Accuracy and loss along training; final accuracy and what is saved, by start."""
     return {"accuracy": _accuracy(dataset), "loss": _loss(dataset), "final": _final(dataset)}
 
 
