@@ -9,7 +9,7 @@ from experiments import style
 from experiments.findings import mean_and_error
 from experiments.proximal_gamma.claims import PUBLISHED
 from experiments.sail_language.claims import COLUMNS, TABLE_2, perplexity
-from experiments.sail_language.parts import SCRATCH, WAYS
+from experiments.sail_language.config import SCRATCH, WAYS
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -29,7 +29,8 @@ MARKERS = dict(zip(WAYS, "svoD^PX", strict=True))
 LEGEND = {"loc": "outside upper center", "frameon": False, "fontsize": 9}
 
 
-def draw(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """Perplexity by step; loss by gamma; steps and compute saved; answers; the checkpoints."""
     if "model" in dataset.coords:
         return {"checkpoints": _checkpoints(dataset)}
     return {
