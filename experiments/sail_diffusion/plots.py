@@ -40,7 +40,8 @@ TERMS = {
 }
 
 
-def draw(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """Measures against steps; samples; losses."""
     return {
         "distance": _distance(dataset),
         "measures": _measures(dataset),
