@@ -92,9 +92,7 @@ class Config:
             ("splits", len(self.splits) >= 3, "three or more: one to pre-train on, a pair"),
             ("alphas", 0.5 in self.alphas and max(self.alphas) <= 1, "in [0, 1], one of them 0.5"),
         ]
-        for field, holds, allowed in checks:
-            if not holds:
-                raise ValueError(f"{field} must be {allowed}; got {getattr(self, field)}")
+        validate.holds(self, checks)
         for task in self.splits:
             try:
                 digits.parse(task)

@@ -91,9 +91,7 @@ class Config:
                 (field, whole and increasing, "at least 1 and increasing"),
                 (field, odd, "3, 5, 7, ... values, as many of each"),
             ]
-        for field, holds, allowed in checks:
-            if not holds:
-                raise ValueError(f"{field} must be {allowed}; got {getattr(self, field)}")
+        validate.holds(self, checks)
         for task in self.tasks:
             try:
                 digits.parse(task)

@@ -3,6 +3,7 @@ on it, and the points that are predicted from distances."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Literal
 
 import jax
 import numpy as np
@@ -14,6 +15,9 @@ from sail_jax import proximal
 from sail_jax.distances import Distance, median_distance
 from sail_jax.distances import mmd as one_mmd
 
+Start = Literal["shared", "independent"]
+# whose initial weights theta_1, theta_2 and the model trained on the target alone have
+STARTS: dict[Start, list[int]] = {"shared": [0, 0, 0], "independent": [0, 1, 2]}
 PAIRS = ("1-target", "2-target", "1-2")
 DECIDED = 2.0  # standard errors beyond which a difference counts
 SHARP = 0.1  # standard error of a best gamma that others can be held against

@@ -3,17 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from experiments import validate
 from experiments.data import text
 from experiments.models.gpt import GPT
-
-# whose initial weights theta_1, theta_2 and the model trained on the target have
-STARTS = {"shared": [0, 0, 0], "independent": [0, 1, 2]}
-Start = Literal["shared", "independent"]
+from experiments.proximal.sweep import STARTS, Start
 
 
 @dataclass(frozen=True)
@@ -92,9 +89,7 @@ class Config:
                 f"a multiple of {self.every} (of which looks are) and at least {self.looks[-1]}",
             ),
         ]
-        for field, holds, what in checks:
-            if not holds:
-                raise ValueError(f"{field} must be {what}; got {getattr(self, field)}")
+        validate.holds(self, checks)
 
     @property
     def every(self) -> int:

@@ -11,8 +11,9 @@ from jaxtyping import PyTree
 
 from experiments.progress import Stage
 from experiments.proximal import sweep as line
+from experiments.proximal.sweep import STARTS, Start
 from experiments.proximal_gamma import training
-from experiments.proximal_gamma.config import STARTS, Config
+from experiments.proximal_gamma.config import Config
 from experiments.proximal_gamma.training import DISTANCES, LABELS
 from experiments.store import direct
 
@@ -25,7 +26,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     def weights_of(which: Any) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[:, which], initial)
 
-    def swept(start: str, overlaps: tuple[float, float], steps: int) -> dict[str, Any]:
+    def swept(start: Start, overlaps: tuple[float, float], steps: int) -> dict[str, Any]:
         parts = training.parts(data, training.sources(config, data, *overlaps))
         learned = training.learn(config, weights_of(STARTS[start]), data, *parts)
         found = training.tune(config, steps, learned["model"], data)

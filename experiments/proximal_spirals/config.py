@@ -2,17 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from experiments import validate
 from experiments.data import spirals
 from experiments.data.spirals import Sources
-
-# whose initial weights theta_1, theta_2 and the model trained on the target alone have
-STARTS = {"shared": [0, 0, 0], "independent": [0, 1, 2]}
-Start = Literal["shared", "independent"]
+from experiments.proximal.sweep import STARTS, Start
 
 
 @dataclass(frozen=True)
@@ -89,9 +86,7 @@ class Config:
                 f"a divisor of {self.points} training points and of {self.count} in a source",
             ),
         ]
-        for field, holds, what in checks:
-            if not holds:
-                raise ValueError(f"{field} must be {what}; got {getattr(self, field)}")
+        validate.holds(self, checks)
 
     @property
     def count(self) -> int:

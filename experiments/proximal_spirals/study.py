@@ -11,12 +11,12 @@ from jaxtyping import PyTree
 from experiments.data.spirals import Sources
 from experiments.progress import Stage
 from experiments.proximal import sweep as line
+from experiments.proximal.sweep import STARTS, Start
 from experiments.proximal_spirals import training
-from experiments.proximal_spirals.config import STARTS, Config, Start
+from experiments.proximal_spirals.config import Config
+from experiments.proximal_spirals.training import DISTANCES, LABELS
 from experiments.store import direct
 
-DISTANCES = tuple(training.DISTANCES)
-PREDICTED = (*DISTANCES, "parameters", "loss")
 MEASURED = ("loss", "accuracy", "gradient")
 
 
@@ -69,7 +69,7 @@ def _dataset(
 
     def way(name: str, how: Sources, start: Start) -> np.ndarray:
         if name in DISTANCES:
-            return apart[how]["weight"][:, DISTANCES.index(name)]
+            return apart[how]["weight"][:, list(DISTANCES).index(name)]
         return weights[how, start][name]
 
     places = ("sources", "start")
@@ -82,7 +82,7 @@ def _dataset(
     }
     loss = found["loss"][1][..., looks, :].astype(float)
     best = line.lowest(gamma, loss)
-    predicted = over(lambda h, s: [way(name, h, s) for name in PREDICTED])
+    predicted = over(lambda h, s: [way(name, h, s) for name in LABELS])
     where = np.broadcast_to(predicted[..., None], (*predicted.shape, len(looks)))
     several = np.broadcast_to(loss[:, :, None], (*where.shape, len(gamma)))
     per_seed = ("sources", "distance", "pair", "seed")
@@ -120,7 +120,7 @@ def _dataset(
         {
             "sources": list(config.sources),
             "start": list(config.starts),
-            "way": list(PREDICTED),
+            "way": list(LABELS),
             "distance": list(DISTANCES),
             "pair": list(line.PAIRS),
             "seed": np.arange(config.replicates),

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 from experiments import validate
 from experiments.models import presets
@@ -108,12 +108,7 @@ class Config:
         for field in ("ema", "class_drop"):
             if not 0 <= getattr(self, field) < 1:
                 raise ValueError(f"{field} must be in [0, 1); got {getattr(self, field)}")
-        for field, allowed in (("sampler", Method), ("precision", Compute), ("shard", Shard)):
-            if getattr(self, field) not in get_args(allowed):
-                raise ValueError(
-                    f"{field} must be one of {', '.join(get_args(allowed))}; got "
-                    f"{getattr(self, field)}"
-                )
+        validate.one_of(self, sampler=Method, precision=Compute, shard=Shard)
         if not math.isfinite(self.guidance):
             raise ValueError(f"guidance must be finite; got {self.guidance}")
         if self.steps % EVALUATIONS:

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
 from experiments import validate
 from experiments.data import text
 from experiments.models import presets
+from experiments.proximal.sweep import Start
 from experiments.registry import nearest
 from experiments.training.sharding import Shard
+from experiments.training.step import Compute
 
-Start = Literal["shared", "independent"]
-Compute = Literal["float32", "bfloat16"]
 Distance = Literal["mmd", "w1", "tv"]
 GPT2_VOCAB = 50257
 SCRATCH = "scratch"
@@ -140,14 +140,7 @@ class Config:
         validate.positive(self, "rate", "clip", "learn_rate")
         validate.positive(self, "weight_decay", zero=True)
         validate.different(self, "ways", "series")
-        for field, known in (
-            ("start", get_args(Start)), ("distance", get_args(Distance)),
-            ("shard", get_args(Shard)), ("compute", get_args(Compute)),
-        ):  # fmt: skip
-            if getattr(self, field) not in known:
-                raise ValueError(
-                    f"{field} must be one of {', '.join(known)}; got {getattr(self, field)}"
-                )
+        validate.one_of(self, start=Start, distance=Distance, shard=Shard, compute=Compute)
         for way in self.ways:
             if way not in WAYS:
                 raise ValueError(f"ways: unknown '{way}'{nearest(way, WAYS)}")
@@ -173,9 +166,7 @@ class Config:
             ("alpha", 0 <= self.alpha <= 1, "in [0, 1]"),
             ("beta", 0 <= self.beta <= 1, "in [0, 1]"),
         ]  # fmt: skip
-        for field, holds, what in checks:
-            if not holds:
-                raise ValueError(f"{field} must be {what}; got {getattr(self, field)}")
+        validate.holds(self, checks)
 
     @property
     def sources(self) -> tuple[str, ...]:

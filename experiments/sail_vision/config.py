@@ -11,6 +11,7 @@ from experiments.training.optimizers import Rule
 from experiments.training.sharding import Shard
 
 Dataset = Literal["digits", "mnist", "cifar-10", "cifar-100", "tiny-imagenet"]
+Origin = Literal["common", "own", "aligned"]
 Paradigm = Literal["supervised", "byol"]
 PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)
 Recipe = Literal["none", "digits", "crop_flip", "byol"]
@@ -53,7 +54,7 @@ class Config:
     """Starts of BYOL: scratch first; none to leave this out."""
     transformation: str = "interpolate"
     """How SAIL makes the sources wider; the default did best of the three that its paper has."""
-    origin: Literal["common", "own", "aligned"] = "common"
+    origin: Origin = "common"
     """Whether the two sources start from common weights, or from their own; these may be aligned
     before they are merged (weight matching), which SAIL does not do."""
     share: float = 0.7
@@ -157,20 +158,8 @@ class Config:
         return [s for s, (old, new) in enumerate(pairs) if new > old and s > 0 and old < 2]
 
     def _check_choices(self) -> None:
-        for field, allowed in (
-            ("data", get_args(Dataset)),
-            ("transformation", tuple(TRANSFORMATIONS)),
-            ("origin", ("common", "own", "aligned")),
-            ("stem", get_args(Stem)),
-            ("rule", get_args(Rule)),
-            ("augment", get_args(Recipe)),
-            ("views", get_args(Recipe)),
-            ("shard", get_args(Shard)),
-        ):
-            if getattr(self, field) not in allowed:
-                raise ValueError(
-                    f"{field} must be one of {', '.join(allowed)}; got {getattr(self, field)}"
-                )
+        validate.one_of(self, data=Dataset, transformation=TRANSFORMATIONS, origin=Origin)
+        validate.one_of(self, stem=Stem, rule=Rule, augment=Recipe, views=Recipe, shard=Shard)
         if self.data == "digits" and self.folder is not None:
             raise ValueError(f"folder must not be given for digits; got {self.folder}")
 

@@ -10,7 +10,6 @@ from experiments.data.files import DataError, Images, Source
 from experiments.sail_vision.config import Config
 from sail_jax.proximal import pair_weight
 
-SIDE = 8  # pixels of scikit-learn's digits
 SOURCES: dict[str, Source] = {
     "mnist": idx.FAMILIES["mnist"].source,
     "cifar-10": cifar.VERSIONS["cifar-10"].source,
@@ -47,7 +46,8 @@ def load(config: Config) -> list[Data]:
     """
     if config.data == "digits":
         images, labels, _ = digits.load()
-        every = Examples(np.asarray(images).reshape(-1, SIDE, SIDE, 1), np.asarray(labels))
+        pixels = np.asarray(images).reshape(-1, digits.SIDE, digits.SIDE, 1)
+        every = Examples(pixels, np.asarray(labels))
         n = digits.EXAMPLES - config.held_out
         index = digits.split(config.seed, config.replicates, train=n, validation=config.held_out)
         pairs = zip(index.train, index.validation, strict=True)
