@@ -19,13 +19,6 @@ GAMMA = "γ, weight of θ₁"
 BELOW = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
 
 
-def band(ax: "Axes", x: Any, values: "xr.DataArray", **look: Any) -> None:
-    """Mean over seeds and its standard error."""
-    mean, error = mean_and_error(values)
-    ax.plot(x, mean, lw=1.5, **look)
-    ax.fill_between(x, mean - error, mean + error, color=look["color"], alpha=0.25, lw=0)
-
-
 def look(i: int) -> dict[str, Any]:
     return {"color": style.PALETTE[i % len(style.PALETTE)], "ls": DASHES[i % len(DASHES)]}
 
@@ -35,6 +28,13 @@ def mark_best(ax: "Axes", values: "xr.DataArray", best: "xr.DataArray", i: int) 
     heights = values.min("gamma").transpose(*best.dims)
     color = look(i)["color"]
     ax.plot(best, heights, "o", ms=4, mec="white", mew=0.6, color=color, zorder=4, clip_on=False)
+
+
+def mark_scratch(ax: "Axes", values: "xr.DataArray", i: int) -> None:
+    """The mean of training from scratch, at the right edge."""
+    mean, _ = mean_and_error(values)
+    edge = {"transform": ax.get_yaxis_transform(), "clip_on": False}
+    ax.plot(1.0, mean, "<", color=look(i)["color"], ms=5, **edge)
 
 
 def mark_predicted(ax: "Axes", predicted: "xr.DataArray") -> None:

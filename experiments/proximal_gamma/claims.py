@@ -14,10 +14,7 @@ def summary(dataset: xr.Dataset) -> str:
     looks, starts = dataset["look"].values, dataset["start"].values.astype(str)
     last, cases = looks[-1], {f"{s} start": dataset.sel(start=s) for s in starts}
     when = ", ".join(map(str, looks))
-    best = "; ".join(
-        f"{name}: " + ", ".join(line.stated_best(one.sel(look=n)) for n in looks)
-        for name, one in cases.items()
-    )
+    best = line.by_case(cases, looks, lambda one, n: line.stated_best(one.sel(look=n)))
     known = [(one, n) for one in cases.values() for n in looks if line.is_known(one.sel(look=n))]
     told = []
     for way in dataset["way"].values.astype(str):
@@ -33,15 +30,8 @@ def summary(dataset: xr.Dataset) -> str:
         )
         for end in line.ENDS
     )
-    said = {-1: "lower", 0: "undecided", 1: "higher"}
-    ahead = "; ".join(
-        f"{name}: "
-        + ", ".join(
-            said[line.decided((one["loss"].min("gamma") - one["scratch_loss"]).sel(look=n))]
-            for n in looks
-        )
-        for name, one in cases.items()
-    )
+    gap = lambda one: one["loss"].min("gamma") - one["scratch_loss"]  # noqa: E731
+    ahead = line.by_case(cases, looks, lambda one, n: line.stated_sign(gap(one).sel(look=n)))
     mmd = dataset["overlap_predicted"].sel(distance="mmd")
     by_overlap = "; ".join(
         f"alpha {a:g}, beta {b:g}: {stated(dataset['overlap_best'].sel(alpha=a, beta=b))}"

@@ -7,14 +7,15 @@ from matplotlib import colormaps
 from matplotlib.lines import Line2D
 
 from experiments import style
+from experiments.bands import band
 from experiments.findings import mean_and_error
 from experiments.proximal.plots import (
     BELOW,
     GAMMA,
-    band,
     look,
     mark_best,
     mark_predicted,
+    mark_scratch,
     predicted_handles,
     weights,
 )
@@ -57,10 +58,8 @@ def _loss(dataset: "xr.Dataset") -> "Figure":
             one = dataset.sel(start=start)
             for n in some:
                 i, values = looks.index(n), one["loss"].sel(look=n)
-                band(ax, grid, values, **look(i))
-                scratch, _ = mean_and_error(one["scratch_loss"].sel(look=n))
-                edge = {"transform": ax.get_yaxis_transform(), "clip_on": False}
-                ax.plot(1.0, scratch, "<", color=look(i)["color"], ms=5, **edge)
+                band(ax, grid, values, lw=1.5, **look(i))
+                mark_scratch(ax, one["scratch_loss"].sel(look=n), i)
                 mark_best(ax, values, one["best"].sel(look=n), i)
             ax.set_xlim(grid[0], grid[-1])
             mark_predicted(ax, one["predicted"])
@@ -142,7 +141,7 @@ def _overlap(dataset: "xr.Dataset") -> "Figure":
         for i, alpha in enumerate(alphas):
             one = dataset.sel(alpha=alpha, beta=beta)
             drawn = look(i) if len(alphas) <= 4 else {"color": many[i], "ls": "-"}
-            band(ax, grid, one["overlap_loss"], **drawn)
+            band(ax, grid, one["overlap_loss"], lw=1.5, **drawn)
             heights = one["overlap_loss"].min("gamma")
             ax.plot(one["overlap_best"], heights, "o", ms=4, mec="white", color=drawn["color"])
             x, _ = mean_and_error(one["overlap_predicted"].sel(distance="mmd"))

@@ -30,8 +30,9 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         parts = training.parts(data, training.sources(config, data, *overlaps))
         learned = training.learn(config, weights_of(STARTS[start]), data, *parts)
         found = training.tune(config, steps, learned["model"], data)
-        nearest = training.nearest(jax.device_get(learned["model"]))
-        return {"scratch": learned["loss"][:, 2], **found, **nearest}
+        models = jax.device_get(learned["model"])  # theta_1, theta_2 and theta*
+        weights = line.weights_by_parameters(models, jax.tree.map(lambda leaf: leaf[:, 2], models))
+        return {"scratch": learned["loss"][:, 2], **found, "parameters": weights}
 
     apart, found, overlapping = {}, {}, {}
     for overlaps in config.overlaps():

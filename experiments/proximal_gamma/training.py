@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, PyTree, UInt8
 from experiments.data import text
 from experiments.proximal import sweep as line
 from experiments.proximal_gamma.config import Config
-from sail_jax import distances, proximal
+from sail_jax import distances
 from sail_jax.distances import Distance
 
 PERCENTILES = (33, 66)
@@ -237,14 +237,3 @@ def measured(
         "tv_bigrams": line.distances(bigrams, *streams),
     }
     return {name: found[name] for name in DISTANCES}
-
-
-def nearest(models: PyTree) -> dict[str, np.ndarray]:
-    """Model 1's weight by eq. 4 with sum 1, of models `[seed, 3]`, theta* the last: `[seed]`."""
-
-    def of(seed: int) -> float:
-        one, two, goal = (jax.tree.map(lambda leaf, i=i: leaf[seed, i], models) for i in range(3))
-        return proximal.from_parameters([one, two], goal, constraint="affine").weights[0]
-
-    seeds = len(jax.tree.leaves(models)[0])
-    return {"parameters": np.array([of(seed) for seed in range(seeds)])}

@@ -14,23 +14,13 @@ def summary(dataset: xr.Dataset) -> str:
         for h in dataset["sources"].values
         for s in dataset["start"].values
     }
-    best = "; ".join(
-        f"{name}: " + ", ".join(line.stated_best(one.sel(look=n)) for n in looks)
-        for name, one in cases.items()
-    )
+    best = line.by_case(cases, looks, lambda one, n: line.stated_best(one.sel(look=n)))
     known = [(one, n) for one in cases.values() for n in looks if line.is_known(one.sel(look=n))]
     met = ", ".join(
         f"{LABELS[way]} {line.met(known, way)}" for way in dataset["way"].values.astype(str)
     )
-    said = {-1: "lower", 0: "undecided", 1: "higher"}
-    ahead = "; ".join(
-        f"{name}: "
-        + ", ".join(
-            said[line.decided((one["loss"].min("gamma") - one["scratch_loss"]).sel(epoch=n))]
-            for n in looks
-        )
-        for name, one in cases.items()
-    )
+    gap = lambda one: one["loss"].min("gamma") - one["scratch_loss"]  # noqa: E731
+    ahead = line.by_case(cases, looks, lambda one, n: line.stated_sign(gap(one).sel(epoch=n)))
     when = ", ".join(map(str, looks))
     return (
         f"Best gamma (weight of theta_1; mean ± s.e. over {dataset.sizes['seed']} seeds) after "

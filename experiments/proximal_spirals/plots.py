@@ -9,14 +9,14 @@ from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 
 from experiments import style
-from experiments.findings import mean_and_error
+from experiments.bands import band
 from experiments.proximal.plots import (
     BELOW,
     GAMMA,
-    band,
     look,
     mark_best,
     mark_predicted,
+    mark_scratch,
     predicted_handles,
     weights,
 )
@@ -65,10 +65,8 @@ def _gamma(dataset: "xr.Dataset", start: str) -> "Figure":
         for ax, measure in zip(row, MEASURES, strict=True):
             for i, n in enumerate(looks):
                 values = one[measure].sel(epoch=n)
-                band(ax, gamma, values, **look(i))
-                scratch, _ = mean_and_error(one[f"scratch_{measure}"].sel(epoch=n))
-                edge = {"transform": ax.get_yaxis_transform(), "clip_on": False}
-                ax.plot(1.0, scratch, "<", color=look(i)["color"], ms=5, **edge)
+                band(ax, gamma, values, lw=1.5, **look(i))
+                mark_scratch(ax, one[f"scratch_{measure}"].sel(epoch=n), i)
                 if measure == "loss":
                     mark_best(ax, values, one["best"].sel(look=n), i)
             ax.set_xlim(gamma[0], gamma[-1])
@@ -120,7 +118,7 @@ def _epochs(dataset: "xr.Dataset") -> "Figure":
             for k, g in enumerate(gamma):
                 ax.plot(one["epoch"], mean.isel(gamma=k), color=cmap(norm(g)), lw=0.8)
             scratch = one[f"scratch_{measure}"]
-            band(ax, one["epoch"], scratch, color=style.PALETTE[1], ls="--")
+            band(ax, one["epoch"], scratch, color=style.PALETTE[1], ls="--", lw=1.5)
     for ax in axes[-1]:
         ax.set_xlabel("epochs on the target")
     bar = fig.colorbar(ScalarMappable(norm, cmap), ax=axes, label=GAMMA, shrink=0.6)

@@ -192,13 +192,7 @@ def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
 
 def weights(config: Config, data: Data, models: PyTree, target: PyTree) -> dict[str, np.ndarray]:
     """Model 1's weight by eq. 4 (the target: the model trained on it) and by eq. 3: `[seed]`."""
-
-    def nearest(seed: int) -> float:
-        one, two = (jax.tree.map(lambda leaf, i=i: leaf[seed, i], models) for i in range(2))
-        goal = jax.tree.map(lambda leaf: leaf[seed], target)
-        return proximal.from_parameters([one, two], goal, constraint="affine").weights[0]
-
-    by_parameters = np.array([nearest(seed) for seed in range(config.replicates)])
+    by_parameters = line.weights_by_parameters(models, target)
     return {"parameters": by_parameters, "loss": np.asarray(descend(config, data, models))}
 
 
