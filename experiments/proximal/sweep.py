@@ -8,7 +8,7 @@ from typing import Literal
 import jax
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from experiments.findings import mean_and_error, stated
 from sail_jax import proximal
@@ -17,7 +17,7 @@ from sail_jax.distances import mmd as one_mmd
 
 Start = Literal["shared", "independent"]
 # whose initial weights theta_1, theta_2 and the model trained on the target alone have
-STARTS: dict[Start, list[int]] = {"shared": [0, 0, 0], "independent": [0, 1, 2]}
+STARTS = {"shared": [0, 0, 0], "independent": [0, 1, 2]}
 PAIRS = ("1-target", "2-target", "1-2")
 DECIDED = 2.0  # standard errors beyond which a difference counts
 SHARP = 0.1  # standard error of a best gamma that others can be held against
@@ -150,7 +150,9 @@ def stated_best(one: xr.Dataset) -> str:
 
 
 def by_case(
-    cases: Mapping[str, xr.Dataset], looks: Sequence[int], told: Callable[[xr.Dataset, int], str]
+    cases: Mapping[str, xr.Dataset],
+    looks: Int[np.ndarray, " look"],
+    told: Callable[[xr.Dataset, int], str],
 ) -> str:
     """What is told of each case at each look."""
     each = (f"{name}: {', '.join(told(one, n) for n in looks)}" for name, one in cases.items())

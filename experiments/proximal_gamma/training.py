@@ -12,6 +12,7 @@ import optax
 from jaxtyping import Array, Float, Int, PyTree, UInt8
 
 from experiments.data import text
+from experiments.models.next_token import token_losses
 from experiments.proximal import sweep as line
 from experiments.proximal_gamma.config import Config
 from sail_jax import distances
@@ -74,8 +75,7 @@ def next_token_loss(
     config: Config, params: PyTree, some: Int[Array, "n length"]
 ) -> Float[Array, ""]:
     """Mean cross-entropy, in nats, of every token of a block but the first."""
-    logits = jnp.asarray(config.network().apply(params, some[:, :-1]))
-    return optax.softmax_cross_entropy_with_integer_labels(logits, some[:, 1:]).mean()
+    return token_losses(config.network(), params, some[:, :-1], some[:, 1:]).mean()
 
 
 def held_out_loss(config: Config, held_out: Int[Array, "n length"], params: PyTree) -> Array:

@@ -9,7 +9,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from experiments import choice_scores, progress
@@ -18,6 +17,7 @@ from experiments.data.tokens import Batch
 from experiments.growth_training import tasks as growth_tasks
 from experiments.growth_training import ways as growth_ways
 from experiments.models import presets
+from experiments.models.next_token import token_losses
 from experiments.sail_language import data
 from experiments.sail_language.config import MADE_OF, SCRATCH, SOURCES, Config
 from experiments.sail_language.data import Corpus
@@ -53,18 +53,19 @@ class Learner(NamedTuple):
     layout: Layout
 
 
-def next_token_loss(net: nn.Module, variables: PyTree, batch: Batch, **how: Any) -> Array:
+def next_token_loss(
+    net: nn.Module, variables: PyTree, batch: Batch, key: PRNGKeyArray | None = None
+) -> Array:
     """Mean cross-entropy in nats."""
-    logits = jnp.asarray(net.apply(variables, batch.inputs, **how)).astype(jnp.float32)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets).mean()
+    return token_losses(net, variables, batch.inputs, batch.targets, key).mean()
 
 
 def learner(config: Config, sizes: Mapping[str, Any], steps: int) -> Learner:
     net = presets.build(sizes)
 
     def loss(params: PyTree, batch: Batch, key: PRNGKeyArray) -> tuple[Array, dict[str, Array]]:
-        how = {"train": True, "rngs": {"dropout": key}} if sizes.get("dropout") else {}
-        return next_token_loss(net, {"params": params}, batch, **how), {}
+        dropout = key if sizes.get("dropout") else None
+        return next_token_loss(net, {"params": params}, batch, dropout), {}
 
     schedule = Schedule(config.rate, steps, warmup=config.warmup, floor=config.floor)
     optimizer = Optimizer(schedule, weight_decay=config.weight_decay, clip=config.clip)

@@ -56,8 +56,7 @@ def _perplexity(dataset: "xr.Dataset") -> "Figure":
     steps, value = dataset["step"].values, perplexity(dataset)
     for ax in axes[0]:
         for way in _ways(dataset):
-            look = {"color": COLORS[way], "label": WAYS[way]}
-            band(ax, steps, value.sel(way=way), lw=1.6, **look)
+            band(ax, steps, value.sel(way=way), color=COLORS[way], label=WAYS[way], lw=1.6)
         ax.set_xlabel("steps on the target D$_t$")
         ax.set_ylabel("held-out perplexity per token")
     axes[0, 0].set_yscale("log")
