@@ -1,7 +1,8 @@
 """Checks that configs share; each raises `ValueError("field must be ...; got ...")`."""
 
 import math
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, get_args
 
 
 def at_least(config: Any, **bounds: float) -> None:
@@ -28,3 +29,18 @@ def different(config: Any, *fields: str) -> None:
         value = getattr(config, field)
         if not value or len(set(value)) < len(value):
             raise ValueError(f"{field} must be one or more values, all different; got {value}")
+
+
+def one_of(config: Any, **allowed: Any) -> None:
+    """Every named field is one of the values allowed for it: a `Literal`, or listed."""
+    for field, kind in allowed.items():
+        values, value = get_args(kind) or tuple(kind), getattr(config, field)
+        if value not in values:
+            raise ValueError(f"{field} must be one of {', '.join(values)}; got {value}")
+
+
+def holds(config: Any, checks: Iterable[tuple[str, Any, str]]) -> None:
+    """Of every field named what must be true is true; the text says what is allowed."""
+    for field, true, allowed in checks:
+        if not true:
+            raise ValueError(f"{field} must be {allowed}; got {getattr(config, field)}")

@@ -6,11 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import merging_scaling as ms
 from experiments import store
 from experiments.data import digits
-from experiments.merging_scaling import LAWS, Config, networks, quadratics, run
-from experiments.merging_scaling.plots import SAYS, exponent, exponent_and_error, summary, verdicts
+from experiments.merging_scaling import Config, networks, run, summary, testbed
+from experiments.merging_scaling.claims import SAYS, exponent, exponent_and_error, verdicts
+from experiments.merging_scaling.config import LAWS
+from experiments.merging_scaling.testbed import quadratics
 from theory.merging import Constants, Training, constants, exact, excess_risk_bound
 
 SMALL = dataclasses.replace(Config.tiny(), base_steps=60, steps=(5, 20, 40))
@@ -178,7 +179,7 @@ def test_simulated_points_lie_about_the_exact_ones():
     """|z| < 4 where the distribution is nearly normal: excess, and stability in large batches."""
     bed = quadratics(SMALL, "batch", 8)
     config, found = dataclasses.replace(SMALL, runs=2000), exact(bed)
-    drawn = ms._simulated(config, bed, jax.random.key(0))
+    drawn = testbed.simulated(config, bed, jax.random.key(0))
     for name in ("excess", "stability"):
         error = drawn[f"simulated_{name}_error"]
         assert error > 0

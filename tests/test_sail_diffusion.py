@@ -12,9 +12,11 @@ import pytest
 import xarray as xr
 
 from experiments import sail_diffusion as sd
+from experiments import store
 from experiments.data.files import DataError
 from experiments.findings import told
-from experiments.sail_diffusion import data, quality
+from experiments.models import presets
+from experiments.sail_diffusion import data, quality, study
 from experiments.sail_diffusion.claims import PRINTED
 from experiments.sail_diffusion.networks import (
     WAYS,
@@ -40,7 +42,7 @@ def ran():
     kept = {}
 
     def stage(name, compute, *, folder=False):
-        kept[name] = sd.direct(name, compute, folder=folder)
+        kept[name] = store.direct(name, compute, folder=folder)
         return kept[name]
 
     return sd.run(TINY, stage), kept
@@ -48,7 +50,7 @@ def ran():
 
 @pytest.fixture(scope="module")
 def lab():
-    return Laboratory(TINY, sd.loaded(TINY))
+    return Laboratory(TINY, study.loaded(TINY))
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +256,7 @@ def test_precision_and_recall_by_brute_force():
 
 
 def test_splits_and_batches():
-    images = sd.loaded(TINY)
+    images = study.loaded(TINY)
     split = data.split(0, 1, len(images.labels), 901)
     assert len(split.learn) == 896
     np.testing.assert_array_equal(np.sort(np.concatenate(split)), np.arange(1797))
@@ -336,7 +338,7 @@ def test_bad_data_is_named_before_anything_is_computed(tmp_path):
             sd.run(config, lambda *_, **__: pytest.fail("a stage began"))
     np.save(labels, np.full(6, 10, np.uint8))
     with pytest.raises(DataError, match="label"):
-        sd.loaded(dataclasses.replace(clean, data=str(latents)))
+        study.loaded(dataclasses.replace(clean, data=str(latents)))
     with pytest.raises(ValueError, match=r"data: sit-b/2 learns from .* the preset 'default'"):
         sd.run(sd.Config.paper())
 
@@ -346,8 +348,8 @@ def test_batches_that_the_devices_do_not_divide_are_refused(monkeypatch):
     alone = sharding.Layout(None, "no")
     monkeypatch.setattr(sharding, "layout", {"data": three, "no": alone}.get)
     with pytest.raises(ValueError, match=r"batch must be a multiple of the 3 devices .*; got 16"):
-        sd.loaded(TINY)
-    sd.loaded(dataclasses.replace(TINY, shard="no"))
+        study.loaded(TINY)
+    study.loaded(dataclasses.replace(TINY, shard="no"))
 
 
 def test_the_paper_s_table_3():
@@ -408,7 +410,7 @@ def test_findings_of_made_up_runs():
 
 def test_features_by_path_need_no_encoder():
     """The projector has their size, and eq. (16) the data's features."""
-    sit = sd.presets.build(sd.presets.config("sit-tiny"))
+    sit = presets.build(presets.config("sit-tiny"))
     networks = Networks(sit, Projector(8, 5), None, 1, 0.0)
     batch = {"x": (2, 8, 8, 1), "labels": (2,), "features": (2, 16, 5)}
     batch = {k: jnp.zeros(shape, int if k == "labels" else float) for k, shape in batch.items()}

@@ -21,7 +21,8 @@ from experiments.data import choices, gpt2_tokens, text, tokens
 from experiments.data.files import DataError
 from experiments.models import presets
 from experiments.sail_language import claims as told
-from experiments.sail_language import data, parts
+from experiments.sail_language import data, parts, study
+from experiments.sail_language.config import SOURCES, WAYS
 from experiments.training import sharding
 from sail_jax.checkpoint import save_checkpoint
 from sail_jax.drawing import style
@@ -29,7 +30,7 @@ from sail_jax.drawing import style
 EPS = float(jnp.finfo(jnp.float32).eps)
 TINY = sl.Config.tiny()
 # all ways, on networks that can be narrower and shallower
-ALL = dataclasses.replace(TINY, ways=tuple(parts.WAYS), layers=2, source_steps=20, steps=20)
+ALL = dataclasses.replace(TINY, ways=tuple(WAYS), layers=2, source_steps=20, steps=20)
 SMALL = dataclasses.replace(ALL, series=(0.5, 0.9), validation=16)
 
 
@@ -242,7 +243,7 @@ def test_all_ways_begin_where_they_should():
     use, rng = parts.learners(SMALL), np.random.default_rng(0)
     drawn = lambda x: 0.3 * rng.standard_normal(x.shape, np.float32)  # noqa: E731
     found = {}
-    for name in parts.SOURCES:
+    for name in SOURCES:
         shapes = jax.eval_shape(functools.partial(parts.initial, use[name].net), jax.random.key(0))
         found[name] = jax.tree.map(drawn, shapes)
     target, chosen = use["target"], parts.choose(SMALL, use["target"], corpus, found, 0)
@@ -296,7 +297,7 @@ def test_figures_and_answers_come_from_the_dataset(ran):
     assert list(figures) == ["perplexity", "gamma", "saved", "answers", "series"]
     assert all(style.png(figure)[:4] == b"\x89PNG" for figure in figures.values())
     said = sl.summary(ran)
-    assert all(parts.WAYS[way] in said for way in TINY.ways)
+    assert all(WAYS[way] in said for way in TINY.ways)
     untested = {one.claim for one in sl.findings(ran) if one.verdict == "not tested"}
     assert "After training, SAIL's loss is lower than LiGO's" in untested
     assert len(untested) == 3
@@ -473,7 +474,7 @@ def test_what_only_the_data_tell_is_refused_before_training(changes, message, mo
 
 def test_batches_that_devices_do_not_divide_are_refused(monkeypatch):
     three = sharding.Layout(SimpleNamespace(size=3), "data")  # type: ignore[arg-type]
-    monkeypatch.setattr(sl, "layout", lambda shard: three)
+    monkeypatch.setattr(study, "layout", lambda shard: three)
     monkeypatch.setattr(parts, "learners", lambda *_: pytest.fail("compute was spent"))
     with pytest.raises(ValueError, match=r"batch must be a multiple of the 3 devices.* got 4"):
         sl.run(TINY)

@@ -31,7 +31,7 @@ TINY = sv.Config.tiny()
 
 @pytest.fixture(scope="module")
 def data():
-    return sv.load(TINY)
+    return data_of.load(TINY)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_cifar_files_are_read(tmp_path):
         records[:, 0] = (np.arange(40) + k) % 10
         records.tofile(tmp_path / name)
     config = dataclasses.replace(TINY, data="cifar-10", folder=str(tmp_path))
-    first, *others = sv.load(config)
+    first, *others = data_of.load(config)
     assert first.learn.images.shape == (200, 32, 32, 3)
     assert first.learn.images.dtype == np.uint8
     assert len(first.test.labels) == 40

@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, PyTree
 
 from experiments.bench.grid import median_time
 from experiments.models import presets
+from experiments.models.next_token import token_losses
 from experiments.training import Optimizer, Schedule, Training, init, make_step, sharding, train
 from experiments.training.flops import flops
 from sail_jax.cli.options import Parser
@@ -108,9 +108,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
 
 def _loss(net: Any, params: PyTree, mutable: None, tokens: Array, key: Any = None) -> Any:
-    logits = net.apply({"params": params}, tokens[:, :-1]).astype(jnp.float32)
-    each = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
-    return each.mean(), {}, mutable
+    return token_losses(net, {"params": params}, tokens[:, :-1], tokens[:, 1:]).mean(), {}, mutable
 
 
 def _train(config: dict[str, Any], batch: int, args: Any, mesh: Any) -> tuple[float, float, PyTree]:

@@ -26,7 +26,7 @@ from sail_jax.architectures import of
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.probe import Apply, features, flax_network, sequential
 
-CLASSES, SIDE = 10, 8
+CLASSES = 10
 Model = MLP | ResNet
 Key = UInt32[Array, "2"]  # the data of a key
 
@@ -88,12 +88,12 @@ def union(one: Batch, two: Batch) -> Batch:
 
 
 def _seen(model: Model, images: Any) -> Array:
-    return images.reshape(-1, SIDE, SIDE, 1) if isinstance(model, ResNet) else images
+    return images.reshape(-1, digits.SIDE, digits.SIDE, 1) if isinstance(model, ResNet) else images
 
 
 @partial(jax.jit, static_argnames="model")
 def init(model: Model, key: Key) -> PyTree:
-    return model.init(jax.random.wrap_key_data(key), _seen(model, jnp.zeros((1, SIDE**2))))
+    return model.init(jax.random.wrap_key_data(key), _seen(model, jnp.zeros((1, digits.SIDE**2))))
 
 
 def _mlp(

@@ -20,7 +20,8 @@ LEGEND: dict[str, Any] = {"loc": "outside upper center", "frameon": False, "font
 KINDS = {"turn": TURN, "coefficient": "coefficient", "gap": "relative gap"}
 
 
-def draw(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """A figure for each part that was run."""
     figures = {
         "rotated": lambda: _line(dataset, {"rotated": "rotated digits, MLP"}, "layer"),
         "split_classes": lambda: _line(

@@ -1,7 +1,7 @@
 """The training behind each part of `cross_task_linearity`; `parts` measures."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,16 +9,11 @@ from jaxtyping import PyTree
 
 from experiments.cross_task_linearity import models
 from experiments.cross_task_linearity import parts as measure
+from experiments.cross_task_linearity.config import PARTS, Config
 from experiments.cross_task_linearity.models import Batch, Descent, Examples
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
 
-if TYPE_CHECKING:
-    from experiments.cross_task_linearity import Config
-
-ON_ROTATIONS = ("rotated", "scratch", "averaging", "arithmetic", "stitching")
-RESNET = ("split_classes", "random_labels")
-PARTS = (*ON_ROTATIONS, *RESNET, "theorem")
 SETTINGS = ("one task", "two tasks")
 WAYS = ("none", "weight matching", "activation matching", "pre-trained")
 TARGETS = ("the same digits", "rotated digits")
@@ -29,7 +24,7 @@ STATISTICS = ("interpolated", "batch")
 class Runs:
     """The data of a configuration, and its parts as methods of the trained MLPs."""
 
-    def __init__(self, config: "Config") -> None:
+    def __init__(self, config: Config) -> None:
         self.config = config
         self.index = models.split(
             config.seed, config.replicates, learn=config.learn, test=config.test

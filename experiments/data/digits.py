@@ -28,6 +28,7 @@ class Split(NamedTuple):
 
 
 EXAMPLES = 1797
+SIDE = 8  # pixels of an image
 
 
 def parse(task: str) -> tuple[float, range]:

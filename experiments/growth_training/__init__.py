@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -90,11 +90,7 @@ class Config:
         validate.at_least(self, learn_steps=1, ramp=1)
         validate.positive(self, "rate", "learn_rate")
         validate.different(self, "methods")
-        for field, allowed in (("task", get_args(Task)), ("optimizer_state", ("move", "restart"))):
-            if getattr(self, field) not in allowed:
-                raise ValueError(
-                    f"{field} must be one of {', '.join(allowed)}; got {getattr(self, field)}"
-                )
+        validate.one_of(self, task=Task, optimizer_state=("move", "restart"))
         if (self.width == self.new_width) == (self.layers == self.new_layers):
             raise ValueError(
                 "new_width, new_layers: exactly one must exceed the small network's; got "

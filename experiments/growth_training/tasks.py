@@ -20,7 +20,6 @@ from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
 
 TASKS = {"text": "flax_gpt", "digits_mlp": "flax_mlp", "digits_resnet": "flax_resnet"}
-SIDE = 8  # pixels of an image
 
 
 class Batch(NamedTuple):
@@ -79,7 +78,7 @@ def load(task: str, seed: int, replicates: int, *, context: int, held_out: int) 
         return [Data(Batch(line, line), _windows(jnp.asarray(kept), starts, context))] * replicates
     images, labels, _ = digits.load()
     if task == "digits_resnet":
-        images = np.reshape(images, (-1, SIDE, SIDE, 1))
+        images = np.reshape(images, (-1, digits.SIDE, digits.SIDE, 1))
     split = digits.split(seed, replicates, train=digits.EXAMPLES - held_out, validation=held_out)
     pick = lambda index: Batch(jnp.asarray(images[index]), jnp.asarray(labels[index]))  # noqa: E731
     return [Data(pick(a), pick(b)) for a, b in zip(split.train, split.validation, strict=True)]
@@ -187,4 +186,4 @@ def _positions(net: nn.Module, module: str) -> int:
     if isinstance(net, MLP) or module == "head":
         return 1
     stage = int(module[len("stage")]) if module.startswith("stage") else 0
-    return (-(-SIDE // 2**stage)) ** 2
+    return (-(-digits.SIDE // 2**stage)) ** 2

@@ -69,9 +69,7 @@ class Config:
             ("steps", list(self.steps) == sorted(self.steps), "ascending"),
             ("sizes", 2 <= min(self.sizes) <= max(self.sizes) <= most, f"from 2 to {most}"),
         ]
-        for field, holds, allowed in checks:
-            if not holds:
-                raise ValueError(f"{field} must be {allowed}; got {getattr(self, field)}")
+        validate.holds(self, checks)
 
     @classmethod
     def tiny(cls) -> "Config":

@@ -1,7 +1,7 @@
 """The networks of `merging_scaling`: digits split among tasks, experts with twins, and merges."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,10 @@ import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 from experiments.data import digits
+from experiments.merging_scaling.config import Config
 from experiments.models.mlp import MLP
 from sail_jax import methods
 from theory.merging.measure import measure_constants
-
-if TYPE_CHECKING:
-    from experiments.merging_scaling import Config
 
 CLASSES = 10
 MERGES = ("average", "TIES", "DARE", "AdaMerging")
@@ -31,7 +29,7 @@ class Exam(NamedTuple):
     test: digits.Task
 
 
-def constants(config: "Config", base: PyTree, merged: PyTree, exam: Exam) -> dict[str, Any]:
+def constants(config: Config, base: PyTree, merged: PyTree, exam: Exam) -> dict[str, Any]:
     """Of the first replicate at the centre: the largest at its start and at its average, over tasks
     too. The losses' infimum is taken to be 0."""
     here = config.at()
@@ -43,20 +41,20 @@ def constants(config: "Config", base: PyTree, merged: PyTree, exam: Exam) -> dic
     return {name: np.max(value) for name, value in worst._asdict().items()}
 
 
-def _mean_loss(config: "Config", params: PyTree, batch: tuple[Array, Array]) -> Array:
+def _mean_loss(config: Config, params: PyTree, batch: tuple[Array, Array]) -> Array:
     return _losses(config, params, *batch).mean()
 
 
-def _losses(config: "Config", params: PyTree, images: Any, labels: Any) -> Array:
+def _losses(config: Config, params: PyTree, images: Any, labels: Any) -> Array:
     outputs = _logits(config, params, images)
     return optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
 
 
-def _logits(config: "Config", params: PyTree, images: Any) -> Any:
+def _logits(config: Config, params: PyTree, images: Any) -> Any:
     return MLP(config.widths, CLASSES).apply(params, images)
 
 
-def examine(config: "Config", split: digits.Split) -> Exam:
+def examine(config: Config, split: digits.Split) -> Exam:
     rng = np.random.default_rng(config.seed)
     most = max(config.samples) + 1
     tasks = [digits.load(task) for task in config.tasks]
@@ -82,7 +80,7 @@ def examine(config: "Config", split: digits.Split) -> Exam:
 
 @partial(jax.jit, static_argnums=0)
 @partial(jax.vmap, in_axes=(None, 0, 0))
-def pretrain(config: "Config", exam: digits.Task, key: Array) -> PyTree:
+def pretrain(config: Config, exam: digits.Task, key: Array) -> PyTree:
     first, rest = jax.random.split(key)
     params = MLP(config.widths, CLASSES).init(first, exam.images[:1])
 
@@ -94,14 +92,14 @@ def pretrain(config: "Config", exam: digits.Task, key: Array) -> PyTree:
     return jax.lax.scan(step, params, jax.random.split(rest, config.base_steps))[0]
 
 
-def _descend(config: "Config", params: PyTree, batch: tuple[Array, Array], rate: Any) -> PyTree:
+def _descend(config: Config, params: PyTree, batch: tuple[Array, Array], rate: Any) -> PyTree:
     gradient = jax.grad(partial(_mean_loss, config))(params, batch)
     return jax.tree.map(lambda x, g: x - rate * g, params, gradient)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def finetune(
-    config: "Config",
+    config: Config,
     batch: int,
     marks: Int[Array, " m"],
     base: PyTree,
@@ -143,7 +141,7 @@ def finetune(
 @partial(jax.jit, static_argnums=0)
 @partial(jax.vmap, in_axes=(None, 0, 0, 0, 0, None, None, 0))
 def measure(
-    config: "Config",
+    config: Config,
     base: PyTree,
     experts: PyTree,
     twins: PyTree,

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 from experiments import validate
 from experiments.data import text
@@ -110,12 +110,7 @@ class Config:
             )
         if self.together is not None and self.together < 1:
             raise ValueError(f"together must be at least 1; got {self.together}")
-        for field, known in (("shard", Shard), ("compute", Compute)):
-            if getattr(self, field) not in get_args(known):
-                raise ValueError(
-                    f"{field} must be one of {', '.join(get_args(known))}; got "
-                    f"{getattr(self, field)}"
-                )
+        validate.one_of(self, shard=Shard, compute=Compute)
         if self.tune_steps < 10:
             raise ValueError(
                 "epochs: fine-tuning must take at least 10 steps, epochs * examples / tune_batch; "

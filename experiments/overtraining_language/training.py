@@ -12,11 +12,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, PyTree
 
+from experiments.models.next_token import token_losses
 from experiments.overtraining_language.tasks import Batch
 from experiments.training import Training, init, make_step, sharding, train
 from experiments.training.step import State, Step
@@ -86,11 +86,8 @@ def nll(
 ) -> Float[Array, " example"]:
     """Per example the mean over its scored tokens of their negative log-likelihood given those
     before, in nats; with a key under dropout."""
-    how: dict[str, Any] = {} if key is None else {"train": True, "rngs": {"dropout": key}}
-    logits = net.apply({"params": params}, batch.tokens[..., :-1], **how)
-    each = optax.softmax_cross_entropy_with_integer_labels(
-        jnp.asarray(logits).astype(jnp.float32), batch.tokens[..., 1:]
-    )
+    inputs, targets = batch.tokens[..., :-1], batch.tokens[..., 1:]
+    each = token_losses(net, {"params": params}, inputs, targets, key)
     known = batch.scored
     return jnp.where(known, each, 0).sum(-1) / jnp.maximum(known.sum(-1), 1)
 

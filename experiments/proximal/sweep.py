@@ -3,17 +3,21 @@ on it, and the points that are predicted from distances."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Literal
 
 import jax
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from experiments.findings import mean_and_error, stated
 from sail_jax import proximal
 from sail_jax.distances import Distance, median_distance
 from sail_jax.distances import mmd as one_mmd
 
+Start = Literal["shared", "independent"]
+# whose initial weights theta_1, theta_2 and the model trained on the target alone have
+STARTS = {"shared": [0, 0, 0], "independent": [0, 1, 2]}
 PAIRS = ("1-target", "2-target", "1-2")
 DECIDED = 2.0  # standard errors beyond which a difference counts
 SHARP = 0.1  # standard error of a best gamma that others can be held against
@@ -80,6 +84,18 @@ def weight(found: Mapping[str, Distance], *, squared: bool) -> float:
     return float(proximal.pair_weight(*(found[p].value for p in PAIRS), squared=squared))
 
 
+def weights_by_parameters(models: PyTree, target: PyTree) -> Float[np.ndarray, " seed"]:
+    """The weight of model 1 by SAIL's eq. 4 with sum 1, from models `[seed, 2, ...]` and the one
+    trained on the target `[seed, ...]`."""
+
+    def of(seed: int) -> float:
+        one, two = (jax.tree.map(lambda leaf, i=i: leaf[seed, i], models) for i in range(2))
+        goal = jax.tree.map(lambda leaf: leaf[seed], target)
+        return proximal.from_parameters([one, two], goal, constraint="affine").weights[0]
+
+    return np.array([of(seed) for seed in range(len(jax.tree.leaves(models)[0]))])
+
+
 def distances(
     measure: Callable[[np.ndarray, np.ndarray], Distance],
     one: np.ndarray,
@@ -131,6 +147,21 @@ def stated_best(one: xr.Dataset) -> str:
     if below in (0, count):
         return f"{stated(one['best'])} (a barrier at 1/2)"
     return f"either side of a barrier at 1/2 ({below} of {count} seeds below)"
+
+
+def by_case(
+    cases: Mapping[str, xr.Dataset],
+    looks: Int[np.ndarray, " look"],
+    told: Callable[[xr.Dataset, int], str],
+) -> str:
+    """What is told of each case at each look."""
+    each = (f"{name}: {', '.join(told(one, n) for n in looks)}" for name, one in cases.items())
+    return "; ".join(each)
+
+
+def stated_sign(values: xr.DataArray) -> str:
+    """Whether the mean over seeds is below 0, above it, or neither is known."""
+    return {-1: "lower", 0: "undecided", 1: "higher"}[decided(values)]
 
 
 def met(known: Sequence[tuple[xr.Dataset, int]], way: str) -> str:

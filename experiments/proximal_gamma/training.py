@@ -3,7 +3,7 @@ repetitions at once."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,11 @@ import optax
 from jaxtyping import Array, Float, Int, PyTree, UInt8
 
 from experiments.data import text
+from experiments.models.next_token import token_losses
 from experiments.proximal import sweep as line
-from sail_jax import distances, proximal
+from experiments.proximal_gamma.config import Config
+from sail_jax import distances
 from sail_jax.distances import Distance
-
-if TYPE_CHECKING:
-    from experiments.proximal_gamma import Config
 
 PERCENTILES = (33, 66)
 # each with whether it is a squared one, and its name
@@ -30,6 +29,7 @@ DISTANCES = {
     "tv": (False, "total variation, unigrams"),
     "tv_bigrams": (False, "total variation, bigrams"),
 }
+LABELS = {**{k: label for k, (_, label) in DISTANCES.items()}, "parameters": "parameters (eq. 4)"}
 
 
 class Data(NamedTuple):
@@ -40,7 +40,7 @@ class Data(NamedTuple):
     held_out: UInt8[np.ndarray, "held_out length"]
 
 
-def load(config: "Config") -> Data:
+def load(config: Config) -> Data:
     """Parts by the percentiles of the text to learn from; ValueError where they are too small."""
     learn, kept = (text.blocks(tokens, config.block) for tokens in text.load())
     thresholds = np.percentile(learn.mean(1), PERCENTILES)
@@ -60,7 +60,7 @@ def load(config: "Config") -> Data:
 
 
 def sources(
-    config: "Config", data: Data, alpha: float, beta: float
+    config: Config, data: Data, alpha: float, beta: float
 ) -> Int[np.ndarray, "seed 2 count"]:
     """Which blocks make the two sources of every repetition."""
 
@@ -72,21 +72,20 @@ def sources(
 
 
 def next_token_loss(
-    config: "Config", params: PyTree, some: Int[Array, "n length"]
+    config: Config, params: PyTree, some: Int[Array, "n length"]
 ) -> Float[Array, ""]:
     """Mean cross-entropy, in nats, of every token of a block but the first."""
-    logits = jnp.asarray(config.network().apply(params, some[:, :-1]))
-    return optax.softmax_cross_entropy_with_integer_labels(logits, some[:, 1:]).mean()
+    return token_losses(config.network(), params, some[:, :-1], some[:, 1:]).mean()
 
 
-def held_out_loss(config: "Config", held_out: Int[Array, "n length"], params: PyTree) -> Array:
+def held_out_loss(config: Config, held_out: Int[Array, "n length"], params: PyTree) -> Array:
     """The mean over all blocks, a few of them at a time."""
     each = lambda block: next_token_loss(config, params, block[None])  # noqa: E731
     return jax.lax.map(each, held_out.astype(int), batch_size=config.batch).mean()
 
 
 def trained(
-    config: "Config",
+    config: Config,
     params: PyTree,
     blocks: Array,
     part: tuple[Int[Array, " most"], Int[Array, ""]],
@@ -119,20 +118,20 @@ def trained(
     return state[0], jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, later)
 
 
-def _keys(config: "Config") -> Array:
+def _keys(config: Config) -> Array:
     """Of every repetition: initial weights (three), minibatches of the sources and the target."""
     return jax.random.split(jax.random.key(config.seed), (config.replicates, 6))
 
 
 @partial(jax.jit, static_argnums=0)
-def initial(config: "Config") -> PyTree:
+def initial(config: Config) -> PyTree:
     """Weights `[seed, 3, ...]`."""
     init = config.network().init
     tokens = jnp.zeros((1, config.block - 1), int)
     return jax.vmap(jax.vmap(lambda key: init(key, tokens)))(_keys(config)[:, :3])
 
 
-def _looks(config: "Config", steps: int) -> Array:
+def _looks(config: Config, steps: int) -> Array:
     """Where the looks up to `steps` are among the measurements."""
     return jnp.array([look // config.every for look in config.looks if look <= steps])
 
@@ -148,7 +147,7 @@ def parts(
     return filled, np.tile(np.array(count, np.int32), (len(pairs), 1))
 
 
-def _over(config: "Config", fn: Callable[..., Any], *trees: PyTree) -> Any:
+def _over(config: Config, fn: Callable[..., Any], *trees: PyTree) -> Any:
     """`fn` mapped over the two leading axes, `config.at_once` runs at a time."""
     seeds, several = jax.tree.leaves(trees)[0].shape[:2]
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), trees)
@@ -158,7 +157,7 @@ def _over(config: "Config", fn: Callable[..., Any], *trees: PyTree) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
-def learn(config: "Config", first: PyTree, data: Data, which: Array, count: Array) -> PyTree:
+def learn(config: Config, first: PyTree, data: Data, which: Array, count: Array) -> PyTree:
     """theta_1, theta_2 and theta*, `[seed, 3]`, with the held-out loss on the target at all looks:
     that of theta* is training from scratch."""
     measure = partial(held_out_loss, config, jnp.asarray(data.held_out))
@@ -172,7 +171,7 @@ def learn(config: "Config", first: PyTree, data: Data, which: Array, count: Arra
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def tune(config: "Config", steps: int, models: PyTree, data: Data) -> dict[str, Array]:
+def tune(config: Config, steps: int, models: PyTree, data: Data) -> dict[str, Array]:
     """The held-out loss `[seed, gamma, look]`, training on the target from all of the line."""
     blocks, target = jnp.asarray(data.blocks), jnp.asarray(data.parts[2])
     part = target, jnp.asarray(len(target))
@@ -200,7 +199,7 @@ def unigrams(some: UInt8[np.ndarray, "block length"]) -> Float[np.ndarray, "bloc
     return counts.reshape(-1, text.VOCAB) / some.shape[1]
 
 
-def apart(config: "Config", data: Data, overlaps: tuple[float, float]) -> dict[str, np.ndarray]:
+def apart(config: Config, data: Data, overlaps: tuple[float, float]) -> dict[str, np.ndarray]:
     """Distances between the sources and the target, their errors, and model 1's weight by eq. 11:
     `[seed, distance, pair]` and `[seed, distance]`."""
     shape = config.replicates, len(DISTANCES), len(line.PAIRS)
@@ -238,14 +237,3 @@ def measured(
         "tv_bigrams": line.distances(bigrams, *streams),
     }
     return {name: found[name] for name in DISTANCES}
-
-
-def nearest(models: PyTree) -> dict[str, np.ndarray]:
-    """Model 1's weight by eq. 4 with sum 1, of models `[seed, 3]`, theta* the last: `[seed]`."""
-
-    def of(seed: int) -> float:
-        one, two, goal = (jax.tree.map(lambda leaf, i=i: leaf[seed, i], models) for i in range(3))
-        return proximal.from_parameters([one, two], goal, constraint="affine").weights[0]
-
-    seeds = len(jax.tree.leaves(models)[0])
-    return {"parameters": np.array([of(seed) for seed in range(seeds)])}

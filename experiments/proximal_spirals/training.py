@@ -3,7 +3,7 @@ once."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,9 @@ from experiments.data import spirals
 from experiments.data.spirals import Points, Sources
 from experiments.models.mlp import MLP
 from experiments.proximal import sweep as line
+from experiments.proximal_spirals.config import Config
 from sail_jax import distances, proximal
 from sail_jax.distances import Distance
-
-if TYPE_CHECKING:
-    from experiments.proximal_spirals import Config
 
 CLASSES = 2
 DESCENT_RATE = 0.02  # of Adam, on gamma
@@ -27,6 +25,14 @@ EPS_ROOT = 1e-12  # of the Adam that is differentiated: its root at 0 has no slo
 CELLS = 4  # of the histogram along either axis, for each label
 # each with whether it is a squared one
 DISTANCES = {"mmd": True, "energy": True, "tv": False, "w1": False}
+LABELS = {
+    "mmd": "MMD",
+    "energy": "energy distance",
+    "tv": "total variation",
+    "w1": "Wasserstein-1",
+    "parameters": "parameters (eq. 4)",
+    "loss": "loss (eq. 3)",
+}
 
 
 class Data(NamedTuple):
@@ -40,7 +46,7 @@ class Data(NamedTuple):
     orders: Int[np.ndarray, "seed 2 step batch"]
 
 
-def load(config: "Config", how: Sources) -> Data:
+def load(config: Config, how: Sources) -> Data:
     """The same points, and order of the target's, for every way to cut sources out of them."""
 
     def order(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -61,16 +67,16 @@ def load(config: "Config", how: Sources) -> Data:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *found)
 
 
-def _apply(config: "Config", params: PyTree, x: Any) -> Any:
+def _apply(config: Config, params: PyTree, x: Any) -> Any:
     return MLP((config.hidden,), CLASSES).apply(params, x)
 
 
-def loss(config: "Config", params: PyTree, points: Points) -> Float[Array, ""]:
+def loss(config: Config, params: PyTree, points: Points) -> Float[Array, ""]:
     logits = _apply(config, params, points.x)
     return optax.softmax_cross_entropy_with_integer_labels(logits, points.y).mean()
 
 
-def _measures(config: "Config", params: PyTree, train: Points, test: Points) -> dict[str, Array]:
+def _measures(config: Config, params: PyTree, train: Points, test: Points) -> dict[str, Array]:
     """Loss and norm of its gradient on the training points, accuracy on the test points."""
     value, gradient = jax.value_and_grad(partial(loss, config))(params, train)
     right = _apply(config, params, test.x).argmax(-1) == test.y
@@ -82,7 +88,7 @@ def _measures(config: "Config", params: PyTree, train: Points, test: Points) -> 
 
 
 def _trained(
-    config: "Config",
+    config: Config,
     params: PyTree,
     points: Points,
     order: Int[ArrayLike, "step batch"],
@@ -113,7 +119,7 @@ def _pick(points: Points, index: Any) -> Points:
 
 
 @partial(jax.jit, static_argnums=0)
-def initial(config: "Config") -> PyTree:
+def initial(config: Config) -> PyTree:
     """Weights `[seed, 3, ...]`."""
     keys = jax.random.split(jax.random.key(config.seed), (config.replicates, 3))
     init = MLP((config.hidden,), CLASSES).init
@@ -121,7 +127,7 @@ def initial(config: "Config") -> PyTree:
 
 
 @partial(jax.jit, static_argnums=0)
-def scratch(config: "Config", first: PyTree, data: Data) -> dict[str, Any]:
+def scratch(config: Config, first: PyTree, data: Data) -> dict[str, Any]:
     """Training on the target from initial weights: `[seed, epoch]`."""
 
     def one(params: PyTree, data: Data) -> dict[str, Any]:
@@ -133,7 +139,7 @@ def scratch(config: "Config", first: PyTree, data: Data) -> dict[str, Any]:
 
 
 @partial(jax.jit, static_argnums=0)
-def sweep(config: "Config", first: PyTree, data: Data) -> dict[str, Any]:
+def sweep(config: Config, first: PyTree, data: Data) -> dict[str, Any]:
     """The models `[seed, 2]`; and `[seed, gamma, epoch]`, training from every point of the line."""
 
     def learn(params: PyTree, points: Points, order: ArrayLike) -> PyTree:
@@ -153,7 +159,7 @@ def sweep(config: "Config", first: PyTree, data: Data) -> dict[str, Any]:
     return jax.vmap(each)(first, data)
 
 
-def apart(config: "Config", data: Data) -> dict[str, np.ndarray]:
+def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
     """Of points with their labels as a third coordinate: `[seed, distance, pair]`, with errors."""
     edges = np.linspace(-1, 1, CELLS + 1)[1:-1]
     bins = [edges, edges, np.array([0.5])]
@@ -184,20 +190,14 @@ def apart(config: "Config", data: Data) -> dict[str, np.ndarray]:
     return {"value": value, "error": error, "weight": weight}
 
 
-def weights(config: "Config", data: Data, models: PyTree, target: PyTree) -> dict[str, np.ndarray]:
+def weights(config: Config, data: Data, models: PyTree, target: PyTree) -> dict[str, np.ndarray]:
     """Model 1's weight by eq. 4 (the target: the model trained on it) and by eq. 3: `[seed]`."""
-
-    def nearest(seed: int) -> float:
-        one, two = (jax.tree.map(lambda leaf, i=i: leaf[seed, i], models) for i in range(2))
-        goal = jax.tree.map(lambda leaf: leaf[seed], target)
-        return proximal.from_parameters([one, two], goal, constraint="affine").weights[0]
-
-    by_parameters = np.array([nearest(seed) for seed in range(config.replicates)])
+    by_parameters = line.weights_by_parameters(models, target)
     return {"parameters": by_parameters, "loss": np.asarray(descend(config, data, models))}
 
 
 @partial(jax.jit, static_argnums=0)
-def descend(config: "Config", data: Data, models: PyTree) -> Float[Array, " seed"]:
+def descend(config: Config, data: Data, models: PyTree) -> Float[Array, " seed"]:
     """What `proximal.from_loss` does, of all seeds at once: gamma from 1/2 down the gradient of the
     loss after training for `loss_epochs`."""
     descent = optax.adam(DESCENT_RATE)

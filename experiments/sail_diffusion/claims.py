@@ -1,4 +1,4 @@
-"""The claims of SAIL's Appendix J, judged from a stored run of `sail_diffusion`."""
+"""The claims of SAIL's Appendix J, judged from a stored run of `sail_diffusion`, and its ends."""
 
 import numpy as np
 import xarray as xr
@@ -104,3 +104,21 @@ def _sooner(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
         judged(TABLE, half, paper, here, (last - middle).values),
         judged("SAIL, Appendix J", counted, uncounted, steps, saved.values),
     ]
+
+
+def summary(dataset: xr.Dataset) -> str:
+    """The distances in the end, the floor, and how the claims fared."""
+    last = dataset.isel(step=-1)
+    ends = ", ".join(
+        f"{way} {stated(last['fd'].sel(way=way), sign=False)}"
+        for way in dataset["way"].values.astype(str)
+    )
+    floor = stated(dataset["fd_real"], sign=False)
+    verdicts = [one.verdict for one in findings(dataset)]
+    counted = ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
+    steps, seeds = dataset.attrs["steps"], dataset.sizes["seed"]
+    return (
+        f"After {steps} steps the Fréchet distances to held-out images are {ends}, that of the "
+        f"images learned from is {floor} (mean ± s.e. over {seeds} seeds). "
+        f"Of {len(verdicts)} claims: {counted}."
+    )

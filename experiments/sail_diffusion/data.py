@@ -56,7 +56,7 @@ def load(
             if path is not None:
                 raise ValueError(f"{name}: the digits have their own; got {path} without data")
         task = digits.load()
-        pixels = np.asarray(task.images).reshape(-1, 1, digits_side := 8, digits_side)
+        pixels = np.asarray(task.images).reshape(-1, 1, digits.SIDE, digits.SIDE)
         images = Images(pixels, np.asarray(task.labels), 2.0, -1.0)
         told = "the digits"
         if classes != 10:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.lines import Line2D
 
+from experiments.bands import band
 from experiments.findings import mean_and_error
 from experiments.sail_diffusion.quality import MEASURES
 from sail_jax.drawing import style
@@ -40,7 +41,8 @@ TERMS = {
 }
 
 
-def draw(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """Measures against steps; samples; losses."""
     return {
         "distance": _distance(dataset),
         "measures": _measures(dataset),
@@ -131,25 +133,20 @@ def _losses(dataset: "xr.Dataset") -> "Figure":
     }
     for ax, (term, label) in zip(axes[0], TERMS.items(), strict=False):
         for way in filter(counted[term], _ways(dataset)):
-            mean, error = mean_and_error(dataset[f"{term}_loss"].sel(way=way))
-            _band(ax, dataset["logged"].values, mean, error, LOOKS[way][0])
+            loss = dataset[f"{term}_loss"].sel(way=way)
+            band(ax, dataset["logged"].values, loss, color=LOOKS[way][0], lw=1.3)
         ax.set_xlabel("steps")
         ax.set_ylabel(label)
     if phases:
         ax = axes[0, 3]
         for target in dataset["target"].values.astype(str):
-            mean, error = mean_and_error(dataset["start_loss"].sel(target=target))
-            way = "sail" if target == "noised latents" else "sail_clean"
-            _band(ax, dataset["start_step"].values, mean, error, LOOKS[way][0])
+            loss = dataset["start_loss"].sel(target=target)
+            color = LOOKS["sail" if target == "noised latents" else "sail_clean"][0]
+            band(ax, dataset["start_step"].values, loss, color=color, lw=1.3)
         ax.set_xlabel("steps of the alignment phase")
         ax.set_ylabel("alignment loss")
     _legend(fig, dataset, real=False)
     return fig
-
-
-def _band(ax: "Axes", x: np.ndarray, mean: np.ndarray, error: np.ndarray, color: str) -> None:
-    ax.plot(x, mean, color=color, lw=1.3)
-    ax.fill_between(x, mean - error, mean + error, color=color, alpha=0.25, lw=0)
 
 
 def _samples(dataset: "xr.Dataset") -> "Figure":

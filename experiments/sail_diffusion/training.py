@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -16,14 +16,12 @@ from experiments import progress
 from experiments.models import presets
 from experiments.models.vit import ViT
 from experiments.sail_diffusion import data, quality
+from experiments.sail_diffusion.config import Config
 from experiments.sail_diffusion.networks import WAYS, Networks, Projector, encoded
 from experiments.sail_diffusion.sampling import Sampler, sample
 from experiments.training import Optimizer, Schedule, Training, init, make_step, sharding, train
 from experiments.training.loop import Trained
 from experiments.training.step import State, Step
-
-if TYPE_CHECKING:
-    from experiments.sail_diffusion import Config
 
 TERMS = ("velocity", "repa", "align")
 
@@ -61,7 +59,7 @@ def _encoded(net: nn.Module, variables: PyTree, x: Array) -> tuple[Array, Array]
 class Laboratory:
     """The networks of a run and the steps that train them, each compiled once for all seeds."""
 
-    def __init__(self, config: "Config", images: data.Images) -> None:
+    def __init__(self, config: Config, images: data.Images) -> None:
         self.config, self.images = config, images
         sizes = presets.config(config.model)
         self.classes = sizes["classes"]

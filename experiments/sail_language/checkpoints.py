@@ -2,7 +2,7 @@
 OLMo's (App. I.1.2), or any of one architecture; perplexity, and multiple choice."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,19 +14,17 @@ from experiments.data.files import refused
 from experiments.data.tokens import Batch
 from experiments.findings import Finding, judged, stated
 from experiments.models.pretrained import Pretrained, load_pretrained
+from experiments.progress import Stage
 from experiments.sail_language import data, parts
 from experiments.sail_language.claims import perplexity
+from experiments.sail_language.config import Config
 from experiments.sail_start import brought, merged
 from sail_jax.methods.soups import greedy_soup
-
-if TYPE_CHECKING:
-    from experiments.progress import Stage
-    from experiments.sail_language import Config
 
 MERGES = ("uniform", "greedy", "sweep")
 
 
-def run(config: "Config", stage: "Stage") -> xr.Dataset:
+def run(config: Config, stage: Stage) -> xr.Dataset:
     """Every checkpoint and merge on held-out text and questions; a stage for each repetition."""
     with refused():
         models, draws = load(config)
@@ -66,7 +64,7 @@ def _names(count: int) -> list[str]:
 Draw = tuple[Batch, Batch, dict[str, Packed]]
 
 
-def load(config: "Config") -> tuple[list[Pretrained], list[Draw]]:
+def load(config: Config) -> tuple[list[Pretrained], list[Draw]]:
     """The checkpoints; and per repetition blocks to choose weights on, others to judge by, and
     questions. ValueError, naming the field, before any is evaluated."""
     paths = config.checkpoints or ()
@@ -104,7 +102,7 @@ def load(config: "Config") -> tuple[list[Pretrained], list[Draw]]:
 
 
 def measure(
-    config: "Config",
+    config: Config,
     net: Any,
     models: list[Any],
     validation: Batch,

@@ -7,8 +7,8 @@ from scipy import stats
 
 from experiments.findings import Finding, judged, stated
 from experiments.proximal import sweep as line
-from experiments.proximal_gamma import PUBLISHED
-from experiments.sail_language.parts import SCRATCH, WAYS
+from experiments.proximal_gamma.claims import PUBLISHED
+from experiments.sail_language.config import SCRATCH, WAYS
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -2,7 +2,7 @@
 held out of the target, distances between the parts, and questions."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -12,13 +12,10 @@ from experiments.data import choices, gpt2_tokens, text, tokens
 from experiments.data.choices import Packed
 from experiments.data.tokens import Batch, Ids
 from experiments.proximal import sweep as line
+from experiments.sail_language.config import Config
 from sail_jax import distances
 
-if TYPE_CHECKING:
-    from experiments.sail_language import Config
-
 PERCENTILES = (33, 66)
-DISTANCES = ("mmd", "w1", "tv")
 
 
 class Corpus(NamedTuple):
@@ -37,7 +34,7 @@ class Corpus(NamedTuple):
     questions: dict[str, Packed]
 
 
-def load(config: "Config", vocab: int) -> Corpus:
+def load(config: Config, vocab: int) -> Corpus:
     """The corpus of a config: at `config.data`, or the source of Python's standard library.
 
     ValueError, naming the field, for a text that is too short or has another vocabulary.
@@ -90,7 +87,7 @@ def take(line: Ids, context: int, which: Int[np.ndarray, " n"]) -> Batch:
     return Batch(rows[:, :-1], rows[:, 1:])
 
 
-def questions(config: "Config", held: Batch, vocab: int) -> dict[str, Packed]:
+def questions(config: Config, held: Batch, vocab: int) -> dict[str, Packed]:
     """How held-out blocks of the target go on; and those of the file, or generated arithmetic
     where the tokens are the characters of the offline text."""
     asked = choice_scores.continuations(
@@ -117,7 +114,7 @@ def questions(config: "Config", held: Batch, vocab: int) -> dict[str, Packed]:
     return found
 
 
-def sources(config: "Config", corpus: Corpus, seed: int) -> Int[np.ndarray, "2 count"]:
+def sources(config: Config, corpus: Corpus, seed: int) -> Int[np.ndarray, "2 count"]:
     """Which blocks make the two sources of a repetition."""
     rng = np.random.default_rng((config.seed, 1, seed))
     return text.overlapping(
@@ -126,7 +123,7 @@ def sources(config: "Config", corpus: Corpus, seed: int) -> Int[np.ndarray, "2 c
 
 
 def batch(
-    config: "Config",
+    config: Config,
     corpus: Corpus,
     chosen: Int[np.ndarray, " k"],
     seed: int,
@@ -145,7 +142,7 @@ def batch(
     )
 
 
-def weight(config: "Config", corpus: Corpus, seed: int) -> float:
+def weight(config: Config, corpus: Corpus, seed: int) -> float:
     """The weight of the first source by eq. 11, from distances of samples of blocks; NaN where
     that of the sources is within their noise."""
     rng = np.random.default_rng((config.seed, 2, seed))

@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from experiments import choice_scores, progress
@@ -18,7 +17,9 @@ from experiments.data.tokens import Batch
 from experiments.growth_training import tasks as growth_tasks
 from experiments.growth_training import ways as growth_ways
 from experiments.models import presets
+from experiments.models.next_token import token_losses
 from experiments.sail_language import data
+from experiments.sail_language.config import MADE_OF, SCRATCH, SOURCES, Config
 from experiments.sail_language.data import Corpus
 from experiments.sail_start import brought, merged
 from experiments.training import (
@@ -38,27 +39,6 @@ from experiments.training.step import State, Step
 from sail_jax import proximal
 from sail_jax.methods.soups import greedy_soup
 
-if TYPE_CHECKING:
-    from experiments.sail_language import Config
-
-SCRATCH = "scratch"
-# how a training on D_t begins, and what it is called
-WAYS = {
-    SCRATCH: "from scratch",
-    "ligo": "LiGO (narrow source)",
-    "uniform": "uniform soup",
-    "greedy": "greedy soup",
-    "distance": "SAIL, γ by eq. 11",
-    "sweep": "SAIL, γ by sweep",
-    "grown": "SAIL, other shapes",
-}
-MADE_OF = {
-    SCRATCH: (),
-    "ligo": ("narrow",),
-    **dict.fromkeys(("uniform", "greedy", "distance", "sweep"), ("one", "two")),
-    "grown": ("shallow", "narrow"),
-}
-SOURCES = ("one", "two", "narrow", "shallow")
 SHAPE = {"one": "target", "two": "target", "narrow": "narrow", "shallow": "shallow"}
 PART = {"one": 0, "two": 1, "narrow": 1, "shallow": 0}  # the source text that each learns from
 
@@ -73,18 +53,19 @@ class Learner(NamedTuple):
     layout: Layout
 
 
-def next_token_loss(net: nn.Module, variables: PyTree, batch: Batch, **how: Any) -> Array:
+def next_token_loss(
+    net: nn.Module, variables: PyTree, batch: Batch, key: PRNGKeyArray | None = None
+) -> Array:
     """Mean cross-entropy in nats."""
-    logits = jnp.asarray(net.apply(variables, batch.inputs, **how)).astype(jnp.float32)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets).mean()
+    return token_losses(net, variables, batch.inputs, batch.targets, key).mean()
 
 
-def learner(config: "Config", sizes: Mapping[str, Any], steps: int) -> Learner:
+def learner(config: Config, sizes: Mapping[str, Any], steps: int) -> Learner:
     net = presets.build(sizes)
 
     def loss(params: PyTree, batch: Batch, key: PRNGKeyArray) -> tuple[Array, dict[str, Array]]:
-        how = {"train": True, "rngs": {"dropout": key}} if sizes.get("dropout") else {}
-        return next_token_loss(net, {"params": params}, batch, **how), {}
+        dropout = key if sizes.get("dropout") else None
+        return next_token_loss(net, {"params": params}, batch, dropout), {}
 
     schedule = Schedule(config.rate, steps, warmup=config.warmup, floor=config.floor)
     optimizer = Optimizer(schedule, weight_decay=config.weight_decay, clip=config.clip)
@@ -99,7 +80,7 @@ def _first_state(net: nn.Module, training: Training, key: PRNGKeyArray) -> State
     return init(training, initial(net, key)["params"], key)
 
 
-def learners(config: "Config") -> dict[str, Learner]:
+def learners(config: Config) -> dict[str, Learner]:
     """Of the target, and of its source of each name; those that are alike are one."""
     made: dict[Any, Learner] = {}
     wanted = {"target": ("target", config.steps)}
@@ -149,20 +130,20 @@ def answers(
     return np.array([float(_answered(net, variables, q, at_once)) for q in questions.values()])
 
 
-def keys(config: "Config", seed: int) -> dict[str, PRNGKeyArray]:
+def keys(config: Config, seed: int) -> dict[str, PRNGKeyArray]:
     names = (*SOURCES, SCRATCH, "steps", "grow", "ligo")
     first = jax.random.fold_in(jax.random.key(config.seed), seed)
     found = dict(zip(names, jax.random.split(first, len(names)), strict=True))
     return found | ({"two": found["one"]} if config.start == "shared" else {})
 
 
-def _order(config: "Config", seed: int, part: int) -> int:
+def _order(config: Config, seed: int, part: int) -> int:
     """The seed of the minibatches of a part of the text."""
     return int(np.random.SeedSequence((config.seed, 3, seed, part)).generate_state(1)[0])
 
 
 def trained(
-    config: "Config",
+    config: Config,
     learner: Learner,
     variables: PyTree,
     corpus: Corpus,
@@ -208,7 +189,7 @@ def trained(
 
 
 def learn_sources(
-    config: "Config",
+    config: Config,
     learners: Mapping[str, Learner],
     corpus: Corpus,
     seed: int,
@@ -248,7 +229,7 @@ def learn_sources(
 
 
 def choose(
-    config: "Config", learner: Learner, corpus: Corpus, sources: Mapping[str, Any], seed: int
+    config: Config, learner: Learner, corpus: Corpus, sources: Mapping[str, Any], seed: int
 ) -> dict[str, Any]:
     """The weights of the first source, by eq. 11 and by the loss along the line through the
     sources, of the target's shape and of other shapes; and which models the greedy soup takes."""
@@ -270,7 +251,7 @@ def choose(
     return found
 
 
-def of_target_shape(config: "Config", sources: Mapping[str, Any], seed: int) -> list[PyTree]:
+def of_target_shape(config: Config, sources: Mapping[str, Any], seed: int) -> list[PyTree]:
     """The shallow source, of D_1, and the narrow one, of D_2, grown."""
     small = [(sources[name], config.network(name)) for name in MADE_OF["grown"]]
     key = keys(config, seed)["grow"]
@@ -278,7 +259,7 @@ def of_target_shape(config: "Config", sources: Mapping[str, Any], seed: int) -> 
 
 
 def started(
-    config: "Config",
+    config: Config,
     way: str,
     learner: Learner,
     corpus: Corpus,
@@ -304,7 +285,7 @@ def started(
     return merged(pair, np.array([gamma, 1 - gamma]))
 
 
-def _ligo(config: "Config", corpus: Corpus, variables: PyTree, seed: int) -> PyTree:
+def _ligo(config: Config, corpus: Corpus, variables: PyTree, seed: int) -> PyTree:
     """The narrow source widened by LiGO's maps (Wang et al. 2023), learned on windows of D_t."""
     size = config.batch * config.learn_steps
     drawn = data.batch(config, corpus, corpus.parts[2], _order(config, seed, 3), 0, size=size)
@@ -317,7 +298,7 @@ def _ligo(config: "Config", corpus: Corpus, variables: PyTree, seed: int) -> PyT
 
 
 def follow(
-    config: "Config",
+    config: Config,
     way: str,
     learner: Learner,
     corpus: Corpus,
@@ -351,7 +332,7 @@ class Costs(NamedTuple):
     validation: float
 
 
-def costs(config: "Config", learners: Mapping[str, Learner]) -> Costs:
+def costs(config: Config, learners: Mapping[str, Learner]) -> Costs:
     shape = jax.ShapeDtypeStruct((config.batch, config.context), np.int32)
     batch = Batch(shape, shape)  # type: ignore[arg-type]
     step = {}

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import LogLocator
 
+from experiments.bands import band
 from experiments.findings import mean_and_error
-from experiments.proximal_gamma import PUBLISHED
+from experiments.proximal_gamma.claims import PUBLISHED
 from experiments.sail_language.claims import COLUMNS, TABLE_2, perplexity
-from experiments.sail_language.parts import SCRATCH, WAYS
+from experiments.sail_language.config import SCRATCH, WAYS
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
     import xarray as xr
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLORS = {
@@ -29,7 +29,8 @@ MARKERS = dict(zip(WAYS, "svoD^PX", strict=True))
 LEGEND = {"loc": "outside upper center", "frameon": False, "fontsize": 9}
 
 
-def draw(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """Perplexity by step; loss by gamma; steps and compute saved; answers; the checkpoints."""
     if "model" in dataset.coords:
         return {"checkpoints": _checkpoints(dataset)}
     return {
@@ -49,20 +50,13 @@ def _seeds(dataset: "xr.Dataset") -> str:
     return f"mean ± s.e. of {dataset.sizes['seed']} seeds"
 
 
-def _band(ax: "Axes", x: np.ndarray, values: "xr.DataArray", **look) -> None:
-    mean, error = mean_and_error(values)
-    ax.plot(x, mean, lw=1.6, **look)
-    ax.fill_between(x, mean - error, mean + error, color=look["color"], alpha=0.25, lw=0)
-
-
 def _perplexity(dataset: "xr.Dataset") -> "Figure":
     """Over steps; from scratch begins far above, where the axis of the right panel ends."""
     fig, axes = style.figure(1, 2, width=4.4, height=3.9)
     steps, value = dataset["step"].values, perplexity(dataset)
     for ax in axes[0]:
         for way in _ways(dataset):
-            look = {"color": COLORS[way], "label": WAYS[way]}
-            _band(ax, steps, value.sel(way=way), **look)
+            band(ax, steps, value.sel(way=way), color=COLORS[way], label=WAYS[way], lw=1.6)
         ax.set_xlabel("steps on the target D$_t$")
         ax.set_ylabel("held-out perplexity per token")
     axes[0, 0].set_yscale("log")
@@ -89,7 +83,7 @@ def _gamma(dataset: "xr.Dataset") -> "Figure":
     gamma = dataset["gamma"].values
     for ax, pair in zip(axes[0], pairs, strict=True):
         loss = dataset["gamma_loss"].sel(pair=pair, text="held out")
-        _band(ax, gamma, loss, color=COLORS[pair], label="held-out loss")
+        band(ax, gamma, loss, color=COLORS[pair], label="held-out loss", lw=1.6)
         mean = loss.mean("seed").values
         i = int(mean.argmin())
         ax.plot(gamma[i], mean[i], "*", ms=11, color=style.INK, label="lowest")
@@ -210,7 +204,7 @@ def _checkpoints(dataset: "xr.Dataset") -> "Figure":
         ax.set_yticks(range(len(names)), names[::-1])
         ax.set_xlabel(label)
     ax, loss = axes[0, -1], dataset["gamma_loss"].sel(text="held out")
-    _band(ax, dataset["gamma"].values, loss, color=COLORS["sweep"])
+    band(ax, dataset["gamma"].values, loss, color=COLORS["sweep"], lw=1.6)
     ax.set_xlabel("γ, weight of the first checkpoint")
     ax.set_ylabel("held-out loss (nats)")
     fig.suptitle(f"Merged without training: {_seeds(dataset)} (draws of text)", fontsize=10)

@@ -1,24 +1,40 @@
 """What `sail_vision` is told, and its presets."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from experiments import validate
 from experiments.models.resnet import Stem
-from experiments.sail_vision import starts
-from experiments.sail_vision.data import DATA
-from experiments.sail_vision.training import PARADIGMS, Paradigm, Recipe
 from experiments.training.optimizers import Rule
 from experiments.training.sharding import Shard
 from sail_jax.checks import nearest
+
+Dataset = Literal["digits", "mnist", "cifar-10", "cifar-100", "tiny-imagenet"]
+Origin = Literal["common", "own", "aligned"]
+Paradigm = Literal["supervised", "byol"]
+PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)
+Recipe = Literal["none", "digits", "crop_flip", "byol"]
+SCRATCH, SAIL, LIGO, OTHER = "scratch", "sail", "ligo", "other"
+# a method of `growth.grow`, and the knobs it is given, by what it is called here
+TRANSFORMATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "sail_random": ("sail_random", {}),
+    "sail_svd": ("sail_svd", {"random": True}),
+    "interpolate": ("interpolate", {}),
+    "pad": ("pad", {}),
+    "net2net": ("net2net", {}),
+    "hypercloning": ("hypercloning", {}),
+    "lemon": ("lemon", {}),
+}
+MERGES = ("uniform_soup", "first", "second")
+WAYS = (SCRATCH, SAIL, *MERGES, OTHER, LIGO, *TRANSFORMATIONS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Two small ResNets on parts of the classes, and the large one on all, from every start."""
 
-    data: Literal["digits", "mnist", "cifar-10", "cifar-100", "tiny-imagenet"] = "digits"
+    data: Dataset = "digits"
     """What is learned; all but scikit-learn's digits need `folder`."""
     folder: str | None = None
     """Where the publisher's files of the data lie."""
@@ -27,18 +43,18 @@ class Config:
     replicates: int = 6
     """Independent repetitions, each with its own sources; at least 3, for the spread."""
     supervised: tuple[str, ...] = (
-        *(starts.SCRATCH, starts.SAIL, *starts.MERGES, starts.OTHER),
-        *("sail_random", "pad", "net2net", starts.LIGO),
+        *(SCRATCH, SAIL, *MERGES, OTHER),
+        *("sail_random", "pad", "net2net", LIGO),
     )
     """Starts of training with labels: scratch first; none to leave this out."""
     byol: tuple[str, ...] = (
-        *(starts.SCRATCH, starts.SAIL, "first", "second", starts.OTHER),
+        *(SCRATCH, SAIL, "first", "second", OTHER),
         *("sail_random", "pad"),
     )
     """Starts of BYOL: scratch first; none to leave this out."""
     transformation: str = "interpolate"
     """How SAIL makes the sources wider; the default did best of the three that its paper has."""
-    origin: Literal["common", "own", "aligned"] = "common"
+    origin: Origin = "common"
     """Whether the two sources start from common weights, or from their own; these may be aligned
     before they are merged (weight matching), which SAIL does not do."""
     share: float = 0.7
@@ -129,28 +145,21 @@ class Config:
                 f"new_blocks must be at least blocks = {self.blocks}, and those at least 1; got "
                 f"{self.new_blocks}"
             )
-        if starts.repeats(self):
-            stage = starts.repeats(self)[0]
+        if stages := self._repeating_projections():
+            stage = stages[0]
             raise ValueError(
                 f"blocks must be 2 or more in stage {stage}, which deepens by repeating its last "
                 f"block, and whose first one projects; got {self.blocks}"
             )
 
+    def _repeating_projections(self) -> list[int]:
+        """Stages that deepen although their last block projects, so that it cannot be repeated."""
+        pairs = zip(self.blocks, self.new_blocks, strict=True)
+        return [s for s, (old, new) in enumerate(pairs) if new > old and s > 0 and old < 2]
+
     def _check_choices(self) -> None:
-        for field, allowed in (
-            ("data", DATA),
-            ("transformation", tuple(starts.TRANSFORMATIONS)),
-            ("origin", ("common", "own", "aligned")),
-            ("stem", get_args(Stem)),
-            ("rule", get_args(Rule)),
-            ("augment", get_args(Recipe)),
-            ("views", get_args(Recipe)),
-            ("shard", get_args(Shard)),
-        ):
-            if getattr(self, field) not in allowed:
-                raise ValueError(
-                    f"{field} must be one of {', '.join(allowed)}; got {getattr(self, field)}"
-                )
+        validate.one_of(self, data=Dataset, transformation=TRANSFORMATIONS, origin=Origin)
+        validate.one_of(self, stem=Stem, rule=Rule, augment=Recipe, views=Recipe, shard=Shard)
         if self.data == "digits" and self.folder is not None:
             raise ValueError(f"folder must not be given for digits; got {self.folder}")
 
@@ -160,20 +169,18 @@ class Config:
         for field in PARADIGMS:
             ways = getattr(self, field)
             for way in ways:
-                if way not in starts.WAYS:
-                    raise ValueError(
-                        f"{field}: no start is called '{way}'{nearest(way, starts.WAYS)}"
-                    )
+                if way not in WAYS:
+                    raise ValueError(f"{field}: no start is called '{way}'{nearest(way, WAYS)}")
             if not ways:
                 continue
             validate.different(self, field)
-            if ways[:2] != (starts.SCRATCH, starts.SAIL):
+            if ways[:2] != (SCRATCH, SAIL):
                 raise ValueError(f"{field} must begin with scratch, sail; got {', '.join(ways)}")
             if self.transformation in ways:
                 raise ValueError(
                     f"{field}: {self.transformation} is the transformation of sail already"
                 )
-        if starts.LIGO in self.byol:
+        if LIGO in self.byol:
             raise ValueError("byol: ligo learns its maps with labels; it is for supervised alone")
 
     def network(self, *, large: bool) -> dict[str, Any]:
@@ -197,8 +204,8 @@ class Config:
         return [
             p
             for p in PARADIGMS
-            if set(self.ways(p)) - {starts.SCRATCH, starts.OTHER}
-            or any(starts.OTHER in self.ways(q) for q in PARADIGMS if q != p)
+            if set(self.ways(p)) - {SCRATCH, OTHER}
+            or any(OTHER in self.ways(q) for q in PARADIGMS if q != p)
         ]
 
     @classmethod
@@ -223,7 +230,7 @@ class Config:
     @classmethod
     def depth(cls) -> "Config":
         """Digits, with more blocks and no more channels."""
-        ways = ("scratch", "sail", *starts.MERGES)
+        ways = ("scratch", "sail", *MERGES)
         sizes: dict[str, Any] = {"new_width": 8, "blocks": (1, 2), "new_blocks": (2, 3)}
         return cls(supervised=ways, byol=ways, **sizes, replicates=4)
 
@@ -261,7 +268,7 @@ class Config:
     def paper_resnet34(cls) -> "Config":
         """ResNet-34 modified on CIFAR-10 (Fig. 3c), from two of ResNet-18's depth and its width."""
         sizes: dict[str, Any] = {"width": 64, "new_blocks": (3, 4, 6, 3)}
-        ways = ("scratch", "sail", *starts.MERGES, starts.OTHER)
+        ways = ("scratch", "sail", *MERGES, OTHER)
         return dataclasses.replace(cls.paper(), supervised=ways, byol=ways, **sizes)
 
     @classmethod

@@ -1,18 +1,15 @@
 """The images of `sail_vision`: what to learn from, and its parts by class for the sources."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Num
 
 from experiments.data import cifar, digits, idx, image_folders
 from experiments.data.files import DataError, Images, Source
+from experiments.sail_vision.config import Config
 from sail_jax.proximal import pair_weight
 
-if TYPE_CHECKING:
-    from experiments.sail_vision.config import Config
-
-SIDE = 8  # pixels of scikit-learn's digits
 SOURCES: dict[str, Source] = {
     "mnist": idx.FAMILIES["mnist"].source,
     "cifar-10": cifar.VERSIONS["cifar-10"].source,
@@ -20,7 +17,6 @@ SOURCES: dict[str, Source] = {
     "tiny-imagenet": image_folders.TINY,
 }
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of each channel
-DATA = ("digits", *SOURCES)
 
 
 class Examples(NamedTuple):
@@ -43,14 +39,15 @@ class Data(NamedTuple):
     classes: int
 
 
-def load(config: "Config") -> list[Data]:
+def load(config: Config) -> list[Data]:
     """The data of every seed: of digits a split for each, else the same, the publisher's.
 
     `DataError` (a `ValueError`) says where to get what is missing, and what needs no download.
     """
     if config.data == "digits":
         images, labels, _ = digits.load()
-        every = Examples(np.asarray(images).reshape(-1, SIDE, SIDE, 1), np.asarray(labels))
+        pixels = np.asarray(images).reshape(-1, digits.SIDE, digits.SIDE, 1)
+        every = Examples(pixels, np.asarray(labels))
         n = digits.EXAMPLES - config.held_out
         index = digits.split(config.seed, config.replicates, train=n, validation=config.held_out)
         pairs = zip(index.train, index.validation, strict=True)
@@ -78,7 +75,7 @@ def _read(name: str, folder: str, split: str) -> Images:
     return cifar.load(folder, name, split)
 
 
-def _data(config: "Config", learn: Examples, test: Examples, classes: int) -> Data:
+def _data(config: Config, learn: Examples, test: Examples, classes: int) -> Data:
     first = learn.labels < first_classes(classes, config.share)
     parts = learn.where(first), learn.where(~first)
     most = min(len(part.labels) for part in parts)

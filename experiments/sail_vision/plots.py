@@ -8,9 +8,10 @@ import xarray as xr
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
+from experiments.bands import band
 from experiments.findings import mean_and_error
 from experiments.sail_vision.claims import OWN, final, of, paradigms, ways
-from experiments.sail_vision.starts import WAYS
+from experiments.sail_vision.config import WAYS
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ SCRATCH, SAIL = style.FAINT, style.PALETTE[0]
 REST = style.PALETTE[1:]
 
 
-def draw(dataset: xr.Dataset) -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
+    """Accuracy and loss along training; final accuracy and what is saved, by start."""
     return {"accuracy": _accuracy(dataset), "loss": _loss(dataset), "final": _final(dataset)}
 
 
@@ -52,12 +54,6 @@ def _heading(dataset: xr.Dataset) -> str:
     return f"ResNet on {dataset.attrs['data']}, {dataset.sizes['seed']} seeds"
 
 
-def _band(ax: "Axes", steps: np.ndarray, values: xr.DataArray, look: dict[str, Any]) -> None:
-    mean, error = mean_and_error(values)
-    ax.plot(steps, mean, lw=1.4, **look)
-    ax.fill_between(steps, mean - error, mean + error, color=look["color"], alpha=0.2, lw=0)
-
-
 def _accuracy(dataset: xr.Dataset) -> "Figure":
     """Top-1 along training, each paradigm in a row."""
     rows = paradigms(dataset)
@@ -69,7 +65,7 @@ def _accuracy(dataset: xr.Dataset) -> "Figure":
             for way in some:
                 curve = 100 * of(dataset, paradigm, "top1", way)
                 steps = dataset["step"].values + int(of(dataset, paradigm, "ahead", way))
-                _band(ax, steps, curve, looks[way])
+                band(ax, steps, curve, lw=1.4, alpha=0.2, **looks[way])
             ax.set_title(f"{TITLES[paradigm]}: {name}")
             _legend(ax, looks, paradigm)
         row[0].set_ylabel("top-1 (%)")
@@ -94,8 +90,9 @@ def _loss(dataset: xr.Dataset) -> "Figure":
         name = "test_loss" if held_out else "train_loss"
         for way, look in looks.items():
             values = of(dataset, paradigm, name, way)
-            at = dataset["step" if held_out else "batch_step"].values
-            _band(ax, at + int(of(dataset, paradigm, "ahead", way)), values, look)
+            steps = dataset["step" if held_out else "batch_step"].values
+            at = steps + int(of(dataset, paradigm, "ahead", way))
+            band(ax, at, values, lw=1.4, alpha=0.2, **look)
         ax.set_yscale("log")
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_major_formatter("{x:g}")

@@ -8,7 +8,7 @@ running statistics are measured anew.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from experiments.models.resnet import ResNet
 from experiments.sail_start import brought, merged
+from experiments.sail_vision.config import LIGO, OTHER, SCRATCH, TRANSFORMATIONS, Config
 from experiments.sail_vision.data import Data, Scale, weights
 from experiments.sail_vision.training import Learner, applied, standardised
 from sail_jax import architectures
@@ -25,23 +26,6 @@ from sail_jax.align import weight_matching
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.spaces import Spec
 from sail_jax.growth import learned
-
-if TYPE_CHECKING:
-    from experiments.sail_vision.config import Config
-
-SCRATCH, SAIL, LIGO, OTHER = "scratch", "sail", "ligo", "other"
-# a method of `growth.grow`, and the knobs it is given, by what it is called here
-TRANSFORMATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "sail_random": ("sail_random", {}),
-    "sail_svd": ("sail_svd", {"random": True}),
-    "interpolate": ("interpolate", {}),
-    "pad": ("pad", {}),
-    "net2net": ("net2net", {}),
-    "hypercloning": ("hypercloning", {}),
-    "lemon": ("lemon", {}),
-}
-MERGES = ("uniform_soup", "first", "second")
-WAYS = (SCRATCH, SAIL, *MERGES, OTHER, LIGO, *TRANSFORMATIONS)
 
 
 def spec_of(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
@@ -84,7 +68,7 @@ def transformed(
 
 def start(
     way: str,
-    config: "Config",
+    config: Config,
     learner: Learner,
     sources: Mapping[str, Sequence[PyTree]],
     data: Data,
@@ -120,7 +104,7 @@ def start(
 
 
 def ligo(
-    config: "Config", learner: Learner, variables: PyTree, data: Data, key: PRNGKeyArray
+    config: Config, learner: Learner, variables: PyTree, data: Data, key: PRNGKeyArray
 ) -> PyTree:
     """Wider by maps that are learned on the new task (Wang et al. 2023), under the statistics of
     the batch; the running ones are then to be measured."""
@@ -133,7 +117,7 @@ def ligo(
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _ligo(
-    config: "Config",
+    config: Config,
     net: ResNet,
     scale: Scale,
     variables: PyTree,
@@ -166,9 +150,3 @@ def _ligo(
         steps=config.learn_steps,
         optimizer=optax.adam(config.learn_rate),
     ).params
-
-
-def repeats(config: "Config") -> list[int]:
-    """Stages that deepen although their last block projects, so that it cannot be repeated."""
-    pairs = zip(config.blocks, config.new_blocks, strict=True)
-    return [s for s, (old, new) in enumerate(pairs) if new > old and s > 0 and old < 2]

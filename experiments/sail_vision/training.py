@@ -9,7 +9,7 @@ statistics in evaluation; `renewed` measures these anew where weights were trans
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -24,6 +24,7 @@ from experiments.data import stream
 from experiments.data.augment import Augment, augment, pixels
 from experiments.models import presets
 from experiments.models.resnet import ResNet
+from experiments.sail_vision.config import Config, Paradigm
 from experiments.sail_vision.data import Data, Examples, Scale, scale
 from experiments.training import (
     Optimizer,
@@ -38,14 +39,8 @@ from experiments.training import (
 from experiments.training.flops import flops
 from sail_jax.align import reset_statistics
 
-if TYPE_CHECKING:
-    from experiments.sail_vision.config import Config
-
-Paradigm = Literal["supervised", "byol"]
-PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)
 CHUNK = 500  # images that are evaluated at once
 LONG = 1000  # steps of a training that tells of itself
-Recipe = Literal["none", "digits", "crop_flip", "byol"]
 RECIPES: dict[str, Augment] = {
     "none": Augment(),
     "digits": Augment(shift=1, brightness=0.2, noise=0.05),
@@ -64,7 +59,7 @@ class Learner:
     """One paradigm on one network, compiled once for all seeds and starts."""
 
     def __init__(
-        self, config: "Config", sizes: dict[str, Any], paradigm: Paradigm, steps: int, data: Data
+        self, config: Config, sizes: dict[str, Any], paradigm: Paradigm, steps: int, data: Data
     ) -> None:
         self.paradigm: Paradigm = paradigm
         self.config, self.steps, self.data = config, steps, data

@@ -1,0 +1,176 @@
+"""What became of each law of `merging_scaling`, from its dataset alone."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from theory.claims import Z_MAX
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+SYMBOLS = {"steps": "K", "batch": "b", "rate": "η", "samples": "n", "tasks": "N"}
+NAMES = {
+    "steps": "steps K",
+    "batch": "batch size b",
+    "rate": "rate η",
+    "samples": "samples per task n",
+    "tasks": "merged tasks N",
+}
+CONSTANTS = {"smoothness": "L", "pl": "C", "variance": "σ²", "heterogeneity": "ζ²"}
+# What the paper says of the excess (Section V-B): which way it goes from the first value to the
+# last; steps may do either, or fall and then rise.
+SAYS = {"steps": 0, "batch": -1, "rate": 1, "samples": -1, "tasks": 1}
+CLOSE = 0.1  # of exponents that are both exact
+
+
+def exponent(values: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Least-squares slope of log y in log value; points along the first axis of y.
+
+    >>> x = np.array([1.0, 2.0, 8.0])
+    >>> round(float(exponent(x, 3 * x**-2)), 6)
+    -2.0
+    """
+    x = np.log(values) - np.log(values).mean()
+    return np.tensordot(x, np.log(y), 1) / (x @ x)
+
+
+def exponent_and_error(values: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Of the mean over the last axis, and its jackknife standard error."""
+    left_out = (y.sum(1, keepdims=True) - y) / (y.shape[1] - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = exponent(values, left_out)
+        whole = float(exponent(values, y.mean(1)))
+        error = np.sqrt((y.shape[1] - 1) * np.mean((each - each.mean()) ** 2))
+    return whole, float(error)
+
+
+def verdicts(dataset: "xr.Dataset") -> list[dict[str, Any]]:
+    """Of each law: exponents of stability (the bound's, the exact and the networks' with its error
+    and its z against the bound's), and how the excess changes from the first value to the last, as
+    a logarithm: exact, and of the averaged networks with its z; their accuracy, as a difference;
+    `least`: where those are least. z: mean over standard error, paired by replicate."""
+    found = []
+    for law in dataset["law"].values.astype(str):
+        at = dataset.sel(law=law)
+        x = at["value"].values
+        bound = float(exponent(x, at["network_bound_stability"].values))
+        slope, error = exponent_and_error(x, at["stability"].values.astype(float))
+        loss = np.log(at["loss"].sel(merge="average").values)  # [point, replicate]
+        exact = np.log(at["testbed_exact_excess"].values)
+        bottom = [int(e.argmin()) for e in (exact, loss.mean(1))]
+        change, change_z = _mean_and_z(loss[-1] - loss[0])
+        rise, rise_z = _mean_and_z(loss[-1] - loss[bottom[1]])
+        accuracy = at["accuracy"].sel(merge="average").values
+        gain, gain_z = _mean_and_z(accuracy[-1] - accuracy[0])
+        found.append(
+            {
+                "law": law,
+                "testbed_bound": float(exponent(x, at["testbed_bound_stability"].values)),
+                "testbed_exact": float(exponent(x, at["testbed_exact_stability"].values)),
+                "network_bound": bound,
+                "network": slope,
+                "network_error": error,
+                "network_z": (slope - bound) / error if error > 0 else np.nan,
+                "testbed_change": float(exact[-1] - exact[0]),
+                "testbed_rise": float(exact[-1] - exact[bottom[0]]),
+                "network_change": change,
+                "change_z": change_z,
+                "network_rise": rise,
+                "rise_z": rise_z,
+                "accuracy_change": gain,
+                "accuracy_z": gain_z,
+                "least": [float(x[i]) for i in bottom],
+            }
+        )
+    return found
+
+
+def _mean_and_z(draws: np.ndarray) -> tuple[float, float]:
+    error = draws.std(ddof=1) / draws.size**0.5
+    return float(draws.mean()), float(draws.mean() / error) if error > 0 else 0.0
+
+
+def _power(symbol: str, exponent: float) -> str:
+    return f"{symbol}^{round(exponent, 2) + 0.0:.2f}"  # + 0.0: no -0.00
+
+
+def _stability(one: dict[str, Any]) -> str:
+    near = abs(one["testbed_exact"] - one["testbed_bound"]) < CLOSE
+    power = partial(_power, SYMBOLS[one["law"]])
+    text = (
+        f"stability: bound {power(one['testbed_bound'])}, exact {power(one['testbed_exact'])} "
+        f"({'holds' if near else 'fails'})"
+    )
+    if not np.isfinite(one["network_z"]):
+        return f"{text}; networks: the replaced sample was drawn too rarely to tell"
+    rejected = "rejected" if abs(one["network_z"]) >= Z_MAX else "not rejected"
+    return (
+        f"{text}; networks: bound {power(one['network_bound'])}, measured {power(one['network'])}"
+        f" ± {one['network_error']:.2f} ({rejected}, z = {one['network_z']:.1f})"
+    )
+
+
+def _excess(one: dict[str, Any], first: float, last: float) -> str:
+    s, says = SYMBOLS[one["law"]], SAYS[one["law"]]
+    factors = np.exp([one["testbed_change"], one["network_change"]])
+    text = (
+        f"from {s} = {first:g} to {last:g} the excess is multiplied by {factors[0]:.2g} in the "
+        f"testbed, the test loss of averaged networks by {factors[1]:.2g} "
+        f"(z = {one['change_z']:.1f}) and their accuracy changes by {one['accuracy_change']:+.2f} "
+        f"(z = {one['accuracy_z']:.1f}); least at {s} = {one['least'][0]:g} and at "
+        f"{one['least'][1]:g}"
+    )
+    if one["least"][1] != last:
+        text += f", after which networks' loss rises by {np.expm1(one['network_rise']):.0%}"
+        text += f" (z = {one['rise_z']:.1f}, the place chosen after the fact)"
+    if says:
+        rule = {1: "it grows", -1: "it falls"}[says]
+        bed = "holds" if np.sign(one["testbed_change"]) == says else "fails"
+        real = "holds" if np.sign(one["network_change"]) == says else "fails"
+        net = real if abs(one["change_z"]) >= Z_MAX else "is undecided"
+        return f"{text}; that {rule} {bed} in the testbed, {net} in networks"
+    turns = [first < least < last for least in one["least"]]
+    bed, net = ("falls, then rises" if turn else "does not turn" for turn in turns)
+    return f"{text}; it {bed} in the testbed, {net} in networks, and the bound allows both"
+
+
+def summary(dataset: "xr.Dataset") -> str:
+    """Law by law, in the testbed and in networks; how loose the bound is; which merge is best."""
+    lines = []
+    for one in verdicts(dataset):
+        x = dataset["value"].sel(law=one["law"]).values
+        name = NAMES[one["law"]]
+        lines.append(
+            f"{name[:1].upper()}{name[1:]}. {_stability(one)}; {_excess(one, x[0], x[-1])}."
+        )
+    loss = dataset["loss"].sel(merge="average").mean("replicate")
+    orders = {
+        "the excess": (
+            np.log10(dataset["testbed_bound_excess"] / dataset["testbed_exact_excess"]),
+            np.log10(dataset["network_bound_excess"] / loss),
+        ),
+        "stability": (
+            np.log10(dataset["testbed_bound_stability"] / dataset["testbed_exact_stability"]),
+            np.log10(dataset["network_bound_stability"] / dataset["stability"].mean("replicate")),
+        ),
+    }
+    loose = "; ".join(
+        f"of {name} it is 10^{float(bed.min()):.1f} to 10^{float(bed.max()):.1f} times too large "
+        f"in the testbed, 10^{float(net.min()):.1f} to 10^{float(net.max()):.1f} in networks"
+        for name, (bed, net) in orders.items()
+    )
+    a = dataset.attrs
+    known = ", ".join(f"{symbol} = {a[name]:.3g}" for name, symbol in CONSTANTS.items())
+    lines.append(f"Theorems 3 and 1, with constants measured at the centre ({known}): {loose}.")
+    accuracy = dataset["accuracy"].sel(law="tasks")
+    last = accuracy.isel(point=-1)
+    error = last.std("replicate", ddof=1) / last.sizes["replicate"] ** 0.5
+    listed = ", ".join(
+        f"{m} {float(last.sel(merge=m).mean()):.3f} ± {float(error.sel(merge=m)):.3f}"
+        for m in dataset["merge"].values.astype(str)
+    )
+    n = int(dataset["value"].sel(law="tasks").values[-1])
+    lines.append(f"Test accuracy of {n} merged (± s.e.): {listed}.")
+    return "\n".join(lines)

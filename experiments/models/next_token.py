@@ -1,0 +1,23 @@
+"""The loss of language models."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+
+def token_losses(
+    net: nn.Module,
+    variables: PyTree,
+    inputs: Int[Array | np.ndarray, "*batch time"],
+    targets: Int[Array | np.ndarray, "*batch time"],
+    key: PRNGKeyArray | None = None,
+) -> Float[Array, "*batch time"]:
+    """The negative log-likelihood, in nats, of every target given the inputs up to its place, in
+    float32; with a key under dropout."""
+    how: dict[str, Any] = {} if key is None else {"train": True, "rngs": {"dropout": key}}
+    logits = jnp.asarray(net.apply(variables, inputs, **how)).astype(jnp.float32)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
