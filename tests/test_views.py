@@ -144,7 +144,7 @@ def test_a_visit_forms_a_tensor_once_and_then_lets_it_go(tmp_path):
     for visit in (1, 2):
         pieces(tensor, 7)
         assert stored.read_entries == visit * stored.array.size
-        assert tensor._entries is None
+        assert tensor._formed is None
 
 
 def test_threads_read_the_same(tmp_path):
@@ -251,6 +251,9 @@ def test_refusals_name_the_tensor(tmp_path):
     for start in (-1, math.prod(tensor.shape) - 1):
         with pytest.raises(ValueError, match=r"lm_head.weight of .*entries"):
             tensor.read(np.empty(2, tensor.dtype), start)
+    for buffer in (np.empty(2, np.float32), np.empty((2, 1), tensor.dtype)):
+        with pytest.raises(ValueError, match=r"lm_head.weight of .*flat, contiguous bfloat16"):
+            tensor.read(buffer)
     source.tensors["lm_head.weight"].array[3, 4] = np.nan
     with pytest.raises(CheckpointError, match=r"NaN or infinity in lm_head.weight"):
         pieces(tensor)

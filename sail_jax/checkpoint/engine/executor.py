@@ -21,7 +21,7 @@ from sail_jax.merging.streaming import (
     finite,
     kept_bytes,
 )
-from sail_jax.merging.tensors import Tensor
+from sail_jax.merging.tensors import Tensor, held
 
 __all__ = [
     "Limits",
@@ -97,7 +97,7 @@ def memory(work: Work) -> int:
     widest = max(tensor.dtype.itemsize for tensor in work.inputs)
     # what is computed to be read; inputs as read; float32 task vectors and weights and what kernels
     # hold beside them; the outcome
-    needs = sum(getattr(tensor, "needs", 0) for tensor in work.inputs)
+    needs = sum(held(tensor) for tensor in work.inputs)
     needs += math.ceil(kept_bytes(work) * work.size * len(work.models))
     return needs + entries * (inputs * widest + 3 * 4 * len(work.models) + 12)
 

@@ -23,7 +23,7 @@ from sail_jax.basis.spaces import Spec
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.merging.streaming import Work, finite
-from sail_jax.merging.tensors import Shape, Tensor
+from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole
 
 __all__ = ["Computed", "View", "grown", "rebased"]
 
@@ -75,14 +75,13 @@ class View(Checkpoint):
             source.close()
 
 
-class Computed:
+class Computed(OnDemand):
     """A tensor computed from others: `function(operands, *arrays)`, pure.
 
     function, operands: what is done, equal and hashed alike for tensors of which the same is done,
     and a pytree of what differs between them. mark: what tells this computation from others of the
     same name, for fingerprints. Without `allow_nonfinite`, CheckpointError names what it is
-    computed from that is NaN or infinite. Two readers at once are safe; the second may have it
-    formed anew.
+    computed from that is NaN or infinite.
     """
 
     def __init__(
@@ -98,15 +97,12 @@ class Computed:
         mark: str,
         allow_nonfinite: bool = True,
     ) -> None:
-        self.name, self.mark = name, mark
-        self.dtype, self.shape = np.dtype(like.dtype), tuple(like.shape)
-        self.source = " and ".join(dict.fromkeys(part.source for part in parts))
-        self.source = f"{self.source or name}, {how}"
+        source = " and ".join(dict.fromkeys(part.source for part in parts))
+        super().__init__(name, np.dtype(like.dtype), tuple(like.shape), f"{source or name}, {how}")
+        self.mark = mark
         self._parts, self._programs = tuple(parts), programs
         self._function, self._operands = function, operands
         self._allow_nonfinite = allow_nonfinite
-        self._lock = threading.Lock()
-        self._entries: np.ndarray | None = None
 
     @property
     def needs(self) -> int:
@@ -114,38 +110,25 @@ class Computed:
         with self._precision():
             analysis = self._program().memory_analysis()
         temporary = 0 if analysis is None else analysis.temp_size_in_bytes
-        inputs = sum(_bytes(part) + getattr(part, "needs", 0) for part in self._parts)
-        return inputs + temporary + _bytes(self)
+        return temporary + _bytes(self) + sum(_bytes(part) + held(part) for part in self._parts)
 
-    def read(self, out: np.ndarray, start: int = 0) -> None:
-        size = math.prod(self.shape)
-        if start < 0 or start + out.size > size:
-            raise ValueError(
-                f"{self.name} of {self.source}: entries {start} to {start + out.size} asked for, "
-                f"has {size}"
-            )
-        if not out.size:
-            return
-        with self._lock:
-            if self._entries is None:
-                self._entries = self._formed()
-            entries = self._entries
-            if start + out.size == size:
-                self._entries = None
-        out[...] = entries[start : start + out.size]
-
-    def _formed(self) -> np.ndarray:
+    def form(self) -> np.ndarray:
         with self._precision():
-            program = self._program()
-            arrays = [_array(part, self._allow_nonfinite) for part in self._parts]
-            put = [jax.device_put(x, may_alias=True) for x in arrays]
-            out = np.asarray(jax.block_until_ready(program(self._operands, *put))).reshape(-1)
-        if not self._allow_nonfinite and out.dtype.kind not in "iub" and not finite(out):
-            raise CheckpointError(
-                f"{self.name} of {self.source}: values do not fit {self.dtype}, or are NaN; "
-                "--allow-nonfinite goes on regardless"
-            )
+            program, arrays = self._program(), []
+            for part in self._parts:
+                array = read_whole(part)
+                self._check_finite(array, f"NaN or infinity in {part.name} in {part.source}")
+                arrays.append(jax.device_put(array, may_alias=True))
+            out = np.asarray(jax.block_until_ready(program(self._operands, *arrays))).reshape(-1)
+        self._check_finite(
+            out, f"{self.name} of {self.source}: values do not fit {self.dtype}, or are NaN"
+        )
         return out
+
+    def _check_finite(self, array: np.ndarray, message: str) -> None:
+        floating = array.dtype.kind not in "iub"
+        if floating and not self._allow_nonfinite and not finite(array):
+            raise CheckpointError(f"{message}; --allow-nonfinite goes on regardless")
 
     def _program(self) -> Any:
         shapes = [jax.ShapeDtypeStruct(part.shape, part.dtype) for part in self._parts]
@@ -191,20 +174,6 @@ class _ChangeOfBasis:
 
 def _bytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape) * tensor.dtype.itemsize
-
-
-def _array(tensor: Tensor, allow_nonfinite: bool) -> np.ndarray:
-    """A whole tensor at a multiple of 64 bytes, which XLA reads in place."""
-    memory = np.empty(_bytes(tensor) + 64, np.uint8)
-    at = -memory.ctypes.data % 64
-    flat = memory[at : at + _bytes(tensor)].view(tensor.dtype)
-    tensor.read(flat)
-    if not allow_nonfinite and flat.dtype.kind not in "iub" and not finite(flat):
-        raise CheckpointError(
-            f"NaN or infinity in {tensor.name} in {tensor.source}; "
-            "--allow-nonfinite goes on regardless"
-        )
-    return flat.reshape(tensor.shape)
 
 
 def grown(
