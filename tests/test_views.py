@@ -207,7 +207,7 @@ def test_memory_counts_what_is_held_and_the_limit_is_kept(tmp_path):
         assert memory(work) >= tensor.needs
         # no more than the parts, the outcome, and both in float32 beside them
         assert tensor.needs <= 3 * held
-    with pytest.raises(MergeError, match=r"--max-memory: .* needs"):
+    with pytest.raises(MergeError, match=r"max_memory: .* needs"):
         limits(view.works(), 1 << 20)
 
 

@@ -113,7 +113,7 @@ def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = 
     largest = max(works, key=memory, default=None)
     if room < needs[0] and largest is not None:
         raise MergeError(
-            f"--max-memory: {largest.name} needs {_mib(CONSTANT + needs[0])} "
+            f"max_memory: {largest.name} needs {_mib(CONSTANT + needs[0])} "
             f"({_mib(CONSTANT)} of it for the program), got {_mib(max_memory)}"
         )
     fitting = max(k for k in range(1, wanted + 1) if sum(needs[:k]) <= room)
@@ -272,7 +272,7 @@ def _all_nonfinite(works: Sequence[Work], first: Tensor, limit: int = 10) -> str
                 found.append(tensor)
     names = "; ".join(f"{tensor.name} in {tensor.source}" for tensor in found[:limit])
     more = f" and {len(found) - limit} more" if len(found) > limit else ""
-    return f"NaN or infinity in {names}{more}; --allow-nonfinite goes on regardless"
+    return f"NaN or infinity in {names}{more}; allow_nonfinite=True goes on regardless"
 
 
 def _all_finite(tensor: Tensor) -> bool:

@@ -67,7 +67,7 @@ def wanted(
     if certify and not found:
         raise CheckpointError(
             f"{path}: no certificate, as no forward pass of this architecture is known; "
-            "leave out --certify"
+            "leave out certify=True"
         )
     return found, ()
 

@@ -161,7 +161,9 @@ def _load(
                 params[name] = x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
             models.append(params)
     if not config:
-        raise CheckpointError(f"{paths[0]}: without a config.json it cannot be run; give --config")
+        raise CheckpointError(
+            f"{paths[0]}: without a config.json it cannot be run; give config=..."
+        )
     return models, config
 
 

@@ -81,8 +81,8 @@ def spec_of(
     config = config or config_of(checkpoint.extras)
     if not config:
         raise CheckpointError(
-            f"{checkpoint.path} has no config.json: say where it is (config, --config), or "
-            "which spaces the tensors live in (spec, --spec)"
+            f"{checkpoint.path} has no config.json: say where it is (config=...), or "
+            "which spaces the tensors live in (spec=...)"
         )
     rules = architectures.of(config).rules(config)
     found = rules.spec(shapes)

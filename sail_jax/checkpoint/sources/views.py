@@ -128,7 +128,7 @@ class Computed(OnDemand):
     def _check_finite(self, array: np.ndarray, message: str) -> None:
         floating = array.dtype.kind not in "iub"
         if floating and not self._allow_nonfinite and not finite(array):
-            raise CheckpointError(f"{message}; --allow-nonfinite goes on regardless")
+            raise CheckpointError(f"{message}; allow_nonfinite=True goes on regardless")
 
     def _program(self) -> Any:
         shapes = [jax.ShapeDtypeStruct(part.shape, part.dtype) for part in self._parts]
