@@ -68,7 +68,7 @@ def test_work_left_by_an_exception_is_continued(tmp_path, place):
         out.write("a", ARRAYS["a"].reshape(-1)[:7], 0)
         raise ZeroDivisionError
     assert not (tmp_path / place).exists()
-    with pytest.raises(CheckpointError, match="unfinished; add --resume"):
+    with pytest.raises(CheckpointError, match="unfinished; resume=True"):
         _create(tmp_path / place)
     for other in ({"fingerprint": "y"}, {"wanted": {**WANTED, "d": (np.float32, ())}}):
         with pytest.raises(CheckpointError, match="unfinished work of another run"):

@@ -261,7 +261,7 @@ def test_memory_limits_threads_and_refuses_by_name():
     assert limits(works, CONSTANT + 4 * need, 4).threads == 4
     one = limits(works, CONSTANT + need, 4)
     assert one.threads >= 1
-    with pytest.raises(MergeError, match=r"--max-memory: a needs \d+ MiB .* got 100 MiB"):
+    with pytest.raises(MergeError, match=r"max_memory: a needs \d+ MiB .* got 100 MiB"):
         limits(works, 100 << 20)
 
 

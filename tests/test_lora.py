@@ -268,6 +268,7 @@ def test_pieces_have_the_bits_of_the_whole(dtype):
     tensor = files.adapted(held(base), held(tensors), CONFIG)["w.weight"]
     assert isinstance(tensor, Tensor)
     assert (tensor.shape, tensor.dtype) == (shape, np.dtype(dtype))
+    assert tensor.needs >= 4 * 2 * sum(shape)  # the factors, in float32
     want = everything(tensor).reshape(-1)
     cuts = [0, 1, 1499, 174 * 1500 - 3, 174 * 1500 + 5, 600_000, 700 * 1500]
     got = np.empty_like(want)

@@ -112,6 +112,17 @@ def test_spec_is_static():
         s.spaces = ()
 
 
+def test_leaves_used_alike_are_equal_alone():
+    s = spec(PARAMS | {"blocks": [block(), block()]}, RULES, spaces=SPACES)
+    (one, names), (two, others) = (s.alone(f"blocks/{i}/in/kernel") for i in range(2))
+    assert one == two
+    assert hash(one) == hash(two)
+    assert names == {"resid": "s0", "hidden0": "s1"}
+    assert others == {"resid": "s0", "hidden1": "s1"}
+    assert one.shape("leaf") == s.shape("blocks/0/in/kernel")
+    assert one != s.alone("blocks/0/out/kernel")[0]
+
+
 def test_resized():
     s = spec(PARAMS, RULES, spaces=SPACES)
     bigger = s.resized({"resid": widen(6, 12), "head": widen(2, 4)})

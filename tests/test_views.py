@@ -3,6 +3,7 @@
 import itertools
 import math
 import threading
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,6 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.views import Computed, Programs, grown, rebased
 from sail_jax.growth import networks
-from sail_jax.merging.streaming import Work
 from sail_jax.merging.tensors import Tensor
 
 CONFIG = {
@@ -124,12 +124,17 @@ def test_every_dtype_stays(dtype, tmp_path):
         assert pieces(tensor).tobytes() == np.asarray(want[path]).tobytes(), path
 
 
-def view_of(tmp_path, layers=2, **options):
+def view_of(tmp_path, layers=2, method="lemon", knobs=MappingProxyType({}), **options):
     arrays = tensors(layers=layers)
     config = CONFIG | {"num_hidden_layers": layers}
-    made = networks.plan(arrays, config, {"width": 2}, "lemon", key=jax.random.key(0))
+    made = networks.plan(arrays, config, {"width": 2}, method, key=jax.random.key(0), **knobs)
     source = opened(arrays, tmp_path)
     return source, grown(source, made, **options)
+
+
+def compiled(view):
+    """How many programs the tensors of a view have among them."""
+    return len(next(iter(view.tensors.values()))._programs._compiled)
 
 
 def test_a_visit_forms_a_tensor_once_and_then_lets_it_go(tmp_path):
@@ -139,7 +144,7 @@ def test_a_visit_forms_a_tensor_once_and_then_lets_it_go(tmp_path):
     for visit in (1, 2):
         pieces(tensor, 7)
         assert stored.read_entries == visit * stored.array.size
-        assert tensor._entries is None
+        assert tensor._formed is None
 
 
 def test_threads_read_the_same(tmp_path):
@@ -157,47 +162,53 @@ def test_threads_read_the_same(tmp_path):
     assert found == [want] * 6
 
 
-def test_compilation_does_not_grow_with_the_layers(tmp_path):
-    counts = []
-    for layers in (2, 4):
-        _, view = view_of(tmp_path, layers)
+@pytest.mark.parametrize("method", ["lemon", "hypercloning"])
+def test_compilation_does_not_grow_with_the_layers(method, tmp_path):
+    """Also where every leaf draws from a key of its own: noise on copies."""
+    knobs, counts = {"snr_db": 20.0} if method == "hypercloning" else {}, []
+    for layers in (2, 4, 12):
+        _, view = view_of(tmp_path, layers, method, knobs)
         for tensor in view.tensors.values():
             assert tensor.needs > 0
-        counts.append(len(next(iter(view.tensors.values()))._programs._compiled))
-    assert counts[0] == counts[1] < len(shapes(2))
+        counts.append(compiled(view))
+    assert counts[0] == counts[1] == counts[2] < len(shapes(2))
 
 
-def test_programs_with_folded_constants_are_told_apart():
-    """Text that does not show the constants inside of a jitted function is not trusted."""
+def test_one_program_moves_all_layers_by_maps_of_their_own(tmp_path):
+    """Of a stack of blocks, whose spaces have other names and other maps in each."""
+    rng, counts = np.random.default_rng(1), []
+    for layers in (2, 5):
+        arrays = {f"{i}/in": rng.normal(size=(3, 4)).astype("f4") for i in range(layers)}
+        arrays |= {f"{i}/out": rng.normal(size=(4, 3)).astype("f4") for i in range(layers)}
+        rules = {"{i}/in": "x* h{i}", "{i}/out": "h{i}* x"}
+        s = spec(arrays, rules, spaces={"h{i}": "relu", "x": "outer"})
+        maps = {f"h{i}": growth.permute(rng.permutation(4)) for i in range(layers)}
+        view = rebased(opened(arrays, tmp_path), s, maps)
+        for path, want in change_basis(arrays, s, maps).items():
+            assert pieces(view.tensors[path]).tobytes() == np.asarray(want).tobytes()
+        counts.append(compiled(view))
+    assert counts == [2, 2]
+
+
+def test_programs_are_those_of_equal_functions():
     programs, x = Programs(), jax.ShapeDtypeStruct((3,), np.float32)
-
-    def adding(c):
-        inner = jax.jit(lambda x: x + np.asarray(c, np.float32))
-        return lambda x: inner(x)
-
-    found = []
-    for c in ([1, 2, 3], [4, 5, 6]):
-        run, constants = programs(adding(c), [x])
-        found.append(np.asarray(run(constants, jnp.zeros(3))).tolist())
-    assert found == [[1, 2, 3], [4, 5, 6]]
-
-
-def copies(view):
-    return [Work(x.name, x.shape, x.dtype, (x,), None, None, None) for x in view.tensors.values()]
+    for function in (jnp.add, jnp.subtract):
+        for operand in (jnp.arange(3.0), jnp.ones(3)):
+            found = programs(function, operand, [x])(operand, jnp.full(3, 5.0))
+            assert found.tolist() == function(operand, 5.0).tolist()
+    assert len(programs._compiled) == 2
 
 
 def test_memory_counts_what_is_held_and_the_limit_is_kept(tmp_path):
     _, view = view_of(tmp_path)
-    for tensor, work in zip(view.tensors.values(), copies(view), strict=True):
-        held = math.prod(tensor.shape) * 2 + sum(
-            part.array.nbytes for part in tensor._parts.values()
-        )
+    for tensor, work in zip(view.tensors.values(), view.works(), strict=True):
+        held = math.prod(tensor.shape) * 2 + sum(part.array.nbytes for part in tensor._parts)
         assert tensor.needs >= held
         assert memory(work) >= tensor.needs
         # no more than the parts, the outcome, and both in float32 beside them
         assert tensor.needs <= 3 * held
-    with pytest.raises(MergeError, match=r"--max-memory: .* needs"):
-        limits(copies(view), 1 << 20)
+    with pytest.raises(MergeError, match=r"max_memory: .* needs"):
+        limits(view.works(), 1 << 20)
 
 
 class Sink(dict):
@@ -212,7 +223,7 @@ class Sink(dict):
 
 def test_the_executor_needs_no_special_case(tmp_path):
     _, view = view_of(tmp_path)
-    sink, works = Sink(), copies(view)
+    sink, works = Sink(), view.works()
     execute(works, sink, limits(works, None, 2))
     for name, tensor in view.tensors.items():
         assert sink[name][0].tobytes() == pieces(tensor).tobytes()
@@ -240,6 +251,9 @@ def test_refusals_name_the_tensor(tmp_path):
     for start in (-1, math.prod(tensor.shape) - 1):
         with pytest.raises(ValueError, match=r"lm_head.weight of .*entries"):
             tensor.read(np.empty(2, tensor.dtype), start)
+    for buffer in (np.empty(2, np.float32), np.empty((2, 1), tensor.dtype)):
+        with pytest.raises(ValueError, match=r"lm_head.weight of .*flat, contiguous bfloat16"):
+            tensor.read(buffer)
     source.tensors["lm_head.weight"].array[3, 4] = np.nan
     with pytest.raises(CheckpointError, match=r"NaN or infinity in lm_head.weight"):
         pieces(tensor)

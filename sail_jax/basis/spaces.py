@@ -132,6 +132,20 @@ class Spec:
                     f"the map of {name!r} is batched, write {m.write.shape}: use jax.vmap"
                 )
 
+    def alone(self, path: str) -> tuple["Spec", dict[str, str]]:
+        """The spec of one leaf, called "leaf", and the names that its spaces have there.
+
+        Leaves that are used alike, such as those of a network's layers, have equal specs, and so
+        one compiled program. ValueError as `axes`.
+        """
+        names: dict[str, str] = {}
+        axes = tuple(
+            tuple(f._replace(space=names.setdefault(f.space, f"s{len(names)}")) for f in axis)
+            for axis in self.axes(path)
+        )
+        spaces = tuple(self.space(old)._replace(name=new) for old, new in names.items())
+        return Spec((Leaf("leaf", axes),), spaces), names
+
     def resized(self, maps: Mapping[str, SpaceMap]) -> "Spec":
         """The spec of the parameters after a change of basis by these maps."""
         self.check(maps)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from sail_jax.basis.axes import Factor
@@ -20,11 +21,34 @@ from sail_jax.growth.fresh import aki, leaf_key, scale_norms
 from sail_jax.growth.layers import Source
 from sail_jax.growth.named import Method, Step
 
-__all__ = ["Growth"]
+__all__ = ["Growth", "Operands", "Rule"]
 
 
-class _Recipe(NamedTuple):
-    """How a leaf is computed, without its names: leaves with one recipe are compiled once."""
+class Operands(NamedTuple):
+    """What differs between leaves that are computed alike, all of it arrays.
+
+    Attributes:
+      weights: What the old leaves are multiplied by; None for a single one.
+      maps: Those of the leaf's spaces.
+      key: What the leaf draws from.
+      fresh: Which entries are drawn anew.
+      output: What the outcome is multiplied by.
+    """
+
+    weights: np.ndarray | None
+    maps: dict[str, SpaceMap]
+    key: PRNGKeyArray | None
+    fresh: Array | None
+    output: Array | None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a leaf is computed, without its name: `rule(operands, *arrays)`, pure and jitted.
+
+    Rules of leaves that are computed alike are equal, and compiled once. The arrays are the old
+    leaves that are summed, then the one above unless it is among them; `above` says which it is.
+    """
 
     spec: Spec
     move: Step | None
@@ -33,8 +57,12 @@ class _Recipe(NamedTuple):
     transpose: bool
     scale: float
     identity: bool
+    above: int | None
     eta: bool
     std: float
+
+    def __call__(self, operands: Operands, *arrays: Array) -> Array:
+        return _compute(self, operands, arrays)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,13 +99,19 @@ class Growth:
 
     def leaf(self, path: str, arrays: Mapping[str, Array]) -> Array:
         """A leaf of the grown network from those it needs, by their paths. Pure, jitted."""
-        source = self._source(path)
-        for name in self.needs(path):
+        needs = self.needs(path)
+        for name in needs:
             if name not in arrays:
                 raise ValueError(f"leaf {path!r} is computed from {name!r}, which is missing")
-        spec, maps = _local(self.spec, path, self.maps)
-        factors = [f for axis in self.spec.axes(path) for f in axis]
-        recipe = _Recipe(
+        rule, operands = self.computation(path)
+        return rule(operands, *(jnp.asarray(arrays[name]) for name in needs))
+
+    def computation(self, path: str) -> tuple[Rule, Operands]:
+        """What `leaf` does: `rule(operands, *arrays)` of the leaves that it needs, in order."""
+        source = self._source(path)
+        spec, names = self.spec.alone(path)
+        gains = {f.space for axis in self.spec.axes(path) for f in axis if f.role == "gain"}
+        rule = Rule(
             spec,
             self._method.move,
             self._method.edits,
@@ -85,15 +119,13 @@ class Growth:
             source.transpose,
             source.scale,
             source.identity,
-            any(f.role == "gain" and f.space in self._eta for f in factors),
+            self.needs(path).index(source.above) if source.above else None,
+            bool(gains & self._eta),
             self._std,
         )
-        return _compute(
-            recipe,
-            tuple(jnp.asarray(arrays[name]) for name in source.paths),
-            jnp.asarray(arrays[source.above]) if source.above else None,
-            None if len(source.paths) == 1 else jnp.asarray(source.weights),
-            maps,
+        return rule, Operands(
+            None if len(source.paths) == 1 else np.asarray(source.weights),
+            {new: self.maps[old] for old, new in names.items() if old in self.maps},
             None if self._key is None else leaf_key(self._key, path),
             self._fresh.get(path),
             self._outputs.get(path),
@@ -110,48 +142,29 @@ class Growth:
         return f"Growth({len(self.leaves)} leaves, {'exact' if self.report.exact else 'not exact'})"
 
 
-def _local(spec: Spec, path: str, maps: Mapping[str, SpaceMap]) -> tuple[Spec, dict[str, SpaceMap]]:
-    """The spec of one leaf without its name or those of its spaces, and its maps."""
-    names: dict[str, str] = {}
-    axes = tuple(
-        tuple(f._replace(space=names.setdefault(f.space, f"s{len(names)}")) for f in axis)
-        for axis in spec.axes(path)
-    )
-    spaces = tuple(spec.space(name)._replace(name=local) for name, local in names.items())
-    own = {local: maps[name] for name, local in names.items() if name in maps}
-    return Spec((Leaf("leaf", axes),), spaces), own
-
-
 @partial(jax.jit, static_argnums=0)
-def _compute(
-    recipe: _Recipe,
-    arrays: tuple[Array, ...],
-    above: Array | None,
-    weights: Array | None,
-    maps: dict[str, SpaceMap],
-    key: PRNGKeyArray | None,
-    fresh: Array | None,
-    output: Array | None,
-) -> Array:
-    spec, knobs = recipe.spec, dict(recipe.knobs)
+def _compute(rule: Rule, operands: Operands, arrays: tuple[Array, ...]) -> Array:
+    spec, knobs = rule.spec, dict(rule.knobs)
+    weights, maps, key, fresh, output = operands
     dtype = arrays[0].dtype
     x = arrays[0]
     if weights is not None:
         wide = jnp.promote_types(dtype, jnp.float32)
-        x = reduce(add, (w * a.astype(wide) for w, a in zip(weights, arrays, strict=True)))
-    if recipe.scale != 1:
-        x = x.astype(jnp.promote_types(dtype, jnp.float32)) * recipe.scale
-    x = jnp.eye(len(x), dtype=dtype) if recipe.identity else x.T if recipe.transpose else x
+        # the array above may follow those that are summed
+        x = reduce(add, (w * a.astype(wide) for w, a in zip(weights, arrays, strict=False)))
+    if rule.scale != 1:
+        x = x.astype(jnp.promote_types(dtype, jnp.float32)) * rule.scale
+    x = jnp.eye(len(x), dtype=dtype) if rule.identity else x.T if rule.transpose else x
     if maps:
-        if above is not None:
-            x = _from_above(x, above, spec, maps)
-        elif recipe.move is not None:
-            x = recipe.move({"leaf": x}, spec, maps, key, knobs)["leaf"]
+        if rule.above is not None:
+            x = _from_above(x, arrays[rule.above], spec, maps)
+        elif rule.move is not None:
+            x = rule.move({"leaf": x}, spec, maps, key, knobs)["leaf"]
         else:
             x = change_basis({"leaf": x}, spec, maps)["leaf"]
-        for edit in recipe.edits:
+        for edit in rule.edits:
             x = edit({"leaf": x}, spec, maps, key, knobs)["leaf"]
-        if recipe.eta:
+        if rule.eta:
             x = scale_norms({"leaf": x}, spec, maps)["leaf"]
     if fresh is not None:
         factors = [f for axis in spec.axes("leaf") for f in axis]
@@ -160,7 +173,7 @@ def _compute(
             drawn = jnp.ones(x.shape)
         elif any(f.role == "read" for f in factors):
             assert key is not None
-            drawn = recipe.std * jax.random.normal(key, x.shape)
+            drawn = rule.std * jax.random.normal(key, x.shape)
         x = jnp.where(fresh, drawn.astype(x.dtype), x)
     if output is not None:
         x = x * output.astype(x.dtype)

@@ -21,7 +21,7 @@ from sail_jax.merging.streaming import (
     finite,
     kept_bytes,
 )
-from sail_jax.merging.tensors import Tensor
+from sail_jax.merging.tensors import Tensor, held
 
 __all__ = [
     "Limits",
@@ -97,7 +97,7 @@ def memory(work: Work) -> int:
     widest = max(tensor.dtype.itemsize for tensor in work.inputs)
     # what is computed to be read; inputs as read; float32 task vectors and weights and what kernels
     # hold beside them; the outcome
-    needs = sum(getattr(tensor, "needs", 0) for tensor in work.inputs)
+    needs = sum(held(tensor) for tensor in work.inputs)
     needs += math.ceil(kept_bytes(work) * work.size * len(work.models))
     return needs + entries * (inputs * widest + 3 * 4 * len(work.models) + 12)
 
@@ -113,7 +113,7 @@ def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = 
     largest = max(works, key=memory, default=None)
     if room < needs[0] and largest is not None:
         raise MergeError(
-            f"--max-memory: {largest.name} needs {_mib(CONSTANT + needs[0])} "
+            f"max_memory: {largest.name} needs {_mib(CONSTANT + needs[0])} "
             f"({_mib(CONSTANT)} of it for the program), got {_mib(max_memory)}"
         )
     fitting = max(k for k in range(1, wanted + 1) if sum(needs[:k]) <= room)
@@ -272,7 +272,7 @@ def _all_nonfinite(works: Sequence[Work], first: Tensor, limit: int = 10) -> str
                 found.append(tensor)
     names = "; ".join(f"{tensor.name} in {tensor.source}" for tensor in found[:limit])
     more = f" and {len(found) - limit} more" if len(found) > limit else ""
-    return f"NaN or infinity in {names}{more}; --allow-nonfinite goes on regardless"
+    return f"NaN or infinity in {names}{more}; allow_nonfinite=True goes on regardless"
 
 
 def _all_finite(tensor: Tensor) -> bool:

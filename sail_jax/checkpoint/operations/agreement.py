@@ -12,7 +12,7 @@ from sail_jax import architectures
 from sail_jax.basis.certificate import certificate
 from sail_jax.checkpoint.engine.executor import resident
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.merging.tensors import Tensor, Tensors
+from sail_jax.merging.tensors import Tensors, read_whole
 
 __all__ = ["Agreement", "agreement", "certified", "probes", "wanted"]
 
@@ -67,7 +67,7 @@ def wanted(
     if certify and not found:
         raise CheckpointError(
             f"{path}: no certificate, as no forward pass of this architecture is known; "
-            "leave out --certify"
+            "leave out certify=True"
         )
     return found, ()
 
@@ -95,7 +95,7 @@ def _certified(
     family: architectures.Architecture, tensors: Tensors, config: Mapping[str, Any], renew: Renew
 ) -> tuple[Agreement, ...]:
     assert family.logits is not None
-    old = {name: _whole(x) for name, x in tensors.items()}
+    old = {name: jnp.asarray(read_whole(x)) for name, x in tensors.items()}
     dtypes = {x.dtype for x in old.values() if jnp.issubdtype(x.dtype, jnp.floating)}
     own = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float32"))
     inputs = probes(family.name, config)
@@ -107,12 +107,6 @@ def _certified(
         }
         found.append(agreement(family.logits, cast, config, *renew(cast), inputs, dtype))
     return tuple(found)
-
-
-def _whole(tensor: Tensor) -> jax.Array:
-    flat = np.empty(int(np.prod(tensor.shape)), tensor.dtype)
-    tensor.read(flat)
-    return jnp.asarray(flat.reshape(tensor.shape))
 
 
 def agreement(

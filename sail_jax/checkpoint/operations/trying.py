@@ -15,6 +15,7 @@ from sail_jax import architectures, probe
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
 from sail_jax.checkpoint.formats.open import open_checkpoint
 from sail_jax.checkpoint.planning.inputs import config_of
+from sail_jax.merging.tensors import read_whole
 
 __all__ = ["Examples", "Trial", "read_examples", "try_average"]
 
@@ -60,11 +61,7 @@ def read_examples(path: str | PathLike[str]) -> Examples:
                 f"{path}: expected 'tokens' or 'inputs', and 'labels' if there are any; found "
                 f"{', '.join(sorted(found)) or 'nothing'}"
             )
-        arrays = {}
-        for name, tensor in found.items():
-            flat = np.empty(math.prod(tensor.shape), tensor.dtype)
-            tensor.read(flat)
-            arrays[name] = flat.reshape(tensor.shape)
+        arrays = {name: read_whole(tensor) for name, tensor in found.items()}
     inputs, labels = arrays[names[0]], arrays.get("labels")
     whole = np.issubdtype(inputs.dtype, np.integer)
     if inputs.ndim < 2 or len(inputs) < 2 or (names[0] == "tokens" and not whole):
@@ -160,13 +157,13 @@ def _load(
             config = config_of(opened.extras) if config is None else config
             params = {}
             for name, tensor in opened.tensors.items():
-                flat = np.empty(math.prod(tensor.shape), tensor.dtype)
-                tensor.read(flat)
-                x = jnp.asarray(flat.reshape(tensor.shape))
+                x = jnp.asarray(read_whole(tensor))
                 params[name] = x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
             models.append(params)
     if not config:
-        raise CheckpointError(f"{paths[0]}: without a config.json it cannot be run; give --config")
+        raise CheckpointError(
+            f"{paths[0]}: without a config.json it cannot be run; give config=..."
+        )
     return models, config
 
 

@@ -207,7 +207,7 @@ class Writer:
             )
         if found and not resume:
             raise CheckpointError(
-                f"{self.partial} holds this very work, unfinished; add --resume to continue it, or "
+                f"{self.partial} holds this very work, unfinished; resume=True continues it, or "
                 "remove it"
             )
         try:
@@ -364,7 +364,9 @@ class Writer:
                 for name in (*files, ""):
                     disk.sync(Path(above) / name)
         if os.path.lexists(self.out) and not is_empty_folder(self.out):
-            raise CheckpointError(f"{self.out} has appeared meanwhile; move it away and --resume")
+            raise CheckpointError(
+                f"{self.out} has appeared meanwhile; move it away, then resume=True continues"
+            )
         journal.commit(self._payload.stat().st_ino)
         if not self.folder and self.out.is_dir():
             self.out.rmdir()

@@ -1,6 +1,7 @@
 """What plans and methods say of themselves: as data, as text, and as a model card."""
 
 import inspect
+import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,7 +13,6 @@ from sail_jax.checkpoint.planning.layers import position
 from sail_jax.checkpoint.planning.plan import Plan, Treatment
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import Recipe
-from sail_jax.checkpoint.sources.rows import count
 from sail_jax.merging.merge import Merge, example, get, options_of
 from sail_jax.merging.streaming import Work, passes, tree_bits
 
@@ -64,9 +64,9 @@ def _described(t: Treatment, passes: Passes) -> dict[str, Any]:
         "group": t.group,
         "note": t.note,
         "passes": times,
-        "read": times * sum(count(x.shape) * x.dtype.itemsize for x in unique),
-        "write": count(t.shape) * t.dtype.itemsize,
-        "working": wide * (count(t.shape) + sum(count(x.shape) for x in inputs)),
+        "read": times * sum(math.prod(x.shape) * x.dtype.itemsize for x in unique),
+        "write": math.prod(t.shape) * t.dtype.itemsize,
+        "working": wide * (math.prod(t.shape) + sum(math.prod(x.shape) for x in inputs)),
     }
 
 

@@ -21,6 +21,7 @@ No entry of a tensor is read. The rules by which tensors are matched:
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,7 +45,7 @@ from sail_jax.checkpoint.planning.templates import chat_template
 from sail_jax.checkpoint.planning.tokenizers import Alignment, align, read_vocabulary
 from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref
 from sail_jax.checkpoint.recipe.yaml_tree import Where
-from sail_jax.checkpoint.sources.rows import Rows, count, head_rows
+from sail_jax.checkpoint.sources.rows import Rows, head_rows
 from sail_jax.checks import nearest
 from sail_jax.disk import StoreError
 from sail_jax.merging.merge import Merge, identity
@@ -433,7 +434,7 @@ class _Planner:
         return changes
 
     def _summary(self, one: Input) -> InputSummary:
-        size = sum(count(x.shape) * x.dtype.itemsize for x in one.tensors.values())
+        size = sum(math.prod(x.shape) * x.dtype.itemsize for x in one.tensors.values())
         part = "base" if one.ref == self.recipe.base_model else "model"
         part = part if one.ref in self._merged() else "tokenizer"
         return InputSummary(str(one.ref), part, len(one.tensors), size)

@@ -3,7 +3,6 @@ base tensor by tensor as it is read, and written."""
 
 import math
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checks import nearest
 from sail_jax.lora import Adapter, LowRank
-from sail_jax.merging.tensors import Shape, Tensor, Tensors
+from sail_jax.merging.tensors import OnDemand, Shape, Tensor, Tensors, held, read_whole
 
 __all__ = ["Adapted", "adapted", "adapter_files", "load_adapter"]
 
@@ -50,54 +49,42 @@ class _Factors(NamedTuple):
         return shape[::-1] if self.transposed else shape
 
 
-class Adapted:
+class Adapted(OnDemand):
     """base + scale * B A, computed in float32 and rounded once to `dtype`, the base's by default.
 
-    The factors are read with the first entries and kept until the last have been read. Products are
-    formed by blocks of rows that depend on the shape alone, so that an entry has the same bits
-    whatever is read along with it.
+    The factors are what is kept. Products are formed by blocks of rows that depend on the shape
+    alone, so that an entry has the same bits whatever is read along with it.
     """
 
     def __init__(self, base: Tensor, factors: _Factors, dtype: np.dtype | None = None) -> None:
+        dtype = base.dtype if dtype is None else np.dtype(dtype)
+        super().__init__(base.name, dtype, base.shape, f"{base.source} + {factors.B.source}")
         self.base, self.factors = base, factors
-        self.name, self.shape = base.name, base.shape
-        self.dtype = base.dtype if dtype is None else np.dtype(dtype)
-        self.source = f"{base.source} + {factors.B.source}"
-        self._lock = threading.Lock()
-        self._loaded: tuple[np.ndarray, np.ndarray] | None = None
 
-    def read(self, out: np.ndarray, start: int = 0) -> None:
-        rows, columns = self.shape
-        if start < 0 or start + out.size > rows * columns:
-            raise ValueError(
-                f"{self.name} of {self.source}: entries {start} to {start + out.size} asked for, "
-                f"has {rows * columns}"
-            )
-        if not out.size:
-            return
-        left, right = self._sides()
-        original = np.empty(out.size, self.base.dtype)
-        self.base.read(original, start)
+    @property
+    def needs(self) -> int:
+        """Bytes of the factors, and of a block: of the base, its change, and their sum."""
+        entries = sum(math.prod(factor.shape) for factor in self.factors[:2])
+        block = max(_BLOCK, self.shape[1]) * (self.base.dtype.itemsize + 3 * 4)
+        return 4 * entries + block + sum(map(held, (self.base, *self.factors[:2])))
+
+    def form(self) -> tuple[np.ndarray, np.ndarray]:
+        B, A = (_whole(x) for x in self.factors[:2])
+        B = B * np.float32(self.factors.scale)
+        return (A.T, B.T) if self.factors.transposed else (B, A)
+
+    def fill(self, formed: tuple[np.ndarray, np.ndarray], out: np.ndarray, start: int) -> None:
+        left, right = formed
+        columns, stop = self.shape[1], start + out.size
         height = max(1, _BLOCK // columns)
-        for first in range(start // columns // height * height, rows, height):
-            begin = max(start, first * columns)
-            end = min(start + out.size, (first + height) * columns)
-            if begin >= end:
-                break
-            change = (left[first : first + height] @ right).reshape(-1)
-            change = change[begin - first * columns : end - first * columns]
-            part = slice(begin - start, end - start)
-            out[part] = (original[part].astype(np.float32) + change).astype(self.dtype)
-        if start + out.size == rows * columns:
-            self._loaded = None
-
-    def _sides(self) -> tuple[np.ndarray, np.ndarray]:
-        with self._lock:
-            if self._loaded is None:
-                B, A = (_whole(x) for x in self.factors[:2])
-                B = B * np.float32(self.factors.scale)
-                self._loaded = (A.T, B.T) if self.factors.transposed else (B, A)
-            return self._loaded
+        for row in range(start // columns // height * height, -(-stop // columns), height):
+            at = row * columns
+            begin, end = max(start, at), min(stop, at + height * columns)
+            original = np.empty(end - begin, self.base.dtype)
+            self.base.read(original, begin)
+            change = (left[row : row + height] @ right).reshape(-1)[begin - at : end - at]
+            total = original.astype(np.float32) + change
+            out[begin - start : end - start] = total.astype(self.dtype)
 
 
 def adapted(
@@ -198,6 +185,11 @@ class _Renamed:
     def __init__(self, tensor: Tensor, name: str) -> None:
         self.tensor, self.name = tensor, name
         self.dtype, self.shape, self.source = tensor.dtype, tensor.shape, tensor.source
+
+    @property
+    def needs(self) -> int:
+        """Bytes that the tensor itself holds."""
+        return held(self.tensor)
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
         self.tensor.read(out, start)
@@ -313,9 +305,7 @@ def _in_base(name: str, source: str, base: Tensors) -> Tensor:
 
 
 def _whole(tensor: Tensor) -> np.ndarray:
-    flat = np.empty(math.prod(tensor.shape), tensor.dtype)
-    tensor.read(flat)
-    return flat.reshape(tensor.shape).astype(np.float32)
+    return read_whole(tensor).astype(np.float32)
 
 
 def _some(names: Mapping[str, Any]) -> str:

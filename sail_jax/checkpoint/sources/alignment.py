@@ -19,9 +19,7 @@ from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
-from sail_jax.checkpoint.engine.executor import (
-    CONSTANT,
-)
+from sail_jax.checkpoint.engine.executor import CONSTANT
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
@@ -83,8 +81,8 @@ def spec_of(
     config = config or config_of(checkpoint.extras)
     if not config:
         raise CheckpointError(
-            f"{checkpoint.path} has no config.json: say where it is (config, --config), or "
-            "which spaces the tensors live in (spec, --spec)"
+            f"{checkpoint.path} has no config.json: say where it is (config=...), or "
+            "which spaces the tensors live in (spec=...)"
         )
     rules = architectures.of(config).rules(config)
     found = rules.spec(shapes)

@@ -59,8 +59,8 @@ def growth_view(
     own = config_of(checkpoint.extras) if config is None else read_target(config)
     if not own and rules is None:
         raise CheckpointError(
-            f"{checkpoint.path} has no config.json: say where it is (config, --config), or which "
-            "spaces the tensors live in (rules, --spec)"
+            f"{checkpoint.path} has no config.json: say where it is (config=...), or which "
+            "spaces the tensors live in (rules=...)"
         )
     shapes = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in checkpoint.tensors.items()

@@ -12,7 +12,7 @@ from sail_jax.align.blocks import change_blocks
 from sail_jax.basis.change_basis import unfuse, unfused
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
-from sail_jax.merging.tensors import Tensor
+from sail_jax.merging.tensors import Tensor, read_whole
 
 __all__ = ["Match", "Unread", "compared"]
 
@@ -46,9 +46,7 @@ class Unread:
         return type(self)(self._tensor, index)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        flat = np.empty(math.prod(self._tensor.shape), self.dtype)
-        self._tensor.read(flat)
-        whole = flat.reshape(self._tensor.shape)[self._index]
+        whole = read_whole(self._tensor)[self._index]
         return whole if dtype is None else whole.astype(dtype)
 
 

@@ -1,15 +1,14 @@
 """A tensor whose rows lie elsewhere: cropped, padded, permuted or averaged, read on demand."""
 
-import threading
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from sail_jax.merging.tensors import Shape, Tensor
+from sail_jax.merging.tensors import OnDemand, Tensor, held
 
-__all__ = ["FILL", "ZERO", "Rows", "count", "head_rows"]
+__all__ = ["FILL", "ZERO", "Rows", "head_rows"]
 
 ZERO, FILL = -1, -2
 """Instead of a part's number: a row of zeros; the mean of all rows that are no FILL rows."""
@@ -17,7 +16,7 @@ ZERO, FILL = -1, -2
 _CHUNK = 1 << 20
 
 
-class Rows:
+class Rows(OnDemand):
     """Row i is row `row[i]` of `parts[part[i]]`, zeros (ZERO), or the mean of the others (FILL).
 
     parts: tensors of equal shape but for axis 0. means: rows i that are the mean of several (part,
@@ -37,30 +36,30 @@ class Rows:
         for i in self.means:
             part[i], row[i] = len(self.parts), i
         dtypes = {tensor.dtype for tensor in self.parts}
-        self.name = self.parts[0].name
-        self.dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
-        self.shape: Shape = (len(part), *self.parts[0].shape[1:])
-        self.width = int(np.prod(self.shape[1:], dtype=np.int64))
-        self.source = " and ".join(dict.fromkeys(tensor.source for tensor in self.parts))
+        dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+        shape = (len(part), *self.parts[0].shape[1:])
+        source = " and ".join(dict.fromkeys(tensor.source for tensor in self.parts))
+        super().__init__(self.parts[0].name, dtype, shape, source)
+        self.width = math.prod(self.shape[1:])
         new = (np.diff(part) != 0) | ((part[1:] >= 0) & (np.diff(row) != 1))
         starts = np.concatenate([[0], np.flatnonzero(new) + 1]) if len(part) else np.array([0])
         # runs of rows that lie together where they come from: (first row, part, row there)
         self.runs = [(int(i), int(part[i]), int(row[i])) for i in starts] if len(part) else []
         self.starts = [run[0] for run in self.runs]
-        self._fill: Any = None
-        self._lock = threading.Lock()
+        self._fills, self._mean = FILL in part, None
 
     @property
     def needs(self) -> int:
         """Bytes that the parts hold while they are read."""
-        return sum(getattr(part, "needs", 0) for part in self.parts)
+        return sum(map(held, self.parts))
 
-    def read(self, out: np.ndarray, start: int = 0) -> None:
-        if start < 0 or start + out.size > self.shape[0] * self.width:
-            raise ValueError(
-                f"{self.name} of {self.source}: entries {start} to {start + out.size} asked for,"
-                f" has {self.shape[0] * self.width}"
-            )
+    def form(self) -> np.ndarray | None:
+        """The mean of all rows that are no FILL rows, if there are FILL rows: one row, kept."""
+        if self._fills and self._mean is None:
+            self._mean = self._mean_of_all()
+        return self._mean
+
+    def fill(self, formed: np.ndarray | None, out: np.ndarray, start: int) -> None:
         done = 0
         while done < out.size:
             at = (start + done) // self.width
@@ -73,7 +72,8 @@ class Rows:
                 piece[...] = 0
             elif part == FILL:
                 column = (offset + np.arange(piece.size)) % self.width
-                piece[...] = self._mean_of_all()[column].astype(self.dtype)
+                assert formed is not None
+                piece[...] = formed[column].astype(self.dtype)
             elif part == len(self.parts):
                 self._means(piece, start + done)
             else:
@@ -102,21 +102,18 @@ class Rows:
             done += piece.size
 
     def _mean_of_all(self) -> np.ndarray:
-        with self._lock:
-            if self._fill is None:
-                total, rows = np.zeros(self.width, np.float64), 0
-                step = max(1, _CHUNK // max(1, self.width))
-                for which, (first, part, _) in enumerate(self.runs):
-                    last = self.starts[which + 1] if which + 1 < len(self.runs) else self.shape[0]
-                    if part == FILL:
-                        continue
-                    rows += last - first
-                    for at in range(first, last, step):
-                        buffer = np.empty((min(step, last - at), self.width), self.dtype)
-                        self.read(buffer.reshape(-1), at * self.width)
-                        total += buffer.astype(np.float64).sum(0)
-                self._fill = total / max(rows, 1)
-            return self._fill
+        total, rows = np.zeros(self.width, np.float64), 0
+        step = max(1, _CHUNK // max(1, self.width))
+        ends = [*self.starts[1:], self.shape[0]]
+        for (first, part, _), last in zip(self.runs, ends, strict=True):
+            if part == FILL:
+                continue
+            rows += last - first
+            for at in range(first, last, step):
+                buffer = np.empty((min(step, last - at), self.width), self.dtype)
+                self.fill(None, buffer.reshape(-1), at * self.width)
+                total += buffer.astype(np.float64).sum(0)
+        return total / max(rows, 1)
 
 
 def head_rows(tensor: Tensor, rows: int, rest: Tensor | None = None) -> Rows:
@@ -124,8 +121,3 @@ def head_rows(tensor: Tensor, rows: int, rest: Tensor | None = None) -> Rows:
     index = np.arange(rows)
     part = (index >= tensor.shape[0]).astype(np.int64)
     return Rows((tensor,) if rest is None else (tensor, rest), part, index)
-
-
-def count(shape: Shape) -> int:
-    """Entries of a tensor of this shape."""
-    return int(np.prod(shape, dtype=np.int64))

@@ -10,24 +10,24 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax.extend import core
 from jaxtyping import Array
 
-from sail_jax.align.blocks import change_blocks
+from sail_jax.align.blocks import change_blocks, check_within
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.merging.streaming import Work, finite
-from sail_jax.merging.tensors import Shape, Tensor
+from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole
 
 __all__ = ["Computed", "View", "grown", "rebased"]
 
-Compute = Callable[[Mapping[str, Array]], Array]
+Function = Callable[..., Array]
 
 
 class _Growth(Protocol):
@@ -41,7 +41,7 @@ class _Growth(Protocol):
 
     def needs(self, path: str) -> tuple[str, ...]: ...
 
-    def leaf(self, path: str, arrays: Mapping[str, Array]) -> Array: ...
+    def computation(self, path: str) -> tuple[Function, Any]: ...
 
 
 class View(Checkpoint):
@@ -75,170 +75,105 @@ class View(Checkpoint):
             source.close()
 
 
-class Computed:
-    """A tensor computed from others: `compute({their names: arrays})`, pure, traced once.
+class Computed(OnDemand):
+    """A tensor computed from others: `function(operands, *arrays)`, pure.
 
-    mark: what tells this computation from others of the same name, for fingerprints. Without
-    `allow_nonfinite`, CheckpointError names what it is computed from that is NaN or infinite.
-    Two readers at once are safe; the second may have it formed anew.
+    function, operands: what is done, equal and hashed alike for tensors of which the same is done,
+    and a pytree of what differs between them. mark: what tells this computation from others of the
+    same name, for fingerprints. Without `allow_nonfinite`, CheckpointError names what it is
+    computed from that is NaN or infinite.
     """
 
     def __init__(
         self,
         name: str,
         like: jax.ShapeDtypeStruct,
-        parts: Mapping[str, Tensor],
-        compute: Compute,
+        parts: Sequence[Tensor],
+        function: Function,
+        operands: Any,
         programs: "Programs",
         *,
         how: str,
         mark: str,
         allow_nonfinite: bool = True,
     ) -> None:
-        self.name, self.mark = name, mark
-        self.dtype, self.shape = np.dtype(like.dtype), tuple(like.shape)
-        self.source = " and ".join(dict.fromkeys(part.source for part in parts.values()))
-        self.source = f"{self.source or name}, {how}"
-        self._parts, self._compute, self._programs = dict(parts), compute, programs
+        source = " and ".join(dict.fromkeys(part.source for part in parts))
+        super().__init__(name, np.dtype(like.dtype), tuple(like.shape), f"{source or name}, {how}")
+        self.mark = mark
+        self._parts, self._programs = tuple(parts), programs
+        self._function, self._operands = function, operands
         self._allow_nonfinite = allow_nonfinite
-        self._lock = threading.Lock()
-        self._program: tuple[Any, Sequence[Any]] | None = None
-        self._entries: np.ndarray | None = None
 
     @property
     def needs(self) -> int:
         """Bytes held from the first read to the last, at most: parts, temporaries and outcome."""
-        with self._lock, self._precision():
-            found = self._traced()[0].memory_analysis()
-        temporary = 0 if found is None else found.temp_size_in_bytes
-        inputs = sum(_bytes(part) + getattr(part, "needs", 0) for part in self._parts.values())
-        return inputs + temporary + _bytes(self)
-
-    def read(self, out: np.ndarray, start: int = 0) -> None:
-        size = math.prod(self.shape)
-        if start < 0 or start + out.size > size:
-            raise ValueError(
-                f"{self.name} of {self.source}: entries {start} to {start + out.size} asked for, "
-                f"has {size}"
-            )
-        if not out.size:
-            return
-        with self._lock:
-            if self._entries is None:
-                self._entries = self._formed()
-            entries = self._entries
-            if start + out.size == size:
-                self._entries = None
-        out[...] = entries[start : start + out.size]
-
-    def _formed(self) -> np.ndarray:
         with self._precision():
-            run, constants = self._traced()
-            arrays = [_array(part, self._allow_nonfinite) for part in self._parts.values()]
-            put = [jax.device_put(x, may_alias=True) for x in arrays]
-            out = np.asarray(jax.block_until_ready(run(constants, *put))).reshape(-1)
-        if not self._allow_nonfinite and out.dtype.kind not in "iub" and not finite(out):
-            raise CheckpointError(
-                f"{self.name} of {self.source}: values do not fit {self.dtype}, or are NaN; "
-                "--allow-nonfinite goes on regardless"
-            )
+            analysis = self._program().memory_analysis()
+        temporary = 0 if analysis is None else analysis.temp_size_in_bytes
+        return temporary + _bytes(self) + sum(_bytes(part) + held(part) for part in self._parts)
+
+    def form(self) -> np.ndarray:
+        with self._precision():
+            program, arrays = self._program(), []
+            for part in self._parts:
+                array = read_whole(part)
+                self._check_finite(array, f"NaN or infinity in {part.name} in {part.source}")
+                arrays.append(jax.device_put(array, may_alias=True))
+            out = np.asarray(jax.block_until_ready(program(self._operands, *arrays))).reshape(-1)
+        self._check_finite(
+            out, f"{self.name} of {self.source}: values do not fit {self.dtype}, or are NaN"
+        )
         return out
 
-    def _traced(self) -> tuple[Any, Sequence[Any]]:
-        if self._program is None:
-            names, like = list(self._parts), jax.ShapeDtypeStruct
-            shapes = [like(part.shape, part.dtype) for part in self._parts.values()]
-            self._program = self._programs(
-                lambda *arrays: self._compute(dict(zip(names, arrays, strict=True))), shapes
-            )
-        return self._program
+    def _check_finite(self, array: np.ndarray, message: str) -> None:
+        floating = array.dtype.kind not in "iub"
+        if floating and not self._allow_nonfinite and not finite(array):
+            raise CheckpointError(f"{message}; allow_nonfinite=True goes on regardless")
+
+    def _program(self) -> Any:
+        shapes = [jax.ShapeDtypeStruct(part.shape, part.dtype) for part in self._parts]
+        return self._programs(self._function, self._operands, shapes)
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:
         """64 bits if, and only if, something has them, whatever the thread is set to."""
-        everything = [self, *self._parts.values()]
-        with jax.enable_x64(any(t.dtype.itemsize == 8 for t in everything)):
+        with jax.enable_x64(any(t.dtype.itemsize == 8 for t in (self, *self._parts))):
             yield
 
 
 class Programs:
-    """Functions compiled once for all that differ in nothing but their constants, such as the
-    layers of a network; a `Computed` calls them as `run(constants, *arrays)`."""
+    """Functions compiled once for equal functions of equal shapes, such as those of the layers of a
+    network; a `Computed` calls them as `program(operands, *arrays)`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._compiled: dict[Any, Any] = {}
 
     def __call__(
-        self, f: Callable[..., Array], shapes: Sequence[jax.ShapeDtypeStruct]
-    ) -> tuple[Any, Sequence[Any]]:
-        jaxpr, constants = _folded(jax.make_jaxpr(f)(*shapes))
-        key: Any = str(jaxpr)
-        if not _says_all(jaxpr):
-            key = object()
-
-        def run(constants: Sequence[Any], *arrays: Array) -> Array:
-            return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, constants))(*arrays)[0]
-
+        self, function: Function, operands: Any, shapes: Sequence[jax.ShapeDtypeStruct]
+    ) -> Any:
+        leaves, structure = jax.tree.flatten(operands)
+        key = function, structure, *map(jax.typeof, leaves), *shapes
         with self._lock:
             if key not in self._compiled:
-                self._compiled[key] = jax.jit(run).lower(constants, *shapes).compile()
-            return self._compiled[key], constants
+                self._compiled[key] = jax.jit(function).lower(operands, *shapes).compile()
+            return self._compiled[key]
 
 
-def _folded(traced: core.ClosedJaxpr) -> tuple[core.Jaxpr, list[Any]]:
-    """A jaxpr without the equations that depend on constants alone (a key of a tensor's own, say):
-    their outcomes are constants, too."""
-    jaxpr, rest = traced.jaxpr, []
-    known = dict(zip(jaxpr.constvars, traced.consts, strict=True))
-    for equation in jaxpr.eqns:
-        used = [v for v in equation.invars if not isinstance(v, core.Literal)]
-        if equation.effects or any(v not in known for v in used):
-            rest.append(equation)
-            continue
-        one = jaxpr.replace(
-            constvars=[], invars=used, outvars=equation.outvars, eqns=[equation],
-            debug_info=jaxpr.debug_info.with_unknown_names(),
-        )  # fmt: skip
-        values = core.jaxpr_as_fun(core.ClosedJaxpr(one, []))(*(known[v] for v in used))
-        known |= zip(equation.outvars, values, strict=True)
-    inside = {v for e in rest for v in e.invars if not isinstance(v, core.Literal)}
-    inside |= {v for v in jaxpr.outvars if not isinstance(v, core.Literal)}
-    constants = [v for v in known if v in inside]
-    return jaxpr.replace(constvars=constants, eqns=rest), [known[v] for v in constants]
+@dataclass(frozen=True)
+class _ChangeOfBasis:
+    """A leaf re-expressed by maps: `change_blocks`, for a spec of one leaf."""
 
+    spec: Spec
+    within: tuple[tuple[str, str], ...]
 
-def _says_all(jaxpr: core.Jaxpr) -> bool:
-    """Whether the text of a jaxpr determines it: no arrays are folded into it or its parts."""
-    for equation in jaxpr.eqns:
-        if any(isinstance(v, core.Literal) and np.size(v.val) > 1 for v in equation.invars):
-            return False
-        for value in equation.params.values():
-            for part in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(part, core.ClosedJaxpr) and part.consts:
-                    return False
-                inner = getattr(part, "jaxpr", part)
-                if isinstance(inner, core.Jaxpr) and not _says_all(inner):
-                    return False
-    return True
+    def __call__(self, maps: Mapping[str, SpaceMap], array: Array) -> Array:
+        ((path, _),) = self.spec.leaves
+        return change_blocks({path: array}, self.spec, maps, dict(self.within))[path]
 
 
 def _bytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape) * tensor.dtype.itemsize
-
-
-def _array(tensor: Tensor, allow_nonfinite: bool) -> np.ndarray:
-    """A whole tensor at a multiple of 64 bytes, which XLA reads in place."""
-    memory = np.empty(_bytes(tensor) + 64, np.uint8)
-    at = -memory.ctypes.data % 64
-    flat = memory[at : at + _bytes(tensor)].view(tensor.dtype)
-    tensor.read(flat)
-    if not allow_nonfinite and flat.dtype.kind not in "iub" and not finite(flat):
-        raise CheckpointError(
-            f"NaN or infinity in {tensor.name} in {tensor.source}; "
-            "--allow-nonfinite goes on regardless"
-        )
-    return flat.reshape(tensor.shape)
 
 
 def grown(
@@ -263,8 +198,8 @@ def grown(
                 f"{checkpoint.path}: '{path}' grows from '{missing[0]}', which is missing"
             )
         tensors[path] = Computed(
-            path, like, {name: checkpoint.tensors[name] for name in growth.needs(path)},
-            lambda arrays, path=path: growth.leaf(path, arrays), programs,
+            path, like, [checkpoint.tensors[name] for name in growth.needs(path)],
+            *growth.computation(path), programs,
             how=how, mark=mark, allow_nonfinite=allow_nonfinite,
         )  # fmt: skip
     return View([checkpoint], tensors, growth.config)
@@ -289,20 +224,22 @@ def rebased(
     within = dict(within or {})
     shared = {name: m for name, m in maps.items() if name not in within}
     spec.check(shared)
+    check_within(spec, within)
     programs, tensors = Programs(), {}
     sizes = spec.resized(shared)
     for path, tensor in checkpoint.tensors.items():
-        axes = spec.axes(path)
-        if not any(factor.space in maps for axis in axes for factor in axis):
+        local, names = spec.alone(path)
+        own = {new: maps[old] for old, new in names.items() if old in maps}
+        if not own:
             tensors[path] = tensor
             continue
         shape: Shape = tuple(
             old if new is None else new
             for old, new in zip(tensor.shape, sizes.shape(path), strict=True)
         )
+        blocks = tuple((names[name], names[within[name]]) for name in names if name in within)
         tensors[path] = Computed(
-            path, jax.ShapeDtypeStruct(shape, tensor.dtype), {path: tensor},
-            lambda arrays, path=path: change_blocks(dict(arrays), spec, maps, within)[path],
-            programs, how=how, mark=mark,
+            path, jax.ShapeDtypeStruct(shape, tensor.dtype), [tensor],
+            _ChangeOfBasis(local, blocks), own, programs, how=how, mark=mark,
         )  # fmt: skip
     return View([checkpoint], tensors, config)
