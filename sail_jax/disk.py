@@ -28,11 +28,11 @@ def explained(doing: str, path: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         advice = {
-            errno.ENOSPC: "free some space and run again with --resume",
-            errno.EDQUOT: "free some space and run again with --resume",
-            errno.EACCES: "check its permissions, or choose another place with --out",
-            errno.EPERM: "check its permissions, or choose another place with --out",
-            errno.EROFS: "choose another place with --out",
+            errno.ENOSPC: "free some space and run again with resume=True",
+            errno.EDQUOT: "free some space and run again with resume=True",
+            errno.EACCES: "check its permissions, or choose another place",
+            errno.EPERM: "check its permissions, or choose another place",
+            errno.EROFS: "choose another place",
         }.get(exc.errno or 0, "choose another place or repair this one")
         why = exc.strerror or str(exc) or type(exc).__name__
         raise StoreError(f"cannot {doing} {path}: {why}; {advice}") from exc
@@ -42,7 +42,7 @@ def admit(path: Path, schema: str, what: str) -> None:
     """A record may replace one of its kind, nothing else: RefusedError, before any work starts."""
     mark = f'"schema": "{schema}"'.encode()
     if path.exists() and (path.is_dir() or mark not in read_bytes(path, 1 << 26)[:99]):
-        raise RefusedError(f"{path} exists and is not {what}; choose another --json")
+        raise RefusedError(f"{path} exists and is not {what}; choose another file")
 
 
 def sync(path: Path) -> None:

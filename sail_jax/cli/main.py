@@ -17,7 +17,7 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from sail_jax.checks import nearest
-from sail_jax.cli.options import Parser, UsageError
+from sail_jax.cli.options import Parser, UsageError, with_flags
 from sail_jax.cli.progress import say
 from sail_jax.cli.table import COMMANDS
 from sail_jax.disk import RefusedError, StoreError
@@ -87,12 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(argv)
     except SystemExit as exc:  # argparse, after --help
         return int(exc.code or 0)
-    except UsageError as exc:
-        say(f"sail-jax: error: {exc}")
-        return 2
-    except StoreError as exc:
-        say(f"sail-jax: error: {exc}")
-        return 2 if isinstance(exc, (RefusedError, ValueError)) else 1
+    except (UsageError, StoreError) as exc:
+        say(f"sail-jax: error: {with_flags(str(exc))}")
+        return 2 if isinstance(exc, (UsageError, RefusedError, ValueError)) else 1
     except KeyboardInterrupt:
         say("sail-jax: interrupted")
         if argv and argv[0] in COMMANDS and COMMANDS[argv[0]].resumes:

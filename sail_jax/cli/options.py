@@ -21,6 +21,7 @@ __all__ = [
     "run_options",
     "seed",
     "size",
+    "with_flags",
 ]
 
 
@@ -49,6 +50,20 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"unexpected argument '{word}'")
         hint = nearest(word.split("=")[0], self._option_string_actions)
         raise UsageError(f"unknown option '{word}'{hint}")
+
+
+def with_flags(message: str) -> str:
+    """A message of the library, which names arguments, as users of the command line say them.
+
+    >>> with_flags("max_memory: a needs 9 MiB, or allow_nonfinite=True, or rules=...")
+    '--max-memory: a needs 9 MiB, or --allow-nonfinite, or --spec'
+    """
+
+    def flag(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        return "--" + {"rules": "spec"}.get(name, name).replace("_", "-")
+
+    return re.sub(r"\b([a-z_]+)=(?:True\b|\.\.\.)|\b(max_memory)\b", flag, message)
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ def explained(doing: str, path: Path) -> Iterator[None]:
         raise exc if isinstance(exc, CheckpointError) else CheckpointError(str(exc)) from exc
     except OSError as exc:
         full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-        then = "finished tensors are kept: free some space and run again with --resume"
+        then = "finished tensors are kept: free some space and run again with resume=True"
         why = exc.strerror or str(exc) or type(exc).__name__
         advice = then if full else "repair this place or choose another"
         raise CheckpointError(f"cannot {doing} {path}: {why}; {advice}") from exc
