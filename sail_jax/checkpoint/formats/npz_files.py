@@ -85,8 +85,10 @@ def _dtype(spelt: np.dtype, comment: str) -> np.dtype:
     raise ValueError(f"entries of type {spelt} are not read")
 
 
-def layout(tensors: Wanted, metadata: Mapping[str, str], name: str) -> Layout:
-    """One archive of stored members; their checksums are filled in by `seal`."""
+def layout(
+    tensors: Wanted, name: str, metadata: Mapping[str, str], shard_bytes: int | None
+) -> Layout:
+    """One archive of stored members, never several; their checksums are filled in by `seal`."""
     comment = json.dumps(dict(metadata), separators=(",", ":")).encode() if metadata else b""
     if len(comment) > 0xFFFF:
         raise CheckpointError(f"{name}: metadata of {len(comment)} bytes does not fit an .npz")
