@@ -205,6 +205,7 @@ def _evil():
     import os
 
     glob = "c{}\n{}\n".format
+    ordered, entry = b"ccollections\nOrderedDict\n", b"\x80\x02}X\x01\x00\x00\x00a%ss.".__mod__
     return {
         "os.system": pickle.dumps({"w": Evil(os.system, "touch pwned")}, 2),
         "eval": pickle.dumps({"w": Evil(eval, "1")}, 2),
@@ -222,6 +223,15 @@ def _evil():
         "giant bytearray": b"\x80\x05\x96" + struct.pack("<Q", 2**62) + b".",
         "holds itself": b"\x80\x02}q\x00X\x01\x00\x00\x00ah\x00s.",
         "tuple key": b"\x80\x02})K\x01s.",
+        "a key nested deep": b"\x80\x02})" + b"\x85" * 300_000 + b"K\x01s.",
+        "a key that doubles": b"\x80\x02})%sK\x01s."
+        % b"".join(b"q%ch%c\x86" % (i, i) for i in range(60)),
+        "a long size": entry(glob("torch", "Size").encode() + b"](" + b"K\x01" * 65 + b"e\x85R"),
+        "state of a function": entry(ordered + b"}X\x0c\x00\x00\x00__defaults__)sb"),
+        "slots of a function": entry(ordered + b"N}X\x0c\x00\x00\x00__defaults__)s\x86b"),
+        "items of a function": entry(ordered + b"K\x00K\x01s"),
+        "a function of no arguments": entry(ordered + b"]\x85R"),
+        "a negative length": b"\x80\x02T\xff\xff\xff\xff.",
         "empty": b"",
         "no end": b"\x80\x02}",
         "underflow": b"\x80\x02s.",
