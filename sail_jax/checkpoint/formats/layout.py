@@ -27,15 +27,14 @@ class Layout(NamedTuple):
     """The files of an output: which bytes are tensors and which are known from the start.
 
     `regions` holds the runs of each tensor in order, `fixed` the (file, offset, bytes) between
-    them, `sizes` that of each file. `seal(folder)` fills what depends on the tensors' bytes.
-    Where a library writes the output in one go, these files are a stage on the way, and
-    `convert(stage, out)` makes the output at `out` of those in the folder `stage`.
+    them, `sizes` that of each file. Where a library writes the output in one go, these files are
+    a stage on the way, and `convert(stage, out)` makes the output at `out` of those in the folder
+    `stage`.
     """
 
     regions: Mapping[str, Sequence[Region]]
     fixed: Sequence[tuple[str, int, bytes]]
     sizes: Mapping[str, int]
-    seal: Callable[[Path], None] | None = None
     convert: Callable[[Path, Path], None] | None = None
 
 

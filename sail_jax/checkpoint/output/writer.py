@@ -223,6 +223,8 @@ class Writer:
                 fd = os.open(self._root / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 self._fds[file] = fd
                 missing += max(0, size - os.fstat(fd).st_blocks * 512)
+            if self._layout.convert:  # the output stands beside its stage at the end
+                missing += sum(self._layout.sizes.values())
             free = have.f_bavail * have.f_frsize
             if missing > free > 0:
                 why = f"it needs {missing / 1e9:.2f} GB more, {free / 1e9:.2f} GB are free"
@@ -334,8 +336,6 @@ class Writer:
         self.close()
 
     def _finish(self, journal: Journal) -> None:
-        if self._layout.seal:
-            self._layout.seal(self._root)
         data = self.partial / "data"
         if self._layout.convert:
             for leftover in self.partial.glob("data*"):  # of a conversion that was killed
