@@ -9,6 +9,7 @@ import struct
 import sys
 import types
 import zipfile
+import zlib
 
 import ml_dtypes
 import numpy as np
@@ -288,6 +289,11 @@ def test_what_is_no_checkpoint_of_today(tmp_path, fake):
     (tmp_path / "old.bin").write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2))
     with pytest.raises(CheckpointError, match=r"before 1\.6 is not read"):
         _load(tmp_path / "old.bin")
+    fake.save(tmp_path / "m.bin", {}, [], zipfile.ZIP_DEFLATED, byteorder="b" * 99)
+    data, packed = (tmp_path / "m.bin").read_bytes(), zlib.compress(b"b" * 99, wbits=-15)
+    (tmp_path / "m.bin").write_bytes(data.replace(packed, b"\xff" * len(packed)))
+    with pytest.raises(CheckpointError, match=r"what 'archive/byteorder' unpacks to is damaged"):
+        _load(tmp_path / "m.bin")
     with zipfile.ZipFile(tmp_path / "zip.bin", "w") as file:
         file.writestr("x", "y")
     with pytest.raises(CheckpointError, match=r"holds no data\.pkl"):
