@@ -91,3 +91,17 @@ def test_a_circle_would_be_found():
     known = {"p.q", "p"}
     late = "def f():\n    from p import q\n\nif TYPE_CHECKING:\n    import p\n"
     assert set(imported(late, known)) == known
+
+
+def test_the_library_does_not_speak_of_flags():
+    """Messages name arguments, `resume=True`; the command line says `--resume` of them."""
+    flag = re.compile(r"(^|[\s(';])--[a-z]")
+    for file in sorted((ROOT / "sail_jax").rglob("*.py")):
+        if "cli" in file.relative_to(ROOT).parts:
+            continue
+        tree = ast.parse(file.read_text())
+        documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                told = id(node) not in documentation and flag.search(node.value)
+                assert not told, f"{file}:{node.lineno}: {node.value}"

@@ -10,7 +10,7 @@ import pytest
 from sail_jax.checkpoint.formats import msgpack_files, orbax_folders, safetensors_files
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
-from sail_jax.checkpoint.output import writer
+from sail_jax.checkpoint.formats.table import LAYOUTS
 from sail_jax.checkpoint.output.writer import create, save_checkpoint
 
 SHAPES = {"scalar": (), "empty": (0, 3), "row": (5,), "deep/er/cube": (2, 3, 4)}
@@ -304,4 +304,4 @@ def test_names_of_every_type_have_their_place():
     assert {DTYPES[name] for name in safetensors_files._CODES.values()} == set(
         safetensors_files._NAMES
     )
-    assert set(writer._FILES) < {"safetensors", "npz", "msgpack", "orbax"}
+    assert set(LAYOUTS) == {"safetensors", "npz", "msgpack", "orbax"}

@@ -9,6 +9,7 @@ import struct
 import sys
 import types
 import zipfile
+import zlib
 
 import ml_dtypes
 import numpy as np
@@ -205,6 +206,7 @@ def _evil():
     import os
 
     glob = "c{}\n{}\n".format
+    ordered, entry = b"ccollections\nOrderedDict\n", b"\x80\x02}X\x01\x00\x00\x00a%ss.".__mod__
     return {
         "os.system": pickle.dumps({"w": Evil(os.system, "touch pwned")}, 2),
         "eval": pickle.dumps({"w": Evil(eval, "1")}, 2),
@@ -222,6 +224,15 @@ def _evil():
         "giant bytearray": b"\x80\x05\x96" + struct.pack("<Q", 2**62) + b".",
         "holds itself": b"\x80\x02}q\x00X\x01\x00\x00\x00ah\x00s.",
         "tuple key": b"\x80\x02})K\x01s.",
+        "a key nested deep": b"\x80\x02})" + b"\x85" * 300_000 + b"K\x01s.",
+        "a key that doubles": b"\x80\x02})%sK\x01s."
+        % b"".join(b"q%ch%c\x86" % (i, i) for i in range(60)),
+        "a long size": entry(glob("torch", "Size").encode() + b"](" + b"K\x01" * 65 + b"e\x85R"),
+        "state of a function": entry(ordered + b"}X\x0c\x00\x00\x00__defaults__)sb"),
+        "slots of a function": entry(ordered + b"N}X\x0c\x00\x00\x00__defaults__)s\x86b"),
+        "items of a function": entry(ordered + b"K\x00K\x01s"),
+        "a function of no arguments": entry(ordered + b"]\x85R"),
+        "a negative length": b"\x80\x02T\xff\xff\xff\xff.",
         "empty": b"",
         "no end": b"\x80\x02}",
         "underflow": b"\x80\x02s.",
@@ -278,6 +289,11 @@ def test_what_is_no_checkpoint_of_today(tmp_path, fake):
     (tmp_path / "old.bin").write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2))
     with pytest.raises(CheckpointError, match=r"before 1\.6 is not read"):
         _load(tmp_path / "old.bin")
+    fake.save(tmp_path / "m.bin", {}, [], zipfile.ZIP_DEFLATED, byteorder="b" * 99)
+    data, packed = (tmp_path / "m.bin").read_bytes(), zlib.compress(b"b" * 99, wbits=-15)
+    (tmp_path / "m.bin").write_bytes(data.replace(packed, b"\xff" * len(packed)))
+    with pytest.raises(CheckpointError, match=r"what 'archive/byteorder' unpacks to is damaged"):
+        _load(tmp_path / "m.bin")
     with zipfile.ZipFile(tmp_path / "zip.bin", "w") as file:
         file.writestr("x", "y")
     with pytest.raises(CheckpointError, match=r"holds no data\.pkl"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sail_jax.checkpoint.formats import folders
+from sail_jax.checkpoint.formats import folders, orbax_folders
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import load_checkpoint
 from sail_jax.checkpoint.output import journal, writer
@@ -183,7 +183,7 @@ def test_a_killed_orbax_conversion_is_made_again(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer.orbax_folders, "write_folder", stop)
+        patch.setattr(orbax_folders, "write_folder", stop)
         with _create(tmp_path / "o", wanted=wanted, format="orbax") as out:
             _write(out, wanted)
             with pytest.raises(KeyboardInterrupt):

@@ -34,9 +34,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         module = registry.load(name)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
-    args, config = _read(
-        Parser(f"run {name}", parser.description, add_help=False), argv[1:], module
-    )
+    usage = "%(prog)s [--preset P] [--out DIR] [--resume] [fields of the config]"
+    parser = Parser(f"run {name}", parser.description, usage=usage, add_help=False)
+    args, config = _read(parser, argv[1:], module)
     from experiments import processes, store
 
     if args.processes is not None:

@@ -120,7 +120,7 @@ def add_copying(parser: Any) -> None:
     add = parser.add_argument
     add("--max-memory", metavar="SIZE", type=size, help="of the process, such as 2GB")
     add("--threads", metavar="N", type=natural, help="default: one per core, at most 8")
-    add("--format", choices=("safetensors", "orbax", "npz", "msgpack"), help="of the output")
+    add("--format", metavar="NAME", help="of the output, such as orbax or npz")
     add("--shard-size", metavar="SIZE", type=size, default=5 * 10**9, help="default: 5GB")
     add("--allow-nonfinite", action="store_true", help="go on with NaN and infinities")
     add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")

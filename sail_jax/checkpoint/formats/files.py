@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+import pickle
 import stat
 import struct
 import threading
@@ -68,7 +69,7 @@ def explained(doing: str, path: Path) -> Iterator[None]:
 _PARSING = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AssertionError, SyntaxError),
     *(RecursionError, NotImplementedError, EOFError, AttributeError, MemoryError, RuntimeError),
-    *(struct.error, zipfile.BadZipFile, zlib.error, tokenize.TokenError),
+    *(struct.error, zipfile.BadZipFile, zlib.error, tokenize.TokenError, pickle.UnpicklingError),
 )
 
 

@@ -6,7 +6,7 @@ the keys above them are joined by "/".
 
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -192,8 +192,13 @@ def _array(file: File, blob: Any, at: str) -> _Array:
     return _Array(dtype, shape, [(offset, length)])
 
 
-def layout(tensors: Wanted, name: str) -> Layout:
-    """One file, byte for byte what `flax.serialization.msgpack_serialize` gives (in_place=True)."""
+def layout(
+    tensors: Wanted, name: str, metadata: Mapping[str, str], shard_bytes: int | None
+) -> Layout:
+    """One file, never several, byte for byte what `flax.serialization.msgpack_serialize` gives
+    (in_place=True)."""
+    if metadata:
+        raise CheckpointError("msgpack has no place for metadata")
     regions: dict[str, list[Region]] = {key: [] for key in tensors}
     fixed, end = [], 0
     for piece in _pack(nested(tensors), tensors):

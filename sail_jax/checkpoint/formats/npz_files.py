@@ -5,9 +5,9 @@ import io
 import json
 import math
 import re
-import struct
-import zlib
+import zipfile
 from collections.abc import Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -23,13 +23,15 @@ from sail_jax.checkpoint.formats.files import (
     reading,
     strict_json,
 )
-from sail_jax.checkpoint.formats.layout import Layout, Region, Wanted
+from sail_jax.checkpoint.formats.layout import Layout, Wanted, staged
 from sail_jax.checkpoint.formats.zips import Member, inflate, members
-from sail_jax.merging.tensors import Shape, Tensor
+from sail_jax.merging.tensors import Tensor
 
 __all__ = ["layout", "read_file"]
 
 _HEADER = 1 << 16  # bytes of a .npy header that are read
+_BLOCK = 1 << 20
+_STAGE = "tensors"
 
 
 def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -85,81 +87,38 @@ def _dtype(spelt: np.dtype, comment: str) -> np.dtype:
     raise ValueError(f"entries of type {spelt} are not read")
 
 
-def layout(tensors: Wanted, metadata: Mapping[str, str], name: str) -> Layout:
-    """One archive of stored members; their checksums are filled in by `seal`."""
+def layout(
+    tensors: Wanted, name: str, metadata: Mapping[str, str], shard_bytes: int | None
+) -> Layout:
+    """A stage of all tensors, for one archive: a member has its checksum before its bytes."""
     comment = json.dumps(dict(metadata), separators=(",", ":")).encode() if metadata else b""
     if len(comment) > 0xFFFF:
         raise CheckpointError(f"{name}: metadata of {len(comment)} bytes does not fit an .npz")
-    regions, fixed, directory, end = {}, [], [], 0
-    for key, (dtype, shape) in tensors.items():
+    for key, (dtype, _) in tensors.items():
         if dtype not in DTYPES.values():
             raise CheckpointError(f"'{key}': .npz cannot hold {dtype}")
-        raw = re.match(r"bfloat16|float8", dtype.name) is not None
-        head = _npy_header(np.dtype(f"V{dtype.itemsize}") if raw else dtype, shape)
-        member, size = f"{key}.npy".encode(), math.prod(shape) * dtype.itemsize
-        if len(member) > 0xFFFF:
+        if len(f"{key}.npy".encode()) > 0xFFFF:
             raise CheckpointError(f"'{key[:40]}...': the name is too long for an .npz")
-        whole = len(head) + size
-        local = _local(member, 0, whole)
-        fixed.append((name, end, local + head))
-        regions[key] = [Region(name, end + len(local) + len(head), size)]
-        directory.append((member, end, whole, dtype.name.encode() if raw else b""))
-        end += len(local) + whole
-    tail = sum(len(_entry(member, 0, 0, about, 0)) for member, _, _, about in directory)
-    ending = _ending(len(directory), tail, end, comment)
-    fixed.append((name, end + tail, ending))
-    sizes = {name: end + tail + len(ending)}
-    return Layout(regions, fixed, sizes, partial(_seal, name, end, directory))
+    stage = staged(tensors, _STAGE)
+    starts = {key: run.offset for key, [run] in stage.regions.items()}
+    return stage._replace(convert=partial(_write, tensors, starts, comment))
 
 
-def _npy_header(dtype: np.dtype, shape: Shape) -> bytes:
-    out = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(dtype)
-    about = {"descr": descr, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_2_0(out, about)
-    return out.getvalue()
-
-
-# Version 4.5 throughout (zip64), in UTF-8, stored, of 1 January 1980: the same bytes always.
-_COMMON = struct.pack("<HHHHH", 45, 0x800, 0, 0, 0x21)
-
-
-def _local(member: bytes, crc: int, size: int) -> bytes:
-    ends = struct.pack("<IIIHH", crc, 0xFFFFFFFF, 0xFFFFFFFF, len(member), 20)
-    return b"PK\3\4" + _COMMON + ends + member + struct.pack("<HHQQ", 1, 16, size, size)
-
-
-def _entry(member: bytes, at: int, size: int, comment: bytes, crc: int) -> bytes:
-    ends = struct.pack("<III", crc, 0xFFFFFFFF, 0xFFFFFFFF)
-    ends += struct.pack("<HHHHHII", len(member), 28, len(comment), 0, 0, 0, 0xFFFFFFFF)
-    extra = struct.pack("<HHQQQ", 1, 24, size, size, at)
-    return b"PK\1\2\x2d\0" + _COMMON + ends + member + extra + comment
-
-
-def _ending(count: int, size: int, at: int, comment: bytes) -> bytes:
-    big = b"PK\6\6" + struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, count, count, size, at)
-    where = b"PK\6\7" + struct.pack("<IQI", 0, at + size, 1)
-    rest = struct.pack("<HHHHIIH", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, len(comment))
-    return big + where + b"PK\5\6" + rest + comment
-
-
-def _seal(
-    name: str, end: int, directory: list[tuple[bytes, int, int, bytes]], folder: Path
+def _write(
+    tensors: Wanted, starts: Mapping[str, int], comment: bytes, folder: Path, out: Path
 ) -> None:
-    """Writes the checksum of each member before it and into the directory."""
-    block = memoryview(bytearray(1 << 20))
-    with open(folder / name, "r+b", buffering=0) as file:
-        entries = b""
-        for member, at, size, comment in directory:
-            file.seek(at + len(_local(member, 0, 0)))
-            crc, left = 0, size
-            while left:
-                got = file.readinto(block[: min(left, len(block))])
-                if not got:
-                    raise CheckpointError(f"{folder / name} ended while it was being sealed")
-                crc, left = zlib.crc32(block[:got], crc), left - got
-            file.seek(at)
-            file.write(_local(member, crc, size))
-            entries += _entry(member, at, size, comment, crc)
-        file.seek(end)
-        file.write(entries)
+    """Members as they are, of 1 January 1980: the same bytes always."""
+    with zipfile.ZipFile(out, "w") as archive, closing(File(folder / _STAGE)) as stage:
+        archive.comment = comment
+        for key, (dtype, shape) in tensors.items():
+            member, kind = zipfile.ZipInfo(f"{key}.npy"), dtype
+            if re.match(r"bfloat16|float8", dtype.name):
+                member.comment, kind = dtype.name.encode(), np.dtype(f"V{dtype.itemsize}")
+            descr = np.lib.format.dtype_to_descr(kind)
+            head = {"descr": descr, "fortran_order": False, "shape": shape}
+            first = starts[key]
+            end = first + math.prod(shape) * dtype.itemsize
+            with archive.open(member, "w", force_zip64=True) as file:
+                np.lib.format.write_array_header_2_0(file, head)
+                for at in range(first, end, _BLOCK):
+                    file.write(stage.bytes_at(at, min(_BLOCK, end - at)))

@@ -2,20 +2,14 @@
 
 import fnmatch
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-from sail_jax.checkpoint.formats import (
-    msgpack_files,
-    npz_files,
-    orbax_folders,
-    safetensors_files,
-    torch_pickles,
-)
 from sail_jax.checkpoint.formats.files import CheckpointError, File, contained, reading
+from sail_jax.checkpoint.formats.safetensors_files import read_index
+from sail_jax.checkpoint.formats.table import FORMATS, SUFFIXES, Format, of_file
 from sail_jax.merging.tensors import Tensor
 
 __all__ = ["Checkpoint", "load_checkpoint", "open_checkpoint"]
@@ -24,14 +18,8 @@ _EXTRAS = (
     *("*.json", "tokenizer*", "*.model", "vocab*", "merges.txt", "chat_template*", "*.jinja"),
     *("*.tiktoken", "added_tokens*", "special_tokens*"),
 )
-_WEIGHTS = ("*.index.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.npz", "*.msgpack", "*.h5")
-_Read = Callable[[File], tuple[dict[str, Tensor], dict[str, str]]]
-_READERS: dict[str, _Read] = {
-    ".safetensors": safetensors_files.read_file,
-    ".npz": npz_files.read_file,
-    ".msgpack": msgpack_files.read_file,
-    **dict.fromkeys((".bin", ".pt", ".pth"), torch_pickles.read_file),
-}
+_INDEX = ".index.json"
+_WEIGHTS = (_INDEX, ".h5", *SUFFIXES)
 
 
 class Checkpoint:
@@ -61,9 +49,18 @@ class Checkpoint:
         self._files.append(File(path))
         return self._files[-1]
 
-    def _add(self, path: Path, names: list[str] | None = None) -> None:
+    def _add(self, path: Path, allow_pickle: bool, names: list[str] | None = None) -> None:
         """The tensors of one file, which must be `names` if they are given."""
-        tensors, metadata = _READERS[path.suffix](self._file(path))
+        format = of_file(path)
+        if format is None or format.read_file is None:
+            known = ", ".join(SUFFIXES)
+            raise CheckpointError(f"{path}: expected a folder or a file of type {known}")
+        if format.pickled and not allow_pickle:
+            raise CheckpointError(
+                f"{path} is a PyTorch pickle, read only on request, with allow_pickle=True; "
+                "a safetensors file needs no such trust"
+            )
+        tensors, metadata = format.read_file(self._file(path))
         if names is not None:
             for name in names:
                 if name not in tensors:
@@ -96,14 +93,10 @@ def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoi
                 _open_folder(checkpoint, allow_pickle)
             elif not path.exists():
                 raise CheckpointError(f"{path} does not exist")
-            elif path.name.endswith(".index.json"):
+            elif path.name.endswith(_INDEX):
                 _open_index(checkpoint, path, allow_pickle)
-            elif path.suffix not in _READERS:
-                known = ", ".join(_READERS)
-                raise CheckpointError(f"{path}: expected a folder or a file of type {known}")
             else:
-                _allowed(path, [path.name], allow_pickle)
-                checkpoint._add(path)
+                checkpoint._add(path, allow_pickle)
     except BaseException:
         checkpoint.close()
         raise
@@ -128,62 +121,48 @@ def _open_folder(checkpoint: Checkpoint, allow_pickle: bool) -> None:
         name: contained(folder, name)
         for name in names
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in _EXTRAS)
-        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in _WEIGHTS)
+        and not name.endswith(_WEIGHTS)
         and (folder / name).is_file()
     }
-    for suffix in (".safetensors", "orbax", ".msgpack", ".npz", ".bin", ".pt", ".pth"):
-        if suffix == "orbax":
-            if item := orbax_folders.find(folder):
-                checkpoint.tensors, checkpoint.metadata = orbax_folders.read_folder(item)
-                return
-            continue
-        files = _weights(folder, names, suffix)
-        if not files:
-            continue
-        _allowed(folder, files, allow_pickle)
-        if files[0].endswith(".json"):
-            _open_index(checkpoint, contained(folder, files[0]), allow_pickle)
+    for format in FORMATS.values():
+        if format.read_folder and (contents := format.read_folder(folder)):
+            checkpoint.tensors, checkpoint.metadata = contents
             return
-        for name in files:
-            checkpoint._add(contained(folder, name))
-        return
+        for usual in format.files:
+            files = _weights(folder, names, format, usual)
+            for name in files:
+                if name.endswith(_INDEX):
+                    _open_index(checkpoint, contained(folder, name), allow_pickle)
+                else:
+                    checkpoint._add(contained(folder, name), allow_pickle)
+            if files:
+                return
+    known = ", ".join(FORMATS)
     found = ", ".join(names[:8]) + ", ..." * (len(names) > 8) or "nothing"
-    raise CheckpointError(
-        f"{folder} holds no checkpoint (safetensors, orbax, .msgpack, .npz, .bin): found {found}"
-    )
+    raise CheckpointError(f"{folder} holds no checkpoint ({known}): found {found}")
 
 
-def _weights(folder: Path, names: list[str], suffix: str) -> list[str]:
+def _weights(folder: Path, names: list[str], format: Format, usual: str) -> list[str]:
     """The file, the index or the files of one format in a folder, in this order of preference."""
-    usual = {".bin": "pytorch_model", ".msgpack": "flax_model"}.get(suffix, "model")
-    alike = [name for name in names if name.endswith(suffix) and not name.startswith(".")]
-    if f"{usual}{suffix}" in alike:
-        return [f"{usual}{suffix}"]
-    indexes = [name for name in names if name.endswith(f"{suffix}.index.json")]
-    if len(indexes) > 1 and f"{usual}{suffix}.index.json" not in indexes:
+    suffix, usual_index = Path(usual).suffix, usual + _INDEX
+    alike = [
+        name
+        for name in names
+        if name.endswith(suffix) and not name.startswith(".") and name not in format.not_weights
+    ]
+    indexes = [name for name in names if name.endswith(suffix + _INDEX)]
+    for name in (usual, usual_index):
+        if name in (*alike, *indexes):
+            return [name]
+    if len(indexes) > 1:
         raise CheckpointError(f"{folder} holds several indexes: name one of {', '.join(indexes)}")
-    if indexes:
-        return [next((n for n in indexes if n == f"{usual}{suffix}.index.json"), indexes[0])]
-    if suffix in (".safetensors", ".bin") or len(alike) < 2:
-        others = ("training_args.bin", "optimizer.bin", "scheduler.bin")
-        return [name for name in alike if name not in others]
+    if indexes or format.sharded or len(alike) < 2:
+        return indexes or alike
     raise CheckpointError(f"{folder} holds several checkpoints: name one of {', '.join(alike)}")
 
 
 def _open_index(checkpoint: Checkpoint, index: Path, allow_pickle: bool) -> None:
-    shards = safetensors_files.read_index(checkpoint._file(index))
-    _allowed(index, list(shards), allow_pickle)
-    for shard, names in shards.items():
-        if Path(shard).suffix not in _READERS:
+    for shard, names in read_index(checkpoint._file(index)).items():
+        if of_file(shard) is None:
             raise CheckpointError(f"{index} places tensors in '{shard}', whose format is not read")
-        checkpoint._add(contained(index.parent, shard), names)
-
-
-def _allowed(path: Path, files: list[str], allow_pickle: bool) -> None:
-    pickled = [name for name in files if _READERS.get(Path(name).suffix) is torch_pickles.read_file]
-    pickled += [name for name in files if name.endswith(".bin.index.json")]
-    if pickled and not allow_pickle:
-        raise CheckpointError(
-            f"{path}: {pickled[0]} is a PyTorch pickle, read only on request (allow_pickle=True, "
-            "--allow-pickle); a safetensors file needs no such trust"
-        )
+        checkpoint._add(contained(index.parent, shard), allow_pickle, names)

@@ -11,15 +11,19 @@ import numpy as np
 
 from sail_jax import disk
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, LoadedTensor, checked_shape
+from sail_jax.checkpoint.formats.layout import Layout, Wanted, staged
 from sail_jax.checkpoint.formats.trees import nested
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["admit", "find", "read_folder", "write_folder"]
+__all__ = ["admit", "layout", "read_folder", "write_folder"]
 
 _MARK = "_METADATA"
 
 
-def find(folder: Path) -> Path | None:
+_STAGE = "tensors"
+
+
+def _find(folder: Path) -> Path | None:
     """The folder of the one item that lies in or below `folder`, None if it is not orbax's.
 
     Of a manager's steps the latest, of several items "default".
@@ -28,7 +32,7 @@ def find(folder: Path) -> Path | None:
         return folder
     steps = {int(p.name): p for p in folder.iterdir() if p.name.isdecimal() and p.is_dir()}
     for step in sorted(steps, reverse=True):
-        if item := find(steps[step]):
+        if item := _find(steps[step]):
             return item
     items = {p.name: p for p in sorted(folder.iterdir()) if (p / _MARK).is_file()}
     if len(items) > 1 and "default" not in items:
@@ -36,11 +40,14 @@ def find(folder: Path) -> Path | None:
     return items.get("default", next(iter(items.values()), None))
 
 
-def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The arrays and numbers of one item by path ("/" between keys); what is text is left out."""
+def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+    """The arrays and numbers of one item by path ("/" between keys), None if `folder` is not
+    orbax's; what is text is left out."""
+    if (item := _find(folder)) is None:
+        return None
     import orbax.checkpoint as ocp
 
-    path = path.resolve()
+    path = item.resolve()
     with _failing(path), ocp.PyTreeCheckpointer() as checkpointer:
         about: Any = checkpointer.metadata(path).item_metadata
         if about is None:
@@ -104,6 +111,28 @@ def admit(names: Iterable[str]) -> None:
         other = joined.setdefault(name.replace("/", "."), name)
         if other != name:
             raise CheckpointError(f"'{name}' and '{other}' are the same path to orbax")
+
+
+def layout(
+    tensors: Wanted, name: str, metadata: Mapping[str, str], shard_bytes: int | None
+) -> Layout:
+    """A stage of all tensors, since orbax writes whole trees."""
+    if metadata:
+        raise CheckpointError("orbax has no place for metadata")
+    admit(tensors)
+    stage = staged(tensors, _STAGE)
+
+    def convert(folder: Path, out: Path) -> None:
+        raw = np.empty(0, np.uint8)
+        if stage.sizes[_STAGE]:
+            raw = np.memmap(folder / _STAGE, np.uint8, "r").view(np.ndarray)
+        arrays = {}
+        for key, [(_, start, length)] in stage.regions.items():
+            dtype, shape = tensors[key]
+            arrays[key] = raw[start : start + length].view(dtype).reshape(shape)
+        write_folder(out, arrays)
+
+    return stage._replace(convert=convert)
 
 
 def write_folder(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

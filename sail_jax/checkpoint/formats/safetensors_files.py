@@ -103,7 +103,7 @@ def read_index(file: File) -> dict[str, list[str]]:
 
 
 def layout(
-    tensors: Wanted, metadata: Mapping[str, str], name: str, shard_bytes: int | None
+    tensors: Wanted, name: str, metadata: Mapping[str, str], shard_bytes: int | None
 ) -> Layout:
     """Files `name`, in shards of at most `shard_bytes` (or one tensor) with an index if several."""
     shards: list[dict[str, int]] = [{}]

@@ -1,12 +1,18 @@
 """PyTorch's zip checkpoints (.bin, .pt) without PyTorch, and without trusting their pickle.
 
-The stream is walked opcode by opcode by a machine that knows plain data and five names of
-PyTorch's; nothing is imported, called or built on behalf of the stream.
+The standard library's unpickler reads it, cut down to the opcodes of plain data. Names of PyTorch's
+mean stand-ins of this module, all others are refused: nothing is imported, called or built on
+behalf of the stream.
+
+It is the unpickler written in Python, since the one in C hashes every key that a stream makes: of
+tuples nested a million deep it crashes, of tuples that hold the one before twice it never returns.
+It also makes room in its memo for any number that a stream names.
 """
 
+import io
 import math
-import pickletools
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,185 +32,139 @@ from sail_jax.merging.tensors import Tensor
 
 __all__ = ["read_file"]
 
+_OPCODES = (
+    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.STACK_GLOBAL),
+    *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT),
+    *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
+    *(pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.BINUNICODE8),
+    *(pickle.BINSTRING, pickle.SHORT_BINSTRING, pickle.BINBYTES, pickle.SHORT_BINBYTES),
+    *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+    *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS),
+    *(pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS),
+    *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET),
+    *(pickle.BINPERSID, pickle.REDUCE, pickle.BUILD),
+)
 _STORAGES = {
     **{"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16"},
     **{"Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8"},
     **{"Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128"},
 }
-_DTYPES = {"bool": "bool", "half": "float16", "float": "float32", "double": "float64"} | {
-    name: name for name in DTYPES
-}
-_KNOWN = {
-    *("collections.OrderedDict", "torch.Size", "torch._utils._rebuild_parameter"),
-    *("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"),
-    *("torch.storage.UntypedStorage", "torch.UntypedStorage"),
-    *(f"torch.{kind}Storage" for kind in _STORAGES),
-    *(f"torch.{name}" for name in _DTYPES),
-}
-
-
-class _Global(NamedTuple):
-    name: str
-
-
-class _Storage(NamedTuple):
-    kind: str
-    key: str
-
-
-class _Strided(NamedTuple):
-    storage: _Storage
-    dtype: np.dtype | None
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-_MARK = object()
+_ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
+_AXES = 64  # more than any tensor has
 
 
 class _Dict(dict[str | int, Any]):
     """A dictionary of the stream; other keys than text and numbers would need its code to hash."""
 
-    def put(self, key: Any, value: Any) -> None:
+    __slots__ = ()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
         if not isinstance(key, str | int):
             raise ValueError(f"a key is a {type(key).__name__}, not text")
-        self[key] = value
+        super().__setitem__(key, value)
 
 
-def _machine(data: bytes) -> Any:
-    """What the pickle stands for, as plain data and the records above."""
-    stack: list[Any] = []
-    memo: dict[int, Any] = {}
-
-    def marked() -> list[Any]:
-        at = max(i for i, item in enumerate(stack) if item is _MARK)
-        items = stack[at + 1 :]
-        del stack[at:]
-        return items
-
-    def put(items: list[Any]) -> None:
-        if not isinstance(stack[-1], _Dict) or len(items) % 2:
-            raise ValueError("items are set on what is no dictionary")
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            stack[-1].put(key, value)
-
-    def extend(items: list[Any]) -> None:
-        if type(stack[-1]) is not list:
-            raise ValueError("items are appended to what is no list")
-        stack[-1].extend(items)
-
-    opcodes: Any = pickletools.genops(data)
-    for opcode, arg, _ in opcodes:
-        match opcode.name:
-            case "PROTO" | "FRAME":
-                pass
-            case "MARK":
-                stack.append(_MARK)
-            case "NONE" | "NEWTRUE" | "NEWFALSE":
-                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode.name])
-            case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT":
-                stack.append(arg)
-            case "BINUNICODE" | "SHORT_BINUNICODE" | "BINUNICODE8":
-                stack.append(arg)
-            case "SHORT_BINSTRING" | "BINSTRING" | "SHORT_BINBYTES" | "BINBYTES":
-                stack.append(arg)
-            case "EMPTY_DICT":
-                stack.append(_Dict())
-            case "EMPTY_LIST":
-                stack.append([])
-            case "EMPTY_TUPLE":
-                stack.append(())
-            case "TUPLE":
-                stack.append(tuple(marked()))
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                count = int(opcode.name[-1])
-                if len(stack) < count:
-                    raise ValueError("the stack is empty")
-                items = tuple(stack[-count:])
-                del stack[-count:]
-                stack.append(items)
-            case "SETITEM":
-                items = [stack.pop(), stack.pop()][::-1]
-                put(items)
-            case "SETITEMS":
-                put(marked())
-            case "APPEND":
-                item = stack.pop()
-                extend([item])
-            case "APPENDS":
-                extend(marked())
-            case "BINPUT" | "LONG_BINPUT":
-                memo[arg] = stack[-1]
-            case "MEMOIZE":
-                memo[len(memo)] = stack[-1]
-            case "BINGET" | "LONG_BINGET":
-                stack.append(memo[arg])
-            case "GLOBAL":
-                stack.append(_global(".".join(arg.split(" "))))
-            case "STACK_GLOBAL":
-                name, module = stack.pop(), stack.pop()
-                stack.append(_global(f"{module}.{name}"))
-            case "BINPERSID":
-                stack.append(_storage(stack.pop()))
-            case "REDUCE":
-                args, function = stack.pop(), stack.pop()
-                stack.append(_reduce(function, args))
-            case "BUILD":  # attributes of a dictionary or a parameter: not ours to keep
-                stack.pop()
-                if not isinstance(stack[-1], _Dict | _Strided):
-                    raise ValueError("state is given to what has none")
-            case "STOP":
-                return stack.pop()
-            case other:
-                raise ValueError(f"the opcode {other} has no place in a checkpoint")
-    raise ValueError("the pickle does not end")
+class _StorageType(NamedTuple):
+    dtype: np.dtype | None
 
 
-def _global(name: str) -> _Global:
-    if name not in _KNOWN:
-        raise CheckpointError(f"the pickle wants '{name[:100]}', which a checkpoint does not need")
-    return _Global(name)
+class _Storage(NamedTuple):
+    dtype: np.dtype | None
+    key: str
 
 
-def _storage(identity: Any) -> _Storage:
-    match identity:
-        case ("storage", _Global(kind), str(key), str(), int()) if "Storage" in kind:
-            return _Storage(kind, key)
-    raise ValueError("a persistent id is not a storage")
+class _Strided(NamedTuple):
+    key: str
+    dtype: np.dtype
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
-def _reduce(function: Any, args: Any) -> Any:
-    name = function.name.rpartition(".")[2] if isinstance(function, _Global) else ""
-    match name, args:
-        case "OrderedDict", ():
-            return _Dict()
-        case "OrderedDict", ([*pairs],):
-            found = _Dict()
-            for pair in pairs:
-                key, value = pair
-                found.put(key, value)
-            return found
-        case "Size", ([*shape],):
-            return tuple(shape)
-        case "_rebuild_parameter", (_Strided() as tensor, *_):
-            return tensor
-        case "_rebuild_tensor_v2", (_Storage() as storage, offset, shape, strides, *rest):
-            if len(rest) <= 3:
-                return _strided(storage, None, offset, shape, strides)
-        case "_rebuild_tensor_v3", (_Storage() as storage, offset, shape, strides, _, _, dtype, *_):
-            if isinstance(dtype, _Global) and (kind := dtype.name.rpartition(".")[2]) in _DTYPES:
-                return _strided(storage, DTYPES[_DTYPES[kind]], offset, shape, strides)
-    raise ValueError(f"{name or 'what is no function'!r} is called with arguments it does not take")
+def _ordered_dict() -> _Dict:
+    return _Dict()
 
 
-def _strided(
-    storage: _Storage, dtype: np.dtype | None, offset: Any, shape: Any, strides: Any
-) -> _Strided:
-    numbers = (offset, *shape, *strides)
-    if len(shape) != len(strides) or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
+def _size(numbers: Any) -> tuple[int, ...]:
+    """A shape or strides. It is short, since a stream could have a long list copied many times."""
+    short = isinstance(numbers, list | tuple) and len(numbers) <= _AXES
+    if not short or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
         raise ValueError("a tensor has an impossible offset, shape or stride")
-    return _Strided(storage, dtype, offset, tuple(shape), tuple(strides))
+    return tuple(numbers)
+
+
+def _rebuild_parameter(tensor: Any, *_: Any) -> _Strided:
+    if not isinstance(tensor, _Strided):
+        raise ValueError("a parameter is no tensor")
+    return tensor
+
+
+def _rebuild_tensor_v2(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Strided:
+    if not isinstance(storage, _Storage) or storage.dtype is None:
+        raise ValueError("a tensor has no storage of a type that is read")
+    (offset,), shape, strides = _size([offset]), _size(shape), _size(strides)
+    if len(shape) != len(strides):
+        raise ValueError("a tensor has an impossible offset, shape or stride")
+    return _Strided(storage.key, storage.dtype, offset, shape, strides)
+
+
+def _rebuild_tensor_v3(
+    storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any, *_: Any
+) -> _Strided:
+    if not isinstance(storage, _Storage) or not isinstance(dtype, np.dtype):
+        raise ValueError("a tensor has no storage or no type")
+    return _rebuild_tensor_v2(storage._replace(dtype=dtype), offset, shape, strides)
+
+
+_STAND_INS = {
+    "collections.OrderedDict": _ordered_dict,
+    "torch.Size": _size,
+    "torch._utils._rebuild_parameter": _rebuild_parameter,
+    "torch._utils._rebuild_tensor_v2": _rebuild_tensor_v2,
+    "torch._utils._rebuild_tensor_v3": _rebuild_tensor_v3,
+    "torch.storage.UntypedStorage": _StorageType(None),
+    "torch.UntypedStorage": _StorageType(None),
+    **{f"torch.{kind}Storage": _StorageType(DTYPES[name]) for kind, name in _STORAGES.items()},
+    **{f"torch.{name}": dtype for name, dtype in DTYPES.items()},
+    **{f"torch.{alias}": DTYPES[name] for alias, name in _ALIASES.items()},
+}
+
+
+class _Dispatch(dict[int, Callable[[Any], None]]):
+    def __missing__(self, opcode: int) -> Callable[[Any], None]:
+        raise ValueError(f"the opcode {bytes([opcode])!r} has no place in a checkpoint")
+
+
+class _Unpickler(pickle._Unpickler):
+    """Whatever a stream says, its stack holds numbers, text, bytes, lists, tuples and stand-ins."""
+
+    stack: list[Any]
+    append: Callable[[Any], None]
+
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" not in _STAND_INS:
+            name = f"{module}.{name}"[:100]
+            raise CheckpointError(f"the pickle wants '{name}', which a checkpoint does not need")
+        return _STAND_INS[f"{module}.{name}"]
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        match pid:
+            case ("storage", _StorageType(dtype), str(key), str(), int()):
+                return _Storage(dtype, key)
+        raise ValueError("a persistent id is not a storage")
+
+    def load_empty_dictionary(self) -> None:
+        self.append(_Dict())
+
+    def load_build(self) -> None:
+        """Attributes of a dictionary or a parameter are not ours to keep."""
+        self.stack.pop()
+        if not isinstance(self.stack[-1], _Dict | _Strided):
+            raise ValueError("state is given to what has none")
+
+    dispatch = _Dispatch({code: pickle._Unpickler.dispatch[code] for code in b"".join(_OPCODES)})
+    dispatch[pickle.EMPTY_DICT[0]] = load_empty_dictionary
+    dispatch[pickle.BUILD[0]] = load_build
 
 
 def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -229,7 +189,9 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors: dict[str, Tensor] = {}
     with reading(file.path):
         try:
-            tree = _machine(inflate(file, found[pickles[0]]).tobytes())
+            stream = io.BytesIO(inflate(file, found[pickles[0]]).data)
+            # Texts of Python 2 are bytes of any kind.
+            tree = _Unpickler(stream, encoding="latin-1").load()
         except CheckpointError as exc:
             raise CheckpointError(f"{file.path} is refused: {exc}") from None
         if not isinstance(tree, _Dict):
@@ -237,7 +199,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
         for name, strided in _tensors(tree.get("state_dict", tree), "", set()):
             if name in tensors:
                 raise ValueError(f"the name '{name}' is repeated")
-            member = found.get(f"{root}data/{strided.storage.key}")
+            member = found.get(f"{root}data/{strided.key}")
             if member is None:
                 raise ValueError(f"the bytes of '{name}' are missing")
             tensors[name] = _tensor(file, name, strided, member, swap)
@@ -256,10 +218,7 @@ def _tensors(node: Any, at: str, seen: set[int]) -> Iterator[tuple[str, _Strided
 
 
 def _tensor(file: File, name: str, strided: _Strided, member: Member, swap: bool) -> Tensor:
-    kind = strided.storage.kind.rpartition(".")[2].removesuffix("Storage")
-    dtype = strided.dtype or DTYPES.get(_STORAGES.get(kind, ""))
-    if dtype is None:
-        raise ValueError(f"'{name}' has a storage of type {kind}, which is not read")
+    dtype = strided.dtype
     shape = checked_shape(strided.shape, dtype.itemsize, f"{file.path}: '{name}'")
     numel, first = math.prod(shape), strided.offset * dtype.itemsize
     steps = zip(shape, strided.strides, strict=True)

@@ -1,8 +1,6 @@
 """Zip archives whose stored members are read in place: NumPy's .npz and PyTorch's .pt."""
 
 import zipfile
-import zlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +15,9 @@ _BLOCK = 1 << 20
 class Member(NamedTuple):
     """One file of an archive: where its bytes lie, packed or as they are."""
 
+    archive: zipfile.ZipFile
     name: str
     offset: int
-    packed: int
     size: int
     deflated: bool
     comment: bytes
@@ -80,22 +78,9 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
             if deflated and info.file_size > 1032 * info.compress_size + 64:
                 raise ValueError(f"'{info.filename}' cannot unpack to {info.file_size} bytes")
             found[info.filename] = Member(
-                *(info.filename, offset, info.compress_size, info.file_size),
-                *(deflated, info.comment),
+                *(archive, info.filename, offset, info.file_size, deflated, info.comment)
             )
     return found, archive.comment
-
-
-def _blocks(file: File, member: Member) -> Iterator[bytes]:
-    """The member's bytes, unpacked, in pieces of bounded size."""
-    unpack = zlib.decompressobj(-15)
-    for start in range(0, member.packed, _BLOCK):
-        data = file.bytes_at(member.offset + start, min(_BLOCK, member.packed - start))
-        while data:
-            yield unpack.decompress(data, _BLOCK)
-            data = unpack.unconsumed_tail
-    while tail := unpack.decompress(unpack.unconsumed_tail, _BLOCK):
-        yield tail
 
 
 def inflate(file: File, member: Member, count: int | None = None) -> np.ndarray:
@@ -104,14 +89,11 @@ def inflate(file: File, member: Member, count: int | None = None) -> np.ndarray:
     if not member.deflated:
         return file.array_at(member.offset, count)
     out, end = np.empty(count, np.uint8), 0
-    for block in _blocks(file, member):
-        here = min(len(block), count - end)
-        out[end : end + here] = np.frombuffer(block, np.uint8, here)
-        end += here
-        if len(block) > here and count == member.size:
-            raise CheckpointError(f"{file.path}: '{member.name}' unpacks to more than it says")
-        if end == count and count < member.size:
-            break
+    unpacked = reading(f"{file.path}: what '{member.name}' unpacks to")
+    with unpacked, member.archive.open(member.name) as stream:
+        while end < count and (block := stream.read(min(_BLOCK, count - end))):
+            out[end : end + len(block)] = np.frombuffer(block, np.uint8)
+            end += len(block)
     if end < count:
         raise CheckpointError(f"{file.path}: '{member.name}' unpacks to {end} of {count} bytes")
     return out

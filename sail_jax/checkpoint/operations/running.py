@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from sail_jax.checkpoint.engine.executor import Limits, Progress, Record, execute
-from sail_jax.checkpoint.output.writer import Format, create
+from sail_jax.checkpoint.formats.table import check_written
+from sail_jax.checkpoint.output.writer import create
 from sail_jax.merging.streaming import Work
 
 __all__ = ["DEFAULTS", "RunOptions", "carried_out", "check_options", "files"]
@@ -35,10 +36,13 @@ class RunOptions:
     threads: int | None = None
     allow_nonfinite: bool = False
     allow_pickle: bool = False
-    format: Format | None = None
+    format: str | None = None
     shard_bytes: int = 5_000_000_000
     sync: bool = True
     progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        check_written(self.format)
 
 
 DEFAULTS = RunOptions()
@@ -71,13 +75,9 @@ def carried_out(
     measure: bool = False,
 ) -> dict[str, Record]:
     """All of the work written to `out`, with the extras beside it if that is a folder."""
-    metadata = {"format": "pt"} if run.format in (None, "safetensors") else None
-    if out.suffix in (".npz", ".msgpack"):
-        metadata = None
     with create(
         out, {one.name: (one.dtype, one.shape) for one in works}, fingerprint=fingerprint,
-        format=run.format, shard_bytes=run.shard_bytes, metadata=metadata, resume=run.resume,
-        sync=run.sync,
+        format=run.format, shard_bytes=run.shard_bytes, resume=run.resume, sync=run.sync,
     ) as writer:  # fmt: skip
         records = execute(
             works, writer, limits, allow_nonfinite=run.allow_nonfinite, measure=measure,

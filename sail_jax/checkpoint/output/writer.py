@@ -4,7 +4,7 @@ Work happens in `.<name>.partial` beside the output:
 
     journal    whose output it is, and which tensors are whole
     data/      the output, every file at its full size from the start
-    stage/     for orbax, which writes whole trees: the tensors until then
+    stage/     where a library writes the whole output in one go: the tensors until then
     extras/    the plain files that go along
 
 At the end everything is flushed to the device and `data` renamed.
@@ -19,22 +19,20 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
 from sail_jax import disk
-from sail_jax.checkpoint.formats import msgpack_files, npz_files, orbax_folders, safetensors_files
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape, explained
 from sail_jax.checkpoint.formats.folders import Flusher, hold, is_empty_folder, pwrite, reserve
 from sail_jax.checkpoint.formats.layout import Layout, Wanted
+from sail_jax.checkpoint.formats.table import FORMATS, LAYOUTS, check_written, of_output
 from sail_jax.checkpoint.output.journal import Journal, Piece, digest, gap
 from sail_jax.merging.tensors import Shape
 
-__all__ = ["Format", "Writer", "create", "save_checkpoint"]
+__all__ = ["Writer", "create", "save_checkpoint"]
 
-Format = Literal["safetensors", "orbax", "npz", "msgpack"]
-_FILES = {"safetensors": "model.safetensors", "npz": "model.npz", "msgpack": "flax_model.msgpack"}
 _PIECE = 1 << 22  # bytes under one digest
 _OURS = {"journal", "data", "stage", "extras"}
 
@@ -44,7 +42,7 @@ def create(
     tensors: Mapping[str, tuple[Any, Shape]],
     *,
     fingerprint: str,
-    format: Format | None = None,
+    format: str | None = None,
     shard_bytes: int = 5_000_000_000,
     metadata: Mapping[str, str] | None = None,
     resume: bool = False,
@@ -52,38 +50,26 @@ def create(
 ) -> "Writer":
     """Takes `out` for these tensors (dtype and shape by name, in output order).
 
-    A name that ends in .safetensors, .npz or .msgpack is one file; any other a folder, by default
-    of safetensors in shards of at most `shard_bytes` (a larger tensor has a shard to itself).
-    `fingerprint` tells what is written: with `resume`, unfinished work of the same fingerprint and
-    tensors is continued. `sync=False` leaves the flushing to the system: for measurements only.
+    A name with the suffix of a format that is written, such as .npz, is one file; any other a
+    folder, by default of safetensors in shards of at most `shard_bytes` (a larger tensor has a
+    shard to itself). `fingerprint` tells what is written: with `resume`, unfinished work of the
+    same fingerprint and tensors is continued. `sync=False` leaves the flushing to the system: for
+    measurements only.
 
     Raises `CheckpointError` if `out` is taken, in use, or has no room, before anything is computed.
     """
     out = Path(out)
     wanted = _checked(tensors)
-    suffix = out.suffix.removeprefix(".")
-    single = suffix in _FILES
-    if format and format not in ("orbax", *_FILES):
-        raise CheckpointError(f"format: expected one of {[*_FILES, 'orbax']}, got {format!r}")
-    format = format or (suffix if single else "safetensors")  # type: ignore[assignment]
-    if single and format != suffix:
-        raise CheckpointError(f"{out}: a .{suffix} file does not hold {format}")
+    check_written(format)
+    own = of_output(out)
+    chosen = FORMATS[format] if format else own or FORMATS["safetensors"]
+    if own and own is not chosen:
+        raise CheckpointError(f"{out}: a {out.suffix} file does not hold {format}")
     if shard_bytes < 1:
         raise CheckpointError(f"shard_bytes: expected at least 1, got {shard_bytes}")
-    metadata = dict(metadata or {})
-    if metadata and format in ("orbax", "msgpack"):
-        raise CheckpointError(f"{format} has no place for metadata")
-    if format == "orbax":
-        orbax_folders.admit(wanted)
-        layout = safetensors_files.layout(wanted, {}, "stage.safetensors", None)
-    elif format == "npz":
-        layout = npz_files.layout(wanted, metadata, out.name if single else _FILES["npz"])
-    elif format == "msgpack":
-        layout = msgpack_files.layout(wanted, out.name if single else _FILES["msgpack"])
-    else:
-        file = out.name if single else _FILES["safetensors"]
-        layout = safetensors_files.layout(wanted, metadata, file, None if single else shard_bytes)
-    return Writer(out, wanted, layout, fingerprint, single, format == "orbax", resume, sync)
+    file = out.name if own else chosen.file
+    layout = LAYOUTS[chosen.name](wanted, file, dict(metadata or {}), None if own else shard_bytes)
+    return Writer(out, wanted, layout, fingerprint, file, own is None, resume, sync)
 
 
 def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
@@ -115,16 +101,16 @@ class Writer:
         wanted: Wanted,
         layout: Layout,
         fingerprint: str,
-        single: bool,
-        staged: bool,
+        file: str,
+        folder: bool,
         resume: bool,
         sync: bool,
     ) -> None:
-        self.out, self.folder, self._wanted, self._layout = out, not single, wanted, layout
+        self.out, self.folder, self._wanted, self._layout = out, folder, wanted, layout
         self.partial = out.with_name(f".{out.name}.partial")
-        self._root = self.partial / ("stage" if staged else "data")
-        self._payload = self.partial / "data" / (out.name if single else "")
-        self._staged, self._sync = staged, sync
+        self._root = self.partial / ("stage" if layout.convert else "data")
+        self._payload = self.partial / "data" / ("" if folder else out.name)
+        self._file, self._sync = file, sync
         self._pieces: dict[str, dict[int, Piece]] = {name: {} for name in wanted}
         self._done: set[str] = set()
         self._mutex = threading.Lock()
@@ -194,7 +180,8 @@ class Writer:
             if not found:
                 self._remove()
             raise CheckpointError(f"{self.out} exists already; choose another place for the output")
-        strangers = {name for name in found - _OURS if not name.startswith("data.orbax")}
+        # A library that was converting the stage may have been killed beside its output.
+        strangers = {name for name in found - _OURS if not name.startswith("data.")}
         if strangers or (found and "journal" not in found):
             raise CheckpointError(
                 f"{self.partial} holds what no run left there ({min(found - {'journal'})}); "
@@ -236,6 +223,8 @@ class Writer:
                 fd = os.open(self._root / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 self._fds[file] = fd
                 missing += max(0, size - os.fstat(fd).st_blocks * 512)
+            if self._layout.convert:  # the output stands beside its stage at the end
+                missing += sum(self._layout.sizes.values())
             free = have.f_bavail * have.f_frsize
             if missing > free > 0:
                 why = f"it needs {missing / 1e9:.2f} GB more, {free / 1e9:.2f} GB are free"
@@ -324,7 +313,7 @@ class Writer:
             return
         if not filename or filename.startswith(".") or set(filename) & set("/\\\0"):
             raise CheckpointError(f"{filename!r} is not a plain file name")
-        if filename in self._layout.sizes:
+        if filename in (self._file, *self._layout.sizes):
             raise CheckpointError(f"'{filename}' is the name of a file of tensors")
         path = self.partial / "extras" / filename
         with explained("write", path):
@@ -347,13 +336,13 @@ class Writer:
         self.close()
 
     def _finish(self, journal: Journal) -> None:
-        if self._layout.seal:
-            self._layout.seal(self._root)
         data = self.partial / "data"
-        if self._staged:
+        if self._layout.convert:
             for leftover in self.partial.glob("data*"):  # of a conversion that was killed
                 shutil.rmtree(leftover)
-            orbax_folders.write_folder(data, self._mapped())
+            if self._file:
+                data.mkdir()
+            self._layout.convert(self._root, data / self._file)
         for extra in sorted((self.partial / "extras").iterdir()):
             if (data / extra.name).is_dir():
                 raise CheckpointError(f"'{extra.name}' is the name of a folder of the output")
@@ -374,17 +363,6 @@ class Writer:
         self._committed = True
         if self._sync:
             disk.sync(self.out.parent)
-
-    def _mapped(self) -> dict[str, np.ndarray]:
-        """The staged tensors, as they lie in their file."""
-        [file] = self._layout.sizes
-        raw = np.memmap(self._root / file, np.uint8, "r").view(np.ndarray)
-        arrays = {}
-        for name, (dtype, shape) in self._wanted.items():
-            [run] = self._layout.regions[name]
-            array = raw[run.offset : run.offset + run.length].view(dtype).reshape(shape)
-            arrays[name] = np.require(array, requirements="A")
-        return arrays
 
     def abandon(self) -> None:
         """Removes the unfinished work."""
@@ -410,7 +388,7 @@ def save_checkpoint(
     extras: Mapping[str, bytes | Path] | None = None,
     metadata: Mapping[str, str] | None = None,
     shard_bytes: int = 5_000_000_000,
-    format: Format | None = None,
+    format: str | None = None,
 ) -> None:
     """Writes arrays by name as a checkpoint, all or nothing; `create` says in which forms."""
     arrays = {name: np.asarray(array) for name, array in tensors.items()}
