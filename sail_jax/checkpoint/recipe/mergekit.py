@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from sail_jax import methods
-from sail_jax.checkpoint.recipe.settings import Kind
+from sail_jax.checkpoint.recipe.settings import Kind, check_value
 from sail_jax.checks import nearest
 from sail_jax.merging.merge import Merge
 
@@ -21,7 +21,6 @@ __all__ = [
     "Parameter",
     "accepts",
     "entry",
-    "entry_of",
     "names",
 ]
 
@@ -50,9 +49,24 @@ class Parameter(NamedTuple):
     high: float | None = None
     open_low: bool = False
 
+    def checked(self, value: Any) -> Any:
+        """A value that the parameter may have; ValueError for any other."""
+        value = check_value(value, self.kind)
+        low, high = self.low, self.high
+        below = low is not None and (value < low or (self.open_low and value == low))
+        if below or (high is not None and value > high):
+            left = "(" if self.open_low or low is None else "["
+            right = "inf)" if high is None else f"{high}]"
+            interval = f"{left}{'-inf' if low is None else low}, {right}"
+            raise ValueError(f"{self.name}: expected a number in {interval}, got {value}")
+        return value
+
 
 class Entry(NamedTuple):
-    """A method: its name in a recipe, what its inputs are, and its parameters by YAML name."""
+    """A method: its name in a recipe, what its inputs are, and its parameters by YAML name.
+
+    merge: of all tensors, if it was given as a value instead of a name and parameters.
+    """
 
     name: str
     base: Base
@@ -61,7 +75,7 @@ class Entry(NamedTuple):
     parameters: Mapping[str, Parameter]
     title: str
     reference: str
-    mergekit: bool = True
+    merge: Merge | None = None
 
 
 _WEIGHT = Parameter("weight", "weights", per_model=True)
@@ -257,36 +271,39 @@ def accepts(name: str, option: str) -> bool:
     return name in methods.METHODS and option in methods.options_of(name)
 
 
-def entry(name: str) -> Entry:
-    """What is known of a method: mergekit's table, and the rest of its options from its signature.
+def entry(method: str | Merge) -> Entry:
+    """What is known of a method: mergekit's table, and the rest of its options from its signature;
+    of a merge that is given as a value: it has no parameters but weights.
 
     ValueError with the nearest names for an unknown one.
 
     >>> entry("ties").parameters["lambda"].option, entry("ties").parameters["density"].default
     ('scale', 1.0)
     """
-    example = methods.example(name) if name in methods.METHODS else None
+    if isinstance(method, Merge):
+        return _entry_of(method)
+    is_method = isinstance(method, str) and method in methods.METHODS
+    example = methods.example(method) if is_method else None
     if example is None:
-        why = "; its hyperparameters are arrays" if name in methods.METHODS else ""
-        raise ValueError(f"no merging method {name!r}{nearest(str(name), names())}{why}")
-    found = MERGEKIT.get(name) or entry_of(example)
+        why = "; its hyperparameters are arrays" if is_method else ""
+        raise ValueError(f"no merging method {method!r}{nearest(str(method), names())}{why}")
+    found = MERGEKIT.get(method) or _entry_of(example)
     parameters = dict(found.parameters)
     taken = {p.option for p in parameters.values()}
-    if name == "karcher":  # mergekit's is unweighted; ours may be given weights
+    if method == "karcher":  # mergekit's is unweighted; ours may be given weights
         parameters["weight"] = _WEIGHT._replace(default=None)
-    for option in methods.options_of(name).values():
+    for option in methods.options_of(method).values():
         if option.name not in taken | _ELSEWHERE and option.name not in parameters:
             parameters[option.name] = _own(option)
-    return found._replace(parameters=parameters)
+    return found._replace(parameters=parameters, merge=None)
 
 
-def entry_of(merge: Merge) -> Entry:
-    """What is known of a merge that was given as a value: it has no parameters but weights."""
+def _entry_of(merge: Merge) -> Entry:
     known = MERGEKIT.get(merge.name)
     title, reference = (known.title, known.reference) if known else (merge.name, "")
     base = _BASES[merge.base]
     parameters = {"weight": _WEIGHT._replace(default=None)}
-    return Entry(merge.name, base, *merge.models, parameters, title, reference, mergekit=False)
+    return Entry(merge.name, base, *merge.models, parameters, title, reference, merge)
 
 
 def _own(argument: inspect.Parameter) -> Parameter:

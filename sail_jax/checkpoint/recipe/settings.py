@@ -4,31 +4,33 @@ import fnmatch
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from itertools import pairwise
+from typing import Annotated, Any, Literal
 
-from sail_jax.checkpoint.recipe.yaml_tree import RecipeError, Where
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+
+from sail_jax.checkpoint.recipe.declared import Placed, read
+from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 
-__all__ = ["Condition", "Kind", "Ledger", "Setting", "check_value", "interpolate", "matcher"]
+__all__ = [
+    "Condition",
+    "Kind",
+    "Ledger",
+    "Setting",
+    "check_value",
+    "interpolate",
+    "matcher",
+    "setting",
+]
 
 Kind = Literal["number", "integer", "boolean", "text", "any"]
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 
-class Condition(NamedTuple):
-    """`values` for tensors whose name fits `filter` (None: for all), along the layers."""
-
-    filter: str | None
-    values: tuple[Any, ...]
-    where: Where
-
-
-Setting = tuple[Condition, ...]
-"""Conditions; the first that fits decides."""
-
-
-def check_value(value: Any, kind: Kind, where: Where) -> Any:
-    """`value` as a `kind`; RecipeError otherwise. Text such as 1e-5, which YAML 1.1 does not take
+def check_value(value: Any, kind: Kind) -> Any:
+    """`value` as a `kind`; ValueError otherwise. Text such as 1e-5, which YAML 1.1 does not take
     for a number, is one where a number is expected."""
     if kind in ("number", "integer") and isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)
@@ -39,7 +41,7 @@ def check_value(value: Any, kind: Kind, where: Where) -> Any:
         except OverflowError:
             finite = False
         if not finite:
-            raise RecipeError(where, f"expected a finite number, got {str(value)[:40]}")
+            raise ValueError(f"expected a finite number, got {str(value)[:40]}")
     if kind == "number" and number:
         return float(value)
     if kind == "integer" and number and value == int(value):
@@ -51,7 +53,60 @@ def check_value(value: Any, kind: Kind, where: Where) -> Any:
     if kind == "any" and (number or isinstance(value, (bool, str))):
         return value
     article = "an" if kind == "integer" else "a"
-    raise RecipeError(where, f"expected {article} {kind}, got {str(value)[:80]!r}")
+    raise ValueError(f"expected {article} {kind}, got {str(value)[:80]!r}")
+
+
+Integer = Annotated[int, BeforeValidator(partial(check_value, kind="integer"))]
+Natural = Annotated[Integer, Field(ge=0, lt=2**63)]
+Flag = Annotated[bool, BeforeValidator(partial(check_value, kind="boolean"))]
+
+
+def _filter(filter: str) -> str:
+    if not filter:
+        raise ValueError("an empty filter; leave it out to fit everything")
+    matcher(filter)
+    return filter
+
+
+def _values(given: Any) -> Any:
+    values = given if isinstance(given, (list, tuple)) else [given]
+    if not values:
+        raise ValueError("expected a value; got none")
+    return values
+
+
+def _value(given: Any, info: ValidationInfo) -> Any:
+    return given if info.context is None else info.context(given)
+
+
+class Condition(Placed):
+    """`values` for tensors whose name fits `filter` (None: for all), along the layers.
+
+    The context of reading one is what checks a value.
+    """
+
+    filter: Annotated[str, AfterValidator(_filter)] | None = Field(None, coerce_numbers_to_str=True)
+    values: Annotated[
+        tuple[Annotated[Any, BeforeValidator(_value)], ...], BeforeValidator(_values)
+    ] = Field((), validation_alias="value", validate_default=True)
+
+
+Setting = tuple[Condition, ...]
+"""Conditions; the first that fits decides."""
+
+
+def setting(node: Node, check: Callable[[Any], Any]) -> Setting:
+    """A value, values along the layers, a condition or conditions, each value checked; RecipeError
+    for anything else."""
+    several = isinstance(node.value, list) and any(isinstance(p.value, dict) for p in node.value)
+    if not several and not isinstance(node.value, dict):
+        node = node._replace(value={"value": node})
+    conditions = tuple(read(Condition, p, check) for p in (node.value if several else [node]))
+    for earlier, later in pairwise(conditions):
+        if earlier.filter in (None, "*"):
+            message = "never reached: the condition before it fits everything"
+            raise RecipeError(later.where, message)
+    return conditions
 
 
 def interpolate(values: Sequence[Any], t: float) -> Any:
@@ -69,7 +124,7 @@ def interpolate(values: Sequence[Any], t: float) -> Any:
     return (1 - part) * values[low] + part * values[high] if part else values[low]
 
 
-def matcher(filter: str | None, where: Where) -> Callable[[str], bool]:
+def matcher(filter: str | None) -> Callable[[str], bool]:
     """Whether a tensor name fits: all for None and "*", else by substring as in mergekit; "re:..."
     searches a regular expression and "glob:..." matches the whole name, here only."""
     if filter is None or filter == "*":
@@ -78,7 +133,7 @@ def matcher(filter: str | None, where: Where) -> Callable[[str], bool]:
         try:
             return lambda name, found=re.compile(filter[3:]).search: found(name) is not None
         except (re.error, OverflowError, RecursionError) as error:
-            raise RecipeError(where, f"{filter!r} is no regular expression: {error}") from error
+            raise ValueError(f"{filter!r} is no regular expression: {error}") from error
     if filter.startswith("glob:"):
         whole = re.compile(fnmatch.translate(filter[5:])).match
         return lambda name: whole(name) is not None
@@ -108,7 +163,7 @@ class Ledger:
 
     def _matches(self, condition: Condition, name: str) -> bool:
         if condition.where not in self._fits:
-            self._fits[condition.where] = matcher(condition.filter, condition.where)
+            self._fits[condition.where] = matcher(condition.filter)
         return self._fits[condition.where](name)
 
     def check(self, settings: Iterable[tuple[str, Setting]]) -> list[str]:
