@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sail_jax.checkpoint.recipe.recipes import RecipeError, Ref, Token, Tokenizer
+from sail_jax.checkpoint.recipe.parts import Ref, Token, Tokenizer
+from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checkpoint.sources.rows import FILL, ZERO
 
 __all__ = ["Alignment", "Rowing", "Vocabulary", "align", "dump", "load", "read_vocabulary"]

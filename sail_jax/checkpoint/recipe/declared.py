@@ -18,6 +18,9 @@ __all__ = ["Declared", "Given", "Placed", "kind", "read"]
 T = TypeVar("T", bound=BaseModel)
 
 
+_TYPES = {"float": "a number", "int": "an integer", "bool": "true or false", "string": "a text"}
+
+
 class Given(dict[str, Any]):
     """A mapping as plain values, and the node that knows their places."""
 
@@ -135,8 +138,7 @@ def _in_our_words(what: str, node: Node, error: ErrorDetails) -> RecipeError:
             expected = f"a list of {last}"
         case "dict_type":
             expected = f"{last}, a mapping"
-        case "string_type":
-            expected = "a text"
-        case _:
-            expected = error["msg"].removeprefix("Input should be ")
+        case other:
+            message = error["msg"].removeprefix("Input should be ")
+            expected = _TYPES.get(other.partition("_")[0], message)
     return RecipeError(node.where, f"expected {expected}; got {kind(plain(node))}")

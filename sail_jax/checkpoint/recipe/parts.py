@@ -21,14 +21,7 @@ from pydantic import (
 
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.declared import Declared, Given, Placed, kind, read
-from sail_jax.checkpoint.recipe.settings import (
-    Flag,
-    Integer,
-    Natural,
-    Setting,
-    check_value,
-    setting,
-)
+from sail_jax.checkpoint.recipe.settings import Integer, Natural, Setting, setting
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 
@@ -38,7 +31,6 @@ __all__ = [
     "Module",
     "Recipe",
     "Ref",
-    "Row",
     "Slice",
     "Source",
     "Token",
@@ -49,7 +41,6 @@ ALIGNMENT = ("method", "family", "spaces", "within", "weights", "seed", "max_swe
 """What a recipe may say of an alignment: the options of `align_maps` that are not of a run."""
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "alpaca", "chatml", "exaone", "llama3", "mistral")
-
 
 _PATH = r"([^@+\0]+)(?:@([^@+\0]+))?"
 
@@ -98,21 +89,20 @@ def _ref(given: Any) -> Ref:
 def _location(given: Any) -> Any:
     if not isinstance(given, str):
         return given
-    path, at, revision = given.partition("@")
-    if not path or "\0" in given or (at and (not revision or "@" in revision)):
+    parts = re.fullmatch(r"([^@\0]+)(?:@([^@\0]+))?", given)
+    if parts is None:
         raise ValueError(f"expected path[@revision]; got {given!r}")
-    return {"path": path, "revision": revision or None}
+    return {"path": parts[1], "revision": parts[2]}
 
 
-def _layers(given: Any) -> tuple[int, int]:
-    if not isinstance(given, (list, tuple)) or len(given) != 2:
-        raise ValueError(f"expected [first, last + 1]; got {kind(given)}")
-    first, end = (check_value(layer, "integer") for layer in given)
-    if not 0 <= first < end:
-        raise ValueError(f"expected 0 <= first < last + 1; got [{first}, {end}]")
-    if end > 1_000_000:
-        raise ValueError(f"no model has {end} layers")
-    return first, end
+def _layers(layers: tuple[int, ...]) -> tuple[int, ...]:
+    if len(layers) != 2:
+        raise ValueError(f"expected [first, last + 1]; got {len(layers)} numbers")
+    if not 0 <= layers[0] < layers[1]:
+        raise ValueError(f"expected 0 <= first < last + 1; got {list(layers)}")
+    if layers[1] > 1_000_000:
+        raise ValueError(f"no model has {layers[1]} layers")
+    return layers
 
 
 def _dtype(name: str) -> str:
@@ -158,7 +148,7 @@ def _settings(given: Any, info: ValidationInfo, *, of_model: bool = False) -> Ma
                 f"{entry.name} does not read {name!r} per model; set it for the slice,"
                 " the module or the recipe",
             )
-        found[name] = setting(node, parameter.checked)
+        found[name] = setting(node, parameter.type)
     return found
 
 
@@ -175,7 +165,7 @@ def _without_effect(given: Any) -> None:
 
 
 Reference = Annotated[Ref, PlainValidator(_ref)]
-Layers = Annotated[tuple[int, int], BeforeValidator(_layers)]
+Layers = Annotated[tuple[Integer, ...], AfterValidator(_layers)]
 Dtype = Annotated[str, AfterValidator(_dtype)]
 Parameters = Annotated[Mapping[str, Setting], PlainValidator(_settings)]
 OwnParameters = Annotated[Mapping[str, Setting], PlainValidator(partial(_settings, of_model=True))]
@@ -294,11 +284,11 @@ class Slice(Placed):
     @field_validator("sources")
     @classmethod
     def _alike(cls, sources: tuple[Source, ...], info: ValidationInfo) -> tuple[Source, ...]:
+        whole = info.data["whole"]
         for source in sources:
-            if info.data["whole"] and source.layers is not None:
-                raise RecipeError(source.where, "'layer_range' is no key of a model; use slices")
-            if not info.data["whole"] and source.layers is None:
-                raise RecipeError(source.where, "a source needs 'layer_range', which is missing")
+            if whole != (source.layers is None):
+                fault = "is for slices only" if whole else "is missing, which a source needs"
+                raise RecipeError(source.where, f"'layer_range' {fault}")
         lengths = [source.layers[1] - source.layers[0] for source in sources if source.layers]
         if len(set(lengths)) > 1:
             raise ValueError(f"all sources of a slice need equally many layers; got {lengths}")
@@ -351,7 +341,7 @@ class Token(Placed):
     """Where a token's row comes from; forced on every model, or only on those that lack it."""
 
     source: Annotated[Row, PlainValidator(_row)]
-    force: Flag = False
+    force: bool = False
 
 
 def _tokenizer_source(given: Any) -> str | Ref:
@@ -369,8 +359,7 @@ class Tokenizer(Placed):
 def _modules(given: Any) -> list[Any]:
     """Modules, each with its name."""
     if not isinstance(given, Given) or not given:
-        came = "none" if given == {} else kind(given)
-        raise ValueError(f"expected modules by name; got {came}")
+        raise ValueError(f"expected modules by name; got {'none' if given == {} else kind(given)}")
     for name, module in given.items():
         if isinstance(module, Given):
             module["name"] = name
@@ -444,9 +433,7 @@ class Recipe(Declared):
                 found += [source.model for source in part.sources]
                 found += [] if part.base_model is None else [part.base_model]
         if self.tokenizer is not None:
-            named = [
-                self.tokenizer.source,
-                *(t.source.model for t in self.tokenizer.tokens.values()),
-            ]
+            tokens = self.tokenizer.tokens.values()
+            named = [self.tokenizer.source, *(token.source.model for token in tokens)]
             found += [model for model in named if isinstance(model, Ref)]
         return list(dict.fromkeys(found))

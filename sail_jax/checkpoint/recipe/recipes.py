@@ -26,37 +26,24 @@ from typing import Any
 
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.declared import read
-from sail_jax.checkpoint.recipe.parts import (
-    Module,
-    Parameters,
-    Recipe,
-    Ref,
-    Slice,
-    Source,
-    Token,
-    Tokenizer,
-)
+from sail_jax.checkpoint.recipe.parts import Module, Parameters, Recipe, Ref, Slice, Source
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where, compose
 from sail_jax.checks import nearest
 from sail_jax.merging.merge import Merge
 
-__all__ = [
-    "Module",
-    "Recipe",
-    "RecipeError",
-    "Ref",
-    "Slice",
-    "Source",
-    "Token",
-    "Tokenizer",
-    "parse",
-    "simple",
-]
+__all__ = ["Module", "Recipe", "RecipeError", "Ref", "Slice", "Source", "parse", "simple"]
 
-_TOP = (
-    *("dtype", "out_dtype", "scope", "seed", "rename", "missing", "extra", "tokenizer"),
+_TOP = [
+    "dtype",
+    "out_dtype",
+    "scope",
+    "seed",
+    "rename",
+    "missing",
+    "extra",
+    "tokenizer",
     "chat_template",
-)
+]
 """What `simple` takes besides hyperparameters."""
 
 
@@ -129,10 +116,10 @@ def simple(
             raise RecipeError(Where(key), f"expected {expected}, got {len(value)}")
         for i, part in enumerate(value):
             each[i][own] = _node(part, f"{key}[{i}]")
-    sources = []
-    for i, (model, own) in enumerate(zip(models, each, strict=True)):
-        where = f"models[{i}]"
-        sources.append(_node({"model": _path(model, where), "parameters": own}, where))
+    sources = [
+        {"model": _path(model, f"models[{i}]"), "parameters": each[i]}
+        for i, model in enumerate(models)
+    ]
     top |= {
         "merge_method": _node(entry, "method"),
         "models": _node(sources, "models"),

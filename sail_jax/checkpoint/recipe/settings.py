@@ -4,11 +4,11 @@ import fnmatch
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationInfo
 
 from sail_jax.checkpoint.recipe.declared import Placed, read
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
@@ -16,49 +16,51 @@ from sail_jax.checks import nearest
 
 __all__ = [
     "Condition",
-    "Kind",
+    "Integer",
     "Ledger",
+    "Natural",
+    "Number",
+    "Scalar",
     "Setting",
-    "check_value",
+    "between",
     "interpolate",
     "matcher",
     "setting",
 ]
 
-Kind = Literal["number", "integer", "boolean", "text", "any"]
-_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+
+def _no_flag(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"expected a number; got {value}")
+    return value
 
 
-def check_value(value: Any, kind: Kind) -> Any:
-    """`value` as a `kind`; ValueError otherwise. Text such as 1e-5, which YAML 1.1 does not take
-    for a number, is one where a number is expected."""
-    if kind in ("number", "integer") and isinstance(value, str) and _NUMBER.fullmatch(value):
-        value = float(value)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if isinstance(value, (int, float)):
-        try:
-            finite = math.isfinite(value)
-        except OverflowError:
-            finite = False
-        if not finite:
-            raise ValueError(f"expected a finite number, got {str(value)[:40]}")
-    if kind == "number" and number:
-        return float(value)
-    if kind == "integer" and number and value == int(value):
-        return int(value)
-    if kind == "boolean" and (isinstance(value, bool) or (number and value in (0, 1))):
-        return bool(value)
-    if kind == "text" and isinstance(value, str):
-        return value
-    if kind == "any" and (number or isinstance(value, (bool, str))):
-        return value
-    article = "an" if kind == "integer" else "a"
-    raise ValueError(f"expected {article} {kind}, got {str(value)[:80]!r}")
+def _scalar(value: Any) -> Any:
+    if not isinstance(value, (bool, int, float, str)) or value in (math.inf, -math.inf):
+        raise ValueError("expected a finite number, a text, true or false")
+    return value
 
 
-Integer = Annotated[int, BeforeValidator(partial(check_value, kind="integer"))]
+# Text such as 1e-5, which YAML 1.1 does not take for a number, is one where a number is expected.
+Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
+Integer = Annotated[int, BeforeValidator(_no_flag)]
 Natural = Annotated[Integer, Field(ge=0, lt=2**63)]
-Flag = Annotated[bool, BeforeValidator(partial(check_value, kind="boolean"))]
+Scalar = Annotated[Any, AfterValidator(_scalar)]
+
+
+def between(low: float, high: float = math.inf, *, above: bool = False) -> Any:
+    """The type of numbers from `low` to `high`, or from above `low`."""
+    interval = f"{'(' if above else '['}{low}, {high}{')' if high == math.inf else ']'}"
+
+    def check(value: float) -> float:
+        if not low <= value <= high or (above and value == low):
+            raise ValueError(f"expected a number in {interval}, got {value}")
+        return value
+
+    return Annotated[Number, AfterValidator(check)]
+
+
+_adapter = cache(TypeAdapter)
 
 
 def _filter(filter: str) -> str:
@@ -76,13 +78,13 @@ def _values(given: Any) -> Any:
 
 
 def _value(given: Any, info: ValidationInfo) -> Any:
-    return given if info.context is None else info.context(given)
+    return given if info.context is None else _adapter(info.context).validate_python(given)
 
 
 class Condition(Placed):
     """`values` for tensors whose name fits `filter` (None: for all), along the layers.
 
-    The context of reading one is what checks a value.
+    The context of reading one is the type of a value.
     """
 
     filter: Annotated[str, AfterValidator(_filter)] | None = Field(None, coerce_numbers_to_str=True)
@@ -95,13 +97,12 @@ Setting = tuple[Condition, ...]
 """Conditions; the first that fits decides."""
 
 
-def setting(node: Node, check: Callable[[Any], Any]) -> Setting:
-    """A value, values along the layers, a condition or conditions, each value checked; RecipeError
-    for anything else."""
+def setting(node: Node, type: Any) -> Setting:
+    """What is a value of this type, values along the layers, a condition or conditions."""
     several = isinstance(node.value, list) and any(isinstance(p.value, dict) for p in node.value)
     if not several and not isinstance(node.value, dict):
         node = node._replace(value={"value": node})
-    conditions = tuple(read(Condition, p, check) for p in (node.value if several else [node]))
+    conditions = tuple(read(Condition, p, type) for p in (node.value if several else [node]))
     for earlier, later in pairwise(conditions):
         if earlier.filter in (None, "*"):
             message = "never reached: the condition before it fits everything"
