@@ -373,9 +373,12 @@ def test_renamed_tensors():
     found = plan(recipe, checkpoints.__getitem__)
     assert found.treatments[0].models[1].source == "b/wrapped.model.embed_tokens.weight"
     with pytest.raises(RecipeError, match=r"'nothing' renames no tensor"):
-        plan(recipe._replace(rename={"nothing": "x"}), checkpoints.__getitem__)
+        plan(recipe.model_copy(update={"rename": {"nothing": "x"}}), checkpoints.__getitem__)
     with pytest.raises(RecipeError, match="two tensors would be called"):
-        plan(recipe._replace(rename={r"layers\.\d": "layers.0"}), checkpoints.__getitem__)
+        plan(
+            recipe.model_copy(update={"rename": {r"layers\.\d": "layers.0"}}),
+            checkpoints.__getitem__,
+        )
 
 
 def test_integers_are_copied_and_dtypes_may_differ():

@@ -245,8 +245,11 @@ def test_gradients(values, t, expected):
 
 
 def test_the_innermost_fitting_condition_decides():
-    inner = (Condition("mlp", (1.0,), Where("inner")),)
-    outer = (Condition("attn", (2.0,), Where("o0")), Condition(None, (3.0,), Where("o1")))
+    inner = (Condition(filter="mlp", values=(1.0,), where=Where("inner")),)
+    outer = (
+        Condition(filter="attn", values=(2.0,), where=Where("o0")),
+        Condition(filter=None, values=(3.0,), where=Where("o1")),
+    )
     ledger = Ledger()
     found = [ledger.resolve([inner, None, outer], name, 0) for name in ("mlp", "attn", "norm")]
     assert found == [1.0, 2.0, 3.0]

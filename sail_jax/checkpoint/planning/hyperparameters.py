@@ -124,8 +124,8 @@ class Hyperparameters:
         return self.made[key]
 
     def _made(self, method: str, options: dict[str, Any]) -> Merge:
-        if self.recipe.merge is not None and method == self.recipe.method:
-            return self.recipe.merge
+        if self.entry.merge is not None and method == self.entry.name:
+            return self.entry.merge
         seeded = "key" in methods.options_of(method)
         return methods.get(method)(**options, **({"key": self.key} if seeded else {}))
 

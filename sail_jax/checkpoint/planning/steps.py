@@ -7,7 +7,7 @@ from typing import Any
 
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.planning.inputs import Opened
-from sail_jax.checkpoint.recipe.parts import Align, Grow, Ref
+from sail_jax.checkpoint.recipe.parts import Alignment, Growth, Ref
 from sail_jax.checkpoint.sources.adapters import adapted
 
 __all__ = ["Openings"]
@@ -42,7 +42,7 @@ class Openings:
         if ref.steps:
             *earlier, last = ref.steps
             before = self._stepped(ref._replace(steps=tuple(earlier)))
-            if isinstance(last, Grow):
+            if isinstance(last, Growth):
                 made = self._grown(ref, before, last)
             else:
                 made = self._aligned(ref, before, last)
@@ -55,12 +55,12 @@ class Openings:
         self._made[ref] = made
         return made
 
-    def _grown(self, ref: Ref, checkpoint: Any, step: Grow) -> Any:
+    def _grown(self, ref: Ref, checkpoint: Any, step: Growth) -> Any:
         from sail_jax.checkpoint.sources.growth import growth_view
 
-        knobs = json.loads(step.knobs)
+        given = json.loads(step.hyperparameters)
         view, growth = growth_view(
-            checkpoint, json.loads(step.to), step.method, seed=step.seed, **knobs
+            checkpoint, json.loads(step.to), step.method, seed=step.seed, **given
         )
         lost = [f"{row.space} ({row.reason})" for row in growth.report.spaces if row.reason]
         kept = "its function is preserved" if growth.report.exact else f"lost: {'; '.join(lost)}"
@@ -68,7 +68,7 @@ class Openings:
         self._notes += [f"{ref}: {note}" for note in growth.notes]
         return view
 
-    def _aligned(self, ref: Ref, checkpoint: Any, step: Align) -> Any:
+    def _aligned(self, ref: Ref, checkpoint: Any, step: Alignment) -> Any:
         from sail_jax.checkpoint.sources.alignment import align_maps
         from sail_jax.checkpoint.sources.views import rebased
 
@@ -76,7 +76,7 @@ class Openings:
         config = config_of(checkpoint.extras)
         if not config:
             raise ValueError("without a config.json it is not known which spaces to align")
-        found = align_maps(reference, checkpoint, config, **json.loads(step.knobs))
+        found = align_maps(reference, checkpoint, config, **json.loads(step.hyperparameters))
         before, after = found.distance
         self._notes.append(f"{ref}: at a relative distance of {after:.3g}, before {before:.3g}")
         self._notes += [f"{ref}: {note}" for note in found.notes]

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sail_jax.checkpoint.recipe.recipes import RecipeError, Ref, Token, Tokenizer
+from sail_jax.checkpoint.recipe.parts import Ref, Token, Tokenizer
+from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checkpoint.sources.rows import FILL, ZERO
 
 __all__ = ["Alignment", "Rowing", "Vocabulary", "align", "dump", "load", "read_vocabulary"]
@@ -136,19 +137,20 @@ class Alignment(NamedTuple):
         chosen: dict[int, tuple[int, int]] = {}
         for text, token in self.tokens.items():
             i = self.ids[text]
-            if token.kind == "zero":
+            source = token.source
+            if source.kind == "zero":
                 chosen[i] = (ZERO, 0)
                 continue
-            if token.model is None or token.model not in keys:
-                who = f"{token.model} does not take part in the merge of every embedding"
+            if source.model is None or source.model not in keys:
+                who = f"{source.model} does not take part in the merge of every embedding"
                 raise RecipeError(token.where, f"no row for the token {text!r}: {who}")
-            k = keys.index(token.model)
-            row = token.token_id
+            k = keys.index(source.model)
+            row = source.token_id
             if row is None:
-                row = self.vocabularies[token.model].ids.get(token.token or text, -1)
-            if not 0 <= row < sizes[token.model]:
-                name = repr(token.token or text) if token.token_id is None else f"id {row}"
-                raise RecipeError(token.where, f"{token.model} has no row for the token {name}")
+                row = self.vocabularies[source.model].ids.get(source.token or text, -1)
+            if not 0 <= row < sizes[source.model]:
+                name = repr(source.token or text) if source.token_id is None else f"id {row}"
+                raise RecipeError(token.where, f"{source.model} has no row for the token {name}")
             chosen[i] = (k, row)
         return chosen, {self.ids[text] for text, token in self.tokens.items() if token.force}
 

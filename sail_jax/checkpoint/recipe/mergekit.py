@@ -6,10 +6,12 @@ the inputs are. Ours that it lacks go by their own names, with the options of th
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
 
 from sail_jax import methods
-from sail_jax.checkpoint.recipe.settings import Kind
+from sail_jax.checkpoint.recipe.settings import Integer, Number, Scalar, between
 from sail_jax.checks import nearest
 from sail_jax.merging.merge import Merge
 
@@ -21,7 +23,6 @@ __all__ = [
     "Parameter",
     "accepts",
     "entry",
-    "entry_of",
     "names",
 ]
 
@@ -37,22 +38,22 @@ listed or not (mergekit's karcher)."""
 class Parameter(NamedTuple):
     """A parameter as YAML names it; `option` is ours, None if it changes no number.
 
-    `default` is mergekit's. per_model: read from `parameters` of a model first, else only from
-    those of the slice, module and recipe. low, high: what it has to lie between; `open_low`: above.
+    `default` is mergekit's, `type` what pydantic takes it for. per_model: read from `parameters` of
+    a model first, else only from those of the slice, module and recipe.
     """
 
     name: str
     option: str | None
-    kind: Kind = "number"
+    type: Any = Number
     default: Any = REQUIRED
     per_model: bool = False
-    low: float | None = None
-    high: float | None = None
-    open_low: bool = False
 
 
 class Entry(NamedTuple):
-    """A method: its name in a recipe, what its inputs are, and its parameters by YAML name."""
+    """A method: its name in a recipe, what its inputs are, and its parameters by YAML name.
+
+    merge: of all tensors, if it was given as a value instead of a name and parameters.
+    """
 
     name: str
     base: Base
@@ -61,15 +62,15 @@ class Entry(NamedTuple):
     parameters: Mapping[str, Parameter]
     title: str
     reference: str
-    mergekit: bool = True
+    merge: Merge | None = None
 
 
 _WEIGHT = Parameter("weight", "weights", per_model=True)
-_DENSITY = Parameter("density", "density", "number", 1.0, True, 0, 1, True)
-_GAMMA = Parameter("gamma", "gamma", "number", 0.01, True, 0, 1)
-_EPSILON = Parameter("epsilon", "epsilon", "number", 0.15, True, 0, 1)
-_MASK = Parameter("int8_mask", None, "boolean", False)
-_LAMBDA = Parameter("lambda", "scale", "number", 1.0)
+_DENSITY = Parameter("density", "density", between(0, 1, above=True), 1.0, True)
+_GAMMA = Parameter("gamma", "gamma", between(0, 1), 0.01, True)
+_EPSILON = Parameter("epsilon", "epsilon", between(0, 1), 0.15, True)
+_MASK = Parameter("int8_mask", None, bool, False)
+_LAMBDA = Parameter("lambda", "scale", Number, 1.0)
 
 
 def _deltas(normalize: bool, rescale: bool, *more: Parameter) -> tuple[Parameter, ...]:
@@ -77,8 +78,8 @@ def _deltas(normalize: bool, rescale: bool, *more: Parameter) -> tuple[Parameter
         _WEIGHT,
         _DENSITY,
         _LAMBDA,
-        Parameter("normalize", "normalize", "boolean", normalize),
-        Parameter("rescale", "rescale", "boolean", rescale),
+        Parameter("normalize", "normalize", bool, normalize),
+        Parameter("rescale", "rescale", bool, rescale),
         _MASK,
         *more,
     )
@@ -91,149 +92,133 @@ def _without_effect(parameters: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
     )
 
 
-def _number(
-    name: str,
-    default: Any,
-    option: str | None = None,
-    low: float | None = None,
-    high: float | None = None,
-) -> Parameter:
-    return Parameter(name, option or name, "number", default, low=low, high=high)
+def _number(name: str, default: Any, option: str | None = None, type: Any = Number) -> Parameter:
+    return Parameter(name, option or name, type, default)
 
 
 def _bool(name: str, default: bool, option: str | None = None) -> Parameter:
-    return Parameter(name, option or name, "boolean", default)
+    return Parameter(name, option or name, bool, default)
 
 
-def _table() -> dict[str, Entry]:
-    required: Base = "required"
-    ta, ties = "https://arxiv.org/abs/2212.04089", "https://arxiv.org/abs/2306.01708"
-    dare, della = "https://arxiv.org/abs/2311.03099", "https://arxiv.org/abs/2406.11617"
-    crumbs, ram = "https://arxiv.org/abs/2312.06795", "https://arxiv.org/abs/2601.13572"
-    rows: list[tuple[str, Base, int, int | None, tuple[Parameter, ...], str, str]] = [
+_ANY = (1, None)
+_FLOOR = _number("epsilon", 1e-5, type=between(0))
+_ROWS: list[tuple[str, Base, tuple[int, int | None], str, str, tuple[Parameter, ...]]] = [
+    (
+        "linear",
+        "input",
+        _ANY,
+        "Linear (model soup)",
+        "2203.05482",
+        (_WEIGHT, _bool("normalize", True)),
+    ),
+    ("slerp", "first", (2, 2), "SLERP", "", (_number("t", REQUIRED),)),
+    (
+        "nuslerp",
+        "optional",
+        (2, 2),
+        "NuSLERP",
+        "",
         (
-            "linear",
-            "input",
-            1,
-            None,
-            (_WEIGHT, _bool("normalize", True)),
-            "Linear (model soup)",
-            "https://arxiv.org/abs/2203.05482",
+            _WEIGHT,
+            _bool("nuslerp_flatten", True, "flatten"),
+            _bool("nuslerp_row_wise", False, "row_wise"),
         ),
-        ("slerp", "first", 2, 2, (_number("t", REQUIRED),), "SLERP", ""),
+    ),
+    (
+        "multislerp",
+        "optional",
+        _ANY,
+        "Multi-SLERP",
+        "",
+        (_WEIGHT, _bool("normalize_weights", True, "normalize"), _number("eps", 1e-8)),
+    ),
+    (
+        "karcher",
+        "joins",
+        _ANY,
+        "Karcher mean",
+        "",
         (
-            "nuslerp",
-            "optional",
-            2,
-            2,
-            (
-                _WEIGHT,
-                _bool("nuslerp_flatten", True, "flatten"),
-                _bool("nuslerp_row_wise", False, "row_wise"),
-            ),
-            "NuSLERP",
-            "",
+            Parameter("max_iter", "max_iterations", Annotated[Integer, Field(ge=1)], 10),
+            _number("tol", 1e-5, "tolerance", between(0)),
         ),
-        (
-            "multislerp",
-            "optional",
-            1,
-            None,
-            (_WEIGHT, _bool("normalize_weights", True, "normalize"), _number("eps", 1e-8)),
-            "Multi-SLERP",
-            "",
-        ),
-        (
-            "karcher",
-            "joins",
-            1,
-            None,
-            (
-                Parameter("max_iter", "max_iterations", "integer", 10, low=1),
-                _number("tol", 1e-5, "tolerance", low=0),
-            ),
-            "Karcher mean",
-            "",
-        ),
-        (
-            "task_arithmetic",
-            required,
-            1,
-            None,
-            _without_effect(_deltas(False, False)),
-            "Task arithmetic",
-            ta,
-        ),
-        ("ties", required, 1, None, _deltas(True, False), "TIES", ties),
-        ("dare_linear", required, 1, None, _deltas(False, True), "DARE, linear", dare),
-        ("dare_ties", required, 1, None, _deltas(False, True), "DARE, TIES", dare),
-        ("breadcrumbs", required, 1, None, _deltas(False, False, _GAMMA), "Breadcrumbs", crumbs),
-        (
-            "breadcrumbs_ties",
-            required,
-            1,
-            None,
-            _deltas(False, False, _GAMMA),
-            "Breadcrumbs, TIES",
-            crumbs,
-        ),
-        ("della", required, 1, None, _deltas(True, True, _EPSILON), "DELLA", della),
-        (
-            "della_linear",
-            required,
-            1,
-            None,
-            _deltas(False, True, _EPSILON),
-            "DELLA, linear",
-            della,
-        ),
-        (
-            "model_stock",
-            required,
-            2,
-            None,
-            (_bool("filter_wise", False),),
-            "Model stock",
-            "https://arxiv.org/abs/2403.19522",
-        ),
-        ("nearswap", required, 1, 1, (_number("t", REQUIRED, low=0),), "NearSwap", ""),
-        ("arcee_fusion", required, 1, 1, (), "Arcee fusion", ""),
-        (
-            "sce",
-            required,
-            1,
-            None,
-            (_number("select_topk", 1.0, low=0, high=1), _MASK),
-            "SCE",
-            "https://arxiv.org/abs/2408.07990",
-        ),
-        ("ram", required, 1, None, (_number("epsilon", 1e-5, low=0),), "RAM", ram),
-        (
-            "ramplus_tl",
-            required,
-            1,
-            None,
-            (_number("r", 0.1), _number("alpha", 0.2, low=0), _number("epsilon", 1e-5, low=0)),
-            "RAM+ (tensor-local)",
-            ram,
-        ),
-        (
-            "passthrough",
-            "input",
-            1,
-            1,
-            (Parameter("scale", "scale", "number", 1.0, True),),
-            "Passthrough",
-            "",
-        ),
-    ]
-    return {
-        name: Entry(name, base, least, most, {p.name: p for p in ps}, title, reference)
-        for name, base, least, most, ps, title, reference in rows
-    }
-
-
-MERGEKIT: dict[str, Entry] = _table()
+    ),
+    (
+        "task_arithmetic",
+        "required",
+        _ANY,
+        "Task arithmetic",
+        "2212.04089",
+        _without_effect(_deltas(False, False)),
+    ),
+    ("ties", "required", _ANY, "TIES", "2306.01708", _deltas(True, False)),
+    ("dare_linear", "required", _ANY, "DARE, linear", "2311.03099", _deltas(False, True)),
+    ("dare_ties", "required", _ANY, "DARE, TIES", "2311.03099", _deltas(False, True)),
+    ("breadcrumbs", "required", _ANY, "Breadcrumbs", "2312.06795", _deltas(False, False, _GAMMA)),
+    (
+        "breadcrumbs_ties",
+        "required",
+        _ANY,
+        "Breadcrumbs, TIES",
+        "2312.06795",
+        _deltas(False, False, _GAMMA),
+    ),
+    ("della", "required", _ANY, "DELLA", "2406.11617", _deltas(True, True, _EPSILON)),
+    (
+        "della_linear",
+        "required",
+        _ANY,
+        "DELLA, linear",
+        "2406.11617",
+        _deltas(False, True, _EPSILON),
+    ),
+    (
+        "model_stock",
+        "required",
+        (2, None),
+        "Model stock",
+        "2403.19522",
+        (_bool("filter_wise", False),),
+    ),
+    ("nearswap", "required", (1, 1), "NearSwap", "", (_number("t", REQUIRED, type=between(0)),)),
+    ("arcee_fusion", "required", (1, 1), "Arcee fusion", "", ()),
+    (
+        "sce",
+        "required",
+        _ANY,
+        "SCE",
+        "2408.07990",
+        (_number("select_topk", 1.0, type=between(0, 1)), _MASK),
+    ),
+    ("ram", "required", _ANY, "RAM", "2601.13572", (_FLOOR,)),
+    (
+        "ramplus_tl",
+        "required",
+        _ANY,
+        "RAM+ (tensor-local)",
+        "2601.13572",
+        (_number("r", 0.1), _number("alpha", 0.2, type=between(0)), _FLOOR),
+    ),
+    (
+        "passthrough",
+        "input",
+        (1, 1),
+        "Passthrough",
+        "",
+        (Parameter("scale", "scale", Number, 1.0, True),),
+    ),
+]
+MERGEKIT = {
+    name: Entry(
+        name,
+        base,
+        *models,
+        {p.name: p for p in ps},
+        title,
+        paper and f"https://arxiv.org/abs/{paper}",
+    )
+    for name, base, models, title, paper, ps in _ROWS
+}
 """mergekit's methods. Where ours has no such option, a parameter can only have its default."""
 
 _ELSEWHERE = frozenset({"key", "compat", "scope"})
@@ -257,44 +242,47 @@ def accepts(name: str, option: str) -> bool:
     return name in methods.METHODS and option in methods.options_of(name)
 
 
-def entry(name: str) -> Entry:
-    """What is known of a method: mergekit's table, and the rest of its options from its signature.
+def entry(method: str | Merge) -> Entry:
+    """What is known of a method: mergekit's table, and the rest of its options from its signature;
+    of a merge that is given as a value: it has no parameters but weights.
 
     ValueError with the nearest names for an unknown one.
 
     >>> entry("ties").parameters["lambda"].option, entry("ties").parameters["density"].default
     ('scale', 1.0)
     """
-    example = methods.example(name) if name in methods.METHODS else None
+    if isinstance(method, Merge):
+        return _entry_of(method)
+    is_method = isinstance(method, str) and method in methods.METHODS
+    example = methods.example(method) if is_method else None
     if example is None:
-        why = "; its hyperparameters are arrays" if name in methods.METHODS else ""
-        raise ValueError(f"no merging method {name!r}{nearest(str(name), names())}{why}")
-    found = MERGEKIT.get(name) or entry_of(example)
+        why = "; its hyperparameters are arrays" if is_method else ""
+        raise ValueError(f"no merging method {method!r}{nearest(str(method), names())}{why}")
+    found = MERGEKIT.get(method) or _entry_of(example)
     parameters = dict(found.parameters)
     taken = {p.option for p in parameters.values()}
-    if name == "karcher":  # mergekit's is unweighted; ours may be given weights
+    if method == "karcher":  # mergekit's is unweighted; ours may be given weights
         parameters["weight"] = _WEIGHT._replace(default=None)
-    for option in methods.options_of(name).values():
+    for option in methods.options_of(method).values():
         if option.name not in taken | _ELSEWHERE and option.name not in parameters:
             parameters[option.name] = _own(option)
-    return found._replace(parameters=parameters)
+    return found._replace(parameters=parameters, merge=None)
 
 
-def entry_of(merge: Merge) -> Entry:
-    """What is known of a merge that was given as a value: it has no parameters but weights."""
+def _entry_of(merge: Merge) -> Entry:
     known = MERGEKIT.get(merge.name)
     title, reference = (known.title, known.reference) if known else (merge.name, "")
     base = _BASES[merge.base]
     parameters = {"weight": _WEIGHT._replace(default=None)}
-    return Entry(merge.name, base, *merge.models, parameters, title, reference, mergekit=False)
+    return Entry(merge.name, base, *merge.models, parameters, title, reference, merge)
 
 
 def _own(argument: inspect.Parameter) -> Parameter:
     default = REQUIRED if argument.default is argument.empty else argument.default
-    kinds: dict[type, Kind] = {bool: "boolean", int: "integer", float: "number", str: "text"}
-    kind = kinds.get(type(default), "any")
+    types = {bool: bool, int: Integer, float: Number, str: str}
+    kind = types.get(type(default), Scalar)
     annotation = str(argument.annotation)
-    if kind == "integer" and "float" in annotation.lower():
-        kind = "number"
+    if kind is Integer and "float" in annotation.lower():
+        kind = Number
     many = argument.name in _PER_MODEL or "Sequence[float]" in annotation
     return Parameter(argument.name, argument.name, kind, default, per_model=many)

@@ -1,21 +1,33 @@
-"""What recipes are made of, and how the smaller of these are read."""
+"""What recipes are made of: one declaration for each mapping that may stand in one."""
 
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from itertools import chain
-from os import PathLike, fspath
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from sail_jax.checkpoint.recipe import mergekit, nodes
-from sail_jax.checkpoint.recipe.settings import Setting, check_value
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    SkipValidation,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from sail_jax.checkpoint.recipe import mergekit
+from sail_jax.checkpoint.recipe.declared import Declared, Given, Placed, kind, read
+from sail_jax.checkpoint.recipe.settings import Integer, Natural, Setting, setting
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
-from sail_jax.merging.merge import Merge
 
 __all__ = [
-    "Align",
-    "Grow",
+    "Alignment",
+    "Growth",
     "Module",
     "Recipe",
     "Ref",
@@ -23,35 +35,14 @@ __all__ = [
     "Source",
     "Token",
     "Tokenizer",
-    "read_dtype",
-    "read_layers",
-    "read_path",
-    "read_ref",
-    "read_renames",
-    "read_steps",
-    "read_tokenizer",
-    "read_tokenizer_source",
 ]
 
 ALIGNMENT = ("method", "family", "spaces", "within", "weights", "seed", "max_sweeps")
 """What a recipe may say of an alignment: the options of `align_maps` that are not of a run."""
 DTYPES = ("float64", "float32", "float16", "bfloat16")
+TEMPLATES = ("auto", "alpaca", "chatml", "exaone", "llama3", "mistral")
 
-
-class Grow(NamedTuple):
-    """A model made larger before it is merged; `to` (a path or a mapping) and knobs as JSON."""
-
-    to: str
-    method: str
-    seed: int
-    knobs: str
-
-
-class Align(NamedTuple):
-    """A model put into the basis of another before it is merged; knobs as JSON."""
-
-    to: "Ref"
-    knobs: str
+_PATH = r"([^@+\0]+)(?:@([^@+\0]+))?"
 
 
 class Ref(NamedTuple):
@@ -62,7 +53,7 @@ class Ref(NamedTuple):
     revision: str | None = None
     lora: str | None = None
     lora_revision: str | None = None
-    steps: tuple[Grow | Align, ...] = ()
+    steps: tuple["Growth | Alignment", ...] = ()
 
     @property
     def checkpoint(self) -> str:
@@ -77,95 +68,353 @@ class Ref(NamedTuple):
     def __str__(self) -> str:
         name = self.checkpoint if self.adapter is None else f"{self.checkpoint}+{self.adapter}"
         for step in self.steps:
-            done = f"grown by {step.method}" if isinstance(step, Grow) else f"aligned to {step.to}"
+            done = (
+                f"grown by {step.method}" if isinstance(step, Growth) else f"aligned to {step.to}"
+            )
             name = f"{name} ({done})"
         return name
 
 
-Parameters = Mapping[str, Setting]
+def _ref(given: Any) -> Ref:
+    """A model in one word or as a mapping."""
+    if isinstance(given, Given):
+        return read(Model, given.node).ref()
+    if isinstance(given, str) and (parts := re.fullmatch(f"{_PATH}(?:[+]{_PATH})?", given)):
+        return Ref(parts[1], parts[2], parts[3], parts[4])
+    if not isinstance(given, Ref):
+        raise ValueError(f"expected path[@revision][+lora[@revision]]; got {kind(given)}")
+    return given
 
 
-class Source(NamedTuple):
-    """A model, or layers a to b - 1 of it, with its own parameters."""
-
-    model: Ref
-    layers: tuple[int, int] | None
-    parameters: Parameters
-    where: Where
-
-
-class Slice(NamedTuple):
-    """Layers of the output, merged from those of the sources one by one."""
-
-    sources: tuple[Source, ...]
-    base_model: Ref | None
-    parameters: Parameters
-    where: Where
+def _location(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    parts = re.fullmatch(r"([^@\0]+)(?:@([^@\0]+))?", given)
+    if parts is None:
+        raise ValueError(f"expected path[@revision]; got {given!r}")
+    return {"path": parts[1], "revision": parts[2]}
 
 
-class Module(NamedTuple):
-    """A tower of the output (name "": all of it) as slices one after another."""
-
-    name: str
-    slices: tuple[Slice, ...]
-    parameters: Parameters
-    where: Where
-
-
-class Token(NamedTuple):
-    """Where a token's rows come from: `kind` "zero", or "model" with the token (None: itself) or
-    the row in `model`; forced on every model, or only on those that lack it."""
-
-    kind: str
-    model: Ref | None
-    token: str | None
-    token_id: int | None
-    force: bool
-    where: Where
+def _layers(layers: tuple[int, ...]) -> tuple[int, ...]:
+    if len(layers) != 2:
+        raise ValueError(f"expected [first, last + 1]; got {len(layers)} numbers")
+    if not 0 <= layers[0] < layers[1]:
+        raise ValueError(f"expected 0 <= first < last + 1; got {list(layers)}")
+    if layers[1] > 1_000_000:
+        raise ValueError(f"no model has {layers[1]} layers")
+    return layers
 
 
-class Tokenizer(NamedTuple):
-    """source: "union", "base" or a model."""
+def _dtype(name: str) -> str:
+    name = name.removeprefix("torch.")
+    if name not in DTYPES:
+        why = "; whole numbers would cut the weights" if name.startswith("int") else ""
+        raise ValueError(f"no dtype to merge in: {name!r}{nearest(name, DTYPES)}{why}")
+    return name
 
-    source: str | Ref
-    tokens: Mapping[str, Token]
-    pad_to_multiple_of: int | None
-    where: Where
+
+def _template(template: str) -> str:
+    if template not in TEMPLATES and not (len(template) >= 20 and "{" in template):
+        hint = nearest(template[:40], TEMPLATES)
+        raise ValueError(f"expected a name or a Jinja template{hint}")
+    return template
 
 
-class Recipe(NamedTuple):
-    """A recipe that has been checked as far as it can be without its checkpoints.
+def _renames(patterns: Mapping[str, str]) -> Mapping[str, str]:
+    for pattern, replacement in patterns.items():
+        try:
+            re.sub(pattern, replacement, "")
+        except (re.error, RecursionError, OverflowError, IndexError) as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+    return patterns
 
-    merge: of all tensors, if it was given as a value instead of a name and parameters.
-    """
 
-    method: str
-    modules: tuple[Module, ...]
-    base_model: Ref | None
-    parameters: Parameters
-    dtype: str | None = None
-    out_dtype: str | None = None
-    tokenizer: Tokenizer | None = None
-    chat_template: str | None = None
-    compat: str = "mergekit"
-    scope: str | None = None
-    seed: int = 0
-    rename: Mapping[str, str] = {}
-    missing: str = "error"
-    extra: str = "error"
-    text: str = ""
-    where: Where = Where()
-    places: Mapping[str, Where] = {}
-    merge: Merge | None = None
+def _settings(given: Any, info: ValidationInfo, *, of_model: bool = False) -> Mapping[str, Setting]:
+    """The parameters of a mapping, as the method that the recipe names has them."""
+    if not isinstance(given, Given):
+        raise ValueError(f"expected parameters, a mapping; got {kind(given)}")
+    context: Any = info.context
+    if "entry" not in context:  # which is the error
+        return {}
+    entry, found = context["entry"], {}
+    for name, node in given.node.value.items():
+        parameter = entry.parameters.get(name)
+        if parameter is None:
+            hint = nearest(name, entry.parameters)
+            raise RecipeError(node.key, f"{name!r} is no parameter of {entry.name}{hint}")
+        if of_model and not parameter.per_model:
+            raise RecipeError(
+                node.key,
+                f"{entry.name} does not read {name!r} per model; set it for the slice,"
+                " the module or the recipe",
+            )
+        found[name] = setting(node, parameter.type)
+    return found
+
+
+def _entry(given: Any, info: ValidationInfo) -> mergekit.Entry:
+    """The method, which says to what is read after it which parameters there are."""
+    entry = given if isinstance(given, mergekit.Entry) else mergekit.entry(given)
+    context: Any = info.context
+    context["entry"] = entry
+    return entry
+
+
+def _without_effect(given: Any) -> None:
+    raise ValueError("has no effect, in mergekit either; tensors are matched by name")
+
+
+Reference = Annotated[Ref, PlainValidator(_ref)]
+Layers = Annotated[tuple[Integer, ...], AfterValidator(_layers)]
+Dtype = Annotated[str, AfterValidator(_dtype)]
+Parameters = Annotated[Mapping[str, Setting], PlainValidator(_settings)]
+OwnParameters = Annotated[Mapping[str, Setting], PlainValidator(partial(_settings, of_model=True))]
+WithoutEffect = Annotated[None, BeforeValidator(_without_effect)]
+
+
+class Step(Declared):
+    """Something done to a model; hyperparameters: what else is said of it, as JSON."""
+
+    hyperparameters: str = Field("{}", exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rest(cls, given: Given) -> Given:
+        fields = {*super().keys(given), "where"}
+        rest = {key: given[key] for key in given if key not in fields}
+        given["hyperparameters"] = json.dumps(rest, sort_keys=True)
+        return given
+
+
+def _target(given: Any) -> str:
+    if not isinstance(given, (str, dict)) or not given:
+        raise ValueError(f"expected a config.json, factors or entries of one; got {kind(given)}")
+    return json.dumps(given, sort_keys=True)
+
+
+class Growth(Step):
+    """A model made larger before it is merged; `to` (a path or a mapping) as JSON."""
+
+    to: Annotated[str, BeforeValidator(_target)]
+    method: str = "lemon"
+    seed: Natural = 0
+
+    @classmethod
+    def keys(cls, given: Given) -> list[str]:
+        from sail_jax.growth.named import METHODS
+
+        for key in ("method", "depth_method"):
+            if given.get(key) is not None and given[key] not in METHODS:
+                where = given.node.value[key].where
+                expected = ", ".join(METHODS)
+                raise RecipeError(where, f"expected one of {expected}; got {kind(given[key])}")
+        method = METHODS[given.get("method") or "lemon"]
+        deepens_by = given.get("depth_method") or method.deepens_by
+        taken = {*method.knobs, *(METHODS[deepens_by].knobs if deepens_by else ())}
+        return [*super().keys(given), "depth_method", "untie", "require_lossless", *sorted(taken)]
+
+
+class Alignment(Step):
+    """A model put into the basis of another before it is merged."""
+
+    to: Reference
+
+    @classmethod
+    def keys(cls, given: Given) -> list[str]:
+        return [*super().keys(given), *ALIGNMENT]
+
+
+class Stepped(Declared):
+    """What is done to a model is said beside it: it is grown first, then aligned."""
+
+    grow: Growth | None = None
+    align: Alignment | None = None
 
     @property
-    def entry(self) -> mergekit.Entry:
-        """What is known of the method."""
-        return mergekit.entry(self.method) if self.merge is None else mergekit.entry_of(self.merge)
+    def steps(self) -> tuple[Growth | Alignment, ...]:
+        return tuple(step for step in (self.grow, self.align) if step is not None)
+
+
+class Location(Declared):
+    """path[@revision] as a mapping."""
+
+    path: str
+    revision: str | None = None
+
+
+class Model(Stepped):
+    """A `Ref` as a mapping."""
+
+    model: Annotated[Location, BeforeValidator(_location)]
+    lora: Annotated[Location, BeforeValidator(_location)] | None = None
+    override_architecture: WithoutEffect = None
+
+    def ref(self) -> Ref:
+        lora = (None, None) if self.lora is None else (self.lora.path, self.lora.revision)
+        return Ref(self.model.path, self.model.revision, *lora, self.steps)
+
+
+class Source(Stepped, Placed):
+    """A model, or layers a to b - 1 of it, with its own parameters."""
+
+    model: Reference
+    layers: Layers | None = Field(None, validation_alias="layer_range")
+    parameters: OwnParameters = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _stepped(self) -> "Source":
+        if not self.steps:
+            return self
+        if self.model.steps:
+            message = f"{self.model} already says what is done to it, inside of model"
+            raise RecipeError(self.where, message)
+        return self.model_copy(update={"model": self.model._replace(steps=self.steps)})
+
+
+class Slice(Placed):
+    """Layers of the output, merged from those of the sources one by one; or all layers, if the
+    sources are whole models."""
+
+    whole: bool = Field(False, exclude=True)
+    sources: tuple[Source, ...]
+    base_model: Reference | None = None
+    parameters: Parameters = Field(default_factory=dict)
+    residual_weight: WithoutEffect = None
+
+    @field_validator("sources")
+    @classmethod
+    def _alike(cls, sources: tuple[Source, ...], info: ValidationInfo) -> tuple[Source, ...]:
+        whole = info.data["whole"]
+        for source in sources:
+            if whole != (source.layers is None):
+                fault = "is for slices only" if whole else "is missing, which a source needs"
+                raise RecipeError(source.where, f"'layer_range' {fault}")
+        lengths = [source.layers[1] - source.layers[0] for source in sources if source.layers]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"all sources of a slice need equally many layers; got {lengths}")
+        return sources
+
+
+class Module(Placed):
+    """A tower of the output (name "": all of it) as slices one after another."""
+
+    slices: tuple[Slice, ...] = Field(
+        validation_alias=AliasChoices("slices", "models"), min_length=1
+    )
+    parameters: Parameters = Field(default_factory=dict)
+    name: str = Field("", exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_slice(cls, given: Given) -> Given:
+        if given.only("models", "slices") == "models":
+            whole = given.within("models", "sources")
+            whole["whole"] = True
+            given["slices"] = [whole]
+        return given
+
+
+class Row(Declared):
+    """A row of an embedding: zeros, or in `model` that of a token, by name, id or its own name."""
+
+    kind: Literal["zero", "model_token"]
+    model: Reference | None = None
+    token: str | None = None
+    token_id: Natural | None = None
+
+
+def _row(given: Any) -> Row:
+    if not isinstance(given, Given) or "kind" not in given:
+        return Row(kind="model_token", model=_ref(given))
+    row = read(Row, given.node)
+    says = [key for key in ("model", "token", "token_id") if getattr(row, key) is not None]
+    if row.kind == "zero" and says:
+        raise ValueError(f"a row of zeros has no {says[0]}")
+    if row.kind == "model_token" and row.model is None:
+        raise ValueError("a row of a model needs 'model', which is missing")
+    if row.kind == "model_token" and len(says) != 2:
+        raise ValueError("expected one of token, token_id")
+    return row
+
+
+class Token(Placed):
+    """Where a token's row comes from; forced on every model, or only on those that lack it."""
+
+    source: Annotated[Row, PlainValidator(_row)]
+    force: bool = False
+
+
+def _tokenizer_source(given: Any) -> str | Ref:
+    return given if given in ("union", "base") else _ref(given)
+
+
+class Tokenizer(Placed):
+    """source: "union", "base" or a model."""
+
+    source: Annotated[str | Ref, PlainValidator(_tokenizer_source)] = "union"
+    tokens: dict[str, Token] = Field(default_factory=dict)
+    pad_to_multiple_of: Annotated[Integer, Field(ge=1, le=1 << 20)] | None = None
+
+
+def _modules(given: Any) -> list[Any]:
+    """Modules, each with its name."""
+    if not isinstance(given, Given) or not given:
+        raise ValueError(f"expected modules by name; got {'none' if given == {} else kind(given)}")
+    for name, module in given.items():
+        if isinstance(module, Given):
+            module["name"] = name
+    return list(given.values())
+
+
+class Recipe(Declared):
+    """A recipe that has been checked as far as it can be without its checkpoints."""
+
+    entry: Annotated[mergekit.Entry, PlainValidator(_entry)] = Field(
+        validation_alias="merge_method"
+    )
+    modules: Annotated[tuple[Module, ...], BeforeValidator(_modules)] = Field(
+        validation_alias=AliasChoices("modules", "models", "slices")
+    )
+    base_model: Reference | None = None
+    parameters: Parameters = Field(default_factory=dict)
+    dtype: Dtype | None = None
+    out_dtype: Dtype | None = None
+    tokenizer: Tokenizer | None = Field(
+        None, validation_alias=AliasChoices("tokenizer", "tokenizer_source")
+    )
+    chat_template: Annotated[str, AfterValidator(_template)] | None = None
+    compat: Literal["mergekit", "paper"] = "mergekit"
+    scope: Literal["tensor", "tree"] | None = None
+    seed: Natural = 0
+    rename: Annotated[dict[str, str], AfterValidator(_renames)] = Field(default_factory=dict)
+    missing: Literal["error", "skip", "base"] = "error"
+    extra: Literal["error", "ignore"] = "error"
+    text: str = Field("", exclude=True)
+    node: SkipValidation[Node] = Field(exclude=True, repr=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_module(cls, given: Given) -> Given:
+        """Models and slices are those of a module without a name."""
+        given["node"] = given.node
+        form = given.only("models", "slices", "modules")
+        if form != "modules":
+            given["modules"] = given.within(form, "", form)
+        if "tokenizer_source" in given and "tokenizer" in given:
+            where = given.node.value["tokenizer_source"].key
+            raise RecipeError(where, "not beside tokenizer; move it to its source")
+        if "tokenizer_source" in given:
+            given["tokenizer"] = given.within("tokenizer_source", "source")
+        return given
+
+    @property
+    def method(self) -> str:
+        return self.entry.name
 
     def at(self, key: str) -> Where:
         """Where a top-level key was given."""
-        return self.places.get(key, self.where._replace(path=key))
+        given = self.node.value.get(key)
+        return self.node.where._replace(path=key) if given is None else given.key
 
     def settings(self) -> list[tuple[str, Setting]]:
         """All parameters set anywhere."""
@@ -184,174 +433,7 @@ class Recipe(NamedTuple):
                 found += [source.model for source in part.sources]
                 found += [] if part.base_model is None else [part.base_model]
         if self.tokenizer is not None:
-            named = [self.tokenizer.source, *(t.model for t in self.tokenizer.tokens.values())]
+            tokens = self.tokenizer.tokens.values()
+            named = [self.tokenizer.source, *(token.source.model for token in tokens)]
             found += [model for model in named if isinstance(model, Ref)]
         return list(dict.fromkeys(found))
-
-
-def read_dtype(node: Node) -> str:
-    name = nodes.text(node).removeprefix("torch.")
-    if name not in DTYPES:
-        why = "; whole numbers would cut the weights" if name.startswith("int") else ""
-        raise RecipeError(node.where, f"no dtype to merge in: {name!r}{nearest(name, DTYPES)}{why}")
-    return name
-
-
-def read_renames(node: Node) -> dict[str, str]:
-    found = {}
-    for pattern, part in nodes.mapping(node, None, "patterns and their replacements").items():
-        text = nodes.text(part)
-        try:
-            re.sub(pattern, text, "")
-            re.compile(pattern)
-        except (re.error, RecursionError, OverflowError, IndexError) as error:
-            raise RecipeError(part.key, f"no regular expression: {error}") from error
-        found[pattern] = text
-    return found
-
-
-def read_layers(node: Node) -> tuple[int, int]:
-    parts = node.value
-    if not isinstance(parts, list) or len(parts) != 2:
-        raise RecipeError(node.where, f"expected [first, last + 1]; got {nodes.kind(node)}")
-    a, b = (check_value(part.value, "integer", part.where) for part in parts)
-    if not 0 <= a < b:
-        raise RecipeError(node.where, f"expected 0 <= first < last + 1; got [{a}, {b}]")
-    if b > 1_000_000:
-        raise RecipeError(node.where, f"no model has {b} layers")
-    return a, b
-
-
-def read_ref(node: Node) -> Ref:
-    if isinstance(node.value, str):
-        path, plus, lora = node.value.partition("+")
-        if "+" in lora or node.value.count("@") > 1 + bool(plus):
-            raise RecipeError(node.where, "expected path[@revision][+lora[@revision]]")
-        found = _revision(lora, node.where) if plus else (None, None)
-        return Ref(*_revision(path, node.where), lora=found[0], lora_revision=found[1])
-    what = "a model, as path[@revision][+lora] or"
-    keys = ["model", "lora", "override_architecture", "grow", "align"]
-    inside = nodes.mapping(node, keys, what, "model")
-    if inside.get("override_architecture", node._replace(value=None)).value is not None:
-        where = inside["override_architecture"].key
-        raise RecipeError(where, "not needed and not read: tensors are matched by name")
-    lora, revision = nodes.optional(inside, "lora", _path_node) or (None, None)
-    ref = Ref(*_path_node(inside["model"]), lora=lora, lora_revision=revision)
-    return read_steps(ref, inside)
-
-
-def read_steps(ref: Ref, inside: Mapping[str, Node]) -> Ref:
-    """The model with what its keys `grow` and `align` ask for: growing first, then aligning."""
-    found = [
-        nodes.optional(inside, key, read) for key, read in (("grow", _grow), ("align", _align))
-    ]
-    steps = tuple(step for step in found if step is not None)
-    if steps and ref.steps:
-        where = next(inside[key].key for key in ("grow", "align") if key in inside)
-        raise RecipeError(where, f"{ref} already says what is done to it, inside of model")
-    return ref._replace(steps=steps) if steps else ref
-
-
-def _grow(node: Node) -> Grow:
-    from sail_jax.growth.named import METHODS
-
-    inside = nodes.mapping(node, None, "a growth", "to")
-    method = nodes.optional(inside, "method", nodes.one_of(*METHODS)) or "lemon"
-    by = nodes.optional(inside, "depth_method", nodes.one_of(*METHODS))
-    others = (by or METHODS[method].deepens_by,)
-    knobs = {*METHODS[method].knobs, *(k for m in others if m for k in METHODS[m].knobs)}
-    keys = ["to", "method", "depth_method", "seed", "untie", "require_lossless", *sorted(knobs)]
-    nodes.mapping(node, keys, f"a growth by {method}")
-    given = {k: _plain(part) for k, part in inside.items() if k not in ("to", "method", "seed")}
-    to = _plain(inside["to"])
-    if not isinstance(to, (str, dict)) or not to:
-        raise RecipeError(
-            inside["to"].where,
-            f"expected a config.json, factors or entries of one; got {nodes.kind(inside['to'])}",
-        )
-    seed = nodes.optional(inside, "seed", nodes.natural) or 0
-    return Grow(_json(to), method, seed, _json(given))
-
-
-def _align(node: Node) -> Align:
-    inside = nodes.mapping(node, ["to", *ALIGNMENT], "an alignment", "to")
-    given = {k: _plain(part) for k, part in inside.items() if k != "to"}
-    return Align(read_ref(inside["to"]), _json(given))
-
-
-def _plain(node: Node) -> Any:
-    """What a part of a recipe says, without where."""
-    if isinstance(node.value, dict):
-        return {key: _plain(part) for key, part in node.value.items()}
-    return [_plain(part) for part in node.value] if isinstance(node.value, list) else node.value
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
-def _path_node(node: Node) -> tuple[str, str | None]:
-    if isinstance(node.value, str):
-        return _revision(node.value, node.where)
-    inside = nodes.mapping(node, ["path", "revision"], "a path", "path")
-    return nodes.text(inside["path"]), nodes.optional(inside, "revision", nodes.text)
-
-
-def _revision(text: str, where: Where) -> tuple[str, str | None]:
-    path, at, revision = text.partition("@")
-    if not path or "\0" in text or (at and (not revision or "@" in revision)):
-        raise RecipeError(where, f"expected path[@revision]; got {text!r}")
-    return path, revision or None
-
-
-def read_path(model: Any, where: str) -> Ref:
-    if isinstance(model, Ref):
-        return model
-    if not isinstance(model, (str, PathLike)):
-        raise RecipeError(Where(where), f"expected a path, got {model!r}")
-    return Ref(str(fspath(model)))
-
-
-def _source(node: Node) -> str | Ref:
-    return node.value if node.value in ("union", "base") else read_ref(node)
-
-
-def read_tokenizer_source(node: Node) -> Tokenizer:
-    return Tokenizer(_source(node), {}, None, node.key)
-
-
-def read_tokenizer(node: Node) -> Tokenizer:
-    inside = nodes.mapping(node, ["source", "tokens", "pad_to_multiple_of"], "a tokenizer")
-    multiple = nodes.optional(inside, "pad_to_multiple_of", nodes.natural)
-    if multiple is not None and not 0 < multiple <= 1 << 20:
-        raise RecipeError(inside["pad_to_multiple_of"].where, "expected between 1 and 1048576")
-    tokens = {}
-    for token, part in (
-        nodes.optional(inside, "tokens", lambda n: nodes.mapping(n, None, "tokens")) or {}
-    ).items():
-        given = nodes.mapping(part, ["source", "force"], "a token", "source")
-        force = (
-            check_value(given["force"].value, "boolean", part.where) if "force" in given else False
-        )
-        tokens[token] = _token(given["source"], force)
-    return Tokenizer(
-        nodes.optional(inside, "source", _source) or "union", tokens, multiple, node.key
-    )
-
-
-def _token(node: Node, force: bool) -> Token:
-    if not isinstance(node.value, dict) or "kind" not in node.value:
-        return Token("model", read_ref(node), None, None, force, node.where)
-    kind = nodes.one_of("zero", "model_token")(node.value["kind"])
-    if kind == "zero":
-        nodes.mapping(node, ["kind"], "a zero embedding")
-        return Token("zero", None, None, None, force, node.where)
-    keys = ["kind", "model", "token", "token_id"]
-    inside = nodes.mapping(node, keys, "a token of a model", "model")
-    token, token_id = (
-        nodes.optional(inside, "token", nodes.text),
-        nodes.optional(inside, "token_id", nodes.natural),
-    )
-    if (token is None) == (token_id is None):
-        raise RecipeError(node.where, "expected one of token, token_id")
-    return Token("model", read_ref(inside["model"]), token, token_id, force, node.where)

@@ -4,54 +4,110 @@ import fnmatch
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from functools import cache
+from itertools import pairwise
+from typing import Annotated, Any
 
-from sail_jax.checkpoint.recipe.yaml_tree import RecipeError, Where
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationInfo
+
+from sail_jax.checkpoint.recipe.declared import Placed, read
+from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 
-__all__ = ["Condition", "Kind", "Ledger", "Setting", "check_value", "interpolate", "matcher"]
+__all__ = [
+    "Condition",
+    "Integer",
+    "Ledger",
+    "Natural",
+    "Number",
+    "Scalar",
+    "Setting",
+    "between",
+    "interpolate",
+    "matcher",
+    "setting",
+]
 
-Kind = Literal["number", "integer", "boolean", "text", "any"]
-_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+
+def _no_flag(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"expected a number; got {value}")
+    return value
 
 
-class Condition(NamedTuple):
-    """`values` for tensors whose name fits `filter` (None: for all), along the layers."""
+def _scalar(value: Any) -> Any:
+    if not isinstance(value, (bool, int, float, str)) or value in (math.inf, -math.inf):
+        raise ValueError("expected a finite number, a text, true or false")
+    return value
 
-    filter: str | None
-    values: tuple[Any, ...]
-    where: Where
+
+# Text such as 1e-5, which YAML 1.1 does not take for a number, is one where a number is expected.
+Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
+Integer = Annotated[int, BeforeValidator(_no_flag)]
+Natural = Annotated[Integer, Field(ge=0, lt=2**63)]
+Scalar = Annotated[Any, AfterValidator(_scalar)]
+
+
+def between(low: float, high: float = math.inf, *, above: bool = False) -> Any:
+    """The type of numbers from `low` to `high`, or from above `low`."""
+    interval = f"{'(' if above else '['}{low}, {high}{')' if high == math.inf else ']'}"
+
+    def check(value: float) -> float:
+        if not low <= value <= high or (above and value == low):
+            raise ValueError(f"expected a number in {interval}, got {value}")
+        return value
+
+    return Annotated[Number, AfterValidator(check)]
+
+
+_adapter = cache(TypeAdapter)
+
+
+def _filter(filter: str) -> str:
+    if not filter:
+        raise ValueError("an empty filter; leave it out to fit everything")
+    matcher(filter)
+    return filter
+
+
+def _values(given: Any) -> Any:
+    values = given if isinstance(given, (list, tuple)) else [given]
+    if not values:
+        raise ValueError("expected a value; got none")
+    return values
+
+
+def _value(given: Any, info: ValidationInfo) -> Any:
+    return given if info.context is None else _adapter(info.context).validate_python(given)
+
+
+class Condition(Placed):
+    """`values` for tensors whose name fits `filter` (None: for all), along the layers.
+
+    The context of reading one is the type of a value.
+    """
+
+    filter: Annotated[str, AfterValidator(_filter)] | None = Field(None, coerce_numbers_to_str=True)
+    values: Annotated[
+        tuple[Annotated[Any, BeforeValidator(_value)], ...], BeforeValidator(_values)
+    ] = Field((), validation_alias="value", validate_default=True)
 
 
 Setting = tuple[Condition, ...]
 """Conditions; the first that fits decides."""
 
 
-def check_value(value: Any, kind: Kind, where: Where) -> Any:
-    """`value` as a `kind`; RecipeError otherwise. Text such as 1e-5, which YAML 1.1 does not take
-    for a number, is one where a number is expected."""
-    if kind in ("number", "integer") and isinstance(value, str) and _NUMBER.fullmatch(value):
-        value = float(value)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if isinstance(value, (int, float)):
-        try:
-            finite = math.isfinite(value)
-        except OverflowError:
-            finite = False
-        if not finite:
-            raise RecipeError(where, f"expected a finite number, got {str(value)[:40]}")
-    if kind == "number" and number:
-        return float(value)
-    if kind == "integer" and number and value == int(value):
-        return int(value)
-    if kind == "boolean" and (isinstance(value, bool) or (number and value in (0, 1))):
-        return bool(value)
-    if kind == "text" and isinstance(value, str):
-        return value
-    if kind == "any" and (number or isinstance(value, (bool, str))):
-        return value
-    article = "an" if kind == "integer" else "a"
-    raise RecipeError(where, f"expected {article} {kind}, got {str(value)[:80]!r}")
+def setting(node: Node, type: Any) -> Setting:
+    """What is a value of this type, values along the layers, a condition or conditions."""
+    several = isinstance(node.value, list) and any(isinstance(p.value, dict) for p in node.value)
+    if not several and not isinstance(node.value, dict):
+        node = node._replace(value={"value": node})
+    conditions = tuple(read(Condition, p, type) for p in (node.value if several else [node]))
+    for earlier, later in pairwise(conditions):
+        if earlier.filter in (None, "*"):
+            message = "never reached: the condition before it fits everything"
+            raise RecipeError(later.where, message)
+    return conditions
 
 
 def interpolate(values: Sequence[Any], t: float) -> Any:
@@ -69,7 +125,7 @@ def interpolate(values: Sequence[Any], t: float) -> Any:
     return (1 - part) * values[low] + part * values[high] if part else values[low]
 
 
-def matcher(filter: str | None, where: Where) -> Callable[[str], bool]:
+def matcher(filter: str | None) -> Callable[[str], bool]:
     """Whether a tensor name fits: all for None and "*", else by substring as in mergekit; "re:..."
     searches a regular expression and "glob:..." matches the whole name, here only."""
     if filter is None or filter == "*":
@@ -78,7 +134,7 @@ def matcher(filter: str | None, where: Where) -> Callable[[str], bool]:
         try:
             return lambda name, found=re.compile(filter[3:]).search: found(name) is not None
         except (re.error, OverflowError, RecursionError) as error:
-            raise RecipeError(where, f"{filter!r} is no regular expression: {error}") from error
+            raise ValueError(f"{filter!r} is no regular expression: {error}") from error
     if filter.startswith("glob:"):
         whole = re.compile(fnmatch.translate(filter[5:])).match
         return lambda name: whole(name) is not None
@@ -108,7 +164,7 @@ class Ledger:
 
     def _matches(self, condition: Condition, name: str) -> bool:
         if condition.where not in self._fits:
-            self._fits[condition.where] = matcher(condition.filter, condition.where)
+            self._fits[condition.where] = matcher(condition.filter)
         return self._fits[condition.where](name)
 
     def check(self, settings: Iterable[tuple[str, Setting]]) -> list[str]:

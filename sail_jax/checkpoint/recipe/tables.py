@@ -13,83 +13,90 @@ optional: ["*.bias"]               # patterns that need not match
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from sail_jax import disk
 from sail_jax.architectures import Rules, draft
 from sail_jax.basis.axes import parse_axes, path_pattern
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.recipe import nodes
-from sail_jax.checkpoint.recipe.yaml_tree import LIMIT, Node, RecipeError, Where, compose
+from sail_jax.checkpoint.recipe.declared import Declared, read
+from sail_jax.checkpoint.recipe.settings import Natural
+from sail_jax.checkpoint.recipe.yaml_tree import LIMIT, RecipeError, compose
 from sail_jax.checks import nearest
 
 __all__ = ["draft_table", "read_table"]
 
-_KEYS = ("axes", "spaces", "sizes", "settings", "layers", "optional")
+
+def _pattern(text: str) -> str:
+    path_pattern(text)
+    return text
+
+
+def _axes(text: Any) -> Any:
+    parse_axes(str(text or "").replace("{", "").replace("}", ""))
+    return "" if text is None else text
+
+
+def _of_axes(pattern: str, info: ValidationInfo) -> str:
+    if pattern not in info.data.get("axes", [pattern]):
+        raise ValueError(f"{pattern!r} is none of the patterns of axes")
+    return pattern
+
+
+class Table(Declared):
+    """A table of spaces, as above."""
+
+    axes: dict[Annotated[str, AfterValidator(_pattern)], Annotated[str, BeforeValidator(_axes)]] = (
+        Field(min_length=1)
+    )
+    spaces: dict[str, str] = Field(default_factory=dict)
+    sizes: dict[str, Natural] = Field(default_factory=dict)
+    settings: dict[str, str | list[str]] = Field(default_factory=dict)
+    layers: dict[str, str] = Field(default_factory=dict)
+    optional: tuple[Annotated[str, AfterValidator(_of_axes)], ...] = ()
 
 
 def read_table(path: str | Path) -> Rules:
     """The rules in a file; RecipeError, with the line, for what is not one of the keys above, axes
     that cannot be read and sizes that are no whole numbers."""
     root = compose(disk.read_bytes(Path(path), LIMIT), str(path))
-    top = nodes.mapping(root, _KEYS, "a table of spaces", "axes")
+    table = read(Table, root)
+    words = {word for text in table.axes.values() for word in re.findall(r"[\w./:{}-]+\*?", text)}
+    names = sorted({word.rstrip("*") for word in words} - {"_", "diag"})
 
-    def part(key: str) -> dict[str, Node]:
-        return nodes.optional(top, key, lambda n: nodes.mapping(n, None, key)) or {}
-
-    axes = []
-    for pattern, node in part("axes").items():
+    def named(part: str, key: str, name: str) -> list[str]:
+        """The names of spaces, as they stand in the axes, that a name stands for."""
+        if name in names:
+            return [name]
+        where = root.value[part].value[key].key
         try:
-            path_pattern(pattern)
-            text = "" if node.value is None else nodes.text(node)
-            parse_axes(text.replace("{", "").replace("}", ""))
-        except RecipeError:
-            raise
+            fitting = [n for n in names if path_pattern(name, stars=False).fullmatch(n)]
         except ValueError as error:
-            raise RecipeError(node.key, str(error)) from error
-        axes.append((pattern, text))
-    if not axes:
-        raise RecipeError(root.where, "axes: expected at least one pattern and its axes")
-    listed = nodes.optional(top, "optional", lambda n: nodes.sequence(n, "patterns")) or []
-    for node in listed:
-        if nodes.text(node) not in dict(axes):
-            raise RecipeError(node.where, f"{node.value!r} is none of the patterns of axes")
-    words = {word.rstrip("*") for _, text in axes for word in re.findall(r"[\w./:{}-]+\*?", text)}
-    names = sorted(words - {"_", "diag"})
-    settings = []
-    for key, node in part("settings").items():
-        several = node.value if isinstance(node.value, list) else [node]
-        for one in several:
-            for name in nodes.text(one).split():
-                _named(name, names, one.where)
-        settings += [(key, nodes.text(one)) for one in several]
-    spaces, sizes = (
-        {name: node for key, node in part(what).items() for name in _named(key, names, node.key)}
-        for what in ("spaces", "sizes")
-    )
+            raise RecipeError(where, str(error)) from error
+        if not fitting:
+            hint = nearest(name, names)
+            raise RecipeError(where, f"no space of the axes is called {name!r}{hint}")
+        return fitting
+
+    settings = [
+        (key, text)
+        for key, texts in table.settings.items()
+        for text in ([texts] if isinstance(texts, str) else texts)
+    ]
+    for key, text in settings:
+        for name in text.split():
+            named("settings", key, name)
     return Rules(
-        tuple(axes),
-        {name: nodes.text(node) for name, node in spaces.items()},
-        {name: nodes.natural(node) for name, node in sizes.items()},
-        frozenset(nodes.text(node) for node in listed),
+        tuple(table.axes.items()),
+        {n: text for key, text in table.spaces.items() for n in named("spaces", key, key)},
+        {n: size for key, size in table.sizes.items() for n in named("sizes", key, key)},
+        frozenset(table.optional),
         settings=tuple(settings),
-        layers={key: nodes.text(node) for key, node in part("layers").items()},
+        layers=table.layers,
     )
-
-
-def _named(key: str, names: list[str], where: Where) -> list[str]:
-    """The names of spaces, as they stand in the axes, that a key stands for."""
-    if key in names:
-        return [key]
-    try:
-        found = [name for name in names if path_pattern(key, stars=False).fullmatch(name)]
-    except ValueError as error:
-        raise RecipeError(where, str(error)) from error
-    if not found:
-        raise RecipeError(where, f"no space of the axes is called {key!r}{nearest(key, names)}")
-    return found
 
 
 def draft_table(checkpoint: Checkpoint, *, heads: int | None = None) -> str:
