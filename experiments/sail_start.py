@@ -17,18 +17,18 @@ def brought(
     target: Mapping[str, Any],
     method: str,
     key: PRNGKeyArray,
-    **knobs: Any,
+    **options: Any,
 ) -> list[PyTree]:
     """Networks, each given by its variables and its configuration, in the shape of `target`.
 
-    One that has it passes through; others grow or shrink by `method` and `knobs`, as
+    One that has it passes through; others grow or shrink by `method` and `options`, as
     `sail_jax.growth.networks.grow` takes them, and raise what that raises.
     """
     keys = jax.random.split(key, len(models))
     return [
         variables
         if dict(config) == dict(target)
-        else networks.grow(variables, config, target, method, key=k, **knobs)[0]
+        else networks.grow(variables, config, target, method, key=k, **options)[0]
         for (variables, config), k in zip(models, keys, strict=True)
     ]
 

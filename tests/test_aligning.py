@@ -162,9 +162,9 @@ def test_refusals(pair, tmp_path):
         align_checkpoints(a, b, a / "out")
     with pytest.raises(ValueError, match="b exists already"):
         align_checkpoints(a, b, b)
-    for knobs in ({"max_sweeps": "many"}, {"seed": -1}, {"spaces": 3}):
-        with pytest.raises(ValueError, match=f"{next(iter(knobs))} must be"):
-            align_checkpoints(a, b, tmp_path / "out", **knobs)
+    for options in ({"max_sweeps": "many"}, {"seed": -1}, {"spaces": 3}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
+            align_checkpoints(a, b, tmp_path / "out", **options)
     complex_ = {k: v.astype(np.complex64) for k, v in tensors.items()}
     with pytest.raises(ValueError, match="is complex64: only real numbers"):
         align_checkpoints(a, save(tmp_path / "complex", complex_, config), tmp_path / "out")

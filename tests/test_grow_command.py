@@ -183,8 +183,8 @@ REFUSED = {
     "smaller": (["--to", "intermediate_size=12"], "growth was asked for"),
     "typo in an entry": (["--to", "hiden_size=32"], "nearest: 'hidden_size'"),
     "typo in a method": (["--width", "2x", "--method", "lemmon"], "lemon"),
-    "typo in a knob": (["--width", "2x", "--set", "snr=3"], "snr"),
-    "a knob without a value": (["--width", "2x", "--set", "snr"], "expected KEY=VALUE"),
+    "typo in an option": (["--width", "2x", "--set", "snr=3"], "snr"),
+    "an option without a value": (["--width", "2x", "--set", "snr"], "expected KEY=VALUE"),
     "heads that do not divide": (["--to", "num_attention_heads=7"], "num_attention_heads"),
     "no configuration": (["--to", "no/config.json"], "no/config.json"),
     "no table": (["--width", "2x", "--spec", "no.yaml"], "no.yaml is missing"),
@@ -304,7 +304,7 @@ RECIPES = {
     "typo in grow": ("{model: A, grow: {to: {width: 2}, metod: fpi}}", "nearest: 'method'"),
     "no target": ("{model: A, grow: {method: fpi}}", "needs 'to'"),
     "no method": ("{model: A, grow: {to: {width: 2}, method: lemmon}}", "expected one of"),
-    "another method's knob": (
+    "another method's option": (
         "{model: A, grow: {to: {width: 2}, method: fpi, snr_db: 3}}",
         "snr_db",
     ),

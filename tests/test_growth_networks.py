@@ -84,9 +84,9 @@ def certify(name, params, new, growth):
     return certificate(f, old, (growth, new), m.inputs)
 
 
-def check_exact(name, to, method, **knobs):
+def check_exact(name, to, method, **options):
     params = models.model(name).params
-    new, growth = grow(params, config(name), to, method, key=KEY, **knobs)
+    new, growth = grow(params, config(name), to, method, key=KEY, **options)
     assert growth.report.exact, str(growth.report)
     seen = certify(name, params, new, growth)
     assert seen.preserved, seen
@@ -137,8 +137,8 @@ def test_lemon_doubles_any_network(name):
                 require_lossless=True,
             )
         return
-    knobs = {"depth_method": "identity"} if name == "flax mlp" else {}
-    _, growth = check_exact(name, TWICE, "lemon", require_lossless=True, **knobs)
+    options = {"depth_method": "identity"} if name == "flax mlp" else {}
+    _, growth = check_exact(name, TWICE, "lemon", require_lossless=True, **options)
     tied = name in models.TIED
     assert any("was untied" in note for note in growth.notes) == tied
     assert not any(growth.config.get(k) for k in ("tie_word_embeddings", "tied"))
@@ -167,11 +167,11 @@ FAST = {("llama", "hypercloning"), ("llama", "msg"), ("llama", "llama_pro"), ("v
     ],
 )
 def test_lossless_methods(name, method):
-    to, knobs = LOSSLESS[method]
+    to, options = LOSSLESS[method]
     if to == {"width": 1.5} and name in ("clip", "flax mlp"):  # 3 heads, 5 units
         to = {"width": 2}
     assert METHODS[method].lossless
-    new, _ = check_exact(name, to, method, **knobs)
+    new, _ = check_exact(name, to, method, **options)
     if method == "hypercloning":
         plain, _ = grow(models.model(name).params, config(name), to, method)
         moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), new, plain)
@@ -195,16 +195,16 @@ def test_other_methods_say_that_they_are_not_exact(method):
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "knobs", "text"),
+    ("name", "method", "options", "text"),
     [
         ("llama", "net2net", {"noise": 0.1}, "noise of 0.1"),
         ("llama", "msg", {"mask": 0.5}, "a mask of 0.5"),
         ("llama, tied, stretched", "lemon", {"untie": False}, "untie the leaf"),
     ],
 )
-def test_knobs_that_cost_exactness(name, method, knobs, text):
+def test_options_that_cost_exactness(name, method, options, text):
     params = models.model(name).params
-    new, growth = grow(params, config(name), {"width": 2}, method, key=KEY, **knobs)
+    new, growth = grow(params, config(name), {"width": 2}, method, key=KEY, **options)
     assert any(text in row.reason for row in growth.report.spaces)
     assert not certify(name, params, new, growth).preserved
 
@@ -390,7 +390,7 @@ def test_stacked_layers_of_an_unknown_architecture(to, depth_method):
 
 
 @pytest.mark.parametrize(
-    ("name", "to", "method", "knobs", "text"),
+    ("name", "to", "method", "options", "text"),
     [
         ("llama", {"hidden_size": 4}, "lemon", {}, r"'resid' .* has 8 units and would have 4"),
         ("llama", {"num_hidden_layers": 1}, "lemon", {}, r"'num_hidden_layers' is 2 and would"),
@@ -398,7 +398,7 @@ def test_stacked_layers_of_an_unknown_architecture(to, depth_method):
         ("llama", {"width": 2}, "lemn", {}, r"no growth method 'lemn' \(nearest: 'lemon'"),
         ("llama", {"depth": 2}, "lemon", {"depth_method": "fpi"}, "'fpi' does not deepen"),
         ("llama", {"depth": 2}, "dus", {"depth_method": "stack"}, "two depth methods"),
-        ("llama", {"width": 2}, "lemon", {"nois": 1}, "no knob 'nois'"),
+        ("llama", {"width": 2}, "lemon", {"nois": 1}, "no option 'nois'"),
         (
             "llama",
             {"width": 2},
@@ -436,9 +436,9 @@ def test_stacked_layers_of_an_unknown_architecture(to, depth_method):
         ("flax gpt", {"width": 64}, "lemon", {}, "width=64 beside nothing but depth is a factor"),
     ],
 )
-def test_bad_input(name, to, method, knobs, text):
+def test_bad_input(name, to, method, options, text):
     with pytest.raises((ValueError, TypeError), match=text):
-        plan(models.model(name).params, config(name), to, method, **({"key": KEY} | knobs))
+        plan(models.model(name).params, config(name), to, method, **({"key": KEY} | options))
 
 
 def _stated(name):

@@ -219,7 +219,7 @@ def test_merge_keys_and_aliases():
 
 
 @pytest.mark.parametrize("name", sorted(mergekit.MERGEKIT))
-def test_parameters_map_to_knobs_of_the_method(name):
+def test_parameters_map_to_options_of_the_method(name):
     for parameter in mergekit.entry(name).parameters.values():
         takes = parameter.option in (None, "weights") or mergekit.accepts(name, parameter.option)
         # what our method lacks may still be said, at mergekit's default

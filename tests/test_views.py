@@ -97,9 +97,9 @@ GROWTHS = {
 
 @pytest.mark.parametrize("name", GROWTHS)
 def test_grown_tensors_have_the_bits_of_growth_in_memory(name, tmp_path):
-    to, knobs = GROWTHS[name]
+    to, of_method = GROWTHS[name]
     method, arrays = name.split(",")[0], tensors()
-    made = networks.plan(arrays, CONFIG, to, method, key=jax.random.key(3), **knobs)
+    made = networks.plan(arrays, CONFIG, to, method, key=jax.random.key(3), **of_method)
     view = grown(opened(arrays, tmp_path), made)
     assert list(view.tensors) == list(made.leaves)
     # what draws compiles long: a matrix, a table and a gain
@@ -124,10 +124,10 @@ def test_every_dtype_stays(dtype, tmp_path):
         assert pieces(tensor).tobytes() == np.asarray(want[path]).tobytes(), path
 
 
-def view_of(tmp_path, layers=2, method="lemon", knobs=MappingProxyType({}), **options):
+def view_of(tmp_path, layers=2, method="lemon", of_method=MappingProxyType({}), **options):
     arrays = tensors(layers=layers)
     config = CONFIG | {"num_hidden_layers": layers}
-    made = networks.plan(arrays, config, {"width": 2}, method, key=jax.random.key(0), **knobs)
+    made = networks.plan(arrays, config, {"width": 2}, method, key=jax.random.key(0), **of_method)
     source = opened(arrays, tmp_path)
     return source, grown(source, made, **options)
 
@@ -165,9 +165,9 @@ def test_threads_read_the_same(tmp_path):
 @pytest.mark.parametrize("method", ["lemon", "hypercloning"])
 def test_compilation_does_not_grow_with_the_layers(method, tmp_path):
     """Also where every leaf draws from a key of its own: noise on copies."""
-    knobs, counts = {"snr_db": 20.0} if method == "hypercloning" else {}, []
+    of_method, counts = {"snr_db": 20.0} if method == "hypercloning" else {}, []
     for layers in (2, 4, 12):
-        _, view = view_of(tmp_path, layers, method, knobs)
+        _, view = view_of(tmp_path, layers, method, of_method)
         for tensor in view.tensors.values():
             assert tensor.needs > 0
         counts.append(compiled(view))

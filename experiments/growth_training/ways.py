@@ -17,7 +17,7 @@ from sail_jax.growth import learned, networks
 
 SCRATCH, MSG, LEARNED = "scratch", "msg", ("ligo", "sail")
 
-# A method of `growth.grow` and the knobs it is given, by what it is called here.
+# A method of `growth.grow` and the options it is given, by what it is called here.
 WIDTH: dict[str, tuple[str, dict[str, Any]]] = {
     "net2net": ("net2net", {}),
     "fpi": ("fpi", {}),
@@ -93,8 +93,8 @@ def grow(
     `move`."""
     if method == MSG:
         return _msg(variables, state, source, target, key, move=move)
-    name, knobs = (WIDTH | DEPTH)[method]
-    large, plan = networks.grow(variables, source, target, name, key=key, **knobs)
+    name, options = (WIDTH | DEPTH)[method]
+    large, plan = networks.grow(variables, source, target, name, key=key, **options)
     grown = restarted(large)._replace(exact=plan.report.exact)
     if move and method in WIDTH and method not in OWN_LAW:
         return _carried(grown, state, plan.spec, plan.maps)

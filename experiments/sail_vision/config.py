@@ -16,7 +16,7 @@ Paradigm = Literal["supervised", "byol"]
 PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)
 Recipe = Literal["none", "digits", "crop_flip", "byol"]
 SCRATCH, SAIL, LIGO, OTHER = "scratch", "sail", "ligo", "other"
-# a method of `growth.grow`, and the knobs it is given, by what it is called here
+# a method of `growth.grow`, and the options it is given, by what it is called here
 TRANSFORMATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "sail_random": ("sail_random", {}),
     "sail_svd": ("sail_svd", {"random": True}),

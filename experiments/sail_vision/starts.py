@@ -60,10 +60,10 @@ def transformed(
     key: PRNGKeyArray,
 ) -> PyTree:
     """One source in the target's shape."""
-    method, knobs = TRANSFORMATIONS[transformation]
+    method, options = TRANSFORMATIONS[transformation]
     deep = {**source, "blocks": target["blocks"]}
     whole = deepened(variables, source, target["blocks"])
-    return brought([(whole, deep)], target, method, key, **knobs)[0]
+    return brought([(whole, deep)], target, method, key, **options)[0]
 
 
 def start(

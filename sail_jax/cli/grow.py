@@ -52,7 +52,7 @@ def add_arguments(parser: Any) -> None:
     add("--depth", metavar="2x", type=factor, help="how many times as many layers")
     add("--method", metavar="NAME", default="lemon", help="default: %(default)s; see --methods")
     add("--depth-method", metavar="NAME", help="for the layers, where --method is for the width")
-    add("--set", metavar="KEY=VALUE", action="append", type=entry, help="a knob of the method")
+    add("--set", metavar="KEY=VALUE", action="append", type=entry, help="an option of the method")
     add("--lossless", action="store_true", help="refuse what does not preserve the function")
     add("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
     add_tables(parser, "CKPT")
@@ -80,11 +80,11 @@ def _run(args: Namespace) -> int:
     if args.draft:
         return _draft(args)
     to = _target(args)
-    knobs = _knobs(args)
+    options = _options(args)
     if args.depth_method is not None:
-        knobs["depth_method"] = args.depth_method
+        options["depth_method"] = args.depth_method
     if args.lossless:
-        knobs["require_lossless"] = True
+        options["require_lossless"] = True
     remember_kernels()
     from sail_jax.checkpoint.operations import growing
     from sail_jax.checkpoint.recipe import tables
@@ -97,7 +97,7 @@ def _run(args: Namespace) -> int:
     }
     if args.plan:
         with growing.growing(
-            args.checkpoint, to, args.method, run=run_options(args), **given, **knobs
+            args.checkpoint, to, args.method, run=run_options(args), **given, **options
         ) as ready:
             _show(ready)
         return 0
@@ -106,7 +106,7 @@ def _run(args: Namespace) -> int:
     with Meter(args.quiet) as meter:
         done = growing.grow_checkpoint(
             args.checkpoint, args.out, to, args.method, **given, certify=args.certify,
-            run=run_options(args, meter), **knobs,
+            run=run_options(args, meter), **options,
         )  # fmt: skip
     for note in done.notes:
         say(f"note: {note}")
@@ -118,17 +118,17 @@ def _run(args: Namespace) -> int:
     return 0
 
 
-def _knobs(args: Namespace) -> dict[str, Any]:
-    """What --set says, all of it knobs of some method."""
+def _options(args: Namespace) -> dict[str, Any]:
+    """What --set says, all of it options of some method."""
     from sail_jax.checks import nearest
     from sail_jax.growth.named import METHODS
 
-    knobs = dict(args.set or [])
-    known = {"untie", *(name for method in METHODS.values() for name in method.knobs)}
-    for name in knobs:
+    options = dict(args.set or [])
+    known = {"untie", *(name for method in METHODS.values() for name in method.options)}
+    for name in options:
         if name not in known:
-            raise ValueError(f"--set {name}: no such knob{nearest(name, known)}")
-    return knobs
+            raise ValueError(f"--set {name}: no such option{nearest(name, known)}")
+    return options
 
 
 def _target(args: Namespace) -> Any:

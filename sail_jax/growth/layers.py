@@ -112,7 +112,7 @@ def added(
     layers: Mapping[str, SpaceMap],
     chains: Collection[str],
     deep: Method,
-    knobs: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> Added:
     """What a depth method does to the layers that it repeats; `chains` are those of `chained`."""
     out = Added({}, {}, {}, frozenset())
@@ -120,7 +120,7 @@ def added(
         return out
     new = {name: np.asarray(inserted(m)) for name, m in layers.items()}
     writers, streams = _writers(spec, rules, layers)
-    scale = float(knobs["mask"]) if deep.new == "mask" else 0.0
+    scale = float(options["mask"]) if deep.new == "mask" else 0.0
     for path, axes in spec.leaves:
         chosen = _chosen(path, axes, rules, layers, new)
         if chosen is None:
@@ -218,7 +218,7 @@ def layer_row(
     spec: Spec,
     deep: Method,
     new: Added,
-    knobs: Mapping[str, Any],
+    options: Mapping[str, Any],
     config: Any,
 ) -> SpaceReport:
     """Whether the new layers preserve the function."""
@@ -227,8 +227,8 @@ def layer_row(
     words = {w for s in new.streams for w in spec.space(s).nonlinearity.split()}
     if deep.new == "copy":
         reason = "layers are repeated, mixed or moved, which preserves no function in general"
-    elif deep.new == "mask" and knobs["mask"]:
-        reason = f"new layers take part with a mask of {knobs['mask']}"
+    elif deep.new == "mask" and options["mask"]:
+        reason = f"new layers take part with a mask of {options['mask']}"
     elif {"layernorm", "elementwise"} <= words:
         reason = "norms come after the sums, so that a layer of zero output is not the identity"
     elif config.get("scale_attn_by_inverse_layer_idx"):

@@ -53,7 +53,7 @@ class Rule:
     spec: Spec
     move: Step | None
     edits: tuple[Step, ...]
-    knobs: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, Any], ...]
     transpose: bool
     scale: float
     identity: bool
@@ -84,7 +84,7 @@ class Growth:
     spec: Spec
     maps: Mapping[str, SpaceMap]
     _method: Method
-    _knobs: Mapping[str, Any]
+    _options: Mapping[str, Any]
     _key: PRNGKeyArray | None
     _sources: Mapping[str, Source]
     _eta: frozenset[str]
@@ -115,7 +115,7 @@ class Growth:
             spec,
             self._method.move,
             self._method.edits,
-            tuple(self._knobs.items()),
+            tuple(self._options.items()),
             source.transpose,
             source.scale,
             source.identity,
@@ -144,7 +144,7 @@ class Growth:
 
 @partial(jax.jit, static_argnums=0)
 def _compute(rule: Rule, operands: Operands, arrays: tuple[Array, ...]) -> Array:
-    spec, knobs = rule.spec, dict(rule.knobs)
+    spec, options = rule.spec, dict(rule.options)
     weights, maps, key, fresh, output = operands
     dtype = arrays[0].dtype
     x = arrays[0]
@@ -159,11 +159,11 @@ def _compute(rule: Rule, operands: Operands, arrays: tuple[Array, ...]) -> Array
         if rule.above is not None:
             x = _from_above(x, arrays[rule.above], spec, maps)
         elif rule.move is not None:
-            x = rule.move({"leaf": x}, spec, maps, key, knobs)["leaf"]
+            x = rule.move({"leaf": x}, spec, maps, key, options)["leaf"]
         else:
             x = change_basis({"leaf": x}, spec, maps)["leaf"]
         for edit in rule.edits:
-            x = edit({"leaf": x}, spec, maps, key, knobs)["leaf"]
+            x = edit({"leaf": x}, spec, maps, key, options)["leaf"]
         if rule.eta:
             x = scale_norms({"leaf": x}, spec, maps)["leaf"]
     if fresh is not None:

@@ -21,9 +21,9 @@ __all__ = ["DEPTHS", "METHODS", "Method", "pair_units"]
 
 Params = dict[str, Array]
 Maps = dict[str, SpaceMap]
-Knobs = Mapping[str, Any]
-Widths = Callable[[Spec, Mapping[str, int], PRNGKeyArray | None, Knobs], Maps]
-Step = Callable[[Params, Spec, Maps, Any, Knobs], Params]
+Options = Mapping[str, Any]
+Widths = Callable[[Spec, Mapping[str, int], PRNGKeyArray | None, Options], Maps]
+Step = Callable[[Params, Spec, Maps, Any, Options], Params]
 New = Literal["copy", "zero", "mask", "pair", "fresh"]
 
 
@@ -31,7 +31,7 @@ class Method(NamedTuple):
     """What a method does to widths, to depth, or both.
 
     - about, source: in a sentence, and the paper;
-    - knobs: their defaults;
+    - options: their defaults;
     - lossless: whether it preserves the function wherever the architecture allows;
     - widths: the maps of the spaces whose size changes; None if it only deepens;
     - layers: the map of the layers; None if it only widens;
@@ -45,10 +45,10 @@ class Method(NamedTuple):
 
     about: str
     source: str
-    knobs: Knobs = MappingProxyType({})
+    options: Options = MappingProxyType({})
     lossless: bool = False
     widths: Widths | None = None
-    layers: Callable[[int, int, Knobs], SpaceMap] | None = None
+    layers: Callable[[int, int, Options], SpaceMap] | None = None
     new: New = "copy"
     move: Step | None = None
     edits: tuple[Step, ...] = ()
@@ -68,7 +68,7 @@ class Method(NamedTuple):
 def _each(make: Callable[[str, int, int, Any], SpaceMap]) -> Widths:
     """The widths that `make(words, old, new, key)` gives each space."""
 
-    def widths(spec: Spec, sizes: Mapping[str, int], key: Any, knobs: Knobs) -> Maps:
+    def widths(spec: Spec, sizes: Mapping[str, int], key: Any, options: Options) -> Maps:
         out = {}
         for name, new in sizes.items():
             _, old, words = spec.space(name)
@@ -97,7 +97,7 @@ def _padded(words: str, old: int, new: int, key: Any) -> SpaceMap:
     return SpaceMap(jnp.where(live[:, None], jnp.asarray(m.write), scale / old), m.read)
 
 
-def _msg(params: Params, spec: Spec, maps: Maps, key: Any, knobs: Knobs) -> Params:
+def _msg(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> Params:
     streams = {
         n: m
         for n, m in maps.items()
@@ -105,33 +105,33 @@ def _msg(params: Params, spec: Spec, maps: Maps, key: Any, knobs: Knobs) -> Para
     }
     inner = {n: m for n, m in maps.items() if n not in streams}
     within = spec.resized(streams)
-    params = fresh.fresh_units(params, within, inner, key, std=knobs["std"])
-    return fresh.mask_units(params, within, inner, knobs["mask"])
+    params = fresh.fresh_units(params, within, inner, key, std=options["std"])
+    return fresh.mask_units(params, within, inner, options["mask"])
 
 
-def _noise(params: Params, spec: Spec, maps: Maps, key: Any, knobs: Knobs) -> Params:
-    if knobs["snr_db"] is None:
+def _noise(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> Params:
+    if options["snr_db"] is None:
         return params
-    return fresh.noise_pairs(params, spec, maps, key, snr_db=knobs["snr_db"])
+    return fresh.noise_pairs(params, spec, maps, key, snr_db=options["snr_db"])
 
 
-def _symmetry(params: Params, spec: Spec, maps: Maps, key: Any, knobs: Knobs) -> Params:
-    if not knobs["noise"]:
+def _symmetry(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> Params:
+    if not options["noise"]:
         return params
-    return fresh.break_symmetry(params, spec, maps, key, scale=knobs["noise"])
+    return fresh.break_symmetry(params, spec, maps, key, scale=options["noise"])
 
 
-def _svd(params: Params, spec: Spec, maps: Maps, key: Any, knobs: Knobs) -> Params:
+def _svd(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> Params:
     """C = W U~^T for each use of a space, from the leaf unfolded along it (SAIL, App. F.1); of a
     fused leaf, block by block."""
     ((path, axes),) = spec.leaves
     parts, apart = unfuse(params, spec)
     fused = [k for k, axis in enumerate(axes) if len(blocks(axis)) > 1]
-    moved = [_free(name, x, apart, maps, key, knobs) for name, x in parts.items()]
+    moved = [_free(name, x, apart, maps, key, options) for name, x in parts.items()]
     return {path: jnp.concatenate(moved, axis=fused[0]) if fused else moved[0]}
 
 
-def _free(path: str, x: Array, spec: Spec, maps: Maps, key: Any, knobs: Knobs) -> Array:
+def _free(path: str, x: Array, spec: Spec, maps: Maps, key: Any, options: Options) -> Array:
     """The leaf under a map of its own for each factor of each axis, both sides C."""
     axes = spec.axes(path)
     use = [(f"{k}.{i}", f) for k, axis in enumerate(axes) for i, f in enumerate(axis or (None,))]
@@ -141,7 +141,7 @@ def _free(path: str, x: Array, spec: Spec, maps: Maps, key: Any, knobs: Knobs) -
     for k, (name, f) in enumerate(use):
         if f is not None and f.space in maps:
             flat = jnp.moveaxis(split, k, 0).reshape(sizes[k], -1)
-            draw = leaf_key(key, f"{path}@{name}") if knobs["random"] else None
+            draw = leaf_key(key, f"{path}@{name}") if options["random"] else None
             write, _ = width.singular(flat, maps[f.space].new, flat.shape[1], key=draw)
             free[name] = SpaceMap(write, write.T)
     own = tuple(
@@ -152,18 +152,18 @@ def _free(path: str, x: Array, spec: Spec, maps: Maps, key: Any, knobs: Knobs) -
     return change_basis({path: x}, Spec((Leaf(path, own),), named), free)[path]
 
 
-def _after(old: int, new: int, knobs: Knobs) -> SpaceMap:
+def _after(old: int, new: int, options: Options) -> SpaceMap:
     """What is inserted spread evenly, at the end of groups of layers."""
     ends = [max((j + 1) * old // (new - old), 1) - 1 for j in range(new - old)]
     return depth.interleave(old, np.array(ends))
 
 
-def _above(old: int, new: int, knobs: Knobs) -> SpaceMap:
+def _above(old: int, new: int, options: Options) -> SpaceMap:
     """What is inserted on top."""
     return depth.interleave(old, np.full(new - old, old - 1))
 
 
-def _whole_stacks(old: int, new: int, knobs: Knobs) -> SpaceMap:
+def _whole_stacks(old: int, new: int, options: Options) -> SpaceMap:
     if new % old:
         raise ValueError(
             f"g_stack repeats whole stacks, but {new} layers are no multiple of {old}: use stack"
@@ -171,7 +171,7 @@ def _whole_stacks(old: int, new: int, knobs: Knobs) -> SpaceMap:
     return depth.deepen(old, new, "stack")
 
 
-def _seam(old: int, new: int, knobs: Knobs) -> SpaceMap:
+def _seam(old: int, new: int, options: Options) -> SpaceMap:
     if new % 2 or not old <= new <= 2 * old:
         raise ValueError(
             f"dus joins two copies of the stack, so it takes {old} layers to an even number "
@@ -180,11 +180,11 @@ def _seam(old: int, new: int, knobs: Knobs) -> SpaceMap:
     return depth.depth_up_scale(old, old - new // 2)
 
 
-def _mixed(old: int, new: int, knobs: Knobs) -> SpaceMap:
-    logits = knobs["logits"]
+def _mixed(old: int, new: int, options: Options) -> SpaceMap:
+    logits = options["logits"]
     if logits is None:
         at = depth.deepen(old, new, "interpolate").index
-        logits = knobs["sharpness"] * jax.nn.one_hot(at, old)
+        logits = options["sharpness"] * jax.nn.one_hot(at, old)
     if np.shape(logits) != (new, old):
         raise ValueError(f"logits must have shape {(new, old)}, got {np.shape(logits)}")
     return depth.mix_layers(jnp.asarray(logits))
@@ -202,18 +202,18 @@ _DEPTH = {
     "stack": Method(
         "the whole stack once more, layer k being layer k mod L",
         "StackBERT (Gong et al. 2019)",
-        layers=lambda old, new, knobs: depth.deepen(old, new, "stack"),
+        layers=lambda old, new, options: depth.deepen(old, new, "stack"),
     ),
     "stack_top": Method(
         "the whole stack, a remainder repeating the topmost layers",
         "bert2BERT (Chen et al. 2022)",
-        layers=lambda old, new, knobs: depth.deepen(old, new, "stack_top"),
+        layers=lambda old, new, options: depth.deepen(old, new, "stack_top"),
     ),
     "g_stack": Method("whole stacks only", "G_stack (Du et al. 2024)", layers=_whole_stacks),
     "interpolate_depth": Method(
         "each layer repeated in place",
         "Gong et al. 2019; Dong et al. 2020",
-        layers=lambda old, new, knobs: depth.deepen(old, new, "interpolate"),
+        layers=lambda old, new, options: depth.deepen(old, new, "interpolate"),
     ),
     "dus": Method(
         "two copies of the stack, layers dropped at the seam",
@@ -288,7 +288,7 @@ _WIDTH = {
         "HyperCloning (Samragh et al. 2024)",
         {"snr_db": None},
         lossless=True,
-        widths=lambda spec, sizes, key, knobs: width.hypercloning(spec, sizes),
+        widths=lambda spec, sizes, key, options: width.hypercloning(spec, sizes),
         edits=(_noise,),
         deepens_by="llama_pro",
     ),
@@ -296,7 +296,7 @@ _WIDTH = {
         "any size: streams tiled with averages or zeros, copies read unevenly",
         "LEMON (Wang et al. 2024)",
         lossless=True,
-        widths=lambda spec, sizes, key, knobs: width.lemon(spec, sizes, key=key),
+        widths=lambda spec, sizes, key, options: width.lemon(spec, sizes, key=key),
         deepens_by="pairs",
     ),
     "msg": Method(
@@ -322,9 +322,9 @@ _WIDTH = {
         "SAIL, App. F.1",
         {"how": "orthogonal"},
         draws=True,
-        widths=lambda spec, sizes, key, knobs: _each(
-            lambda words, old, new, k: width.project(old, new, k, how=knobs["how"])
-        )(spec, sizes, key, knobs),
+        widths=lambda spec, sizes, key, options: _each(
+            lambda words, old, new, k: width.project(old, new, k, how=options["how"])
+        )(spec, sizes, key, options),
         deepens_by="mix",
     ),
     "interpolate": Method(

@@ -43,13 +43,13 @@ def grow(
     method: str = "lemon",
     *,
     key: PRNGKeyArray | None = None,
-    **knobs: Any,
+    **options: Any,
 ) -> tuple[PyTree, Growth]:
     """The grown network and how it came about: every leaf of `plan`, computed.
 
     Returns a flat dictionary where `params` is one, else nested dictionaries. Raises as `plan`.
     """
-    growth = plan(params, config, to, method, key=key, **knobs)
+    growth = plan(params, config, to, method, key=key, **options)
     arrays = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
     new = {path: growth.leaf(path, arrays) for path in growth.leaves}
     return (new if _is_flat(params) else _nested(new)), growth
@@ -66,7 +66,7 @@ def plan(
     untie: bool | None = None,
     require_lossless: bool = False,
     rules: Any = None,
-    **knobs: Any,
+    **options: Any,
 ) -> Growth:
     """How a network of these shapes and this configuration becomes one of another.
 
@@ -76,7 +76,7 @@ def plan(
     - to: a whole configuration, entries that change ("2x": twice as much; names of spaces, too),
       or the factors {"width": 2, "depth": 4}, under which heads are multiplied and keep their
       size, and queries per head of keys stay as many;
-    - method, depth_method, knobs: rows of `METHODS`, and what they take;
+    - method, depth_method, options: rows of `METHODS`, and what they take;
     - untie: whether a tied table gets a head of its own; None: if the maps would break the tie
       and the method means to be lossless;
     - require_lossless: refuse, naming the space, what is not exact.
@@ -110,7 +110,7 @@ def plan(
         and any(len(asked[name]) != counts[name] for name in chains)
     ):
         deep = METHODS["identity"]  # the only one for layers that are not alike
-    values = _values(wide, deep, knobs)
+    values = _values(wide, deep, options)
     notes: list[str] = []
 
     # depth first: which old leaves each leaf of the deep network is made of
@@ -201,7 +201,7 @@ def plan(
         spec,
         grown,
         wide,
-        {name: values[name] for name in wide.knobs},
+        {name: values[name] for name in wide.options},
         key,
         sources,
         fitted.eta,
@@ -238,18 +238,18 @@ def _is_key(key: Any) -> bool:
     return (typed and shape == ()) or (dtype == jnp.uint32 and shape == (2,))
 
 
-def _values(wide: Method, deep: Method, knobs: Mapping[str, Any]) -> dict[str, Any]:
-    known = {**deep.knobs, **wide.knobs}
-    for name in knobs:
+def _values(wide: Method, deep: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+    known = {**deep.options, **wide.options}
+    for name in options:
         if name not in known:
             raise ValueError(
-                f"no knob {name!r}{nearest(name, known) if known else ': it takes none'}"
+                f"no option {name!r}{nearest(name, known) if known else ': it takes none'}"
             )
-    return known | {name: _knob(name, known[name], value) for name, value in knobs.items()}
+    return known | {name: _option(name, known[name], value) for name, value in options.items()}
 
 
-def _knob(name: str, default: Any, value: Any) -> Any:
-    """A knob of the kind of its default, hashable; None stays, where it is the default."""
+def _option(name: str, default: Any, value: Any) -> Any:
+    """An option of the kind of its default, hashable; None stays, where it is the default."""
     if value is None and default is None:
         return None
     if name == "logits":
@@ -272,14 +272,14 @@ def _knob(name: str, default: Any, value: Any) -> Any:
     return number
 
 
-def _loses(method: str, wide: Method, knobs: Mapping[str, Any]) -> str:
+def _loses(method: str, wide: Method, options: Mapping[str, Any]) -> str:
     """Why a method that does more than its maps say is exact in no space, "" if it may be."""
     if wide.above or wide.move is not None:
         return f"{method}: {wide.about}"
-    if knobs.get("noise"):
-        return f"noise of {knobs['noise']} on what writes new units"
-    if knobs.get("mask"):
-        return f"new units take part with a mask of {knobs['mask']}"
+    if options.get("noise"):
+        return f"noise of {options['noise']} on what writes new units"
+    if options.get("mask"):
+        return f"new units take part with a mask of {options['mask']}"
     return ""
 
 
@@ -287,7 +287,7 @@ def _layers(
     deep: Method,
     old: int,
     new: int,
-    knobs: Mapping[str, Any],
+    options: Mapping[str, Any],
     name: str,
     fixed: int = 0,
     chain: bool = False,
@@ -298,7 +298,7 @@ def _layers(
     if new == old:
         return identity(old)
     assert deep.layers is not None
-    m = deepen(old, new, "interpolate") if chain else deep.layers(old - fixed, new - fixed, knobs)
+    m = deepen(old, new, "interpolate") if chain else deep.layers(old - fixed, new - fixed, options)
     if not fixed:
         return m
     if m.index is None:

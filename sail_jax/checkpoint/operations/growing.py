@@ -92,7 +92,7 @@ def growing(
             "source": str(path),
             "method": method,
             "seed": options.get("seed", 0),
-            "knobs": {k: v for k, v in options.items() if k not in _OPTIONS},
+            "options": {k: v for k, v in options.items() if k not in _OPTIONS},
             "changes": {
                 key: [before.get(key), value]
                 for key, value in made.config.items()
@@ -126,7 +126,7 @@ def grow_checkpoint(
     certify: bool | None = None,
     run: RunOptions = DEFAULTS,
     before: Callable[[Growing], None] | None = None,
-    **knobs: Any,
+    **options: Any,
 ) -> Grown:
     """Grows a checkpoint on disk into `out`, tensor by tensor, by a method of `growth.METHODS`.
 
@@ -139,10 +139,10 @@ def grow_checkpoint(
     Raises ValueErrors: what `growth.plan` raises, CheckpointError and MergeError.
     """
     began = time.monotonic()
-    check_options(knobs)
+    check_options(options)
     admit(Path(out), [path], run.resume)
     with growing(
-        path, to, method, seed=seed, config=config, rules=rules, run=run, **knobs
+        path, to, method, seed=seed, config=config, rules=rules, run=run, **options
     ) as ready:
         if before is not None:
             before(ready)
@@ -150,7 +150,7 @@ def grow_checkpoint(
 
         def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
             key, goal = random_bits.key(seed), read_target(to)
-            new, made = networks.grow(arrays, own, goal, method, key=key, rules=rules, **knobs)
+            new, made = networks.grow(arrays, own, goal, method, key=key, rules=rules, **options)
             return new, made.config
 
         both = (*view.base.tensors.values(), *view.tensors.values())
@@ -162,7 +162,7 @@ def grow_checkpoint(
         about["notes"] = notes = [*ready.growth.notes, *failed]
         if ready.growth.report.exact and not all(one.preserved for one in agreed):
             sentence = f"every space is exact, yet {agreed[0]}"
-            if knobs.get("require_lossless"):
+            if options.get("require_lossless"):
                 raise CheckpointError(f"{path}: lossless growth was asked for: {sentence}")
             notes.append(sentence)
             about["exact"] = False

@@ -235,7 +235,7 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
     about: as `growing.Growing` has it, with "agreement".
     """
     front = ["library_name: transformers"] if transformers else []
-    knobs = "".join(f", {key} {value}" for key, value in about["knobs"].items())
+    options = "".join(f", {key} {value}" for key, value in about["options"].items())
     lost = [row for row in about["spaces"] if row["lost"]]
     exact = "preserves" if about["exact"] else "does not preserve"
     body = [
@@ -243,7 +243,7 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
         "",
         "A network grown from a smaller one, made with sail-jax.",
         "",
-        f"Source: `{about['source']}`. Method: `{about['method']}`, seed {about['seed']}{knobs}.",
+        f"Source: `{about['source']}`. Method: `{about['method']}`, seed {about['seed']}{options}.",
         "",
         *(f"- {key}: {old} to {new}" for key, (old, new) in about["changes"].items()),
         "",

@@ -210,7 +210,7 @@ class Growth(Step):
                 raise RecipeError(where, f"expected one of {expected}; got {kind(given[key])}")
         method = METHODS[given.get("method") or "lemon"]
         deepens_by = given.get("depth_method") or method.deepens_by
-        taken = {*method.knobs, *(METHODS[deepens_by].knobs if deepens_by else ())}
+        taken = {*method.options, *(METHODS[deepens_by].options if deepens_by else ())}
         return [*super().keys(given), "depth_method", "untie", "require_lossless", *sorted(taken)]
 
 

@@ -48,11 +48,11 @@ def growth_view(
     config: Any = None,
     rules: Rules | None = None,
     allow_nonfinite: bool = True,
-    **knobs: Any,
+    **options: Any,
 ) -> tuple[View, networks.Growth]:
     """An open checkpoint as that of the larger network; nothing is read but config.json.
 
-    to, method, knobs: as `sail_jax.growth.plan` takes them, or the path of a config.json. config:
+    to, method, options: as `sail_jax.growth.plan` takes them, or the path of a config.json. config:
     that of the checkpoint, where it has no config.json or another is meant; rules: its table, where
     it has none of a known architecture. Raises ValueErrors in one sentence.
     """
@@ -68,9 +68,9 @@ def growth_view(
     key = random_bits.key(seed)
     wide = any(x.dtype == np.float64 for x in checkpoint.tensors.values())
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
-        made = networks.plan(shapes, own, read_target(to), method, key=key, rules=rules, **knobs)
+        made = networks.plan(shapes, own, read_target(to), method, key=key, rules=rules, **options)
     text = json.dumps(
-        [method, seed, own, made.config, repr(rules), sorted(knobs.items())], default=repr
+        [method, seed, own, made.config, repr(rules), sorted(options.items())], default=repr
     )
     view = grown(
         checkpoint, made, how=f"grown ({method}, seed {seed})",
