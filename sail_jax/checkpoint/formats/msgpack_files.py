@@ -1,14 +1,16 @@
 """Flax's msgpack serialisation (`flax.serialization`), read in place.
 
 Arrays are extensions of type 1 that hold (shape, dtype, bytes), those above 2^30 bytes in chunks;
-the keys above them are joined by "/".
+the keys above them are joined by "/". The library writes what is between arrays; it cannot read it,
+since it hands out every array as bytes in memory, and never says where in the file they lie.
 """
 
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import msgpack
 import numpy as np
 
 from sail_jax.checkpoint.formats.files import (
@@ -217,9 +219,9 @@ _Pieces = Iterable[bytes | tuple[str, int]]
 
 def _pack(node: Any, tensors: Wanted) -> _Pieces:
     if isinstance(node, dict):
-        yield _head(len(node), 0x80, 15, (0xDE, 0xDF))
+        yield _map_head(len(node))
         for key, child in node.items():
-            yield _text(key)
+            yield _packed(key)
             yield from _pack(child, tensors)
         return
     dtype, shape = tensors[node]
@@ -232,19 +234,18 @@ def _pack(node: Any, tensors: Wanted) -> _Pieces:
     step = max(1, CHUNK // dtype.itemsize)
     numel = math.prod(shape)
     sizes = [min(step, numel - start) for start in range(0, numel, step)]
-    yield _head(3, 0x80, 15, (0xDE, 0xDF)) + _text(_CHUNKED) + b"\xc3" + _text("shape")
-    yield _head(len(shape), 0x80, 15, (0xDE, 0xDF))
-    yield b"".join(_text(str(i)) + _uint(n) for i, n in enumerate(shape))
-    yield _text("chunks") + _head(len(sizes), 0x80, 15, (0xDE, 0xDF))
+    lengths = {str(i): n for i, n in enumerate(shape)}
+    yield _map_head(3) + b"".join(map(_packed, (_CHUNKED, True, "shape", lengths, "chunks")))
+    yield _map_head(len(sizes))
     for i, count in enumerate(sizes):
-        yield _text(str(i))
+        yield _packed(str(i))
         yield from _pack_array(node, dtype, (count,))
 
 
 def _pack_array(name: str, dtype: np.dtype, shape: Shape) -> _Pieces:
     size = math.prod(shape) * dtype.itemsize
-    head = b"\x93" + _head(len(shape), 0x90, 15, (0xDC, 0xDD)) + b"".join(map(_uint, shape))
-    head += _text(dtype.name) + _length(size, (0xC4, 0xC5, 0xC6))
+    head = b"\x93" + _packed(shape) + _packed(dtype.name)
+    head += _length(size, (0xC4, 0xC5, 0xC6))
     whole = len(head) + size
     fixext = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}
     start = bytes([fixext[whole]]) if whole in fixext else _length(whole, (0xC7, 0xC8, 0xC9))
@@ -252,27 +253,15 @@ def _pack_array(name: str, dtype: np.dtype, shape: Shape) -> _Pieces:
     yield name, size
 
 
-def _head(count: int, fix: int, limit: int, wide: tuple[int, int]) -> bytes:
-    """The start of a map or list of `count` entries."""
-    if count <= limit:
-        return bytes([fix | count])
-    small = count < 1 << 16
-    return bytes([wide[0 if small else 1]]) + count.to_bytes(2 if small else 4, "big")
+def _packed(value: Any) -> bytes:
+    return cast(bytes, msgpack.packb(value))
+
+
+def _map_head(count: int) -> bytes:
+    return cast(bytes, msgpack.Packer().pack_map_header(count))
 
 
 def _length(count: int, codes: tuple[int, int, int]) -> bytes:
+    """The start of bytes that are written apart: msgpack's packer wants them in hand."""
     i = 0 if count < 1 << 8 else 1 if count < 1 << 16 else 2
     return bytes([codes[i]]) + count.to_bytes(1 << i, "big")
-
-
-def _text(text: str) -> bytes:
-    data = text.encode()
-    head = bytes([0xA0 | len(data)]) if len(data) < 32 else _length(len(data), (0xD9, 0xDA, 0xDB))
-    return head + data
-
-
-def _uint(n: int) -> bytes:
-    if n < 0x80:
-        return bytes([n])
-    i = next(i for i in range(4) if n < 1 << (8 << i))
-    return bytes([0xCC + i]) + n.to_bytes(1 << i, "big")
