@@ -350,7 +350,7 @@ def test_a_disk_full_midway_keeps_what_is_finished(tmp_path, monkeypatch):
         _write(out, ["a"])
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", _full)
-            message = "cannot write 'b' to .*No space left.*finished tensors are kept.*--resume"
+            message = "cannot write 'b' to .*No space left.*finished tensors are kept.*resume=True"
             with pytest.raises(CheckpointError, match=message):
                 _write(out, ["b"])
     with _create(tmp_path / "m", resume=True) as out:

@@ -8,7 +8,6 @@ import os
 import pickle
 import stat
 import struct
-import threading
 import tokenize
 import zipfile
 import zlib
@@ -20,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from sail_jax import disk
-from sail_jax.merging.tensors import Shape
+from sail_jax.merging.tensors import OnDemand, Shape, check_read
 
 __all__ = [
     "DTYPES",
@@ -188,19 +187,6 @@ class File:
         return self.array_at(offset, count).tobytes()
 
 
-def _checked(tensor: "StoredTensor | LoadedTensor", out: np.ndarray, start: int) -> None:
-    numel = math.prod(tensor.shape)
-    if out.dtype != tensor.dtype or out.ndim != 1 or not out.flags.c_contiguous:
-        raise ValueError(
-            f"{tensor.name}: expected a flat, contiguous {tensor.dtype} buffer, got "
-            f"{out.dtype}{list(out.shape)}"
-        )
-    if start < 0 or start + out.size > numel:
-        raise ValueError(
-            f"{tensor.name}: entries {start} to {start + out.size} of {numel} are wanted"
-        )
-
-
 class StoredTensor:
     """A tensor whose bytes lie in a file as they are in memory, in one run or several."""
 
@@ -234,7 +220,7 @@ class StoredTensor:
         return str(self._file.path)
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
-        _checked(self, out, start)
+        check_read(self, out, start)
         view = out.view(np.uint8).data
         skip = start * self.dtype.itemsize
         for offset, length in self._runs:
@@ -247,29 +233,29 @@ class StoredTensor:
             out.byteswap(inplace=True)
 
 
-class LoadedTensor:
-    """A tensor that cannot be read in part (compressed, strided): loaded whole at its first read,
-    and let go with its last entry."""
+class LoadedTensor(OnDemand):
+    """A tensor that cannot be read in part (compressed, strided): it is loaded whole."""
 
     def __init__(
         self, name: str, dtype: np.dtype, shape: Shape, source: str, load: Callable[[], np.ndarray]
     ) -> None:
-        self.name, self.dtype, self.shape, self.source = name, dtype, shape, source
-        self._load, self._lock = load, threading.Lock()
-        self._array: np.ndarray | None = None
+        super().__init__(name, dtype, shape, source)
+        self._load = load
 
-    def read(self, out: np.ndarray, start: int = 0) -> None:
-        _checked(self, out, start)
-        with self._lock:
-            array = self._array
-            if array is None:
-                with reading(f"{self.source}: '{self.name}'"):
-                    array = self._load()
-            if array.shape != self.shape or array.dtype != self.dtype:
-                raise CheckpointError(
-                    f"{self.source}: '{self.name}' was {self.dtype}{list(self.shape)} in the "
-                    f"description and is {array.dtype}{list(array.shape)}"
-                )
-            whole = start + out.size == array.size
-            self._array = None if whole else array
-        out[...] = array.flat[start : start + out.size]
+    @property
+    def needs(self) -> int:
+        """Bytes of the whole tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def form(self) -> np.ndarray:
+        with reading(f"{self.source}: '{self.name}'"):
+            array = self._load()
+        if array.shape != self.shape or array.dtype != self.dtype:
+            raise CheckpointError(
+                f"{self.source}: '{self.name}' was {self.dtype}{list(self.shape)} in the "
+                f"description and is {array.dtype}{list(array.shape)}"
+            )
+        return array
+
+    def fill(self, formed: np.ndarray, out: np.ndarray, start: int) -> None:
+        out[...] = formed.flat[start : start + out.size]
