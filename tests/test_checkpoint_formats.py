@@ -10,7 +10,8 @@ import pytest
 from sail_jax.checkpoint.formats import msgpack_files, orbax_folders, safetensors_files
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
-from sail_jax.checkpoint.formats.table import LAYOUTS
+from sail_jax.checkpoint.formats.table import FORMATS, LAYOUTS, SUFFIXES
+from sail_jax.checkpoint.operations.running import RunOptions
 from sail_jax.checkpoint.output.writer import create, save_checkpoint
 
 SHAPES = {"scalar": (), "empty": (0, 3), "row": (5,), "deep/er/cube": (2, 3, 4)}
@@ -304,4 +305,13 @@ def test_names_of_every_type_have_their_place():
     assert {DTYPES[name] for name in safetensors_files._CODES.values()} == set(
         safetensors_files._NAMES
     )
+
+
+def test_every_format_has_one_row():
     assert set(LAYOUTS) == {"safetensors", "npz", "msgpack", "orbax"}
+    assert len(SUFFIXES) == sum(len(format.files) for format in FORMATS.values())
+    for name, format in FORMATS.items():
+        assert format.name == name
+        assert bool(format.files) == (format.read_file is not None)
+    with pytest.raises(CheckpointError, match="one of safetensors, orbax, msgpack, npz, got 'bin'"):
+        RunOptions(format="bin")

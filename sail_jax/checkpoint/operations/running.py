@@ -29,6 +29,9 @@ class RunOptions:
       shard_bytes: The size of an output's file from which there are several; see `create`.
       sync: Whether the output is on the disk before it takes its name.
       progress: Told `(bytes done, bytes in all, tensor)` when a tensor is finished.
+
+    Raises:
+      CheckpointError: If no output has this `format`.
     """
 
     resume: bool = False
