@@ -8,11 +8,11 @@ from typing import Any
 
 from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import (
-    Parser,
+    add_certify,
     add_copying,
     add_tables,
-    input_errors,
     natural,
+    on_inputs,
     run_options,
     seed,
 )
@@ -59,20 +59,11 @@ def add_arguments(parser: Any) -> None:
     add("--max-sweeps", metavar="N", type=natural, default=100, help="default: %(default)s")
     add("--plan", action="store_true", help="the spaces that would be matched, and stop")
     add("--full", action="store_true", help="a row for every space of every layer")
-    add("--certify", dest="certify", action="store_true", default=None, help="compare outputs")
-    add("--no-certify", dest="certify", action="store_false", help="default: if both are small")
-    add("--resume", action="store_true", help="continue an interrupted copy")
+    add_certify(parser)
     add_copying(parser)
 
 
-def main(parser: Parser, argv: Sequence[str]) -> int:
-    add_arguments(parser)
-    args = parser.read(argv)
-    with input_errors():
-        return _run(args)
-
-
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
     remember_kernels()
     from sail_jax.checkpoint.operations import aligning
     from sail_jax.checkpoint.recipe import tables
@@ -194,3 +185,6 @@ def table(aligned: Any, *, full: bool = False) -> str:
             )
         )  # fmt: skip
     return columns(rows)
+
+
+main = on_inputs(add_arguments, run)

@@ -2,12 +2,11 @@
 
 import time
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sail_jax.cli.kernels import remember_kernels
-from sail_jax.cli.options import Parser, add_copying, add_tables, input_errors, run_options, seed
+from sail_jax.cli.options import add_certify, add_copying, add_tables, on_inputs, run_options, seed
 from sail_jax.cli.progress import Meter, say
 
 
@@ -59,20 +58,11 @@ def add_arguments(parser: Any) -> None:
     add("--draft", action="store_true", help="print such a file to start from, and stop")
     add("--methods", action="store_true", help="list the methods, and stop")
     add("--plan", action="store_true", help="what would be done, and stop")
-    add("--certify", dest="certify", action="store_true", default=None, help="compare outputs")
-    add("--no-certify", dest="certify", action="store_false", help="default: if both are small")
-    add("--resume", action="store_true", help="continue an interrupted growth")
+    add_certify(parser)
     add_copying(parser)
 
 
-def main(parser: Parser, argv: Sequence[str]) -> int:
-    add_arguments(parser)
-    args = parser.read(argv)
-    with input_errors():
-        return _run(args)
-
-
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
     if args.methods:
         return _methods()
     if args.checkpoint is None:
@@ -195,3 +185,6 @@ def _bytes(tensor: Any) -> int:
     import math
 
     return math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+main = on_inputs(add_arguments, run)

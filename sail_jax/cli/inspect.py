@@ -6,11 +6,11 @@ import json
 import math
 import re
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sail_jax.cli.options import Parser, add_tables, input_errors
+from sail_jax.cli.options import add_tables, on_inputs
 from sail_jax.cli.progress import say
 
 FIGURE, SCHEMA = "spaces.png", "sail-jax inspect 1"
@@ -35,14 +35,7 @@ def add_arguments(parser: Any) -> None:
     add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
 
 
-def main(parser: Parser, argv: Sequence[str]) -> int:
-    add_arguments(parser)
-    args = parser.read(argv)
-    with input_errors():
-        return _run(args)
-
-
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
     if len(args.checkpoint) > 1:
         from sail_jax.cli import compare as compare_command
 
@@ -274,3 +267,6 @@ def _some(names: Iterable[str]) -> str:
     short = [".".join(re.split(r"[./]", name)[-2:]) for name in names]
     found = list(dict.fromkeys(short))
     return (", ".join(found[:3]) or "-") + (f", +{len(found) - 3}" if len(found) > 3 else "")
+
+
+main = on_inputs(add_arguments, run)

@@ -2,12 +2,11 @@
 
 import time
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sail_jax.cli.kernels import remember_kernels
-from sail_jax.cli.options import Parser, add_copying, input_errors, run_options
+from sail_jax.cli.options import add_copying, on_inputs, run_options
 from sail_jax.cli.progress import Meter, say
 
 LARGEST_RECIPE = 1 << 20  # bytes
@@ -20,7 +19,6 @@ def add_arguments(parser: Any) -> None:
     add("--methods", action="store_true", help="the methods that a recipe may name, and stop")
     add("--plan", action="store_true", help="what would be done to every tensor, and stop")
     add("--full", action="store_true", help="with --plan: a line for every tensor")
-    add("--resume", action="store_true", help="continue an interrupted merge")
     add("--report", metavar="DIR", type=Path, help="measure, and write report.json, report.html")
     add_copying(parser)
 
@@ -32,14 +30,7 @@ def read_recipe(path: Path) -> Any:
     return parse(disk.read_bytes(path, LARGEST_RECIPE), str(path))
 
 
-def main(parser: Parser, argv: Sequence[str]) -> int:
-    add_arguments(parser)
-    args = parser.read(argv)
-    with input_errors():
-        return _run(args)
-
-
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
     remember_kernels()
     from sail_jax.checkpoint.operations import merging
     from sail_jax.checkpoint.planning import cards
@@ -86,3 +77,6 @@ def _report(args: Namespace, recipe: Any, merged: Any) -> None:
     about = {"recipe": recipe.text, "seconds": merged.seconds, **provenance()}
     for path in merge_report.write(args.report, merged.plan, merged.records, about):
         print(path)
+
+
+main = on_inputs(add_arguments, run)

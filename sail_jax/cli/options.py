@@ -1,10 +1,9 @@
 """What command lines have in common: their parser, texts and what they mean, one way for errors."""
 
 import argparse
-import contextlib
 import re
 from argparse import ArgumentTypeError
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,10 +13,11 @@ from sail_jax.disk import StoreError
 __all__ = [
     "Parser",
     "UsageError",
+    "add_certify",
     "add_copying",
     "add_tables",
-    "input_errors",
     "natural",
+    "on_inputs",
     "run_options",
     "seed",
     "size",
@@ -66,19 +66,27 @@ def with_flags(message: str) -> str:
     return re.sub(r"\b([a-z_]+)=(?:True\b|\.\.\.)|\b(max_memory)\b", flag, message)
 
 
-@contextlib.contextmanager
-def input_errors() -> Iterator[None]:
-    """Where every ValueError is about what the user gave: one line, not a traceback."""
-    from sail_jax.checkpoint.engine.executor import MergeError
+def on_inputs(
+    add_arguments: Callable[[Parser], None], run: Callable[[argparse.Namespace], int]
+) -> Callable[[Parser, Sequence[str]], int]:
+    """The `main` of a command whose every ValueError is about what the user gave: one line, not a
+    traceback."""
 
-    try:
-        yield
-    except StoreError:
-        raise
-    except MergeError as exc:
-        raise StoreError(str(exc)) from exc
-    except ValueError as exc:
-        raise UsageError(str(exc)) from exc
+    def main(parser: Parser, argv: Sequence[str]) -> int:
+        add_arguments(parser)
+        args = parser.read(argv)
+        from sail_jax.checkpoint.engine.executor import MergeError
+
+        try:
+            return run(args)
+        except StoreError:
+            raise
+        except MergeError as exc:
+            raise StoreError(str(exc)) from exc
+        except ValueError as exc:
+            raise UsageError(str(exc)) from exc
+
+    return main
 
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -115,9 +123,17 @@ def add_tables(parser: Any, checkpoint: str) -> None:
     add("--spec", metavar="FILE", type=Path, help="which spaces the tensors live in (YAML, JSON)")
 
 
+def add_certify(parser: Any) -> None:
+    """Whether outputs are compared before and after."""
+    add = parser.add_argument
+    add("--certify", dest="certify", action="store_true", default=None, help="compare outputs")
+    add("--no-certify", dest="certify", action="store_false", help="default: if both are small")
+
+
 def add_copying(parser: Any) -> None:
     """The options of commands that read checkpoints and write one."""
     add = parser.add_argument
+    add("--resume", action="store_true", help="continue this command where it was interrupted")
     add("--max-memory", metavar="SIZE", type=size, help="of the process, such as 2GB")
     add("--threads", metavar="N", type=natural, help="default: one per core, at most 8")
     add("--format", metavar="NAME", help="of the output, such as orbax or npz")
