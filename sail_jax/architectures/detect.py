@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sail_jax.architectures import flax, forward, text, vision
+from sail_jax.architectures.forward.inputs import Inputs, both, images, of_part, tokens, vectors
 from sail_jax.architectures.table import Config, Rules
 from sail_jax.checks import nearest
 
@@ -12,38 +13,48 @@ __all__ = ["Architecture", "of"]
 
 
 class Architecture(NamedTuple):
-    """A family: `rules(config)`, and `logits(params, config, inputs)`, None for Flax modules."""
+    """A family of networks.
+
+    Attributes:
+      name: What errors and reports call it.
+      rules: Its table at a configuration.
+      logits: `logits(params, config, inputs)`, None where no forward pass is known.
+      inputs: `inputs(config, rng)`, random inputs to run it on.
+      causal: Whether outputs at a token predict the next.
+    """
 
     name: str
     rules: Callable[[Config], Rules]
     logits: Callable[[Any, Config, Any], Any] | None = None
+    inputs: Inputs = tokens
+    causal: bool = False
 
 
-_LLAMA = ("llama", text.llama, forward.llama)
-_ROBERTA = ("roberta", text.roberta, forward.roberta)
-_MODEL_TYPES = {
-    model_type: Architecture(*family)
-    for model_type, family in {
-        "gpt2": ("gpt2", text.gpt2, forward.gpt2),
-        "llama": _LLAMA,
-        "mistral": _LLAMA,
-        "qwen2": _LLAMA,
-        "qwen3": _LLAMA,
-        "bert": ("bert", text.bert, forward.bert),
-        "roberta": _ROBERTA,
-        "xlm-roberta": _ROBERTA,
-        "t5": ("t5", text.t5, forward.t5),
-        "vit": ("vit", vision.vit, forward.vit),
-        "clip": ("clip", vision.clip, forward.clip),
-        "mlp": ("mlp", flax.mlp, forward.mlp),
-        "flax_mlp": ("flax_mlp", flax.flax_mlp),
-        "flax_resnet": ("flax_resnet", flax.flax_resnet),
-        "flax_gpt": ("flax_gpt", flax.flax_gpt),
-        "flax_llama": ("flax_llama", flax.flax_llama),
-        "flax_sit": ("flax_sit", flax.flax_sit),
-        "flax_vit": ("flax_vit", flax.flax_vit),
-    }.items()
-}
+_FAMILIES = (
+    Architecture("gpt2", text.gpt2, forward.gpt2, causal=True),
+    Architecture("llama", text.llama, forward.llama, causal=True),
+    Architecture("bert", text.bert, forward.bert),
+    Architecture("roberta", text.roberta, forward.roberta),
+    Architecture("t5", text.t5, forward.t5, both(tokens, tokens)),
+    Architecture("vit", vision.vit, forward.vit, images),
+    Architecture(
+        "clip",
+        vision.clip,
+        forward.clip,
+        both(of_part("text_config", tokens), of_part("vision_config", images)),
+    ),
+    Architecture("mlp", flax.mlp, forward.mlp, vectors),
+    Architecture("flax_mlp", flax.flax_mlp),
+    Architecture("flax_resnet", flax.flax_resnet),
+    Architecture("flax_gpt", flax.flax_gpt),
+    Architecture("flax_llama", flax.flax_llama),
+    Architecture("flax_sit", flax.flax_sit),
+    Architecture("flax_vit", flax.flax_vit),
+)
+# model types that are a family under another name
+_KIN = {"mistral": "llama", "qwen2": "llama", "qwen3": "llama", "xlm-roberta": "roberta"}
+_BY_NAME = {family.name: family for family in _FAMILIES}
+_MODEL_TYPES = _BY_NAME | {model_type: _BY_NAME[name] for model_type, name in _KIN.items()}
 
 
 def of(config: Config) -> Architecture:

@@ -29,7 +29,10 @@ class Rules(NamedTuple):
     - folds: for each norm scale, the tensors that read the norm it belongs to;
     - layers: which entry of the configuration counts the tensors of which prefix (or lists
       something of each);
-    - single: the patterns under such a prefix that one layer alone has.
+    - single: the patterns under such a prefix that one layer alone has;
+    - head_power: of the width that outputs are multiplied by, while their head is the tied table;
+    - untied: entries of the configuration, beside the one that ties them, of a network whose head
+      is a tensor of its own.
     """
 
     axes: tuple[tuple[str, str], ...]
@@ -41,6 +44,8 @@ class Rules(NamedTuple):
     folds: Mapping[str, tuple[str, ...]] = {}
     layers: Mapping[str, str] = {}
     single: frozenset[str] = frozenset()
+    head_power: float = 0.0
+    untied: Mapping[str, Any] = {}
 
     def spec(self, params: PyTree) -> Spec:
         """The checked spec of parameters (arrays or ShapeDtypeStructs); raises as `spec` does."""

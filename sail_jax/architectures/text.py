@@ -277,6 +277,7 @@ def t5(config: Config) -> Rules:
     single.add(unused)
     axes, optional = pairs(table)
     layers = {"num_layers": "encoder.block.{i}.", "num_decoder_layers": "decoder.block.{i}."}
+    scaled = flag(config, "scale_decoder_outputs", default=True)
     return Rules(
         axes,
         spaces,
@@ -286,6 +287,8 @@ def t5(config: Config) -> Rules:
         folds=folds,
         layers=layers,
         single=frozenset(single),
+        head_power=-0.5 if scaled else 0.0,
+        untied={"scale_decoder_outputs": False},
     )
 
 

@@ -151,8 +151,8 @@ def plan(
     broken = any(f.space in sizes for path in tied for axis in spec.axes(path) for f in axis)
     loose = bool(tied) and (broken and wide.lossless if untie is None else untie)
     if loose:
-        deep_config, goal = _untied(deep_config), _untied(goal)
-        heads = _heads(flat, spec, make(deep_config), config)
+        deep_config, goal = (_untied(entries, old_rules) for entries in (deep_config, goal))
+        heads = _heads(flat, spec, make(deep_config), old_rules.head_power)
         sources |= heads
         spec = make(deep_config).spec(_shapes(flat, sources))
         notes += [f"the table {s.paths[0]!r} was untied: {path!r}" for path, s in heads.items()]
@@ -329,17 +329,12 @@ def _per_layer(config: dict[str, Any], m: SpaceMap) -> dict[str, Any]:
     return config
 
 
-def _untied(config: dict[str, Any]) -> dict[str, Any]:
+def _untied(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
     key = next((k for k in TIES if k in config), TIES[0])
-    if str(config.get("model_type", "")).startswith("flax"):
-        key = "tied"
-    config = config | {key: False}
-    if config.get("model_type") == "t5":
-        config |= {"scale_decoder_outputs": False}
-    return config
+    return config | {key: False} | dict(rules.untied)
 
 
-def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, config: Config) -> dict[str, Source]:
+def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> dict[str, Source]:
     """The head that a tied table is untied into, unless the checkpoint holds one."""
     tied = {
         path: pattern
@@ -349,6 +344,7 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, config: Config) ->
     }
     (table, own), *_ = tied.items()
     names = [axis[0].space for axis in spec.axes(table)]
+    scale = spec.space(names[1]).size ** power
     out: dict[str, Source] = {}
     for pattern, text in loose.axes:
         if "{" in text:  # of a layer
@@ -362,8 +358,6 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, config: Config) ->
         path = prefix + pattern.removeprefix("**")
         if path in flat:
             continue
-        scaled = config.get("model_type") == "t5" and config.get("scale_decoder_outputs", True)
-        scale = spec.space(names[1]).size ** -0.5 if scaled else 1.0
         out[path] = Source((table,), transpose=spaces != names, scale=scale)
         bias = path.removesuffix("decoder.weight") + "bias"
         if path.endswith("decoder.weight") and bias in flat:

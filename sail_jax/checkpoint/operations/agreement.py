@@ -14,7 +14,7 @@ from sail_jax.checkpoint.engine.executor import resident
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.merging.tensors import Tensors, read_whole
 
-__all__ = ["Agreement", "agreement", "certified", "probes", "wanted"]
+__all__ = ["Agreement", "agreement", "certified", "wanted"]
 
 FITS = 1 << 30  # bytes in float32 of both networks, up to which they are compared unasked
 
@@ -98,7 +98,7 @@ def _certified(
     old = {name: jnp.asarray(read_whole(x)) for name, x in tensors.items()}
     dtypes = {x.dtype for x in old.values() if jnp.issubdtype(x.dtype, jnp.floating)}
     own = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float32"))
-    inputs = probes(family.name, config)
+    inputs = family.inputs(config, np.random.default_rng(0))
     found = []
     for dtype in dict.fromkeys([jnp.dtype("float32"), own]):
         cast = {
@@ -126,26 +126,3 @@ def agreement(
     return Agreement(
         str(dtype), found.absolute, mean, found.scale, found.tolerance, found.preserved
     )
-
-
-def probes(family: str, config: Mapping[str, Any]) -> Any:
-    """Random inputs: two sequences of sixteen tokens, two images or two vectors."""
-    rng = np.random.default_rng(0)
-
-    def tokens(config: Mapping[str, Any]) -> np.ndarray:
-        longest = config.get("max_position_embeddings") or config.get("n_positions") or 16
-        length = max(1, min(16, longest - 2))
-        return rng.integers(0, config["vocab_size"], (2, length))
-
-    def images(config: Mapping[str, Any]) -> np.ndarray:
-        side = config.get("image_size", 224)
-        shape = (2, config.get("num_channels", 3), side, side)
-        return rng.standard_normal(shape, np.float32)
-
-    if family == "mlp":
-        return rng.standard_normal((2, config["inputs"]), np.float32)
-    if family == "vit":
-        return images(config)
-    if family == "clip":
-        return tokens(config["text_config"]), images(config["vision_config"])
-    return (tokens(config), tokens(config)) if family == "t5" else tokens(config)

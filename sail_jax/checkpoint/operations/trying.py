@@ -20,7 +20,6 @@ from sail_jax.merging.tensors import read_whole
 __all__ = ["Examples", "Trial", "read_examples", "try_average"]
 
 MOST = 1 << 28  # bytes of examples
-CAUSAL = ("llama", "gpt2")  # whose outputs at a token predict the next
 
 
 class Examples(NamedTuple):
@@ -107,7 +106,7 @@ def try_average(
     logits = family.logits
     _check_tokens(examples, config)
     labels = examples.labels
-    if labels is None and family.name in CAUSAL and examples.inputs.ndim == 2:
+    if labels is None and family.causal and examples.inputs.ndim == 2:
         labels = np.pad(examples.inputs[:, 1:].astype(int), ((0, 0), (0, 1)), constant_values=-100)
     data = {"inputs": jnp.asarray(examples.inputs)}
     data |= {} if labels is None else {"labels": jnp.asarray(labels)}
