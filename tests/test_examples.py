@@ -11,6 +11,7 @@ from experiments.bench import _merge_parity as parity
 from experiments.bench._merge_cases import Case
 from sail_jax import disk
 from sail_jax.checkpoint.formats.open import load_checkpoint
+from sail_jax.cli.main import main
 
 METHODS = {
     *("linear", "task_arithmetic", "ties", "dare_linear", "dare_ties", "della", "della_linear"),
@@ -127,7 +128,7 @@ def test_a_failure_leaves_nothing_behind(untrained, tmp_path):
 
 def test_evaluates_the_examples_and_refuses_other_checkpoints(made, tmp_path, capsys):
     folder, grades = made
-    assert examples.main([str(folder), "--evaluate", str(folder / "base")]) == 0
+    assert main(["examples", str(folder), "--evaluate", str(folder / "base")]) == 0
     assert f"{grades['base']['upright']:.3f}" in capsys.readouterr().out
     tensors = load_checkpoint(folder / "base")
     odd = tmp_path / "odd"
@@ -141,7 +142,7 @@ def test_evaluates_the_examples_and_refuses_other_checkpoints(made, tmp_path, ca
 
 
 def test_main_says_what_it_made(untrained, tmp_path, capsys):
-    assert examples.main([str(tmp_path / "new")]) == 0
+    assert main(["examples", str(tmp_path / "new")]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in (*examples.MODELS, *examples.HELD_OUT))
 

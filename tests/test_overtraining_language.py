@@ -250,7 +250,7 @@ def test_the_papers_training_is_table_3():
         ({"rates": (0.1,)}, "rates must be 2 or more, ascending"),
         ({"rates": (0.1, -0.1)}, "rates must be finite and > 0"),
         ({"scales": (0.1, 0.5)}, "scales must end at 1"),
-        ({"tasks": ("shfted",)}, "tasks: 'shfted' is none.*did you mean 'shifted'"),
+        ({"tasks": ("shfted",)}, r"tasks: 'shfted' is none.* \(nearest: 'shifted'"),
         ({"tasks": ("a.txt",)}, "tasks: 'a.txt' is none"),
         ({"together": 0}, "together must be at least 1"),
         ({"shard": "all"}, "shard must be one of no, data, full, members; got all"),

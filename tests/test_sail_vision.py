@@ -333,7 +333,7 @@ def test_alignment_undoes_a_permutation_of_units():
         ({"data": "svhn"}, "data must be one of"),
         ({"folder": "x"}, "folder must not be given"),
         ({"transformation": "lego"}, "transformation must be one of"),
-        ({"supervised": ("scratch", "sail", "net2nt")}, "supervised: .* did you mean 'net2net'"),
+        ({"supervised": ("scratch", "sail", "net2nt")}, r"supervised: .* \(nearest: 'net2net'"),
         ({"supervised": ("sail",)}, "supervised must begin with scratch, sail"),
         ({"byol": ("scratch", "sail", "ligo")}, "byol: ligo"),
         ({"byol": ("scratch", "sail", "interpolate")}, "byol: interpolate is the transformation"),
