@@ -13,51 +13,70 @@ def say(line: str = "", *, stream: TextIO | None = None, end: str = "\n") -> Non
 
 
 class Meter:
-    """How far long work is: a bar where a person looks, else a line now and then.
+    """How far long work is: shown live where a person looks, else a line now and then.
 
-    `meter(done, total, what)` counts bytes; `meter.tell(what)` shows work that cannot be counted.
-    Silent if `quiet`.
+    `meter(done, total, what)` counts bytes; `meter.tell(what, detail)` shows work that cannot be
+    counted. Silent if `quiet`.
     """
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
         self._live = not quiet and sys.stderr.isatty()
         self._bar: Any = None
-        self._shown, self._told = time.monotonic(), ""
+        self._status: Any = None
+        self._said_at, self._said = time.monotonic(), ""
 
     def __enter__(self) -> Self:
-        if self._live:
-            from rich import progress
-            from rich.console import Console
-
-            self._bar = progress.Progress(
-                progress.SpinnerColumn(),
-                progress.BarColumn(),
-                progress.DownloadColumn(),
-                progress.TransferSpeedColumn(),
-                progress.TimeRemainingColumn(),
-                progress.TextColumn("{task.description}", markup=False),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("", total=None)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._stop()
+
+    def _stop(self) -> None:
+        for shown in (self._bar, self._status):
+            if shown is not None:
+                shown.stop()
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total, description=what)
-        elif not self._quiet and time.monotonic() - self._shown > 10 and done < total:
-            self._shown = time.monotonic()
+        if self._live:
+            if self._bar is None:
+                self._stop()
+                self._bar = _bar()
+                self._bar.start()
+                self._bar.add_task("", completed=done, total=total)
+            self._bar.update(self._bar.task_ids[0], completed=done, description=what)
+        elif not self._quiet and time.monotonic() - self._said_at > 10 and done < total:
+            self._said_at = time.monotonic()
             say(f"  {done / total:4.0%} of {total / 1e9:.2f} GB  {what}"[:100])
 
-    def tell(self, what: str, detail: str = "") -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, description=f"{what}: {detail}" if detail else what)
-        elif not self._quiet and what != self._told:
-            self._told = what
+    def tell(self, what: str, detail: str) -> None:
+        if self._live:
+            from rich.console import Console
+            from rich.text import Text
+
+            if self._status is None:
+                self._status = Console(stderr=True).status("")
+                self._status.start()
+            self._status.update(Text(f"{what}: {detail}"))
+        elif not self._quiet and what != self._said:
+            self._said = what
             say(f"  {what}")
+
+
+def _bar() -> Any:
+    from rich import progress
+    from rich.console import Console
+    from rich.table import Column
+
+    whole = Column(no_wrap=True)
+    rest = Column(no_wrap=True, overflow="ellipsis", ratio=1)  # what the others leave
+    return progress.Progress(
+        progress.BarColumn(bar_width=20),
+        progress.DownloadColumn(table_column=whole),
+        progress.TransferSpeedColumn(table_column=whole),
+        progress.TimeRemainingColumn(table_column=whole),
+        progress.TextColumn("{task.description}", markup=False, table_column=rest),
+        console=Console(stderr=True),
+        transient=True,
+        expand=True,
+    )
