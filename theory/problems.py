@@ -59,7 +59,10 @@ def risk(beta: Float[Array, "*b d"], beta_t: Float[Array, "*b d"]) -> Float[Arra
 
 
 def check(
-    name: str, value: ArrayLike, ok: Callable[[np.ndarray], np.ndarray], allowed: str
+    name: str,
+    value: ArrayLike | Sequence[float],
+    ok: Callable[[np.ndarray], np.ndarray | np.bool],
+    allowed: str,
 ) -> None:
     """Raise ValueError("{name} must be {allowed}; got ...") where a known value is not `ok`.
 

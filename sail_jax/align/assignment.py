@@ -19,7 +19,7 @@ def hungarian(benefit: Float[ArrayLike, "n n"]) -> Int[np.ndarray, "n"]:
     The modified Jonker-Volgenant algorithm of `scipy.optimize.linear_sum_assignment`, O(n^3).
     Raises ValueError unless `benefit` is a finite square matrix, TypeError if it is traced.
 
-    >>> hungarian([[1.0, 5.0], [0.0, 3.0]]).tolist()
+    >>> hungarian(np.array([[1.0, 5.0], [0.0, 3.0]])).tolist()
     [1, 0]
     """
     from scipy.optimize import linear_sum_assignment

@@ -56,7 +56,7 @@ def change_basis(
     >>> from sail_jax.basis.spaces import spec
     >>> net = {"in": jnp.array([[1.0, 2.0]]), "out": jnp.array([[3.0], [4.0]])}
     >>> s = spec(net, {"in": "x* h", "out": "h* y"}, spaces={"h": "relu", "{x,y}": "outer"})
-    >>> jax.tree.map(lambda w: w.tolist(), change_basis(net, s, {"h": permute([1, 0])}))
+    >>> jax.tree.map(lambda w: w.tolist(), change_basis(net, s, {"h": permute(jnp.array([1, 0]))}))
     {'in': [[2.0, 1.0]], 'out': [[4.0], [3.0]]}
     """
     if kind not in get_args(Kind):

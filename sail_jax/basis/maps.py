@@ -39,7 +39,7 @@ class Selection:
     `scale=None` stands for ones and costs no multiplication.
     """
 
-    index: Int[Array, "new"]
+    index: Int[Array | np.ndarray, "new"]
     scale: Float[Array, "new"] | None
     old: int
 
@@ -107,7 +107,7 @@ class SpaceMap:
         return self.write.shape[-1]
 
     @property
-    def index(self) -> Int[Array, "new"] | None:
+    def index(self) -> Int[Array | np.ndarray, "new"] | None:
         """The index of the index form; None for a dense map."""
         return self.write.index if isinstance(self.write, Selection) else None
 

@@ -22,7 +22,7 @@ def total_variation_gaussian(
     and exceeds 1 from D = 2 on. covariance: `[dim, dim]`, or a variance s^2 standing for s^2 I.
     ValueError for a covariance that is not symmetric positive definite, and if not finite.
 
-    >>> round(float(total_variation_gaussian([1.0])), 4)
+    >>> round(float(total_variation_gaussian(np.array([1.0]))), 4)
     0.3829
     """
     gap = _floating("gap", gap)
@@ -60,7 +60,7 @@ def kl_gaussian(
     """KL(N(mean, covariance) | N(other_mean, other_covariance)) in nats; covariances as in
     `total_variation_gaussian`.
 
-    >>> float(kl_gaussian([0.0, 1.0], 1.0, [0.0, 3.0], 1.0))
+    >>> float(kl_gaussian(np.array([0.0, 1.0]), 1.0, np.array([0.0, 3.0]), 1.0))
     2.0
     """
     mean, other_mean = _floating("mean", mean), _floating("other_mean", other_mean)

@@ -82,7 +82,7 @@ def energy(x: Float[ArrayLike, "m dim"], y: Float[ArrayLike, "n dim"]) -> Distan
     The squared MMD of the kernel -|x - y|: no bandwidth, Euclidean norm. 0 only for equal laws (of
     finite mean); Cramer's 2 int (F - G)^2 in one dimension. Standard error: as mmd, "quadratic".
 
-    >>> energy([[0.0]] * 4, [[2.0]] * 4)
+    >>> energy(np.zeros((4, 1)), np.full((4, 1), 2.0))
     Distance(value=Array(4., dtype=float32), stderr=Array(0., dtype=float32))
     """
     return _quadratic(_minus_distance, (), *samples(x, y, 3))

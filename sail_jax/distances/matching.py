@@ -31,7 +31,7 @@ def wasserstein1(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> float:
 
     `norm` measures distances between points: 1 (Manhattan), 2 (Euclidean) or `math.inf`.
 
-    >>> wasserstein1([[0.0, 0.0], [1.0, 0.0]], [[1.0, 2.0], [0.0, 2.0]])
+    >>> wasserstein1(np.array([[0.0, 0], [1, 0]]), np.array([[1.0, 2], [0, 2]]))
     2.0
     """
     a, b = _samples(x, y, norm)
@@ -59,7 +59,7 @@ def dudley(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> Dudley:
     min(L |x - y|, 2 (1 - L)), which is concave in L: cutting planes, one matching each, find the
     best L to 1e-12, in a handful of steps.
 
-    >>> dudley([[0.0], [0.0]], [[2.0], [2.0]]).value  # h falls from 1/2 to -1/2
+    >>> dudley(np.zeros((2, 1)), np.full((2, 1), 2.0)).value  # h falls from 1/2 to -1/2
     1.0
     """
     distance = _costs(*_samples(x, y, norm), norm)

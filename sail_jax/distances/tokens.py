@@ -14,7 +14,8 @@ from sail_jax.distances.estimates import Distance
 
 __all__ = ["Ngrams", "jensen_shannon_tokens", "ngrams", "total_variation_tokens"]
 
-Tokens = Int[ArrayLike, "sequence position"] | Sequence[Int[ArrayLike, "position"]]
+Sentence = Int[ArrayLike, "position"] | Sequence[int]
+Tokens = Int[ArrayLike, "sequence position"] | Sequence[Sentence]
 
 
 class Ngrams(NamedTuple):

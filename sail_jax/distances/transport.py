@@ -32,7 +32,7 @@ def wasserstein(
     where the laws differ; where they are equal the value is biased upwards, of order n^(-1/2p) to
     n^(-1/2), and the error not meaningful. Host, float64.
 
-    >>> wasserstein([0.0, 1.0], [5.0, 6.0, 7.0], p=1).value
+    >>> wasserstein(np.array([0.0, 1.0]), np.array([5.0, 6.0, 7.0]), p=1).value
     5.5
     """
     if not (isinstance(p, int | float) and 1 <= p < math.inf):

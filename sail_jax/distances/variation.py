@@ -28,7 +28,7 @@ def total_variation_histogram(
     point has a cell of its own). Standard error: the multinomial one of the cells where x has
     more, taken as fixed; at equality it is too large.
 
-    >>> total_variation_histogram([[0.0], [1.0]], [[1.0], [1.0]], bins=2).value
+    >>> total_variation_histogram(np.array([[0.0], [1.0]]), np.ones((2, 1)), bins=2).value
     0.5
     """
     a, b = host_samples(x, y, 2)

@@ -118,7 +118,7 @@ def interleave(old: int, after: ArrayLike) -> SpaceMap:
 
     Raises ValueError unless `after` holds layers of range(old).
 
-    >>> m = interleave(4, [1, 3])
+    >>> m = interleave(4, jnp.array([1, 3]))
     >>> m.index.tolist(), inserted(m).tolist()
     ([0, 1, 1, 2, 3, 3], [2, 5])
     """

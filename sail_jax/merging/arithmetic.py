@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Float, Num
 
 from sail_jax.checks import concrete
 
@@ -38,7 +38,7 @@ def per_task(f: Callable[..., Array], *arrays: Array) -> Array:
     return jnp.stack([f(*(x[k if len(x) > 1 else 0] for x in arrays)) for k in range(tasks)])
 
 
-def task_sum(x: Float[Array, "task ..."]) -> Float[Array, "..."]:
+def task_sum(x: Num[Array, "task ..."]) -> Num[Array, "..."]:
     """The sum over tasks, one by one: XLA reduces a short leading axis far slower on CPUs."""
     return functools.reduce(jnp.add, [x[k] for k in range(x.shape[0])])
 

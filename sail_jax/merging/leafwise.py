@@ -2,10 +2,11 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
@@ -36,6 +37,7 @@ SMALL, LARGE = 1 << 15, 1 << 16
 """Entries of a leaf from which counting pays on a CPU, and counting 16 bits at a time."""
 
 
+@runtime_checkable
 class Source(Protocol):
     """Arrays of one leaf, a pytree, from which its task vectors are computed."""
 
@@ -44,7 +46,7 @@ class Source(Protocol):
         """How many models there are."""
         ...
 
-    def vectors(self) -> tuple[Array, Array]:
+    def vectors(self) -> tuple[Array, Array | np.ndarray]:
         """delta and weight, `[task, ...]`."""
         ...
 

@@ -368,6 +368,7 @@ def example(name: str) -> Merge | None:
 
     Its options are the defaults; those without one are the key of seed 0, and 1/2.
 
+    >>> from sail_jax import methods  # registers them
     >>> example("arcee_fusion").models, example("fisher")
     ((1, 1), None)
     """

@@ -72,7 +72,7 @@ def uniform(of: Stream, index: UInt[Array, "..."]) -> Float[Array, "..."]:
     return (bits >> 8).astype(jnp.int32).astype(jnp.float32) * jnp.float32(2**-24)
 
 
-def key_words(key: Array | None, purpose: str) -> UInt[Array, "words"]:
+def key_words(key: Array | None, purpose: str) -> UInt[Array | np.ndarray, "words"]:
     """All words of one PRNG key, typed or raw, uint32; TypeError for anything else."""
     if key is None:
         raise TypeError(f"key: expected a PRNG key, for {purpose}, got None")

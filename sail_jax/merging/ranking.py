@@ -75,7 +75,7 @@ def _carry(hi: Array, lo: Array) -> Wide:
     return Wide(hi + (lo >> 16), lo & (HALF - 1))
 
 
-def wide(n: int | np.ndarray) -> Wide:
+def wide(n: int | np.integer | np.ndarray) -> Wide:
     """Known counts < 2**48 as a Wide, of NumPy."""
     parts: Any = (np.uint32(np.asarray(n) >> 16), np.uint32(np.asarray(n) % HALF))
     return Wide(*parts)

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +108,7 @@ class Piece:
       local: What belongs to this leaf of `Step.local`.
     """
 
-    name: UInt[Any, "4"]
+    name: UInt[Any, "*tensors 4"]
     start: ArrayLike = 0
     size: ArrayLike | None = None
     on_host: bool = field(default=False, metadata=STATIC)
@@ -131,6 +131,7 @@ class Piece:
         return (flat < jnp.asarray(self.size, jnp.uint32)).reshape(shape)
 
 
+@runtime_checkable
 class Visit(Protocol):
     """A walk over all pieces of one tensor, or of a tree.
 
@@ -177,6 +178,7 @@ class Visit(Protocol):
         ...
 
 
+@runtime_checkable
 class Statistic(Protocol):
     """Something that a kernel has to know about other entries."""
 

@@ -10,7 +10,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,7 @@ SPARE = 32 << 20
 """Bytes that a worker holds on to besides."""
 
 
+@runtime_checkable
 class Program(Protocol):
     """What is done to tensors: a `Merge`."""
 

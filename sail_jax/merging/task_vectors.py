@@ -60,20 +60,20 @@ class Proposal:
     Attributes:
       start: The base's, None for zeros.
       models: One array for each model, or all of them stacked.
-      weights: Shape `[task]`.
+      weights: Shape `[task]`, of several such leaves stacked `[tensor, task]`.
       dtype: Of the outcome.
     """
 
     start: Array | None
     models: Sequence[Array] | Array
-    weights: Float[Array, "task"]
+    weights: Float[Array | np.ndarray, "*tensors task"]
     dtype: str = field(metadata=STATIC)
 
     @property
     def tasks(self) -> int:
         return len(self.models)
 
-    def vectors(self) -> tuple[Array, Array]:
+    def vectors(self) -> tuple[Array, Array | np.ndarray]:
         """delta `[task, ...]` and weight `[task, 1, ...]`, computed in float32 or float64."""
         known = [self.models] if isinstance(self.models, jax.Array) else [*self.models]
         known += [] if self.start is None else [self.start]
@@ -305,7 +305,9 @@ def origin(tree: PyTree) -> PyTree:
     return jax.tree.map(zero, tree)
 
 
-def task_weights(weights: Weights, tasks: int, normalize: bool = False) -> Float[Array, "task"]:
+def task_weights(
+    weights: Weights, tasks: int, normalize: bool = False
+) -> Float[Array | np.ndarray, "task"]:
     """One finite weight per model.
 
     Args:

@@ -90,7 +90,7 @@ def _trim_ranks(density: np.ndarray, floor: bool, size: int) -> tuple[Wide, ...]
     return (ranking.wide(_how_many(density, floor, size)),)
 
 
-def _how_many(density: np.ndarray, floor: bool, size: int) -> np.ndarray:
+def _how_many(density: np.ndarray, floor: bool, size: int) -> np.ndarray | np.integer:
     kept = np.floor(density * size + (0.0 if floor else 0.5)).astype(int)
     return np.clip(kept, min(1, size), size)
 

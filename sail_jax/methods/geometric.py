@@ -344,7 +344,7 @@ def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Arra
             mean = jnp.where(exists, mean, first)
             exists = counted.any(keepdims=True)
 
-        def step(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        def step(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             u, done = state
             dots = cosines @ u
             sided = dots > CUT - 1

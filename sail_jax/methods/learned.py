@@ -93,7 +93,7 @@ def adamerging(
     >>> net = nn.Sequential([nn.Dense(5), nn.relu, nn.Dense(2)])
     >>> base = net.init(jax.random.key(1), x[0, 0])
     >>> models = [net.init(jax.random.key(k), x[0, 0]) for k in (2, 3)]
-    >>> got = adamerging(models, base, net.apply, x, by="leaf", optimizer=optax.adam(0.05))
+    >>> got = adamerging(models, base, net.apply, list(x), by="leaf", optimizer=optax.adam(0.05))
     >>> bool(got.losses[-1] < 0.3 * got.losses[0])
     True
     >>> jax.tree.map(jnp.shape, got.coefficients)["params"]["layers_0"]
@@ -105,7 +105,7 @@ def adamerging(
     >>> make = lambda seed: nnx.split(nnx.Linear(3, 2, rngs=nnx.Rngs(seed)))
     >>> graph, base = make(0)
     >>> predict = lambda params, inputs: nnx.merge(graph, params)(inputs)
-    >>> got = adamerging([make(1)[1], make(2)[1]], base, predict, x)
+    >>> got = adamerging([make(1)[1], make(2)[1]], base, predict, list(x))
     >>> nnx.merge(graph, got.params)(x[0, 0]).shape, got.coefficients.shape
     ((8, 2), (2,))
     """

@@ -103,7 +103,7 @@ def points(weights: Any, models: int, sum_to_one: bool = True) -> Numbers:
     return found
 
 
-def _real(name: str, x: ArrayLike) -> Numbers:
+def _real(name: str, x: ArrayLike | Sequence[float]) -> Numbers:
     """On the host where the values are known: arithmetic on a few of them compiles nothing."""
     try:
         known = concrete(x)

@@ -75,7 +75,7 @@ def cross_task_linearity(
     probed at its outputs. Other arguments, memory and errors as in `k_model_linearity`.
 
     >>> net = lambda w, x: (x @ w @ w, {"first": x @ w})
-    >>> found = cross_task_linearity(net, jnp.eye(2), 3 * jnp.eye(2), jnp.eye(2), [0.5])
+    >>> found = cross_task_linearity(net, jnp.eye(2), 3 * jnp.eye(2), jnp.eye(2), jnp.array([0.5]))
     >>> found.layers, found.coefficient.value[:, 0].tolist()  # 2, 2 and 4, (1 + 9) / 2
     (('first', 'output'), [1.0, 0.800000011920929])
     """

@@ -97,10 +97,11 @@ def sequential(functions: Mapping[str, Callable[[PyTree, Array], Array]]) -> App
     """The network that applies `function(params, x)` of each layer in turn.
 
     >>> net = sequential({"hidden": lambda p, x: x * p["a"], "out": lambda p, x: x + p["b"]})
-    >>> net({"a": 2.0, "b": 1.0}, 3.0)
-    (7.0, {'hidden': 6.0, 'out': 7.0})
-    >>> net({"a": 2.0, "b": 1.0}, 3.0, {"hidden": 5.0})[0]
-    6.0
+    >>> import jax.numpy as jnp
+    >>> net({"a": 2.0, "b": 1.0}, jnp.array([3.0]))[1]
+    {'hidden': Array([6.], dtype=float32), 'out': Array([7.], dtype=float32)}
+    >>> net({"a": 2.0, "b": 1.0}, jnp.array([3.0]), {"hidden": jnp.array([5.0])})[0]
+    Array([6.], dtype=float32)
     """
 
     def apply(

@@ -150,7 +150,7 @@ def from_loss(
 
     >>> mean = lambda params, batch: jnp.mean((params["a"] - batch) ** 2)
     >>> models = [{"a": jnp.array([0.0])}, {"a": jnp.array([1.0])}]
-    >>> grid = [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
+    >>> grid = np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
     >>> from_loss(models, mean, None, jnp.array([0.75]), grid=grid).weights.tolist()
     [0.5, 0.5]
     """

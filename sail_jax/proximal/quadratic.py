@@ -90,7 +90,7 @@ def tv_bias(
     d1_target: Float[ArrayLike, "*batch"],
     d2_target: Float[ArrayLike, "*batch"],
     d12: Float[ArrayLike, "*batch"],
-) -> Float[np.ndarray, "*batch"]:
+) -> Float[np.ndarray | np.generic, "*batch"]:
     """Model 1's weight by eq. 11 from total variation distances, less the right one, for Gaussian
     tasks whose means are these Mahalanobis lengths apart.
 
@@ -123,7 +123,7 @@ def gram_from_distances(
     diagonal and not negative, and for distances that break the triangle inequality by more than
     `noise`, with the three concerned (not for squares, as `pair_weight`).
 
-    >>> gram_from_distances([3.0, 4.0], [[0.0, 5.0], [5.0, 0.0]])
+    >>> gram_from_distances(np.array([3.0, 4.0]), np.array([[0.0, 5.0], [5.0, 0.0]]))
     array([[18.,  0.],
            [ 0., 32.]])
     """
@@ -163,7 +163,7 @@ def affine_weights(h: Float[ArrayLike, "model model"], *, ridge: float = 0.0) ->
 
     ValueError where that form is singular or indefinite.
 
-    >>> affine_weights([[2.0, 0.0], [0.0, 6.0]]).weights.round(12).tolist()
+    >>> affine_weights(np.diag([2.0, 6.0])).weights.round(12).tolist()
     [0.75, 0.25]
     """
     H = _form(h)
@@ -194,7 +194,7 @@ def simplex_weights(h: Float[ArrayLike, "model model"]) -> Weights:
     may be singular: then one of the minimisers, and an infinite condition. ValueError if H is
     indefinite along weights of sum 0: the distances are those of points in no Euclidean space.
 
-    >>> simplex_weights([[2.0, 4.0], [4.0, 10.0]]).weights.tolist()
+    >>> simplex_weights(np.array([[2.0, 4.0], [4.0, 10.0]])).weights.tolist()
     [1.0, 0.0]
     """
     from scipy.optimize import nnls

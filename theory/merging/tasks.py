@@ -164,5 +164,5 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def _whole(x: np.ndarray) -> np.ndarray:
+def _whole(x: np.ndarray) -> np.ndarray | np.bool:
     return np.isfinite(x) & (x == np.round(x))
