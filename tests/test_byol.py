@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import byol
-from experiments.byol import Byol, Head
+from experiments.training import byol
+from experiments.training.byol import Byol, Head
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 N, FEATURES = 6, 5

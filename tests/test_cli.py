@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import ledger, registry, store
 from experiments.commands import bench
-from experiments.quickstart import HEADINGS
+from experiments.lab import registry, store
+from experiments.pages.quickstart import HEADINGS
+from experiments.studies import ledger
 from sail_jax import disk
 from sail_jax.cli import main as cli
 from sail_jax.drawing import style

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import cross_task_linearity as ctl
-from experiments.cross_task_linearity import answers, models, parts
-from experiments.cross_task_linearity.models import Batch, Descent
-from experiments.cross_task_linearity.runs import Runs
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
+from experiments.studies import cross_task_linearity as ctl
+from experiments.studies.cross_task_linearity import findings as answers
+from experiments.studies.cross_task_linearity import models, parts
+from experiments.studies.cross_task_linearity.models import Batch, Descent
+from experiments.studies.cross_task_linearity.runs import Runs
 from sail_jax.drawing import style
 from theory.linearity import product_gap
 

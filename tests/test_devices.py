@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import registry
-from experiments.sweep import over_devices
+from experiments.lab import registry
+from experiments.lab.sweep import over_devices
 
 # How far apart: roundings of float64, which descents amplify; relu_transfer trains in float32 (eps
 # 1.2e-7) for hundreds of steps.
@@ -24,7 +24,7 @@ ON_FOUR = """
     import sys
     import jax, jax.numpy as jnp, numpy as np
     from experiments import registry
-    from experiments.sweep import over_devices
+    from experiments.lab.sweep import over_devices
 
     assert jax.local_device_count() == 4
     where = over_devices(lambda x, y: {"at": 0 * x + y * jax.lax.axis_index("points")})

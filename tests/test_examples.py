@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments import examples
 from experiments.bench import _merge_llama as llama
 from experiments.bench import _merge_parity as parity
 from experiments.bench._merge_cases import Case
+from experiments.training import example_checkpoints as examples
 from sail_jax import disk
 from sail_jax.checkpoint.formats.open import load_checkpoint
 from sail_jax.cli.main import main

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import registry, store
-from experiments.findings import VERDICTS
+from experiments.lab import registry, store
+from experiments.lab.findings import VERDICTS
 from sail_jax.drawing import style
 
 TIMES = ["seconds"]  # measured anew in each run
@@ -150,7 +150,7 @@ def test_unknown_names_suggest_the_nearest():
 
 
 def test_verdicts_in_words():
-    from experiments.ledger import wording
+    from experiments.studies.ledger import wording
 
     assert wording(True, True) == "holds"
     assert wording(False, False) == "fails as printed (expected)"
@@ -159,7 +159,7 @@ def test_verdicts_in_words():
 
 
 def test_the_ledger_draws_infinite_scores_and_bounds():
-    from experiments import ledger
+    from experiments.studies import ledger
 
     scores = np.array([0.5, -math.inf, 1e9, -300.0])
     n = len(scores)

@@ -3,8 +3,8 @@ import pytest
 import xarray as xr
 from scipy import stats
 
-from experiments.findings import Finding, judged, mean_and_error, stated, told, verdict
-from experiments.savings import savings
+from experiments.lab.findings import Finding, judged, mean_and_error, stated, told, verdict
+from experiments.training.savings import savings
 
 
 def test_mean_and_error_leave_out_what_is_undefined():

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import gallery, registry, store
-from experiments.findings import Finding, judged
+from experiments.lab import registry, store
+from experiments.lab.findings import Finding, judged
+from experiments.pages import gallery
 from sail_jax.cli import main as cli
 from sail_jax.drawing import style
 

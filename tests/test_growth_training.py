@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import growth_training as gt
-from experiments import store
 from experiments.data import text
-from experiments.growth_training import tasks, ways
+from experiments.lab import store
 from experiments.models import presets
-from experiments.savings import first_below
+from experiments.studies import growth_training as gt
+from experiments.studies.growth_training import tasks, ways
+from experiments.training.savings import first_below
 from sail_jax.drawing import style
 
 EPS = float(jnp.finfo(jnp.float32).eps)

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from experiments import store
 from experiments.data import digits
-from experiments.merge_digits import Config, run
+from experiments.lab import store
+from experiments.studies.merge_digits import Config, run
 
 SMALL = Config(
     replicates=2,

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import merge_prediction, store
-from experiments.merge_prediction import Config, probes, ranking, tasks
+from experiments.lab import store
+from experiments.studies import merge_prediction
+from experiments.studies.merge_prediction import Config, probes, ranking, tasks
 from sail_jax import methods, probe
 from sail_jax.cli import merge_odds
 

@@ -6,12 +6,17 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import store
 from experiments.data import digits
-from experiments.merging_scaling import Config, networks, run, summary, testbed
-from experiments.merging_scaling.claims import SAYS, exponent, exponent_and_error, verdicts
-from experiments.merging_scaling.config import LAWS
-from experiments.merging_scaling.testbed import quadratics
+from experiments.lab import store
+from experiments.studies.merging_scaling import Config, networks, run, summary, testbed
+from experiments.studies.merging_scaling.config import LAWS
+from experiments.studies.merging_scaling.findings import (
+    SAYS,
+    exponent,
+    exponent_and_error,
+    verdicts,
+)
+from experiments.studies.merging_scaling.testbed import quadratics
 from theory.merging import Constants, Training, constants, exact, excess_risk_bound
 
 SMALL = dataclasses.replace(Config.tiny(), base_steps=60, steps=(5, 20, 40))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import overtraining_language as ol
 from experiments.data import text
 from experiments.models import presets
-from experiments.overtraining_language import claims as of
-from experiments.overtraining_language import tasks, training
+from experiments.studies import overtraining_language as ol
+from experiments.studies.overtraining_language import findings as of
+from experiments.studies.overtraining_language import tasks, training
 from experiments.training import Optimizer, Schedule, Training
 
 EPS = float(jnp.finfo(jnp.float32).eps)
@@ -25,7 +25,7 @@ NET = presets.build(TINY.network)
 @pytest.fixture(scope="module")
 def ran():
     """The tiny run, and what each of its stages gave."""
-    from experiments.store import direct
+    from experiments.lab.store import direct
 
     kept = {}
 
@@ -113,7 +113,7 @@ def _alone(params, batch, rate, steps):
 SHARED = """
 import sys, jax, numpy as np
 from tests import test_overtraining_language as t
-from experiments.overtraining_language import training
+from experiments.studies.overtraining_language import training
 from experiments.training import Optimizer, Schedule, Training
 assert jax.device_count() == 2
 how = Training(Optimizer(Schedule(0.01, 4, 1), members=(0.2, 1.0, 0.5)))

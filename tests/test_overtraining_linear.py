@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from experiments import overtraining_linear as ol
+from experiments.studies import overtraining_linear as ol
 from theory.two_layer import fine_tuning, inflection_index, modes
 
 SMALL = {"d": 3, "tau": 4.0, "points": 40, "cells": (2, 3), "seeds": 2, "batch": 32, "decay": 0.7}

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import registry, store
+from experiments.lab import registry, store
 from sail_jax.cli import main as cli
 
 RUN = ("run", "transfer_phase", "--preset", "tiny")

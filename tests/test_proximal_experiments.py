@@ -11,13 +11,13 @@ import optax
 import pytest
 import xarray as xr
 
-from experiments import proximal_gamma as pg
-from experiments import proximal_spirals as ps
 from experiments.data import spirals, text
 from experiments.models.mlp import MLP
-from experiments.proximal import sweep as line
-from experiments.proximal_gamma import training as gpt
-from experiments.proximal_spirals import training as mlp
+from experiments.studies import proximal_gamma as pg
+from experiments.studies import proximal_spirals as ps
+from experiments.studies.proximal_gamma import training as gpt
+from experiments.studies.proximal_spirals import training as mlp
+from experiments.training import gamma_sweep as line
 from sail_jax import proximal
 from sail_jax.distances import Distance
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import relu_transfer
-from experiments.relu_transfer import Config
+from experiments.studies import relu_transfer
+from experiments.studies.relu_transfer import Config
 from theory import student_teacher as st
 
 

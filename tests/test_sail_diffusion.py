@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import sail_diffusion as sd
-from experiments import store
 from experiments.data.files import DataError
-from experiments.findings import told
+from experiments.lab import store
+from experiments.lab.findings import told
 from experiments.models import presets
-from experiments.sail_diffusion import data, quality, study
-from experiments.sail_diffusion.claims import PRINTED
-from experiments.sail_diffusion.networks import (
+from experiments.studies import sail_diffusion as sd
+from experiments.studies.sail_diffusion import data, quality
+from experiments.studies.sail_diffusion import run as study
+from experiments.studies.sail_diffusion.findings import PRINTED
+from experiments.studies.sail_diffusion.networks import (
     WAYS,
     Networks,
     Projector,
@@ -27,8 +28,8 @@ from experiments.sail_diffusion.networks import (
     repa_loss,
     velocity_loss,
 )
-from experiments.sail_diffusion.sampling import Sampler, integrate, interpolate, sample
-from experiments.sail_diffusion.training import Laboratory, unoptimised
+from experiments.studies.sail_diffusion.sampling import Sampler, integrate, interpolate, sample
+from experiments.studies.sail_diffusion.training import Laboratory, unoptimised
 from experiments.training import sharding
 from sail_jax.trees import leaf_paths
 

@@ -15,15 +15,16 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import choice_scores, store
-from experiments import sail_language as sl
 from experiments.data import choices, gpt2_tokens, text, tokens
 from experiments.data.files import DataError
+from experiments.lab import store
 from experiments.models import presets
-from experiments.sail_language import claims as told
-from experiments.sail_language import data, parts, study
-from experiments.sail_language.config import SOURCES, WAYS
-from experiments.training import sharding
+from experiments.studies import sail_language as sl
+from experiments.studies.sail_language import data, parts
+from experiments.studies.sail_language import findings as told
+from experiments.studies.sail_language import run as study
+from experiments.studies.sail_language.config import SOURCES, WAYS
+from experiments.training import choice_scores, sharding
 from sail_jax.checkpoint import save_checkpoint
 from sail_jax.drawing import style
 
@@ -373,8 +374,8 @@ def test_a_killed_training_goes_on_in_its_stage(tmp_path, ran):
 _SPREAD = """
 import dataclasses, sys, jax, numpy as np
 from experiments import sail_language as sl
-from experiments.sail_language import data
-from experiments.sail_language import parts
+from experiments.studies.sail_language import data
+from experiments.studies.sail_language import parts
 assert len(jax.devices()) == 2
 config = dataclasses.replace(sl.Config.tiny(), shard="full")
 corpus, key = data.load(config, 97), parts.keys(config, 0)

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import sail_vision as sv
 from experiments.data.augment import Augment, augment, pixels
 from experiments.data.files import DataError
+from experiments.lab.store import direct
 from experiments.models import presets
-from experiments.sail_vision import claims as told
-from experiments.sail_vision import data as data_of
-from experiments.sail_vision import starts, training
-from experiments.store import direct
+from experiments.studies import sail_vision as sv
+from experiments.studies.sail_vision import data as data_of
+from experiments.studies.sail_vision import findings as told
+from experiments.studies.sail_vision import starts, training
 from experiments.training import sharding
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.growth import permute

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments import stages, store
-from experiments.progress import reporting
-from experiments.sweep import sweep
+from experiments.lab import stages, store
+from experiments.lab.progress import reporting
+from experiments.lab.sweep import sweep
 from sail_jax import disk
 from sail_jax.drawing import style
 

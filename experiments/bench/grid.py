@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import transfer_phase
+from experiments.studies import transfer_phase
 from sail_jax.cli.options import Parser
 from theory import deep_linear as dl
 from theory import problems

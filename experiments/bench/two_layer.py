@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import overtraining_linear as ol
 from experiments.bench.grid import median_time
+from experiments.studies import overtraining_linear as ol
 from sail_jax.cli.options import Parser
 from theory import two_layer as tl
 from theory.two_layer import networks

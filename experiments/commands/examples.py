@@ -14,7 +14,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     add("--force", action="store_true", help="replace examples that are there, nothing else")
     add("--evaluate", metavar="CHECKPOINT", type=Path, help="grade it on the held-out digits")
     args = parser.read(argv)
-    from experiments import examples
+    from experiments.training import example_checkpoints as examples
 
     if args.evaluate is not None:
         fields = {"seed": int, "tasks": list}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.registry import QUESTIONS
+from experiments.lab.registry import QUESTIONS
 from sail_jax.cli.options import Parser
 
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from experiments import registry
 from experiments.commands.run import show
+from experiments.lab import registry
 from sail_jax.cli.options import Parser
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument("dir", metavar="DIR", help="the output directory of a finished run")
     args = parser.read(argv)
-    from experiments import store
+    from experiments.lab import store
     from sail_jax import disk
 
     run = store.reopen(args.dir)

@@ -11,6 +11,6 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="smaller grids, fewer draws")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted quickstart")
     args = parser.read(argv)
-    from experiments import quickstart
+    from experiments.pages import quickstart
 
     return quickstart.main(args.out, seed=args.seed, quick=args.quick, resume=args.resume)

@@ -9,6 +9,6 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument("dir", metavar="DIR", help="where finished runs are, at any depth")
     parser.add_argument("--out", metavar="FILE", help="the page; default: DIR/report.html")
     args = parser.read(argv)
-    from experiments import gallery
+    from experiments.pages import gallery
 
     return gallery.main(args.dir, args.out)

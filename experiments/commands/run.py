@@ -13,9 +13,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal
 
-from experiments import registry
 from experiments.commands.list import experiments
-from experiments.progress import reporting
+from experiments.lab import registry
+from experiments.lab.progress import reporting
 from sail_jax.checks import nearest
 from sail_jax.cli.options import Parser, UsageError
 from sail_jax.cli.progress import say
@@ -37,7 +37,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     usage = "%(prog)s [--preset P] [--out DIR] [--resume] [fields of the config]"
     parser = Parser(f"run {name}", parser.description, usage=usage, add_help=False)
     args, config = _read(parser, argv[1:], module)
-    from experiments import processes, store
+    from experiments.lab import processes, store
 
     if args.processes is not None:
         try:
@@ -56,11 +56,11 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
 def show(module: Any, dataset: Any, figures: Any, path: Path) -> None:
     """What a finished run says, and where its files are."""
-    from experiments import store
+    from experiments.lab import store
 
     print(module.summary(dataset))
     if hasattr(module, "findings"):
-        from experiments import findings
+        from experiments.lab import findings
 
         print(findings.told(module.findings(dataset)))
     for file in (store.RESULT, *(f"{figure}.png" for figure in figures)):

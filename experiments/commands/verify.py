@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.progress import reporting
+from experiments.lab.progress import reporting
 from sail_jax.cli.options import Parser, UsageError, seed
 
 
@@ -20,7 +20,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     args = parser.read(argv)
     if args.coverage and len(argv) > 1:
         raise UsageError("--coverage simulates nothing, and takes no other option")
-    from experiments import ledger, store
+    from experiments.lab import store
+    from experiments.studies import ledger
     from sail_jax import disk
     from sail_jax.provenance import provenance
 

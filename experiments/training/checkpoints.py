@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
-from experiments.store import config_record, differences
+from experiments.lab.store import config_record, differences
 from experiments.training.step import State
 from sail_jax import disk
 from sail_jax.checkpoint.formats.orbax_folders import admit

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from experiments import processes, progress
+from experiments.lab import processes, progress
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.rows import Row, Rows
 from experiments.training.step import State, Step, examples, places, watched

@@ -1,0 +1,1 @@
+"""How any study is run, stored, resumed, shared out and judged."""

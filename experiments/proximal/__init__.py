@@ -1,1 +1,0 @@
-"""What the experiments on proximal initialisation share."""

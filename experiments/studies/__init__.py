@@ -1,0 +1,1 @@
+"""One folder a study: its question, config, run, findings and plots."""

@@ -1,0 +1,343 @@
+"""The figures of `cross_task_linearity`: one for each part that was run."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.lines import Line2D
+
+from experiments.studies.cross_task_linearity.findings import PUBLISHED, mean_error
+from sail_jax.drawing import style
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TURN = "1 − cosine"
+MARKERS = "oDs^v"
+EPS = float(np.finfo(np.float32).eps)
+LEGEND: dict[str, Any] = {"loc": "outside upper center", "frameon": False, "fontsize": 9}
+KINDS = {"turn": TURN, "coefficient": "coefficient", "gap": "relative gap"}
+
+
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """A figure for each part that was run."""
+    figures = {
+        "rotated": lambda: _line(dataset, {"rotated": "rotated digits, MLP"}, "layer"),
+        "split_classes": lambda: _line(
+            dataset,
+            {
+                "split_interpolated": "ResNet, statistics interpolated",
+                "split_batch": "ResNet, statistics of the digits",
+            },
+            "block",
+        ),
+        "scratch": lambda: _scratch(dataset),
+        "random_labels": lambda: _random(dataset),
+        "averaging": lambda: _averaging(dataset),
+        "arithmetic": lambda: _arithmetic(dataset),
+        "stitching": lambda: _stitching(dataset),
+        "theorem": lambda: _theorem(dataset),
+    }
+    return {part: figures[part]() for part in dataset.attrs["parts"].split()}
+
+
+def _seeds(dataset: "xr.Dataset") -> str:
+    return f"{dataset.sizes['replicate']} repetitions"
+
+
+def _steps(ax: "Axes", labels: Any) -> np.ndarray:
+    """Layers along the x axis."""
+    x = np.arange(len(labels), dtype=float)
+    ax.set_xticks(x, [str(label).replace(" ", "\n", 1) for label in labels])
+    ax.set_xlim(-0.5, len(x) - 0.5)
+    return x
+
+
+def _points(ax: "Axes", x: Any, values: "xr.DataArray", i: int, label: str, **look: Any) -> None:
+    mean, error = mean_error(values)
+    look = {"color": style.PALETTE[i], "ls": "-", "capsize": 2, "ms": 4.5, "lw": 1.2} | look
+    ax.errorbar(x, mean, yerr=error, marker=MARKERS[i % len(MARKERS)], label=label, **look)
+
+
+def _interval(ax: "Axes", x: np.ndarray, quantiles: "xr.DataArray", color: str, way: str) -> None:
+    """Median, quartiles and 5 to 95 % over the digits, means over pairs and repetitions."""
+    low, first, middle, third, high = mean_error(quantiles)[0].T
+    ax.vlines(x, low, high, color=color, lw=1)
+    ax.vlines(x, first, third, color=color, lw=5, alpha=0.55)
+    ax.plot(x, middle, way, color=color, ms=4.5, mec="white", mew=0.6)
+
+
+def _line(dataset: "xr.Dataset", rows: dict[str, str], layer: str) -> "Figure":
+    """By layer: cosines at each alpha beside the models', their spread, that of coefficients."""
+    fig, axes = style.figure(len(rows), 3, width=3.5, height=2.9)
+    alphas = dataset["alpha"].values
+    for row, (name, words) in zip(axes, rows.items(), strict=True):
+        x = _steps(row[0], dataset[layer].values)
+        for i, alpha in enumerate(alphas):
+            shift = 0.1 * (i - (len(alphas) - 1) / 2)
+            values = dataset[f"{name}_turn"].sel(alpha=alpha)
+            _points(row[0], x + shift, values, i, f"weights at α = {alpha:g} and features")
+        look = {"color": style.INK, "ls": "--", "mfc": "none"}
+        _points(row[0], x, dataset[f"{name}_baseline"], len(alphas), "the two models", **look)
+        row[0].set_ylabel(f"{TURN} (mean ± s.e.)")
+        _steps(row[1], dataset[layer].values)
+        _interval(row[1], x - 0.12, dataset[f"{name}_spread_turn"], style.PALETTE[1], "o")
+        _interval(row[1], x + 0.12, dataset[f"{name}_spread_baseline"], style.INK, "D")
+        row[1].set_ylabel(f"{TURN} by digit, α = 0.5")
+        for ax in row[:2]:
+            ax.set_yscale("log")
+        _steps(row[2], dataset[layer].values)
+        row[2].axhline(1, color=style.FAINT, lw=1, ls="--")
+        _interval(row[2], x, dataset[f"{name}_spread_coefficient"], style.PALETTE[1], "o")
+        row[2].set_ylabel("coefficient by digit, α = 0.5")
+        row[1].set_title(words)
+    handles = axes[0, 0].get_legend_handles_labels()
+    title = f"{_seeds(dataset)}, mean over pairs; over the digits: median, quartiles, 5 to 95 %"
+    fig.legend(*handles, title=title, ncols=4, **LEGEND)
+    return fig
+
+
+def _scratch(dataset: "xr.Dataset") -> "Figure":
+    """By layer in the middle of the line, and the barrier, for one task and for two."""
+    settings, ways = (dataset[name].values.astype(str) for name in ("setting", "way"))
+    fig, axes = style.figure(len(settings), 4, width=3.0, height=2.8)
+    for row, setting in zip(axes, settings, strict=True):
+        some = dataset.sel(setting=setting)
+        for ax, (kind, words) in zip(row, KINDS.items(), strict=False):
+            x = _steps(ax, dataset["layer"].values)
+            for i, way in enumerate(ways):
+                values, shift = some[f"scratch_{kind}"].sel(way=way), 0.1 * (i - 1.5)
+                values = values.clip(min=EPS) if kind != "coefficient" else values
+                _points(ax, x + shift, values, i, _unaligned(way))
+            ax.set_ylabel(f"{words} (± s.e.)")
+            ax.set_title(setting)
+        row[0].set_yscale("log")
+        if float(some["scratch_gap"].min()) < 0.01:
+            row[2].set_yscale("log")
+        row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
+        for i, way in enumerate(ways):
+            _points(row[3], [i], some["scratch_barrier"].sel(way=way), i, "", ls="")
+        short = [w.removesuffix(" matching") if w != "none" else "scratch" for w in ways]
+        row[3].set_xticks(range(len(ways)), [w.replace("-", "-\n") for w in short])
+        row[3].tick_params(axis="x", labelsize=8)
+        row[3].set_xlim(-0.5, len(ways) - 0.5)
+        top = max(0.1, 1.1 * float(some["scratch_barrier"].mean("replicate").max()))
+        row[3].set_ylim(-0.04 * top, top)
+        row[3].set_ylabel("loss barrier (nats, ± s.e.)")
+        row[3].set_title(setting)
+    handles = axes[0, 0].get_legend_handles_labels()
+    fig.legend(
+        *handles,
+        title=f"middle of the line (no less than rounding, ε), {_seeds(dataset)}",
+        ncols=4,
+        **LEGEND,
+    )
+    return fig
+
+
+def _unaligned(way: str) -> str:
+    return "from scratch" if way == "none" else f"from scratch, {way}" if "match" in way else way
+
+
+def _random(dataset: "xr.Dataset") -> "Figure":
+    """By layer in the middle of the line, from each kind of checkpoint."""
+    rows = {
+        "mlp_interpolated": ("MLP", "layer"),
+        "resnet_interpolated": ("ResNet, statistics interpolated", "block"),
+        "resnet_batch": ("ResNet, statistics of the digits", "block"),
+    }
+    fig, axes = style.figure(len(rows), len(KINDS), width=3.4, height=2.4)
+    for row, (name, (words, layer)) in zip(axes, rows.items(), strict=True):
+        for ax, (kind, label) in zip(row, KINDS.items(), strict=True):
+            x = _steps(ax, dataset[layer].values)
+            for j, target in enumerate(dataset["target"].values.astype(str)):
+                look: dict[str, Any] = {"ls": "--", "mfc": "none"} if j else {}
+                for i, labels in enumerate(dataset["labels"].values.astype(str)):
+                    values = dataset[f"random_{name}_{kind}"].sel(labels=labels, target=target)
+                    values = values if kind == "coefficient" else values.clip(min=EPS)
+                    told = f"{labels} labels" if labels != "none" else "no pre-training"
+                    at = x + 0.1 * (i - 1) + 0.04 * (j - 0.5)
+                    _points(ax, at, values, i, f"{told}, {target}", **look)
+            ax.set_ylabel(f"{label} (± s.e.)")
+            ax.set_title(words)
+        row[0].set_yscale("log")
+        row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
+    handles = axes[0, 0].get_legend_handles_labels()
+    told = "labels of pre-training, and what two models are tuned on (from rounding, ε)"
+    title = f"{told}, {_seeds(dataset)}"
+    fig.legend(*handles, title=title, ncols=3, **LEGEND)
+    return fig
+
+
+def _averaging(dataset: "xr.Dataset") -> "Figure":
+    """Accuracies of both on sets of three models; the gap by how many there are; the line."""
+    fig, axes = style.figure(1, 3, width=4.0, height=3.4)
+    ax, by_size, line = axes[0]
+    three = dataset.sel(subset=dataset["size"] == 3)
+    marks = {"ms": 4, "alpha": 0.6, "ls": ""}
+    low, high = 1.0, 0.0
+    for r in range(dataset.sizes["replicate"]):
+        x, y = (three[f"averaging_{name}"][r].values for name in ("average", "ensemble"))
+        color = style.PALETTE[r % len(style.PALETTE)]
+        ax.plot(x, y, MARKERS[r % len(MARKERS)], color=color, mec="none", **marks)
+        low, high = min(low, x.min(), y.min()), max(high, x.max(), y.max())
+    ax.axline((low, low), (high + 1e-6, high + 1e-6), color=style.FAINT, ls="--", lw=1)
+    ax.set_xlabel("accuracy of averaged weights")
+    ax.set_ylabel("accuracy of averaged logits")
+    ax.set_title("sets of three, one task; colour: repetition")
+
+    gap = dataset["averaging_gap"].groupby("size").mean()
+    sizes = gap["size"].values
+    for i, layer in enumerate(dataset["layer"].values.astype(str)):
+        _points(by_size, sizes, gap.sel(layer=layer), i, layer)
+    pair = float(gap.sel(layer="output", size=2).mean())
+    theory = pair * 2 * (sizes - 1) / sizes
+    look = {"color": style.INK, "ls": "--", "lw": 1}
+    by_size.plot(sizes, theory, label="output, by 2 (k − 1) / k", **look)
+    top = max(float(theory.max()), float(mean_error(gap)[0].max()))
+    by_size.set_ylim(0, 1.5 * top)
+    by_size.set_xlabel("models averaged, k")
+    by_size.set_ylabel("relative gap (± s.e.)")
+    by_size.set_title("one task")
+    by_size.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
+
+    labels = {"average": "weights", "ensemble": "logits", "chord": "accuracies"}
+    for i, (name, label) in enumerate(labels.items()):
+        ls = {"average": "-", "ensemble": "--", "chord": ":"}[name]
+        mean, error = mean_error(dataset[f"line_{name}"])
+        line.plot(dataset["weight"], mean, ls, color=style.PALETTE[i], lw=1.5, label=label)
+        band = {"color": style.PALETTE[i], "alpha": 0.15, "lw": 0}
+        line.fill_between(dataset["weight"], mean - error, mean + error, **band)
+    line.set_xlabel("weight α of the first model")
+    line.set_ylabel("accuracy on both tasks (± s.e.)")
+    line.set_title("two tasks, interpolated:")
+    bottom, top = line.get_ylim()
+    line.set_ylim(bottom - 0.35 * (top - bottom), top)
+    line.legend(frameon=False, fontsize=8.5, loc="lower center")
+    return fig
+
+
+def _arithmetic(dataset: "xr.Dataset") -> "Figure":
+    """By layer: both sides' cosine beside that of the models, and the gap by scale."""
+    rows = {
+        "addition": "equation 2, addition",
+        "midpoint": "equation 3, negation",
+        "reflection": "equation 4, negation",
+    }
+    scales = dataset["scale"].values
+    near = scales[np.abs(scales - 0.4).argmin()]
+    fig, axes = style.figure(len(rows), 3, width=3.5, height=2.5)
+    for row, (name, words) in zip(axes, rows.items(), strict=True):
+        some = dataset.sel(scale=near)
+        x = _steps(row[0], dataset["layer"].values)
+        _points(row[0], x - 0.06, some[f"{name}_turn"], 4, "both sides of the equation")
+        look = {"color": style.INK, "ls": "--", "mfc": "none"}
+        _points(row[0], x + 0.06, some[f"{name}_baseline"], 1, "the models of one side", **look)
+        row[0].set_yscale("log")
+        row[0].set_ylabel(f"{TURN} (± s.e.)")
+        _steps(row[1], dataset["layer"].values)
+        _points(row[1], x, some[f"{name}_coefficient"], 4, "")
+        row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
+        row[1].set_ylabel("coefficient (± s.e.)")
+        gap = dataset[f"{name}_gap"]
+        for i, layer in enumerate(dataset["layer"].values.astype(str)):
+            _points(row[2], scales, gap.sel(layer=layer), i, layer)
+        start = 0.6 * float(gap.isel(scale=0).mean(["replicate"]).min())
+        row[2].plot(scales, start * (scales / scales[0]) ** 2, color=style.INK, ls=":", lw=1)
+        row[2].set(xscale="log", yscale="log", xlabel="scale s", ylabel="relative gap (± s.e.)")
+        row[2].set_xticks(scales, [f"{s:g}" for s in scales])
+        row[2].minorticks_off()
+        for ax in row[:2]:
+            ax.set_title(f"{words}, s = {near:g}")
+        row[2].set_title(words)
+    sides, layers = (axes[0, i].get_legend_handles_labels() for i in (0, 2))
+    handles = [*sides[0], *layers[0], Line2D([], [], color=style.INK, ls=":", lw=1)]
+    labels = [*sides[1], *layers[1], "slope 2: second order"]
+    fig.legend(handles, labels, title=_seeds(dataset), ncols=4, **LEGEND)
+    return fig
+
+
+def _stitching(dataset: "xr.Dataset") -> "Figure":
+    """Features of one model in another by layer; added and subtracted ones in the base."""
+    fig, axes = style.figure(1, 4, width=3.1, height=3.5, sharey=True)
+    plain, added, task, upright = axes[0]
+    x = _steps(plain, dataset["hidden"].values)
+    _points(plain, x, dataset["stitched_stitched"], 3, "stitched")
+    for name, ls, label in (("own", "--", "the lower model"), ("upper", ":", "the upper model")):
+        mean = float(mean_error(dataset[f"stitched_{name}"])[0])
+        plain.axhline(mean, color=style.INK, ls=ls, lw=1, label=label)
+    plain.set_xlabel("stitched after")
+    plain.set_ylabel("accuracy (± s.e.)")
+    plain.set_title("one model in another,\ntask of the lower")
+    middle = dataset["hidden"].values[(dataset.sizes["hidden"] - 1) // 2]
+    some, scales = dataset.sel(hidden=middle), dataset["stitch_scale"].values
+    for i, (name, label) in enumerate(
+        {"features": "features", "weights": "weights", "single": "one model alone"}.items()
+    ):
+        look: dict[str, Any] = {"mfc": "none", "ms": 7} if name == "weights" else {}
+        _points(added, scales, some[f"stitched_addition_{name}"], i, label, **look)
+        if name == "single":
+            continue
+        for ax, where in ((task, "task"), (upright, "upright")):
+            _points(ax, scales, some[f"stitched_negation_{name}_{where}"], i, label, **look)
+    for ax, title in (
+        (added, "two task vectors added,\nboth tasks"),
+        (task, "one subtracted,\nits task"),
+        (upright, "one subtracted,\npre-training task"),
+    ):
+        ax.set_title(title)
+        ax.set_xlabel(f"scale, in the base after {middle}")
+    left, right = plain.get_legend_handles_labels(), added.get_legend_handles_labels()
+    handles = left[0] + right[0]
+    labels = [*left[1], "sums of features", "sums of weights", right[1][2]]
+    fig.legend(handles, labels, title=_seeds(dataset), ncols=6, **LEGEND)
+    return fig
+
+
+def _theorem(dataset: "xr.Dataset") -> "Figure":
+    """The gap of the loss over Theorem 1's main term, and what each predictor explains."""
+    fig, axes = style.figure(1, 3, width=3.9, height=3.5, width_ratios=[1, 1, 1.15])
+    wanted = {
+        "main_term": "Theorem 1's main term (nats)",
+        "along_in_middle": "second order along the line,\nat its middle (nats)",
+    }
+    for ax, (name, label) in zip(axes[0], wanted.items(), strict=False):
+        for i, steps in enumerate(dataset["checkpoint"].values):
+            one = dataset.sel(checkpoint=steps)
+            look = {"color": style.PALETTE[i % len(style.PALETTE)], "ms": 4, "alpha": 0.7}
+            mark, told = MARKERS[i % len(MARKERS)], f"{steps} steps"
+            ax.plot(
+                one[f"theorem_{name}"].values.ravel(), one["theorem_gap"].values.ravel(), mark,
+                mec="none", label=told, **look,
+            )  # fmt: skip
+        ax.set(xscale="log", yscale="log", xlabel=label, ylabel="gap of the loss (nats)")
+        ax.axline((1, 1), (10, 10), color=style.FAINT, ls="--", lw=1)
+    names = {
+        "main_term": "main term",
+        "distance": "squared distance",
+        "norm": "norm of the Hessian",
+        "norm_on_segment": "main term, largest\nnorm on the segment",
+        "along_at_base": "along the line,\nat the checkpoint",
+        "along_in_middle": "along the line,\nin its middle",
+    }
+    ax, y = axes[0, 2], np.arange(len(names), dtype=float)
+    some = dataset.sel(predictor=list(names))
+    value = some["r_squared"].values
+    whisker = np.abs(np.stack([some[f"r_squared_{e}"].values for e in ("low", "high")]) - value)
+    bars = {"fmt": "o", "color": style.PALETTE[0], "capsize": 3, "ms": 5}
+    ax.errorbar(value, y, xerr=whisker, label="measured, 95 %", **bars)
+    factors = [list(names).index(str(f)) for f in dataset["factor"].values]
+    hollow = {"mfc": "none", "color": style.PALETTE[1], "ms": 6}
+    ax.plot(dataset["independent"], y[factors] + 0.22, "D", label="if independent", **hollow)
+    cross = {"color": style.INK, "ms": 6}
+    ax.plot([*PUBLISHED.values()], y[factors] - 0.22, "x", label="published", **cross)
+    ax.set_yticks(y, names.values())
+    ax.invert_yaxis()
+    ax.set_xlim(-0.03, 1.03)
+    ax.set_xlabel("R² of a linear regression of the gap")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    more = ax.get_legend_handles_labels()
+    title = f"checkpoints of pre-training, {_seeds(dataset)}; dashed: equal"
+    fig.legend(handles + more[0], labels + more[1], title=title, ncols=7, **LEGEND)
+    return fig

@@ -1,0 +1,233 @@
+"""The training behind each part of `cross_task_linearity`; `parts` measures."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from experiments.models.mlp import MLP
+from experiments.models.resnet import ResNet
+from experiments.studies.cross_task_linearity import models
+from experiments.studies.cross_task_linearity import parts as measure
+from experiments.studies.cross_task_linearity.config import PARTS, Config
+from experiments.studies.cross_task_linearity.models import Batch, Descent, Examples
+
+SETTINGS = ("one task", "two tasks")
+WAYS = ("none", "weight matching", "activation matching", "pre-trained")
+TARGETS = ("the same digits", "rotated digits")
+LABELS = ("true", "random", "none")
+STATISTICS = ("interpolated", "batch")
+
+
+class Runs:
+    """The data of a configuration, and its parts as methods of the trained MLPs."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.index = models.split(
+            config.seed, config.replicates, learn=config.learn, test=config.test
+        )
+        self.mlp = MLP(config.widths, models.CLASSES)
+        self.resnet = ResNet(config.resnet_widths, 1, models.CLASSES)
+        self.tasks = [f"rotate {angle}" for angle in config.angles]
+
+    def keys(self, part: str, count: int) -> np.ndarray:
+        """Data of keys, [replicate, count, 2], of each part its own."""
+        own = jax.random.fold_in(jax.random.key(self.config.seed), (*PARTS, "base").index(part))
+        keys = jax.random.split(own, (self.config.replicates, count))
+        return np.asarray(jax.random.key_data(keys))
+
+    def data(self, *tasks: str) -> Examples:
+        """Digits to learn from and to test on, of tasks of one size, [replicate, task, ...]."""
+        return Examples(
+            *(models.stack([models.pick(t, part) for t in tasks], 1) for part in self.index)
+        )
+
+    def train(
+        self, model: models.Model, start: PyTree, learn: Batch, keys: Any, rate: Any, times: int = 1
+    ) -> PyTree:
+        """Each of [replicate, model, ...], `times` the steps; rates may differ."""
+        c = self.config
+        descent = Descent(c.steps, c.batch, 0.0)
+        if isinstance(model, ResNet):
+            descent = Descent(c.resnet_steps, c.resnet_batch, 0.9)
+        return self.descend(model, descent, start, learn, keys, rate, times)
+
+    def descend(
+        self, model: models.Model, descent: Descent, start: PyTree, learn: Batch, keys: Any,
+        rate: Any, times: int = 1,
+    ) -> PyTree:  # fmt: skip
+        count = learn.labels.shape[-1]
+        rest = models.CLASSES * self.config.learn - count  # one length, to compile once
+
+        def fit(params: PyTree, learn: Batch, key: models.Key, rate: Any) -> PyTree:
+            padded = jax.tree.map(
+                lambda x: np.pad(x, ((0, rest), *((0, 0),) * (x.ndim - 1))), learn
+            )
+            rounds = np.asarray(key)[None]
+            if times > 1:
+                split = jax.random.split(jax.random.wrap_key_data(key), times)
+                rounds = np.asarray(jax.random.key_data(split))
+            for key in rounds:
+                params = models.train(model, params, padded, count, key, rate, descent)
+            return params
+
+        rate = np.broadcast_to(np.asarray(rate, np.float32), keys.shape[:-1])
+        return measure.of_each(fit, start, learn, keys, rate)
+
+    def init(self, model: models.Model, keys: Any) -> PyTree:
+        return measure.of_each(partial(models.init, model), keys)
+
+    def rotations(self) -> dict[str, Any]:
+        """The base, and one expert for each rotation."""
+        k, rate = len(self.tasks), self.config.rate
+        keys = self.keys("base", 2 + k)
+        start, upright = self.init(self.mlp, keys[:, :1]), self.data("upright").learn
+        base = self.train(self.mlp, start, upright, keys[:, 1:2], rate)
+        tuned = self.train(
+            self.mlp, repeated(base, k), self.data(*self.tasks).learn, keys[:, 2:], rate
+        )
+        return {"base": base, "experts": tuned}
+
+    def rotated(self, kept: dict[str, Any]) -> dict[str, Any]:
+        tests = self.data(*self.tasks).test
+        return measure.rotated(self.mlp, kept["experts"], tests, self.config.alphas)
+
+    def scratch(self, kept: dict[str, Any]) -> dict[str, Any]:
+        """Two models for one task, then two for two, by each of `WAYS`."""
+        last = self.tasks[-1]
+        middle = self.tasks[len(self.tasks) // 2 - 1]
+        tasks = ("upright", "upright", middle, last)
+        keys, data = self.keys("scratch", 3 * len(tasks)), self.data(*tasks)
+        first, second, third = (keys[:, i :: len(SETTINGS) + 1] for i in range(3))
+        starts = self.init(self.mlp, first)
+        own = self.train(self.mlp, starts, data.learn, second, self.config.rate)
+        base = repeated(kept["base"], len(tasks))
+        tuned = self.train(self.mlp, base, data.learn, third, self.config.rate)
+        a, b, batch = [], [], []
+        for r in range(self.config.replicates):
+            for i in (0, 2):
+                at = lambda tree, j, r=r: jax.tree.map(lambda x: x[r, j], tree)  # noqa: E731
+                one, two = at(own, i), at(own, i + 1)
+                seen = models.union(at(data.learn, i), at(data.learn, i + 1))
+                matched = [
+                    models.aligned(self.mlp, how, one, two, seen)
+                    for how in ("weights", "activations")
+                ]
+                a += [one, one, one, at(tuned, i)]
+                b += [two, *matched, at(tuned, i + 1)]
+                batch += [models.union(at(data.test, i), at(data.test, i + 1))] * len(WAYS)
+        found = models.each(
+            partial(measure.halfway, self.mlp, ""), *map(models.stack, (a, b, batch))
+        )
+        shape = (self.config.replicates, len(SETTINGS), len(WAYS))
+        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), found)
+
+    def averaging(self, kept: dict[str, Any]) -> dict[str, Any]:
+        c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
+        data, keys = self.data(task), self.keys("averaging", c.members)
+        learn = repeated(data.learn, c.members)
+        base = repeated(kept["base"], c.members)
+        tuned = self.train(self.mlp, base, learn, keys, np.geomspace(*c.rates, c.members))
+        tests = self.data(*self.tasks).test
+        line = np.linspace(0, 1, c.line_points)
+        return {
+            "sets": measure.averaging(self.mlp, tuned, only(data.test)),
+            "line": measure.along_the_line(self.mlp, kept["experts"], tests, line),
+        }
+
+    def arithmetic(self, kept: dict[str, Any]) -> dict[str, Any]:
+        tests = self.data(*self.tasks).test
+        base = only(kept["base"])
+        return measure.arithmetic(self.mlp, base, kept["experts"], tests, self.config.scales)
+
+    def stitching(self, kept: dict[str, Any]) -> dict[str, Any]:
+        tests, upright = self.data(*self.tasks).test, only(self.data("upright").test)
+        some = (only(kept["base"]), kept["experts"], tests, upright)
+        return measure.stitching(self.mlp, *some, self.config.stitch_scales)
+
+    def split_classes(self, _: dict[str, Any]) -> dict[str, Any]:
+        first, *others = self.config.splits
+        keys, rate = self.keys("split_classes", 2 + len(others)), self.config.resnet_rate
+        start = self.init(self.resnet, keys[:, :1])
+        base = self.train(self.resnet, start, self.data(first).learn, keys[:, 1:2], rate)
+        data = self.data(*others)
+        start = repeated(base, len(others))
+        tuned = self.train(self.resnet, start, data.learn, keys[:, 2:], rate)
+        return measure.split_classes(self.resnet, tuned, data.test, self.config.alphas)
+
+    def random_labels(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Two models tuned at two rates, on each of `TARGETS`, from each of `LABELS`: a base that
+        learned the labels of upright digits, shuffled ones, or none (the initial weights)."""
+        c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
+        data, kinds = self.data("upright", task), len(LABELS)
+        learn, tests = (
+            jax.tree.map(lambda x: np.repeat(x, kinds, 1), part) for part in data
+        )  # [replicate, target x label, ...]
+        upright = self.data("upright").learn
+        random = models.shuffled(upright, c.seed)
+        both = joined(upright, random)
+        found, shape = {}, (c.replicates, len(TARGETS), kinds)
+        for name, model, rate in (
+            ("mlp", self.mlp, c.rate),
+            ("resnet", self.resnet, c.resnet_rate),
+        ):
+            keys = self.keys("random_labels", 5)
+            start = self.init(model, keys[:, :1])
+            same = np.repeat(keys[:, 1:2], 2, 1)
+            bases = self.train(model, repeated(start, 2), both, same, rate, c.memorise)
+            starts = joined(bases, start, bases, start)
+            tuned = [
+                self.train(model, starts, learn, np.repeat(key, 2 * kinds, 1), r)
+                for key, r in ((keys[:, 3:4], rate), (keys[:, 4:5], rate / 2))
+            ]
+            by_heart = measure.of_each(partial(models.accuracy, model), bases, both)
+            ways = {
+                how: jax.tree.map(
+                    lambda x: x.reshape(*shape, *x.shape[2:]),
+                    measure.of_each(partial(measure.halfway, model, how), *tuned, tests),
+                )
+                for how in (STATISTICS if name == "resnet" else STATISTICS[:1])
+            }
+            found[name] = {"learned": by_heart, **ways}
+        return found
+
+    def theorem(self, _: dict[str, Any]) -> dict[str, Any]:
+        """From checkpoints along pre-training, models tuned on one task at different rates."""
+        c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
+        data, upright = self.data(task), self.data("upright").learn
+        keys = self.keys("theorem", 1 + 2 ** (c.checkpoints - 1))
+        params, bases = self.init(self.mlp, keys[:, :1]), []
+        descent = Descent(c.checkpoint_steps, c.batch, 0.0)
+        for n in range(1, keys.shape[1]):
+            params = self.descend(self.mlp, descent, params, upright, keys[:, n : n + 1], c.rate)
+            if n & (n - 1) == 0:
+                bases.append(params)
+        base = measure.flat(joined(*bases))
+        tests, learn = (measure.flat(repeated(part, c.checkpoints)) for part in data)
+        keys = jax.random.split(jax.random.key(c.seed + 1), (len(tests.labels), c.pair_members + 1))
+        keys = np.asarray(jax.random.key_data(keys))
+        starts, examples = (
+            repeated(jax.tree.map(lambda x: x[:, None], tree), c.pair_members)
+            for tree in (base, learn)
+        )
+        rates = np.geomspace(*c.rates, c.pair_members)
+        tuned = self.train(self.mlp, starts, examples, keys[:, 1:], rates)
+        return measure.theorem(self.mlp, base, tuned, tests, keys[:, 0], c.lanczos_steps)
+
+
+def repeated(tree: PyTree, count: int) -> PyTree:
+    """[replicate, 1, ...] to [replicate, count, ...]."""
+    return jax.tree.map(lambda x: np.repeat(x, count, 1), tree)
+
+
+def joined(*trees: PyTree) -> PyTree:
+    """Along the second axis."""
+    return jax.tree.map(lambda *x: np.concatenate(x, 1), *trees)
+
+
+def only(tree: PyTree) -> PyTree:
+    """[replicate, 1, ...] to [replicate, ...]."""
+    return jax.tree.map(lambda x: x[:, 0], tree)

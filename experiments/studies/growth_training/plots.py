@@ -1,0 +1,164 @@
+"""The figures of `growth_training`: colour says what kind of growth it is, in all of them."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.lines import Line2D
+
+from experiments.lab.findings import mean_and_error
+from experiments.studies.growth_training.ways import LEARNED, SCRATCH
+from sail_jax.drawing import style
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMNS = 5
+KINDS = {
+    "preserves the function": style.PALETTE[0],
+    "does not preserve it": style.PALETTE[1],
+    "learned maps": style.PALETTE[2],
+}
+MARKERS = dict(zip(KINDS, "oDs", strict=True))
+EPS = float(np.finfo(np.float32).eps)
+TASKS = {
+    "text": "GPT on Python source",
+    "digits_mlp": "MLP on digits",
+    "digits_resnet": "ResNet on digits",
+}
+
+
+def draw(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    return {"loss": _loss(dataset), "saved": _saved(dataset), "step0": _step0(dataset)}
+
+
+def _methods(dataset: "xr.Dataset") -> list[str]:
+    return [m for m in dataset["way"].values.astype(str) if m != SCRATCH]
+
+
+def _kind(dataset: "xr.Dataset", method: str) -> str:
+    if method in LEARNED:
+        return "learned maps"
+    return "preserves the function" if dataset["exact"].sel(way=method) else "does not preserve it"
+
+
+def _kinds(dataset: "xr.Dataset") -> list[str]:
+    found = {_kind(dataset, method) for method in _methods(dataset)}
+    return [kind for kind in KINDS if kind in found]
+
+
+def _label(method: str) -> str:
+    return method.replace("_", " ")
+
+
+def _heading(dataset: "xr.Dataset") -> str:
+    return f"{TASKS[dataset.attrs['task']]}, {dataset.sizes['seed']} seeds"
+
+
+def _loss(dataset: "xr.Dataset") -> "Figure":
+    """A panel for each method beside training from scratch, over steps of the large network."""
+    methods = _methods(dataset)
+    columns = min(COLUMNS, len(methods))
+    rows = -(-len(methods) // columns)
+    fig, axes = style.figure(rows, columns, width=2.4, height=2.2, sharex=True, sharey=True)
+    start = float(dataset["source_loss"][:, -1].mean())
+    level = float(dataset["level"].sel(way=SCRATCH).mean())
+    low = float(dataset["loss"].min())
+    for ax, method in zip(axes.flat, methods, strict=False):
+        ax.axhline(level, color=style.INK, lw=0.8, ls="--")
+        ax.axhline(start, color=style.FAINT, lw=1, ls=":")
+        _band(ax, dataset, SCRATCH, style.FAINT)
+        _band(ax, dataset, method, KINDS[_kind(dataset, method)])
+        ax.set_title(_label(method))
+    scratch = dataset["loss"].sel(way=SCRATCH).mean("seed").values
+    # from scratch it starts far above: its later course is to be seen, and all of the grown ones'
+    top = max(start + 0.8 * (start - low), float(scratch[len(scratch) // 3])) + 1e-3
+    axes[0, 0].set_ylim(low - 0.08 * (top - low), top)
+    for ax in axes.flat[len(methods) :]:
+        ax.set_axis_off()
+    below = [axes[(len(methods) - 1 - c) // columns, c] for c in range(columns)]
+    for ax in below:
+        ax.tick_params(labelbottom=True)
+        ax.set_xlabel("steps of the large network")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("held-out loss (nats)")
+    lines = [Line2D([], [], color=KINDS[kind], label=kind) for kind in _kinds(dataset)]
+    lines += [
+        Line2D([], [], color=style.FAINT, label="from scratch"),
+        Line2D([], [], color=style.INK, lw=0.8, ls="--", label="lowest from scratch"),
+        Line2D([], [], color=style.FAINT, lw=1, ls=":", label="the small network"),
+    ]
+    title = f"{_heading(dataset)}: mean ± s.d."
+    legend = {"loc": "outside upper center", "ncols": 6, "frameon": False, "fontsize": 9}
+    fig.legend(handles=lines, title=title, **legend)
+    return fig
+
+
+def _band(ax: "Axes", dataset: "xr.Dataset", method: str, color: str) -> None:
+    one = dataset.sel(way=method)
+    steps = one["step"].values + int(one["learning_steps"])
+    mean, spread = one["loss"].mean("seed").values, one["loss"].std("seed", ddof=1).values
+    ax.plot(steps, mean, color=color, lw=1.4)
+    ax.fill_between(steps, mean - spread, mean + spread, color=color, alpha=0.25, lw=0)
+
+
+def _saved(dataset: "xr.Dataset") -> "Figure":
+    """Steps saved, each seed and mean with standard error; and compute, the source's included."""
+    methods = _methods(dataset)
+    some = dataset.sel(way=methods)
+    order = np.argsort(some["saved"].mean("seed").values)
+    panels = {
+        "saved": "steps saved (± s.e.)",
+        "compute_saved": "compute saved, without\nthe small network's",
+        "compute_saved_with_source": "compute saved, with\nthe small network's",
+    }
+    fig, axes = style.figure(1, 3, width=3.2, height=1.4 + 0.27 * len(methods), sharey=True)
+    for ax, (name, label) in zip(axes[0], panels.items(), strict=True):
+        scale = 1 if name == "saved" else 100
+        values = scale * some[name]
+        mean, error = mean_and_error(values)
+        ax.axvline(0, color=style.INK, lw=0.8)
+        for y, i in enumerate(order):
+            kind = _kind(dataset, methods[i])
+            each = values.isel(way=i).values
+            ax.plot(each, [y] * each.size, "|", color=style.FAINT, ms=7)
+            look = {"fmt": MARKERS[kind], "color": KINDS[kind], "capsize": 3, "ms": 5}
+            ax.errorbar(mean[i], y, xerr=error[i], **look)
+        ax.set_xlabel(label if name == "saved" else f"{label} (%, ± s.e.)")
+    axes[0, 0].set_yticks(range(len(order)), [_label(methods[i]) for i in order])
+    axes[0, 0].set_ylim(-0.6, len(order) - 0.4)
+    _legend(fig, dataset, f"{_heading(dataset)} (ticks), to the lowest loss that both reach")
+    return fig
+
+
+def _legend(fig: "Figure", dataset: "xr.Dataset", title: str) -> None:
+    handles = [
+        Line2D([], [], ls="", marker=MARKERS[kind], color=KINDS[kind], label=kind)
+        for kind in _kinds(dataset)
+    ]
+    legend = {"loc": "outside upper center", "ncols": 3, "frameon": False, "fontsize": 9}
+    fig.legend(handles=handles, title=title, **legend)
+
+
+def _step0(dataset: "xr.Dataset") -> "Figure":
+    """How far growth moved the loss, on a logarithmic scale: rounding, or more."""
+    methods = _methods(dataset)
+    moved = abs(dataset["step0_excess"].sel(way=methods))
+    order = np.argsort(-moved.mean("seed").values, kind="stable")
+    floor = EPS / 10
+    fig, axes = style.figure(width=6.2, height=1.4 + 0.27 * len(methods))
+    ax = axes[0, 0]
+    ax.axvspan(floor, 10 * EPS**0.5, color=style.FAINT, alpha=0.15, lw=0)
+    for y, i in enumerate(order):
+        kind = _kind(dataset, methods[i])
+        each = np.maximum(moved.isel(way=i).values, floor)
+        ax.plot(each, [y] * each.size, MARKERS[kind], color=KINDS[kind], ms=5, alpha=0.7)
+    ax.set_xscale("log")
+    ax.set_xlim(left=floor / 2)
+    ax.set_yticks(range(len(order)), [_label(methods[i]) for i in order])
+    ax.set_ylim(-0.6, len(order) - 0.4)
+    ax.set_xlabel("|loss right after growth − loss of the small network| (nats)")
+    ax.set_title("shaded: up to 10 √ε of float32 (zeros at ε/10)")
+    _legend(fig, dataset, f"{_heading(dataset)}, one point each")
+    return fig

@@ -1,0 +1,265 @@
+"""What is measured of each merge of `merge_prediction`: how it turned out, and what was predicted.
+
+Every predictor is oriented so that more of it should mean a worse merge.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from experiments.studies.merge_prediction import tasks
+from sail_jax import distances, methods, probe
+from theory import linearity, merging
+
+PROBED = 32  # held-out examples of each task that probes see, and outcomes do not
+BOUND = 12  # examples to learn from, of each task, for the constants of the bounds
+DRAWS, PRODUCTS, STARTS = 4, 8, 2  # noise; Lanczos' products from so many starts
+HVP = 6  # passes forward that a product with the Hessian costs: two gradients
+
+
+class Predictor(NamedTuple):
+    """kind: what it looks at. cost: passes forward over the probed examples of all tasks, as
+    (constant, per model); a gradient counts as 3, a Hessian's product as 6."""
+
+    label: str
+    kind: str
+    cost: tuple[float, float] = (0, 0)
+
+    def passes(self, models: int) -> float:
+        return self.cost[0] + self.cost[1] * models
+
+
+_SPECTRUM = (STARTS * PRODUCTS * HVP, 0)
+_CONSTANTS = (0, 2 * (3 + 3))  # two points, the mean gradient and those of examples, each task's
+PREDICTORS = {
+    "sign_conflict": Predictor("sign conflict", "weights"),
+    "task_cosine": Predictor("1 - cosine of task vectors", "weights"),
+    "overlap": Predictor("1 - subspace overlap", "weights"),
+    "norm": Predictor("task vectors' norm / base's", "weights"),
+    "heterogeneity": Predictor("heterogeneity / base's norm²", "weights"),
+    "weight_cosine": Predictor("1 - cosine of weights", "weights"),
+    "mmd": Predictor("tasks' distance (MMD²)", "data"),
+    "sliced": Predictor("tasks' distance (sliced W₂)", "data"),
+    "ctl_cosine": Predictor("CTL, 1 - cosine inside", "CTL", (1, 1)),
+    "ctl_gap": Predictor("CTL, gap inside", "CTL", (1, 1)),
+    "ctl_output": Predictor("CTL, gap of the outputs", "CTL", (1, 1)),
+    "ensemble": Predictor("ensemble's loss - experts'", "CTL", (0, 1)),
+    "members": Predictor("Lemma 1, exactly linear", "bound", (0, 1)),
+    "lemma": Predictor("Lemma 1 with the gap", "bound", (1, 1)),
+    "top": Predictor("Hessian's top eigenvalue", "curvature", _SPECTRUM),
+    "trace": Predictor("Hessian's trace", "curvature", _SPECTRUM),
+    "main_term": Predictor("Theorem 1: λ spread / 2", "bound", _SPECTRUM),
+    "quadratic": Predictor("d·Hd / 2 at the experts", "curvature", (HVP, 0)),
+    "taylor": Predictor("g·d + d·Hd / 2 at the experts", "curvature", (HVP + 3, 0)),
+    "noise": Predictor("noise of the distance's size", "curvature", (1 + 2 * DRAWS, 0)),
+    "gradients": Predictor("ζ², spread of gradients", "bound", _CONSTANTS),
+    "bound": Predictor("Theorem 3 as printed", "bound", _CONSTANTS),
+    "bound_corrected": Predictor("Theorem 3 corrected", "bound", _CONSTANTS),
+    "sample": Predictor("the merge itself, few examples", "outcome", (1, 1)),
+}
+METHODS = ("averaging", "task arithmetic", "TIES")
+SCALE, DENSITY = 0.7, 0.2  # of task arithmetic's sum, and of what TIES keeps
+
+
+class Merges(NamedTuple):
+    """Which experts are merged: of which base (the first expert's), learnt on which tasks."""
+
+    expert: Int[np.ndarray, "merge k"]
+    task: Int[np.ndarray, "merge k"]
+    base: Int[np.ndarray, "merge"]
+    rate: Float[np.ndarray, "merge"]
+    steps: Int[np.ndarray, "merge"]
+
+
+def at(stacked: PyTree, i: Any) -> PyTree:
+    return jax.tree.map(lambda x: x[i], stacked)
+
+
+def measure(
+    family: str, bases: PyTree, experts: PyTree, data: tasks.Data, merges: Merges, key: PRNGKeyArray
+) -> dict[str, Any]:
+    """Of each merge: losses and accuracies of what was merged, and the predictors, but for the
+    distances of tasks, which `apart` has. bases, experts: stacked."""
+
+    def one(i: int) -> dict[str, Any]:
+        merge = at(merges, i)
+        base, models = at(bases, merge.base), [at(experts, j) for j in merge.expert]
+        few = [at(data.held_out, (t, slice(PROBED))) for t in merge.task]
+        each = [at(data.held_out, (t, slice(PROBED, None))) for t in merge.task]
+        learnt = [at(data.learn, (t, slice(BOUND))) for t in merge.task]
+        merged = _merged(base, models)
+        found = {
+            **_weights(base, models),
+            **_curvature(family, models, merged[0], few, key),
+            **_linearity(family, models, merged[0], few),
+            **_bounds(family, base, merged[0], learnt, merge, data.learn.labels.shape[1], key),
+        }
+        return {"predictor": found, **_outcome(family, base, models, merged, each)}
+
+    # the first compiles; then side by side, as networks this small fill one core
+    found = [jax.tree.map(np.asarray, one(0))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found += pool.map(one, range(1, len(merges.base)))
+    return jax.tree.map(lambda *x: np.stack(x), *found)
+
+
+@jax.jit
+def _merged(base: PyTree, models: list[PyTree]) -> list[PyTree]:
+    """In the order of `METHODS`."""
+    return [
+        methods.linear()(models),
+        methods.task_arithmetic(scale=SCALE)(models, base),
+        methods.ties(density=DENSITY)(models, base),
+    ]
+
+
+@partial(jax.jit, static_argnums=0)
+def _graded(family: str, params: PyTree, batch: tasks.Batch) -> Float[Array, "2"]:
+    return jnp.stack([tasks.LOSSES[family](params, batch), tasks.accuracy(family, params, batch)])
+
+
+def _outcome(
+    family: str, base: PyTree, models: list[PyTree], merged: list[PyTree], each: list[tasks.Batch]
+) -> dict[str, Any]:
+    """Means over the tasks: of each expert on its own, and of the others on all."""
+
+    def everywhere(params: PyTree) -> np.ndarray:
+        return np.mean([_graded(family, params, batch) for batch in each], 0)
+
+    own = np.mean([_graded(family, *pair) for pair in zip(models, each, strict=True)], 0)
+    after, before = np.stack([everywhere(x) for x in merged], 1), everywhere(base)
+    sides = {"own": own, "base": before, "merged": after}
+    return {k: dict(zip(("loss", "accuracy"), x, strict=True)) for k, x in sides.items()}
+
+
+@jax.jit
+def _weights(base: PyTree, models: list[PyTree]) -> dict[str, Array]:
+    clash = probe.interference(base, models)
+    cosines = probe.interference(jax.tree.map(jnp.zeros_like, base), models).total.cosines
+    size = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(base)))
+    return {
+        "sign_conflict": clash.total.sign_conflict,
+        "task_cosine": 1 - _pairs(clash.total.cosines),
+        "overlap": 1 - jnp.mean(jax.vmap(jax.vmap(_pairs))(clash.overlap)),
+        "norm": clash.total.norms.mean() / size,
+        "heterogeneity": clash.total.heterogeneity / size**2,
+        "weight_cosine": 1 - _pairs(cosines),
+    }
+
+
+def _curvature(
+    family: str, models: list[PyTree], mean: PyTree, few: list[tasks.Batch], key: PRNGKeyArray
+) -> dict[str, Any]:
+    pooled, stacked = (jax.tree.map(lambda *x: jnp.stack(x), *side) for side in (few, models))
+    pooled = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), pooled)
+    loss, w = tasks.LOSSES[family], np.full(len(models), 1 / len(models))
+    spectrum = probe.hessian_spectrum(loss, mean, pooled, key, steps=PRODUCTS, probes=STARTS)
+    # as far as averaging moves an expert, but anywhere
+    std = np.sqrt(_spread(stacked, w) / sum(x.size for x in jax.tree.leaves(mean)))
+    moved = [_moved(family, m, mean, b, std, key) for m, b in zip(models, few, strict=True)]
+    top = spectrum.largest[0]
+    return {
+        "top": top,
+        "trace": spectrum.trace.value,
+        "main_term": top * _spread(stacked, w) / 2,
+        **dict(zip(("quadratic", "taylor", "noise"), np.mean(moved, 0), strict=True)),
+    }
+
+
+_spread = jax.jit(linearity.spread)
+
+
+@partial(jax.jit, static_argnums=0)
+def _moved(
+    family: str, model: PyTree, mean: PyTree, batch: tasks.Batch, std: Array, key: PRNGKeyArray
+) -> Float[Array, "3"]:
+    """Of one expert on its task: the quadratic term and the Taylor polynomial at the average, and
+    what noise does."""
+    loss = tasks.LOSSES[family]
+    away = probe.fine_tuning_sensitivity(loss, model, mean, batch, [1.0])
+    noise = probe.gaussian_sensitivity(
+        loss, model, batch, key, [1.0], deviation=std, draws=DRAWS
+    ).increase.value[0]
+    return jnp.stack([away.curvature / 2, away.predicted[0], noise])
+
+
+_logits = jax.jit(tasks.logits, static_argnums=0)
+
+
+def _linearity(
+    family: str, models: list[PyTree], mean: PyTree, few: list[tasks.Batch]
+) -> dict[str, Any]:
+    network, k = tasks.NETWORKS[family], len(models)
+    pooled = jax.tree.map(lambda *x: jnp.concatenate(x), *few)
+    ctl = probe.k_model_linearity(network, models, pooled)
+    inside = np.array([name != "output" for name in ctl.layers])
+    cosine, gap = np.asarray(ctl.cosine.value), np.asarray(ctl.gap)
+
+    # [model, task, example, ...]: the experts', then the average's
+    logits = np.array([[_logits(family, m, batch) for batch in few] for m in (*models, mean)])
+    losses = np.array(
+        [[tasks.of_logits(x, b.labels) for x, b in zip(row, few, strict=True)] for row in logits]
+    )
+    ensemble = logits[:k].mean(0)
+    together = np.mean([tasks.of_logits(x, b.labels) for x, b in zip(ensemble, few, strict=True)])
+    own, members = np.diagonal(losses).mean(), losses[:k].mean(1)
+    w, apart = np.full(k, 1 / k), np.linalg.norm(ensemble - logits[k], axis=-1).mean()
+    return {
+        "ctl_cosine": 1 - cosine[inside, 0].mean(),
+        "ctl_gap": gap[inside, 0].mean(),
+        "ctl_output": gap[~inside, 0].mean(),
+        "ensemble": together - own,
+        "members": linearity.loss_bound(members, w) - own,
+        "lemma": linearity.loss_bound(members, w, apart, np.sqrt(2)) - own,
+        "sample": losses[k].mean() - own,
+    }
+
+
+def _pairs(x: Float[Array, "k k"]) -> Float[Array, ""]:
+    return jnp.mean(x[np.triu_indices(len(x), 1)])
+
+
+def _bounds(
+    family: str, base: PyTree, mean: PyTree, some: list[tasks.Batch], merge: Merges, n: int,
+    key: PRNGKeyArray,
+) -> dict[str, Any]:  # fmt: skip
+    """Theorem 3 of unified merging, with constants measured at the base and at the average on some
+    of the n examples that experts learnt from. The corrected form holds for rates up to 1 / L only,
+    and is taken there if the rate was larger."""
+    constants = merging.measure_constants(
+        tasks.LOSSES[family], some, [base, mean], key, examples=2, iterations=PRODUCTS
+    ).worst()
+    train = partial(
+        merging.Training.of, samples=n, steps=int(merge.steps),
+        batch=tasks.BATCH, tasks=len(merge.task),
+    )  # fmt: skip
+    safe = min(float(merge.rate), 0.999 / float(np.asarray(constants.smoothness)))
+    printed = merging.excess_risk_bound(constants, train(rate=float(merge.rate))).excess
+    corrected = merging.excess_risk_bound(constants, train(rate=safe), form="corrected").least
+    values = np.mean(constants.heterogeneity), printed, corrected
+    names = "gradients", "bound", "bound_corrected"
+    return dict(zip(names, map(np.float32, values), strict=True))
+
+
+def apart(points: Float[np.ndarray, "task n dim"], key: PRNGKeyArray) -> dict[str, np.ndarray]:
+    """Distances between all pairs of tasks, [task, task]."""
+    T = len(points)
+    found = {name: np.zeros((T, T), np.float32) for name in ("mmd", "sliced")}
+    for i, j in zip(*np.triu_indices(T, 1), strict=True):
+        pair = points[i], points[j]
+        sides = distances.mmd(*pair).value, distances.sliced_wasserstein(key, *pair).value
+        for name, value in zip(found, sides, strict=True):
+            found[name][i, j] = found[name][j, i] = float(value)
+    return found
+
+
+def over_pairs(table: np.ndarray, task: Int[np.ndarray, "merge k"]) -> Float[np.ndarray, "merge"]:
+    """The mean over the pairs of tasks of each merge."""
+    i, j = np.triu_indices(task.shape[1], 1)
+    return table[task[:, i], task[:, j]].mean(-1)

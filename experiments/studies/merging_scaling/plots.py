@@ -1,0 +1,110 @@
+"""The figures of `merging_scaling`."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.ticker import LogLocator
+
+from experiments.studies.merging_scaling.findings import NAMES
+from sail_jax.drawing import style
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """By law: excess in the testbed, loss and accuracy of networks; stability in both."""
+    return {"excess": _excess_figure(dataset), "stability": _stability_figure(dataset)}
+
+
+def _excess_figure(dataset: "xr.Dataset") -> "Figure":
+    laws = dataset["law"].values.astype(str)
+    figure, axes = style.figure(len(laws), 3, width=3.7, height=2.5)
+    for (bed, loss, accuracy), law in zip(axes, laws, strict=True):
+        at = dataset.sel(law=law)
+        x = at["value"].values
+        _testbed_lines(bed, at, "excess")
+        bed.plot(x, at["testbed_dare_excess"], color=style.PALETTE[2], ls="--", label="exact, DARE")
+        for ax, name in ((loss, "loss"), (accuracy, "accuracy")):
+            for i, merge in enumerate(dataset["merge"].values.astype(str)):
+                _bars(ax, x, at[name].sel(merge=merge), style.PALETTE[i], merge)
+        loss.set_yscale("log")
+        loss.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+        loss.yaxis.set_major_formatter("{x:g}")
+        ends = np.log10(at["network_bound_excess"].values[[0, -1]])
+        words = "Theorem 3, off the scale: $10^{{{:.1f}}}$ to $10^{{{:.1f}}}$".format(*ends)
+        loss.text(0.02, 1.0, words, fontsize=8, va="bottom", transform=loss.transAxes)
+        _dress(bed, law, x)
+        _dress(loss, law, x)
+        _dress(accuracy, law, x)
+        bed.set_ylabel("excess risk")
+        loss.set_ylabel("test loss")
+        accuracy.set_ylabel("test accuracy")
+    for ax, title in zip(axes[0], ("quadratics", "networks", "networks"), strict=True):
+        ax.set_title(title, pad=16)
+    _legend(figure, axes[0, :2])
+    return figure
+
+
+def _stability_figure(dataset: "xr.Dataset") -> "Figure":
+    laws = dataset["law"].values.astype(str)
+    figure, axes = style.figure(len(laws), 2, width=4.2, height=2.5)
+    for (bed, network), law in zip(axes, laws, strict=True):
+        at = dataset.sel(law=law)
+        x = at["value"].values
+        _testbed_lines(bed, at, "stability")
+        _bars(network, x, at["stability"], style.PALETTE[0], "measured, average")
+        bound = at["network_bound_stability"]
+        network.plot(x, bound, color=style.PALETTE[6], ls=":", label="Theorem 1")
+        network.set_yscale("log")
+        for ax in (bed, network):
+            _dress(ax, law, x)
+            ax.set_ylabel("$E|x - x'|^2$")
+    axes[0, 0].set_title("quadratics, one sample replaced")
+    axes[0, 1].set_title("networks, one sample replaced")
+    _legend(figure, axes[0])
+    return figure
+
+
+def _testbed_lines(ax: "Axes", at: "xr.Dataset", name: str) -> None:
+    x = at["value"].values
+    printed = "Theorem 3" if name == "excess" else "Theorem 1"
+    ax.plot(x, at[f"testbed_exact_{name}"], color=style.PALETTE[0], label="exact, average")
+    ax.plot(x, at[f"testbed_bound_{name}"], color=style.PALETTE[6], ls=":", label=printed)
+    repaired = at[f"testbed_corrected_{name}"]
+    ax.plot(x, repaired, color=style.FAINT, ls="-.", label="corrected bound")
+    if f"testbed_simulated_{name}" in at:
+        error = at[f"testbed_simulated_{name}_error"]
+        dots = {"fmt": "o", "ms": 3.5, "color": style.PALETTE[0], "label": "simulated (± s.e.)"}
+        ax.errorbar(x, at[f"testbed_simulated_{name}"], error, **dots)
+    ax.set_yscale("log")
+
+
+def _bars(ax: "Axes", x: np.ndarray, values: "xr.DataArray", color: str, label: str) -> None:
+    error = values.std("replicate", ddof=1) / values.sizes["replicate"] ** 0.5
+    line = {"fmt": "o-", "ms": 3.5, "lw": 1, "capsize": 2, "color": color}
+    ax.errorbar(x, values.mean("replicate"), error, label=f"{label} (± s.e.)", **line)
+
+
+def _dress(ax: "Axes", law: str, x: np.ndarray) -> None:
+    ax.set_xscale("log")
+    ax.set_xticks(x, [f"{v:g}" for v in x])
+    ax.minorticks_off()
+    ax.set_xlabel(NAMES[law])
+
+
+def _legend(figure: "Figure", axes: np.ndarray) -> None:
+    known = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            known.setdefault(label, handle)
+    figure.legend(
+        list(known.values()),
+        list(known),
+        loc="outside upper center",
+        ncols=4,
+        frameon=False,
+        fontsize=9,
+    )

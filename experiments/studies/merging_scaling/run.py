@@ -1,0 +1,114 @@
+"""The run of `merging_scaling`: its stages, and the dataset that they make."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+
+from experiments.data import digits
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.studies.merging_scaling import networks, testbed
+from experiments.studies.merging_scaling.config import LAWS, Config
+from theory.merging import Constants, Training, excess_risk_bound
+from theory.merging.scaling import Law
+
+
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
+    """Both halves, on the coordinates `law` and `point`."""
+    split = digits.split(
+        config.seed, config.replicates, train=config.pretrain, validation=config.pool
+    )
+    upright = jax.tree.map(lambda x: x[:, 0], digits.pick([digits.load()], split.train))
+    exam = networks.examine(config, split)
+    base_key, key, merge_key, bed_key = jax.random.split(jax.random.key(config.seed), 4)
+    keys = jax.random.split(key, config.replicates)
+    merge_keys = jax.random.split(merge_key, config.replicates)
+
+    base = stage(
+        "pre-train the base",
+        lambda: networks.pretrain(config, upright, jax.random.split(base_key, config.replicates)),
+    )
+
+    def trained(setting: Mapping[str, Any], marks: tuple[int, ...]) -> Any:
+        how = jnp.array(marks), base, exam.images, exam.labels
+        return networks.finetune(
+            config, setting["batch"], *how, setting["samples"], setting["rate"], keys
+        )
+
+    def measured(setting: Mapping[str, Any], pairs: Any, mark: int) -> dict[str, Any]:
+        experts, twins = (jax.tree.map(lambda x: x[:, :, mark], tree) for tree in pairs)
+        how = setting["samples"], setting["tasks"]
+        return networks.measure(config, base, experts, twins, exam, *how, merge_keys)
+
+    def centre() -> dict[str, Any]:
+        """Networks at other K are the same ones earlier and later; at other N, more of them."""
+        here, marks = config.at(), config.steps
+        pairs = trained(here, marks)
+        middle = len(marks) // 2
+        found = {f"steps{i}": measured(here, pairs, i) for i in range(len(marks))}
+        for i, n in enumerate(config.merged):
+            found[f"tasks{i}"] = measured(here | {"tasks": n}, pairs, middle)
+        return found
+
+    def elsewhere(law: Law, value: float) -> dict[str, Any]:
+        setting = config.at(law, value)
+        return measured(setting, trained(setting, (setting["steps"],)), 0)
+
+    found = stage("networks by steps and by tasks", centre)
+    middle = len(config.steps) // 2
+    for law in ("batch", "rate", "samples"):
+        for i, value in enumerate(config.values(law)):
+            found[f"{law}{i}"] = (
+                found[f"steps{middle}"]
+                if i == middle
+                else stage(f"networks by {law}, {value:g}", partial(elsewhere, law, value))
+            )
+    constants = stage(
+        "constants of a run",
+        lambda: networks.constants(config, base, found[f"steps{middle}"]["merged"], exam),
+    )
+    bed = stage("quadratics", lambda: testbed.measure(config, bed_key))
+    points = range(len(config.steps))
+    stacked = {
+        name: np.stack([[found[f"{law}{i}"][name] for i in points] for law in LAWS])
+        for name in ("loss", "accuracy", "train_loss", "stability")
+    }
+    return _dataset(config, stacked, constants, bed)
+
+
+def _dataset(
+    config: Config, nets: dict[str, Any], constants: dict[str, Any], bed: dict[str, Any]
+) -> xr.Dataset:
+    at = ("law", "point")
+    each: dict[str, tuple[str, ...]] = dict.fromkeys(
+        ("loss", "accuracy", "train_loss"), (*at, "replicate", "merge")
+    )
+    each["stability"] = (*at, "replicate")
+    data = {name: (each[name], values) for name, values in nets.items()}
+    data |= {f"network_{k}": (at, v) for k, v in _bounds(config, constants).items()}
+    data |= {f"testbed_{k}": (at, v) for k, v in bed.items()}
+    data["value"] = (at, np.array([config.values(law) for law in LAWS], float))
+    centre = config.at()
+    attrs = {k: float(v) for k, v in constants.items()} | {
+        f"centre_{k}": v for k, v in centre.items()
+    }
+    return xr.Dataset(data, {"law": list(LAWS), "merge": list(networks.MERGES)}, attrs)
+
+
+def _bounds(config: Config, constants: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Theorem 3 along every law, its constants those measured."""
+    known = Constants(**{name: constants[name] for name in Constants._fields})
+    rows = []
+    for law in LAWS:
+        for value in config.values(law):
+            s = config.at(law, value)
+            n = int(s.pop("tasks"))
+            found = excess_risk_bound(known, Training.of(**s, tasks=n))
+            rows.append((found.excess, found.stability))
+    excess, stability = np.reshape(rows, (len(LAWS), -1, 2)).transpose(2, 0, 1)
+    return {"bound_excess": excess, "bound_stability": stability}

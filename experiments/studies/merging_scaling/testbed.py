@@ -1,0 +1,61 @@
+"""The quadratics of `merging_scaling`: excess, stability and bounds, exact and simulated."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from experiments.studies.merging_scaling.config import LAWS, Config
+from theory.merging import QuadraticTasks, dare, scaling, simulate
+from theory.merging.scaling import Law
+
+
+def quadratics(
+    config: Config, law: Law | None = None, value: float | None = None
+) -> QuadraticTasks:
+    """The testbed at one setting."""
+    s = config.at(law, value)
+    shape = max(config.merged), config.dimensions
+    centres = 1 / config.dimensions**0.5 + config.spread * np.random.default_rng(
+        config.seed
+    ).standard_normal(shape)
+    curvature = np.geomspace(1, 1 / config.condition, config.dimensions)
+    n = int(s.pop("tasks"))
+    return QuadraticTasks(curvature, centres[:n], config.noise, **s)
+
+
+def measure(config: Config, key: Array) -> dict[str, Any]:
+    """Closed forms, both bounds, and simulations with their standard errors, `[law, point]`."""
+    rows = []
+    for i, law in enumerate(LAWS):
+        values = config.values(law)
+        widest = quadratics(config, law, values[-1])
+        found = scaling(widest, law, values)
+        row = {
+            f"{kind}_{name}": getattr(getattr(found, kind), name)
+            for kind in ("exact", "bound", "corrected")
+            for name in ("excess", "stability")
+        }
+        row["exact_generalisation"] = found.exact.generalisation
+        row["exact_optimisation"] = found.exact.optimisation
+        beds = [quadratics(config, law, value) for value in values]
+        row["dare_excess"] = np.array([dare(bed, config.drop).excess for bed in beds])
+        if config.runs:
+            drawn = [
+                simulated(config, bed, jax.random.fold_in(jax.random.fold_in(key, i), j))
+                for j, bed in enumerate(beds)
+            ]
+            row |= {name: np.array([one[name] for one in drawn]) for name in drawn[0]}
+        rows.append(row)
+    return {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
+
+
+def simulated(config: Config, bed: QuadraticTasks, key: Array) -> dict[str, float]:
+    """Means over runs and their standard errors."""
+    draws, found = simulate(key, bed, config.runs), {}
+    for name in ("excess", "stability"):
+        x = np.asarray(getattr(draws, name))
+        found[f"simulated_{name}"] = float(x.mean())
+        found[f"simulated_{name}_error"] = float(x.std(ddof=1) / len(x) ** 0.5)
+    return found

@@ -1,0 +1,340 @@
+"""What `overtraining_language` found of the paper's claims, from the stored dataset alone."""
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from experiments.lab.findings import Finding, judged, mean_and_error, stated
+
+PAPER = "overtrained"
+SCALE = "OLMo-30M, 4B to 128B tokens of C4; curves, no printed numbers"
+NEAR = 0.1  # what "approximately proportional" allows the exponent to be off
+SAME = 1.25  # what "independent" allows as a ratio
+
+
+def perturbed(dataset: xr.Dataset) -> xr.DataArray:
+    """Pre-training loss under noise, [budget, seed, noise]."""
+    return dataset["base"] + dataset["noise_increase"]
+
+
+def tuned(dataset: xr.Dataset) -> xr.DataArray:
+    """Pre-training loss after fine-tuning, [task, budget, seed, rate]."""
+    return dataset["base"] + dataset["tuned_increase"].sel(scale=1.0, drop=True)
+
+
+def best_rate(dataset: xr.Dataset) -> xr.DataArray:
+    """The rate of least validation loss, [task, budget, seed]."""
+    return dataset["tuned_validation"].idxmin("rate")
+
+
+def kept_rates(dataset: xr.Dataset) -> xr.DataArray:
+    """By task the largest rate at which the model still knows more of the pre-training text, after
+    any budget, than how frequent each token is; the smallest if there is none. The paper draws
+    rates "where the model is still retaining pre-training capability" (App. C)."""
+    worst = tuned(dataset).mean("seed").max("budget")
+    kept = dataset["rate"].where(worst < dataset["unigram"]).max("rate")
+    return kept.fillna(float(dataset["rate"][0]))
+
+
+def at_best(dataset: xr.Dataset, values: xr.DataArray) -> xr.DataArray:
+    """`values` [..., rate] at the tuned rate."""
+    return values.sel(rate=best_rate(dataset)).drop_vars("rate")
+
+
+def log2(values: xr.DataArray) -> xr.DataArray:
+    return xr.apply_ufunc(np.log2, values.astype(float))
+
+
+def slope(values: xr.DataArray, dim: str = "budget") -> xr.DataArray:
+    """Least-squares slope per doubling of the coordinate `dim`.
+
+    >>> x = xr.DataArray([1.0, 3.0, 5.0], {"budget": [100, 200, 400]}, "budget")
+    >>> float(slope(x))
+    2.0
+    """
+    x = log2(values[dim]).drop_vars(dim)
+    x = x - x.mean()
+    values = values.drop_vars(dim)
+    # less the first, so that a constant has slope 0 without rounding
+    with np.errstate(invalid="ignore"):  # of one value: undefined
+        return (x * (values - values.isel({dim: 0}))).sum(dim) / (x**2).sum()
+
+
+def last_costs(loss: xr.DataArray) -> xr.DataArray:
+    """For each seed the loss at the last budget less that at the best earlier one, which the other
+    seeds tell, so that noise alone does not make it positive."""
+    loss = loss.transpose("budget", "seed", ...)
+    seeds = loss.sizes["seed"]
+    cost = []
+    for k in range(seeds):
+        others = loss.isel(seed=[s for s in range(seeds) if s != k]).mean("seed")
+        best = others.isel(budget=slice(None, -1)).argmin("budget")
+        one = loss.isel(seed=k)
+        cost.append(one.isel(budget=-1, drop=True) - one.isel(budget=best).drop_vars("budget"))
+    together: Any = xr.concat(cost, "seed")
+    return together
+
+
+def falls_with(loss: xr.DataArray, dim: str) -> xr.DataArray:
+    """How many doublings the inflection budget falls per doubling of `dim`, by seed."""
+    return -slope(log2(loss.idxmin("budget")), dim)
+
+
+def _judged(where: str, claim: str, paper: str, here: str, margins: xr.DataArray) -> Finding:
+    return judged(where, claim, paper, here, margins.values)
+
+
+def _spelt(values: xr.DataArray, unit: str, digits: int = 3) -> str:
+    return f"{stated(values, digits)} {unit}"
+
+
+def findings(dataset: xr.Dataset) -> list[Finding]:
+    """Margins are per seed, over all tasks where a claim is of fine-tuning as such."""
+    return [*_noise(dataset), *_fixed(dataset), *_tuned_rate(dataset), *_hessian(dataset)]
+
+
+def _noise(dataset: xr.Dataset) -> list[Finding]:
+    small, large = (float(dataset["noise"][k]) for k in (0, -1))
+    increase, loss = dataset["noise_increase"], perturbed(dataset)
+    steepness = slope(increase) / increase.mean("budget")
+    least = steepness.min("noise")
+    step = increase.diff("budget").min("budget") / increase.mean("budget")
+    low, high = (last_costs(loss.sel(noise=size)) for size in (small, large))
+    falls = falls_with(loss, "noise")
+    where = f"{PAPER}, Fig. 3"
+    doubling = "of its mean per doubling of the budget"
+    return [
+        _judged(
+            f"{where} left",
+            "Noise of any fixed size raises the loss more the longer pre-training was",
+            f"at every size; {SCALE}",
+            f"at the size where it grows least the increase grows by {_spelt(100 * least, '%', 1)} "
+            f"{doubling}",
+            least,
+        ),
+        _judged(
+            f"{where} left",
+            "The increase grows from each budget to the next, at every size of noise",
+            f"monotone; {SCALE}",
+            f"the smallest step is {_spelt(100 * step.min('noise'), '% of the mean increase', 1)}",
+            step.min("noise"),
+        ),
+        _judged(
+            f"{where} right",
+            f"Under large noise (lambda = {large:g}) the longest pre-training ends above the best "
+            "budget before it",
+            f"U-shapes; {SCALE}",
+            f"loss at the last budget less the least before {_spelt(high, 'nats')}",
+            high,
+        ),
+        _judged(
+            f"{where} right; Prop. 4.3",
+            f"Under small noise (lambda = {small:g}) more pre-training still helps: there is a "
+            "threshold, as in two-layer networks",
+            f"lowest curves fall throughout; {SCALE}",
+            f"loss at the last budget less the least before {_spelt(low, 'nats')}",
+            -low,
+        ),
+        _judged(
+            f"{where} right; Sec. 3.3",
+            "The inflection budget falls as the noise grows",
+            f"'an inflection point at a lower token budget'; {SCALE}",
+            f"by {_spelt(falls, 'doublings per doubling of lambda', 2)}",
+            falls,
+        ),
+    ]
+
+
+def _fixed(dataset: xr.Dataset) -> list[Finding]:
+    increase, loss = dataset["tuned_increase"].sel(scale=1.0, drop=True), tuned(dataset)
+    distance, found = log2(dataset["tuned_distance"]), []
+    for task in dataset["task"].values:
+        top = float(kept_rates(dataset).sel(task=task))
+        of = f"on {task} at the largest rate that keeps the text ({top:g})"
+        some, last = {"task": task, "rate": top}, f"{task}: loss at the last budget less the least"
+        grows = slope(increase.sel(some))
+        cost, own = (last_costs(x.sel(some)) for x in (loss, dataset["tuned_test"]))
+        falls = falls_with(loss.sel(task=task, rate=slice(None, top)), "rate")
+        found += [
+            _judged(
+                f"{PAPER}, Fig. 4",
+                f"Fine-tuning {of} raises the pre-training loss more the longer pre-training was",
+                f"on GSM8k, Starcoder-Python and SIQA; {SCALE}",
+                _spelt(grows, "nats per doubling of the budget"),
+                grows,
+            ),
+            _judged(
+                f"{PAPER}, Fig. 5 top",
+                f"After fine-tuning {of} the pre-training loss at the last budget exceeds the "
+                "least before",
+                f"U-shapes at large rates; {SCALE}",
+                f"{last} before {_spelt(cost, 'nats')}",
+                cost,
+            ),
+            _judged(
+                f"{PAPER}, Fig. 5 bottom",
+                f"After fine-tuning {of} the task's own loss at the last budget exceeds the least "
+                "before",
+                f"at sufficiently large rates; {SCALE}",
+                f"{last} before {_spelt(own, 'nats')}",
+                own,
+            ),
+            _judged(
+                f"{PAPER}, Sec. 3.4.1",
+                f"The inflection budget of the pre-training loss falls as the rate on {task} grows",
+                f"'at lower token budgets'; {SCALE}",
+                f"by {_spelt(falls, 'doublings per doubling of the rate', 2)}",
+                falls,
+            ),
+        ]
+    power = slope(distance, "rate").mean(("task", "budget"))
+    ratio = 2 ** (distance.isel(budget=-1) - distance.isel(budget=0)).mean(("task", "rate"))
+    apart = abs(log2(ratio))
+    where = f"{PAPER}, Fig. 8"
+    return [
+        *found,
+        _judged(
+            where,
+            f"The distance moved is nearly proportional to the rate: rate^p with |p - 1| < {NEAR}",
+            f"'not exactly, but approximately'; {SCALE}",
+            f"p = {stated(power, 2, sign=False)}",
+            NEAR - abs(power - 1),
+        ),
+        _judged(
+            where,
+            f"The distance moved does not depend on the budget: less than a factor {SAME} "
+            "between the first and the last",
+            f"'independent of the amount of pre-training'; {SCALE}",
+            f"after the longest pre-training {stated(ratio, 2, sign=False)} times that after the "
+            "shortest",
+            np.log2(SAME) - apart,
+        ),
+    ]
+
+
+def _tuned_rate(dataset: xr.Dataset) -> list[Finding]:
+    found = []
+    rates, where = best_rate(dataset), f"{PAPER}, Fig. 6"
+    loss, own = (at_best(dataset, x) for x in (tuned(dataset), dataset["tuned_test"]))
+    for task in dataset["task"].values:
+        falls = -slope(log2(rates.sel(task=task)))
+        cost, itself = (last_costs(x.sel(task=task)) for x in (loss, own))
+        found += [
+            _judged(
+                f"{PAPER}, Figs. 34, 59; Sec. 3.4.2",
+                f"The tuned rate on {task} falls with the budget",
+                f"constant, falling slowly or quickly by task; {SCALE}",
+                f"by {_spelt(falls, 'doublings per doubling of the budget', 2)}",
+                falls,
+            ),
+            _judged(
+                f"{where} top",
+                f"At the tuned rate on {task} the pre-training loss at the last budget exceeds the "
+                "least before",
+                f"on GSM8k, Starcoder-Python, MR and RTE; {SCALE}",
+                _spelt(cost, "nats"),
+                cost,
+            ),
+            _judged(
+                f"{where} bottom",
+                f"At the tuned rate on {task} the task's own loss at the last budget exceeds the "
+                "least before",
+                f"on RTE and TREC, not on the others; {SCALE}",
+                _spelt(itself, "nats"),
+                itself,
+            ),
+        ]
+    return found
+
+
+def _hessian(dataset: xr.Dataset) -> list[Finding]:
+    """Ratios of means over budgets, as single increases may be near 0."""
+    small, large = (float(dataset["noise"][k]) for k in (0, -1))
+    near, rates = float(dataset["scale"][0]), kept_rates(dataset)
+
+    def ratio(name: str, **at: Any) -> xr.DataArray:
+        increase, predicted = (
+            dataset[f"{name}_{k}"].sel(at, drop=True).mean("budget")
+            for k in ("increase", "predicted")
+        )
+        return increase / predicted
+
+    trace = (2 * dataset["noise_predicted"].sel(noise=small) / small**2).transpose("budget", "seed")
+    growth = trace.isel(budget=-1, drop=True) / trace.isel(budget=0, drop=True)
+    times = lambda x: f"increase / prediction {stated(x, 2, sign=False)}"  # noqa: E731
+    found = [
+        _judged(
+            f"{PAPER}, App. D",
+            "The curvature that noise meets, tr(H Sigma), grows with pre-training",
+            f"progressive sharpening; {SCALE}",
+            f"{stated(growth, 1, sign=False)} times as large at the last budget as at the first",
+            log2(growth),
+        )
+    ]
+    noise = [ratio("noise", noise=size) for size in (small, large)]
+    kinds = [("Fig. 9", "noise", noise, (f"lambda = {small:g}", f"lambda = {large:g}"))]
+    for task in dataset["task"].values:
+        at = {"task": task, "rate": float(rates.sel(task=task))}
+        line = [ratio("tuned", scale=s, **at) for s in (near, 1.0)]
+        kind = f"fine-tuning on {task} at rate {at['rate']:g}"
+        kinds.append(("Fig. 10", kind, line, (f"{near:g} of the way", "its end")))
+    for figure, what, (low, high), of in kinds:
+        found += [
+            _judged(
+                f"{PAPER}, {figure} left",
+                f"The Hessian tells the increase under small {what} ({of[0]}) up to 10 %",
+                "'well-approximated'; OLMo-30M, 32B to 128B tokens",
+                times(low),
+                0.1 - abs(low - 1),
+            ),
+            _judged(
+                f"{PAPER}, {figure} right",
+                f"Large {what} ({of[1]}) raises the loss by more than the Hessian tells",
+                "'substantially higher'; OLMo-30M, 32B to 128B tokens",
+                times(high),
+                high - 1,
+            ),
+        ]
+    return found
+
+
+def summary(dataset: xr.Dataset) -> str:
+    """The base models, noise and fine-tuning, in sentences."""
+    budget = dataset["budget"].values
+    first, last = (stated(dataset["base"].isel(budget=k), sign=False) for k in (0, -1))
+    sizes = []
+    for noise in dataset["noise"].values:
+        mean = mean_and_error(perturbed(dataset).sel(noise=noise))[0]
+        at = int(mean.argmin())
+        sizes.append(f"{noise:g}: {count(budget[at])}")
+    forgotten = dataset["tuned_increase"].sel(scale=1.0, drop=True)
+    forgotten = forgotten.sel(rate=kept_rates(dataset))
+    rates = best_rate(dataset)
+    tasks = []
+    for task in dataset["task"].values:
+        ends = [stated(forgotten.sel(task=task).isel(budget=k)) for k in (0, -1)]
+        best = [float(np.exp(np.log(rates.sel(task=task).isel(budget=k)).mean())) for k in (0, -1)]
+        tasks.append(f"{task} {ends[0]} to {ends[1]} (tuned rate {best[0]:.2g} to {best[1]:.2g})")
+    verdicts = [finding.verdict for finding in findings(dataset)]
+    counts = ", ".join(f"{verdicts.count(v)} {v}" for v in ("holds", "fails", "undecided"))
+    return (
+        f"From {count(budget[0])} to {count(budget[-1])} tokens of pre-training the held-out "
+        f"loss of {dataset.attrs['parameters']} parameters falls from {first} to {last} nats. "
+        f"Best budget under noise of size lambda: {', '.join(sizes)}. Increase after fine-tuning "
+        "at the largest rate that keeps the text, first to last budget: "
+        f"{'; '.join(tasks)}. Claims: {counts}."
+    )
+
+
+def count(tokens: float) -> str:
+    """Tokens in words.
+
+    >>> count(131072), count(4194304), count(4e9)
+    ('131k', '4.2M', '4B')
+    """
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if tokens >= unit:
+            size = tokens / unit
+            return f"{size:.2g}{name}" if size < 100 else f"{size:.0f}{name}"
+    return f"{tokens:.0f}"

@@ -1,0 +1,203 @@
+"""The stages of `overtraining_language`: what is done to some of its models, side by side."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from experiments.data import stream
+from experiments.studies import overtraining_linear
+from experiments.studies.overtraining_language import tasks, training
+from experiments.studies.overtraining_language.config import Config
+from experiments.training import Optimizer, Schedule, Training, sharding
+from sail_jax import probe
+
+WARMUP = 0.1  # share of the steps (Tables 3 and 4)
+B2 = 0.95  # Adam's second decay; the first is 0.9, the default
+WEIGHT_DECAY = 0.1  # of pre-training; fine-tuning has none
+
+
+def _keys(config: Config, replicate: int) -> jax.Array:
+    """Of initial weights, of dropout, of noise."""
+    return jax.random.split(jax.random.fold_in(jax.random.key(config.seed), replicate), 3)
+
+
+def _order(config: Config, replicate: int) -> int:
+    """The seed of a replicate's minibatches."""
+    return int(np.random.SeedSequence((config.seed, replicate)).generate_state(1)[0])
+
+
+def _initial(config: Config, net: nn.Module, replicates: Sequence[int]) -> list[PyTree]:
+    return [jax.device_get(training.first(net, _keys(config, k)[0])) for k in replicates]
+
+
+def pre_train(
+    config: Config,
+    net: nn.Module,
+    corpus: tasks.Corpus,
+    where: training.Layout,
+    budget: int,
+    some: Sequence[int],
+    folder: Path | None,
+) -> PyTree:
+    """The parameters of some replicates after a budget, stacked."""
+    steps = config.steps(budget)
+    schedule = Schedule(config.rate, steps, round(WARMUP * steps))
+    how = Training(
+        Optimizer(schedule, weight_decay=WEIGHT_DECAY, b2=B2),
+        config.micro_batches,
+        config.compute,
+    )
+    orders = [_order(config, k) for k in some]
+
+    def batch(step: int) -> tasks.Batch:
+        parts = [corpus.batch(step, seed=order, size=config.batch) for order in orders]
+        return jax.tree.map(lambda *leaves: np.stack(leaves, 1), *parts)
+
+    trained = training.together(
+        net,
+        how,
+        _initial(config, net, some),
+        batch,
+        steps,
+        key=_keys(config, some[0])[1],
+        where=where,
+        directory=folder,
+        config=config,
+        save_every=config.save_every,
+    )
+    return training.stacked(trained)
+
+
+def perturb(
+    config: Config,
+    net: nn.Module,
+    where: training.Layout,
+    held_out: tasks.Batch,
+    bases: Sequence[PyTree],
+    some: Sequence[int],
+) -> dict[str, np.ndarray]:
+    """What noise does to some of the models: `gaussian_sensitivity`, [model, noise]."""
+    initial = _initial(config, net, range(config.replicates))
+    deviations = [jax.tree.map(lambda x: np.float32(x.std()), one) for one in initial]
+    of = [k % config.replicates for k in some]
+    each = where.lay(
+        training.stacked(where.filled([bases[k] for k in some])),
+        training.stacked(where.filled([deviations[r] for r in of])),
+        jnp.stack(where.filled([_keys(config, r)[2] for r in of])),
+    )
+    found = _perturbed(
+        net, config.draws, config.at_once, held_out, jnp.asarray(config.noise), *each
+    )
+    named = {
+        "base": found.loss,
+        "increase": found.increase.value,
+        "predicted": found.predicted.value,
+        "draws_error": found.increase.stderr,
+    }
+    return {name: value[: len(some)] for name, value in sharding.gathered(named).items()}
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _perturbed(net, draws, at_once, data, scales, params, deviations, keys) -> probe.Sensitivity:
+    how: dict[str, Any] = {"draws": draws, "batch_size": at_once}
+
+    def one(params: PyTree, deviation: PyTree, key: jax.Array) -> probe.Sensitivity:
+        loss = training.mean_loss(net)
+        return probe.gaussian_sensitivity(
+            loss, params, data, key, scales, deviation=deviation, **how
+        )
+
+    return jax.vmap(one)(params, deviations, keys)
+
+
+def fine_tune(
+    config: Config,
+    net: nn.Module,
+    where: training.Layout,
+    held_out: tasks.Batch,
+    task: tasks.Task,
+    bases: Sequence[PyTree],
+    some: Sequence[tuple[int, int]],
+    folder: Path | None,
+) -> dict[str, np.ndarray]:
+    """Losses and distances of some (model, rate) after fine-tuning, [run, ...]."""
+    steps, top = config.tune_steps, config.rates[-1]
+    schedule = Schedule(top, steps, round(WARMUP * steps))
+    shares = tuple(config.rates[rate] / top for _, rate in some)
+    how = Training(Optimizer(schedule, members=shares, b2=B2), config.micro_batches, config.compute)
+    orders = [_order(config, k) for k in range(config.replicates)]
+    of = np.array([model % config.replicates for model, _ in some])
+
+    def batch(step: int) -> tasks.Batch:
+        size = {"examples": config.examples, "size": config.tune_batch}
+        index = np.stack([stream.indices(step, seed=order, **size) for order in orders], 1)
+        return jax.tree.map(lambda x: x[index[:, of]], task.learn)
+
+    before = [bases[model] for model, _ in some]
+    after = training.together(
+        net,
+        how,
+        before,
+        batch,
+        steps,
+        key=jax.random.fold_in(_keys(config, 0)[1], some[0][0] * len(config.rates) + some[0][1]),
+        where=where,
+        directory=folder,
+        config=config,
+        save_every=config.save_every,
+    )
+    each = where.lay(training.stacked(where.filled(before)), training.stacked(where.filled(after)))
+    found = _tuned(net, config.at_once, held_out, task, jnp.asarray(config.scales), *each)
+    return {name: value[: len(some)] for name, value in sharding.gathered(found).items()}
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _tuned(net, at_once, held_out, task, scales, before, after) -> dict[str, jax.Array]:
+    loss, count = training.mean_loss(net), len(task.validation.tokens)
+    both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), task.validation, task.test)
+
+    def one(before: PyTree, after: PyTree) -> dict[str, jax.Array]:
+        line = probe.fine_tuning_sensitivity(
+            loss, before, after, held_out, scales, batch_size=at_once
+        )
+        apart = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), before, after)
+        ends = jax.tree.map(lambda *leaves: jnp.stack(leaves), before, after)
+        own = jax.lax.map(lambda p: training.each_nll(net, p, both, at_once), ends)
+        return {
+            "increase": line.increase,
+            "predicted": line.predicted,
+            "distance": jnp.sqrt(sum(jax.tree.leaves(apart))),
+            "before": own[0, count:].mean(),
+            "validation": own[1, :count].mean(),
+            "test": own[1, count:].mean(),
+        }
+
+    return jax.vmap(one)(before, after)
+
+
+LINEAR = {  # of the two-layer theory
+    "noise": overtraining_linear.Config(points=60),
+    "rate": overtraining_linear.Config(diagram="learning_rate", rows=(0.0, 0.0005), points=60),
+}
+
+
+def theory() -> dict[str, Any]:
+    """Pre-training loss of two-layer linear networks after noise and after fine-tuning, by its size
+    and the pre-training time, and the time after which more hurts (0 where none does)."""
+    found = {}
+    for name, linear in LINEAR.items():
+        forms = overtraining_linear.closed_forms(linear)
+        found[name] = {
+            "loss": forms["loss"],
+            "inflection": np.nan_to_num(forms["inflection"]),
+            "row": np.linspace(*linear.rows, linear.points),
+            "time": linear.times(linear.spectrum(), linear.points),
+        }
+    return found

@@ -1,0 +1,88 @@
+"""What `proximal_gamma` found, from its dataset alone."""
+
+import xarray as xr
+
+from experiments.lab.findings import Finding, judged, stated
+from experiments.studies.proximal_gamma.training import LABELS
+from experiments.training import gamma_sweep as line
+
+PUBLISHED = -0.1244  # gamma* of Sec. 4.4
+
+
+def summary(dataset: xr.Dataset) -> str:
+    """The best gamma, which distances meet it and at what cost, and what overlap does."""
+    looks, starts = dataset["look"].values, dataset["start"].values.astype(str)
+    last, cases = looks[-1], {f"{s} start": dataset.sel(start=s) for s in starts}
+    when = ", ".join(map(str, looks))
+    best = line.by_case(cases, looks, lambda one, n: line.stated_best(one.sel(look=n)))
+    known = [(one, n) for one in cases.values() for n in looks if line.is_known(one.sel(look=n))]
+    told = []
+    for way in dataset["way"].values.astype(str):
+        of_way = dataset.sel(way=way, look=last)
+        some = starts if way == "parameters" else starts[:1]
+        weight = " and ".join(stated(of_way["predicted"].sel(start=s)) for s in some)
+        cost = " and ".join(stated(of_way["excess"].sel(start=s), 3) for s in starts)
+        told.append(f"{LABELS[way]} {weight} (meets {line.met(known, way)}, costs {cost})")
+    plain = ", ".join(
+        f"{end:g} "
+        + " and ".join(
+            stated(one["end_excess"].sel(look=last, end=end), 3) for one in cases.values()
+        )
+        for end in line.ENDS
+    )
+    gap = lambda one: one["loss"].min("gamma") - one["scratch_loss"]  # noqa: E731
+    ahead = line.by_case(cases, looks, lambda one, n: line.stated_sign(gap(one).sel(look=n)))
+    mmd = dataset["overlap_predicted"].sel(distance="mmd")
+    by_overlap = "; ".join(
+        f"alpha {a:g}, beta {b:g}: {stated(dataset['overlap_best'].sel(alpha=a, beta=b))}"
+        f" (MMD of unigrams: {stated(mmd.sel(alpha=a, beta=b))})"
+        for a in dataset["alpha"].values
+        for b in dataset["beta"].values
+    )
+    means = dataset["predicted"].sel(way="mmd_mean")[0]
+    return (
+        f"Best gamma (weight of theta_1; mean ± s.e. over {dataset.sizes['seed']} seeds) after "
+        f"{when} steps: {best}. Predicted by eq. 11 (in brackets: in how many of the cases where "
+        f"the best is known to ± {line.SHARP:g} it is within {line.DECIDED:g} s.e. of it, and the "
+        f"loss after {last} steps above the lowest, {' and '.join(starts)} start): "
+        f"{'; '.join(told)}. Without prediction, gamma = {plain}. Loss from the best start on the "
+        f"line (chosen in hindsight) beside that from scratch, after {when} steps: {ahead}. By "
+        f"overlap, after {dataset.attrs['overlap_steps']} steps, best (and predicted): "
+        f"{by_overlap}. The formula that Sec. 4.4 prints is the weight of theta_2: with MMD of "
+        "block means it is "
+        f"{stated(1 - means)} here, and eq. 11, the weight of theta_1, {stated(means)}; "
+        f"the published {PUBLISHED} is on the side of the latter, and the printed formula would "
+        f"have given {1 - PUBLISHED:+.4f}."
+    )
+
+
+def findings(dataset: xr.Dataset) -> list[Finding]:
+    """What Sec. 4.4 prints, and what became of it."""
+    one = dataset.isel(start=0, look=-1)
+    told, means = int(dataset["look"][-1]), one["predicted"].sel(way="mmd_mean")
+    rank = "the text of Python's library, a small GPT"
+    excess, ends = one["excess"].sel(way="mmd_mean"), one["end_excess"]
+    return [
+        judged(
+            "SAIL, Sec. 4.4",
+            "the best gamma lies outside [0, 1], below 0",
+            f"gamma* = {PUBLISHED} (GPT-2's tokens)",
+            f"{stated(one['best'])} after {told} steps ({rank})",
+            -one["best"].values,
+        ),
+        judged(
+            "SAIL, Sec. 4.4 and eq. 11",
+            "eq. 11 on the MMD of block means gives a gamma below 0",
+            f"{PUBLISHED}",
+            stated(means),
+            -means.values,
+        ),
+        judged(
+            "SAIL, Fig. 2",
+            "the predicted gamma starts a better training than the mean of the models does",
+            "loss 10.8866 to 4.9782, beside an untrained network",
+            f"above the lowest loss by {stated(excess, 3)}, the mean by "
+            f"{stated(ends.sel(end=0.5), 3)} nats",
+            (ends.sel(end=0.5) - excess).values,
+        ),
+    ]

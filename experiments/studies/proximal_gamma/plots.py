@@ -1,0 +1,176 @@
+"""The figures of `proximal_gamma`."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.lines import Line2D
+
+from experiments.lab.bands import band
+from experiments.lab.findings import mean_and_error
+from experiments.studies.proximal_gamma.findings import PUBLISHED
+from experiments.studies.proximal_gamma.training import DISTANCES, LABELS
+from experiments.training.gamma_plots import (
+    BELOW,
+    GAMMA,
+    look,
+    mark_best,
+    mark_predicted,
+    mark_scratch,
+    predicted_handles,
+    weights,
+)
+from sail_jax.drawing import style
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+STEP_LABEL = "held-out loss (nats)"
+PAIR_LABELS = {"1-target": "D₁ to Dₜ", "2-target": "D₂ to Dₜ", "1-2": "D₁ to D₂"}
+
+
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """Loss against gamma; measured and predicted weights; distances; overlaps (SAIL, Fig. 2)."""
+    return {
+        "gamma": _loss(dataset),
+        "weights": _weights(dataset),
+        "distances": _distances(dataset),
+        "overlap": _overlap(dataset),
+    }
+
+
+def _loss(dataset: "xr.Dataset") -> "Figure":
+    """Figure 2b: a panel for each kind of start."""
+    starts, looks = dataset["start"].values.astype(str), list(dataset["look"].values)
+    groups = [some for some in (looks[: looks.count(0)], looks[looks.count(0) :]) if some]
+    fig, axes = style.figure(
+        len(groups),
+        len(starts),
+        width=max(5.2, 9.0 / len(starts)),
+        height=2.9,
+        sharex=True,
+        sharey="row",
+    )
+    grid = dataset["gamma"].values
+    for row, some in zip(axes, groups, strict=True):
+        for ax, start in zip(row, starts, strict=True):
+            one = dataset.sel(start=start)
+            for n in some:
+                i, values = looks.index(n), one["loss"].sel(look=n)
+                band(ax, grid, values, lw=1.5, **look(i))
+                mark_scratch(ax, one["scratch_loss"].sel(look=n), i)
+                mark_best(ax, values, one["best"].sel(look=n), i)
+            ax.set_xlim(grid[0], grid[-1])
+            mark_predicted(ax, one["predicted"])
+            ax.set_title(f"{start} initial weights", pad=9)
+        row[0].set_ylabel(STEP_LABEL)
+    for ax in axes[-1]:
+        ax.set_xlabel(GAMMA)
+    lines = [Line2D([], [], label=f"after {n} steps", **look(i)) for i, n in enumerate(looks)]
+    lines += [
+        Line2D([], [], ls="", marker="o", color=style.INK, mec="white", label="lowest, by seed"),
+        Line2D([], [], ls="", marker="<", color=style.INK, label="from scratch"),
+        *predicted_handles([LABELS[w] for w in dataset["way"].values.astype(str)]),
+    ]
+    title = f"mean ± s.e. over {dataset.sizes['seed']} seeds"
+    fig.legend(handles=lines, title=title, ncols=3, **BELOW)
+    return fig
+
+
+def _weights(dataset: "xr.Dataset") -> "Figure":
+    """Measured and predicted, with the printed formula and the published number."""
+    starts, looks = dataset["start"].values.astype(str), dataset["look"].values
+    height = 1.5 + 0.24 * (len(looks) + len(LABELS) + 1)
+    width = max(5.2, 8.0 / len(starts))
+    fig, axes = style.figure(1, len(starts), width=width, height=height, sharey=True)
+    span = dataset["gamma"].values[[0, -1]]
+    for ax, start in zip(axes[0], starts, strict=True):
+        one = dataset.sel(start=start)
+        rows = {f"best, after {n} steps": one["best"].sel(look=n) for n in looks}
+        rows |= {LABELS[w]: one["predicted"].sel(way=w) for w in dataset["way"].values.astype(str)}
+        rows["as printed in Sec. 4.4, MMD, means"] = 1 - one["predicted"].sel(way="mmd_mean")
+        weights(ax, rows, len(looks), span)
+        ax.axvline(PUBLISHED, color=style.INK, lw=1, ls=":")
+        ax.set_title(f"{start} initial weights")
+        ax.set_xlabel(f"{GAMMA} (mean ± s.e.; ticks: seeds)")
+    note = (
+        f"dotted: the published γ* = {PUBLISHED}, on other text. The formula printed beside it is\n"
+        f"the weight of θ₂ (last row, read as θ₁'s) and would give {1 - PUBLISHED:+.4f}; "
+        "eq. 11 is the weight of θ₁."
+    )
+    fig.supxlabel(note, fontsize=9)
+    return fig
+
+
+def _distances(dataset: "xr.Dataset") -> "Figure":
+    """Distances between the parts as shares of the largest, with their mean standard errors."""
+    one = dataset.isel(alpha=0, beta=0)
+    names = dataset["distance"].values.astype(str)
+    fig, axes = style.figure(width=6.4, height=1.2 + 0.42 * len(names))
+    ax = axes[0, 0]
+    for i, name in enumerate(names):
+        value = one["distance_value"].sel(distance=name).mean("seed")
+        error = one["distance_error"].sel(distance=name).mean("seed")
+        unit = float(value.max())
+        for k, pair in enumerate(dataset["pair"].values.astype(str)):
+            y = len(names) - 1 - i + 0.22 * (1 - k)
+            x, dx = float(value.sel(pair=pair)) / unit, float(error.sel(pair=pair)) / unit
+            color, label = style.PALETTE[k], PAIR_LABELS[pair] if i == 0 else None
+            ax.errorbar(x, y, xerr=dx, fmt="osD"[k], color=color, ms=5, capsize=3, label=label)
+    squared = [" (squared)" if DISTANCES[n][0] else "" for n in names]
+    labels = [DISTANCES[n][1] + s for n, s in zip(names, squared, strict=True)]
+    ax.set_yticks(range(len(names)), labels[::-1])
+    ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
+    ax.set_xlabel("distance as a share of the largest (± its standard error)")
+    fig.legend(ncols=3, **BELOW)
+    return fig
+
+
+def _overlap(dataset: "xr.Dataset") -> "Figure":
+    """Figure 2c: a panel for each overlap of the sources with the target."""
+    betas, alphas = dataset["beta"].values, dataset["alpha"].values
+    columns = min(4, len(betas))
+    rows = -(-len(betas) // columns)
+    fig, axes = style.figure(
+        rows, columns, width=max(3.8, 7.0 / columns), height=3.2, sharex=True, sharey=True
+    )
+    grid = dataset["gamma"].values
+    many = colormaps[style.SEQUENTIAL](np.linspace(0, 0.9, len(alphas)))
+    for ax, beta in zip(axes.flat, betas, strict=False):
+        for i, alpha in enumerate(alphas):
+            one = dataset.sel(alpha=alpha, beta=beta)
+            drawn = look(i) if len(alphas) <= 4 else {"color": many[i], "ls": "-"}
+            band(ax, grid, one["overlap_loss"], lw=1.5, **drawn)
+            heights = one["overlap_loss"].min("gamma")
+            ax.plot(one["overlap_best"], heights, "o", ms=4, mec="white", color=drawn["color"])
+            x, _ = mean_and_error(one["overlap_predicted"].sel(distance="mmd"))
+            if grid[0] < x < grid[-1]:
+                ax.axvline(float(x), color=drawn["color"], ls=drawn["ls"], lw=0.9)
+            elif np.isfinite(x):
+                place, marker = (0.0, "<") if x < grid[0] else (1.0, ">")
+                inside = {"transform": ax.transAxes, "clip_on": False, "color": drawn["color"]}
+                ax.plot(place, 0.9 - 0.07 * i, marker, ms=6, **inside)
+        ax.set_title(f"share β = {beta:g} of either source from Dₜ")
+    for ax in axes.flat[len(betas) :]:
+        ax.set_axis_off()
+    for ax in axes[-1]:
+        ax.set_xlabel(GAMMA)
+    for ax in axes[:, 0]:
+        ax.set_ylabel(STEP_LABEL)
+    lines = [
+        Line2D([], [], label=f"α = {alpha:g}", **look(i)) if len(alphas) <= 4
+        else Line2D([], [], label=f"α = {alpha:g}", color=many[i])
+        for i, alpha in enumerate(alphas)
+    ]  # fmt: skip
+    dot: dict[str, Any] = {"marker": "o", "mec": "white", "color": style.INK}
+    lines += [
+        Line2D([], [], ls="", label="lowest, by seed", **dot),
+        Line2D([], [], color=style.INK, lw=0.9, label="predicted, MMD of unigrams (◂ beyond)"),
+    ]
+    title = (
+        f"after {dataset.attrs['overlap_steps']} steps, {dataset['start'].values[0]} start, mean ± "
+        f"s.e. over {dataset.sizes['seed']} seeds; α: share common to D₁ and D₂"
+    )
+    fig.legend(handles=lines, title=title, ncols=min(3, len(lines)), **BELOW)
+    return fig

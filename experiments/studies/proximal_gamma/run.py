@@ -1,0 +1,116 @@
+"""The run of `proximal_gamma`: its stages, and the dataset that they make."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+from jaxtyping import PyTree
+
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.studies.proximal_gamma import training
+from experiments.studies.proximal_gamma.config import Config
+from experiments.studies.proximal_gamma.training import DISTANCES, LABELS
+from experiments.training import gamma_sweep as line
+from experiments.training.gamma_sweep import STARTS, Start
+
+
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
+    """Trains, merges, trains on; a stage for each start and each pair of overlaps."""
+    data = training.load(config)
+    initial = jax.device_get(training.initial(config))
+
+    def weights_of(which: Any) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[:, which], initial)
+
+    def swept(start: Start, overlaps: tuple[float, float], steps: int) -> dict[str, Any]:
+        parts = training.parts(data, training.sources(config, data, *overlaps))
+        learned = training.learn(config, weights_of(STARTS[start]), data, *parts)
+        found = training.tune(config, steps, learned["model"], data)
+        models = jax.device_get(learned["model"])  # theta_1, theta_2 and theta*
+        weights = line.weights_by_parameters(models, jax.tree.map(lambda leaf: leaf[:, 2], models))
+        return {"scratch": learned["loss"][:, 2], **found, "parameters": weights}
+
+    apart, found, overlapping = {}, {}, {}
+    for overlaps in config.overlaps():
+        name = "alpha {:g}, beta {:g}".format(*overlaps)
+        apart[overlaps] = stage(
+            f"distances, {name}", partial(training.apart, config, data, overlaps)
+        )
+        if overlaps != (0, 0):
+            compute = partial(swept, config.starts[0], overlaps, config.overlap_steps)
+            overlapping[overlaps] = stage(f"sweep, {name}", compute)
+            continue
+        for start in config.starts:
+            compute = partial(swept, start, overlaps, config.looks[-1])
+            found[start] = stage(f"sweep, {start} start", compute)
+    return _dataset(config, apart, found, overlapping)
+
+
+def _dataset(config: Config, apart: Mapping, found: Mapping, overlapping: Mapping) -> xr.Dataset:
+    gamma, main = config.gamma(), apart[0, 0]
+    seeds = config.replicates
+    loss = np.stack([np.asarray(found[s]["loss"], float) for s in config.starts])
+    loss = loss.swapaxes(2, 3)  # [start, seed, look, gamma]
+    predicted = np.stack([np.c_[main["weight"], found[s]["parameters"]].T for s in config.starts])
+    where = np.broadcast_to(predicted[..., None], (*predicted.shape, len(config.looks)))
+    several = np.broadcast_to(loss[:, None], (*where.shape, len(gamma)))
+    first = loss[0, :, config.looks.index(config.overlap_steps)]
+    by_overlap = {
+        (0.0, 0.0): first,
+        **{at: np.asarray(part["loss"], float)[..., -1] for at, part in overlapping.items()},
+    }
+    grid = ("alpha", "beta")
+
+    def over(parts: Mapping[tuple[float, float], np.ndarray]) -> np.ndarray:
+        array = np.array([parts[at] for at in config.overlaps()])
+        return array.reshape(len(config.alphas), len(config.betas), *array.shape[1:])
+
+    overlap = over(by_overlap)
+    values = {
+        name: over({at: part[name] for at, part in apart.items()}) for name in ("value", "error")
+    }
+    weight = over({at: part["weight"] for at, part in apart.items()})
+    per_pair = (*grid, "seed", "distance", "pair")
+    return xr.Dataset(
+        {
+            "loss": (("start", "seed", "look", "gamma"), loss, {"units": "nats per character"}),
+            "scratch_loss": (
+                ("start", "seed", "look"),
+                np.stack([found[s]["scratch"] for s in config.starts]).astype(float),
+            ),
+            "best": (("start", "seed", "look"), line.lowest(gamma, loss)),
+            "predicted": (("start", "way", "seed"), predicted),
+            "excess": (
+                ("start", "way", "seed", "look"),
+                line.at(gamma, several, where) - loss.min(-1)[:, None],
+                {"long_name": "loss at the predicted gamma above the lowest"},
+            ),
+            "end_excess": (
+                ("start", "seed", "look", "end"),
+                line.ends(gamma, loss) - loss.min(-1)[..., None],
+                {"long_name": "loss at gamma = 0, 1/2, 1 above the lowest"},
+            ),
+            "overlap_loss": ((*grid, "seed", "gamma"), overlap),
+            "overlap_best": ((*grid, "seed"), line.lowest(gamma, overlap)),
+            "overlap_predicted": ((*grid, "seed", "distance"), weight),
+            "distance_value": (per_pair, values["value"]),
+            "distance_error": (per_pair, values["error"]),
+        },
+        {
+            "start": list(config.starts),
+            "seed": np.arange(seeds),
+            "look": list(config.looks),
+            "gamma": ("gamma", gamma, {"long_name": "weight of the first model", "units": "1"}),
+            "way": list(LABELS),
+            "distance": list(DISTANCES),
+            "pair": list(line.PAIRS),
+            "end": list(line.ENDS),
+            "alpha": list(config.alphas),
+            "beta": list(config.betas),
+        },
+        {"overlap_steps": config.overlap_steps, "block": config.block},
+    )

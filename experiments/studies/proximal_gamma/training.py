@@ -1,0 +1,239 @@
+"""What `proximal_gamma` trains and measures: parts of the text, models, distances, weights; all
+repetitions at once."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, PyTree, UInt8
+
+from experiments.data import text
+from experiments.models.next_token import token_losses
+from experiments.studies.proximal_gamma.config import Config
+from experiments.training import gamma_sweep as line
+from sail_jax import distances
+from sail_jax.distances import Distance
+
+PERCENTILES = (33, 66)
+# each with whether it is a squared one, and its name
+DISTANCES = {
+    "mmd_mean": (True, "MMD, block means"),
+    "w1_mean": (False, "Wasserstein-1, block means"),
+    "mmd": (True, "MMD, unigrams of blocks"),
+    "energy": (True, "energy, unigrams of blocks"),
+    "js": (True, "Jensen-Shannon, unigrams"),
+    "tv": (False, "total variation, unigrams"),
+    "tv_bigrams": (False, "total variation, bigrams"),
+}
+LABELS = {**{k: label for k, (_, label) in DISTANCES.items()}, "parameters": "parameters (eq. 4)"}
+
+
+class Data(NamedTuple):
+    """Blocks to learn from, which of them are the three parts, and the target's held-out blocks."""
+
+    blocks: UInt8[np.ndarray, "block length"]
+    parts: text.Parts
+    held_out: UInt8[np.ndarray, "held_out length"]
+
+
+def load(config: Config) -> Data:
+    """Parts by the percentiles of the text to learn from; ValueError where they are too small."""
+    learn, kept = (text.blocks(tokens, config.block) for tokens in text.load())
+    thresholds = np.percentile(learn.mean(1), PERCENTILES)
+    parts = text.by_mean(learn, thresholds)
+    high = kept[text.by_mean(kept, thresholds)[2]]
+    for field, most in (
+        ("held_out", len(high)),
+        ("source_blocks", min(*map(len, parts[:2]), len(parts[2]) // 2)),
+    ):
+        if getattr(config, field) > most:
+            raise ValueError(
+                f"{field} must be at most {most}, as the text has no more blocks of "
+                f"{config.block} tokens; got {getattr(config, field)}"
+            )
+    order = np.random.default_rng((config.seed, 0)).permutation(len(high))
+    return Data(learn, parts, high[order[: config.held_out]])
+
+
+def sources(
+    config: Config, data: Data, alpha: float, beta: float
+) -> Int[np.ndarray, "seed 2 count"]:
+    """Which blocks make the two sources of every repetition."""
+
+    def draw(seed: int) -> np.ndarray:
+        rng = np.random.default_rng((config.seed, 1, seed))
+        return text.overlapping(rng, data.parts, config.source_blocks, alpha=alpha, beta=beta)
+
+    return np.stack([draw(seed) for seed in range(config.replicates)])
+
+
+def next_token_loss(
+    config: Config, params: PyTree, some: Int[Array, "n length"]
+) -> Float[Array, ""]:
+    """Mean cross-entropy, in nats, of every token of a block but the first."""
+    return token_losses(config.network(), params, some[:, :-1], some[:, 1:]).mean()
+
+
+def held_out_loss(config: Config, held_out: Int[Array, "n length"], params: PyTree) -> Array:
+    """The mean over all blocks, a few of them at a time."""
+    each = lambda block: next_token_loss(config, params, block[None])  # noqa: E731
+    return jax.lax.map(each, held_out.astype(int), batch_size=config.batch).mean()
+
+
+def trained(
+    config: Config,
+    params: PyTree,
+    blocks: Array,
+    part: tuple[Int[Array, " most"], Int[Array, ""]],
+    key: Array,
+    steps: int,
+    measure: Callable[[PyTree], Any],
+) -> tuple[PyTree, Any]:
+    """The model after `steps` on the blocks of a part (which they are, how many of these count),
+    and what `measure` says before the first and after every `config.every`. Equal keys give equal
+    minibatches."""
+    which, count = part
+    optimizer = optax.scale_by_adam()
+
+    def step(state: tuple, t: Array) -> tuple[tuple, None]:
+        params, memory = state
+        drawn = jax.random.randint(jax.random.fold_in(key, t), (config.batch,), 0, count)
+        some = blocks[which[drawn]].astype(int)
+        gradient = jax.grad(partial(next_token_loss, config))(params, some)
+        update, memory = optimizer.update(gradient, memory)
+        rate = config.rate * jnp.minimum(1, (t + 1) / config.warmup)
+        return (jax.tree.map(lambda p, u: p - rate * u, params, update), memory), None
+
+    def chunk(state: tuple, times: Array) -> tuple[tuple, Any]:
+        state, _ = jax.lax.scan(step, state, times)
+        return state, measure(state[0])
+
+    times = jnp.arange(steps).reshape(-1, config.every)
+    first = measure(params)
+    state, later = jax.lax.scan(chunk, (params, optimizer.init(params)), times)
+    return state[0], jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, later)
+
+
+def _keys(config: Config) -> Array:
+    """Of every repetition: initial weights (three), minibatches of the sources and the target."""
+    return jax.random.split(jax.random.key(config.seed), (config.replicates, 6))
+
+
+@partial(jax.jit, static_argnums=0)
+def initial(config: Config) -> PyTree:
+    """Weights `[seed, 3, ...]`."""
+    init = config.network().init
+    tokens = jnp.zeros((1, config.block - 1), int)
+    return jax.vmap(jax.vmap(lambda key: init(key, tokens)))(_keys(config)[:, :3])
+
+
+def _looks(config: Config, steps: int) -> Array:
+    """Where the looks up to `steps` are among the measurements."""
+    return jnp.array([look // config.every for look in config.looks if look <= steps])
+
+
+def parts(
+    data: Data, pairs: Int[np.ndarray, "seed 2 count"]
+) -> tuple[Int[np.ndarray, "seed 3 most"], Int[np.ndarray, "seed 3"]]:
+    """What theta_1, theta_2 and theta* learn from, filled up to one length, and the true ones."""
+    target = data.parts[2]
+    filled = np.zeros((len(pairs), 3, len(target)), np.int32)
+    filled[:, :2, : pairs.shape[-1]], filled[:, 2] = pairs, target
+    count = [pairs.shape[-1]] * 2 + [len(target)]
+    return filled, np.tile(np.array(count, np.int32), (len(pairs), 1))
+
+
+def _over(config: Config, fn: Callable[..., Any], *trees: PyTree) -> Any:
+    """`fn` mapped over the two leading axes, `config.at_once` runs at a time."""
+    seeds, several = jax.tree.leaves(trees)[0].shape[:2]
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), trees)
+    count = min(config.at_once, seeds * several)
+    found = jax.lax.map(lambda some: fn(*some), flat, batch_size=count)
+    return jax.tree.map(lambda leaf: leaf.reshape(seeds, several, *leaf.shape[1:]), found)
+
+
+@partial(jax.jit, static_argnums=0)
+def learn(config: Config, first: PyTree, data: Data, which: Array, count: Array) -> PyTree:
+    """theta_1, theta_2 and theta*, `[seed, 3]`, with the held-out loss on the target at all looks:
+    that of theta* is training from scratch."""
+    measure = partial(held_out_loss, config, jnp.asarray(data.held_out))
+
+    def one(params: PyTree, part: tuple, key: Array) -> dict[str, Any]:
+        blocks, steps = jnp.asarray(data.blocks), config.source_steps
+        model, loss = trained(config, params, blocks, part, key, steps, measure)
+        return {"model": model, "loss": loss[_looks(config, steps)]}
+
+    return _over(config, one, first, (which, count), _keys(config)[:, 3:])
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def tune(config: Config, steps: int, models: PyTree, data: Data) -> dict[str, Array]:
+    """The held-out loss `[seed, gamma, look]`, training on the target from all of the line."""
+    blocks, target = jnp.asarray(data.blocks), jnp.asarray(data.parts[2])
+    part = target, jnp.asarray(len(target))
+    measure = partial(held_out_loss, config, jnp.asarray(data.held_out))
+
+    def one(seed: Array, gamma: Array) -> Array:
+        first, second = (jax.tree.map(lambda leaf, i=i: leaf[seed, i], models) for i in range(2))
+        params = line.on_line(first, second, gamma)
+        key = _keys(config)[seed, 5]
+        return trained(config, params, blocks, part, key, steps, measure)[1][_looks(config, steps)]
+
+    gamma = jnp.asarray(config.gamma(), jnp.float32)
+    pairs = jnp.meshgrid(jnp.arange(config.replicates), gamma, indexing="ij")
+    return {"loss": _over(config, one, *pairs)}
+
+
+def unigrams(some: UInt8[np.ndarray, "block length"]) -> Float[np.ndarray, "block vocab"]:
+    """How often each token occurs in a block, as a share of its length.
+
+    >>> unigrams(np.array([[1, 1, 0, 2]], np.uint8))[0, :3].tolist()
+    [0.25, 0.5, 0.25]
+    """
+    at = np.arange(len(some))[:, None] * text.VOCAB + some
+    counts = np.bincount(at.ravel(), minlength=len(some) * text.VOCAB)
+    return counts.reshape(-1, text.VOCAB) / some.shape[1]
+
+
+def apart(config: Config, data: Data, overlaps: tuple[float, float]) -> dict[str, np.ndarray]:
+    """Distances between the sources and the target, their errors, and model 1's weight by eq. 11:
+    `[seed, distance, pair]` and `[seed, distance]`."""
+    shape = config.replicates, len(DISTANCES), len(line.PAIRS)
+    value, error, weight = np.zeros(shape), np.zeros(shape), np.zeros(shape[:2])
+    for seed, pair in enumerate(sources(config, data, *overlaps)):
+        rng = np.random.default_rng((config.seed, 2, seed))
+        parts = [
+            data.blocks[rng.permutation(part)[: config.distance_blocks]]
+            for part in (*pair, data.parts[2])
+        ]
+        for i, (name, found) in enumerate(measured(*parts).items()):
+            value[seed, i] = [float(found[p].value) for p in line.PAIRS]
+            error[seed, i] = [float(found[p].stderr) for p in line.PAIRS]
+            weight[seed, i] = line.weight(found, squared=DISTANCES[name][0])
+    return {"value": value, "error": error, "weight": weight}
+
+
+def measured(
+    one: UInt8[np.ndarray, "m length"],
+    two: UInt8[np.ndarray, "n length"],
+    target: UInt8[np.ndarray, "k length"],
+) -> dict[str, dict[str, Distance]]:
+    """Every distance of every pair of three samples of blocks; pairs share their bandwidth."""
+    streams = one, two, target
+    means = [some.mean(1) for some in streams]
+    shares = [unigrams(some) for some in streams]
+    bigrams = partial(distances.total_variation_tokens, n=2)
+    found = {
+        "mmd_mean": line.mmd(*(mean[:, None] for mean in means)),
+        "w1_mean": line.distances(distances.wasserstein, *means),
+        "mmd": line.mmd(*shares),
+        "energy": line.distances(distances.energy, *shares),
+        "js": line.distances(distances.jensen_shannon_tokens, *streams),
+        "tv": line.distances(distances.total_variation_tokens, *streams),
+        "tv_bigrams": line.distances(bigrams, *streams),
+    }
+    return {name: found[name] for name in DISTANCES}

@@ -1,0 +1,224 @@
+"""What `proximal_spirals` trains and measures: data, models, distances, weights; all repetitions at
+once."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+
+from experiments.data import spirals
+from experiments.data.spirals import Points, Sources
+from experiments.models.mlp import MLP
+from experiments.studies.proximal_spirals.config import Config
+from experiments.training import gamma_sweep as line
+from sail_jax import distances, proximal
+from sail_jax.distances import Distance
+
+CLASSES = 2
+DESCENT_RATE = 0.02  # of Adam, on gamma
+EPS_ROOT = 1e-12  # of the Adam that is differentiated: its root at 0 has no slope
+CELLS = 4  # of the histogram along either axis, for each label
+# each with whether it is a squared one
+DISTANCES = {"mmd": True, "energy": True, "tv": False, "w1": False}
+LABELS = {
+    "mmd": "MMD",
+    "energy": "energy distance",
+    "tv": "total variation",
+    "w1": "Wasserstein-1",
+    "parameters": "parameters (eq. 4)",
+    "loss": "loss (eq. 3)",
+}
+
+
+class Data(NamedTuple):
+    """Of every repetition: points to train on and to test on; which make the two sources; and in
+    which order points of the target and of the sources are taken, a minibatch per row."""
+
+    train: Points
+    test: Points
+    sources: Int[np.ndarray, "seed 2 count"]
+    order: Int[np.ndarray, "seed step batch"]
+    orders: Int[np.ndarray, "seed 2 step batch"]
+
+
+def load(config: Config, how: Sources) -> Data:
+    """The same points, and order of the target's, for every way to cut sources out of them."""
+
+    def order(rng: np.random.Generator, n: int) -> np.ndarray:
+        epochs = [rng.permutation(n).reshape(-1, config.batch) for _ in range(config.epochs)]
+        return np.concatenate(epochs)
+
+    def draw(seed: int) -> Data:
+        rng = np.random.default_rng((config.seed, seed))
+        train, test = (
+            spirals.spirals(rng, n, turns=config.turns, noise=config.noise)
+            for n in (config.points, config.test)
+        )
+        target = order(rng, config.points)
+        some = np.stack(spirals.sources(rng, train, how, config.count))
+        return Data(train, test, some, target, np.stack([order(rng, config.count) for _ in some]))
+
+    found = [draw(seed) for seed in range(config.replicates)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+
+
+def _apply(config: Config, params: PyTree, x: Any) -> Any:
+    return MLP((config.hidden,), CLASSES).apply(params, x)
+
+
+def loss(config: Config, params: PyTree, points: Points) -> Float[Array, ""]:
+    logits = _apply(config, params, points.x)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, points.y).mean()
+
+
+def _measures(config: Config, params: PyTree, train: Points, test: Points) -> dict[str, Array]:
+    """Loss and norm of its gradient on the training points, accuracy on the test points."""
+    value, gradient = jax.value_and_grad(partial(loss, config))(params, train)
+    right = _apply(config, params, test.x).argmax(-1) == test.y
+    return {
+        "loss": value,
+        "accuracy": right.mean(dtype=value.dtype),
+        "gradient": optax.tree.norm(gradient),
+    }
+
+
+def _trained(
+    config: Config,
+    params: PyTree,
+    points: Points,
+    order: Int[ArrayLike, "step batch"],
+    measure: Callable[[PyTree], Any],
+) -> tuple[PyTree, Any]:
+    """The model after `epochs`, and what `measure` says of it before the first and after every
+    `every` epochs."""
+    optimizer = optax.adam(config.rate)
+
+    def step(state: tuple, some: Array) -> tuple[tuple, None]:
+        params, memory = state
+        gradient = jax.grad(partial(loss, config))(params, _pick(points, some))
+        update, memory = optimizer.update(gradient, memory)
+        return (optax.apply_updates(params, update), memory), None
+
+    def chunk(state: tuple, some: Array) -> tuple[tuple, Any]:
+        state, _ = jax.lax.scan(step, state, some)
+        return state, measure(state[0])
+
+    chunks = jnp.asarray(order).reshape(config.epochs // config.every, -1, config.batch)
+    state, later = jax.lax.scan(chunk, (params, optimizer.init(params)), chunks)
+    first = measure(params)
+    return state[0], jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, later)
+
+
+def _pick(points: Points, index: Any) -> Points:
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], points)
+
+
+@partial(jax.jit, static_argnums=0)
+def initial(config: Config) -> PyTree:
+    """Weights `[seed, 3, ...]`."""
+    keys = jax.random.split(jax.random.key(config.seed), (config.replicates, 3))
+    init = MLP((config.hidden,), CLASSES).init
+    return jax.vmap(jax.vmap(lambda key: init(key, jnp.zeros((1, 2)))))(keys)
+
+
+@partial(jax.jit, static_argnums=0)
+def scratch(config: Config, first: PyTree, data: Data) -> dict[str, Any]:
+    """Training on the target from initial weights: `[seed, epoch]`."""
+
+    def one(params: PyTree, data: Data) -> dict[str, Any]:
+        measure = lambda params: _measures(config, params, data.train, data.test)  # noqa: E731
+        model, found = _trained(config, params, data.train, data.order, measure)
+        return {"model": model, **found}
+
+    return jax.vmap(one)(first, data)
+
+
+@partial(jax.jit, static_argnums=0)
+def sweep(config: Config, first: PyTree, data: Data) -> dict[str, Any]:
+    """The models `[seed, 2]`; and `[seed, gamma, epoch]`, training from every point of the line."""
+
+    def learn(params: PyTree, points: Points, order: ArrayLike) -> PyTree:
+        return _trained(config, params, points, order, lambda _: {})[0]
+
+    def each(first: PyTree, data: Data) -> dict[str, Any]:
+        measure = lambda params: _measures(config, params, data.train, data.test)  # noqa: E731
+        models = jax.vmap(learn)(first, _pick(data.train, data.sources), data.orders)
+        one, two = (jax.tree.map(lambda leaf, i=i: leaf[i], models) for i in range(2))
+
+        def at(gamma: Array) -> dict[str, Array]:
+            params = line.on_line(one, two, gamma)
+            return _trained(config, params, data.train, data.order, measure)[1]
+
+        return {"models": models, **jax.vmap(at)(jnp.asarray(config.gamma(), jnp.float32))}
+
+    return jax.vmap(each)(first, data)
+
+
+def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
+    """Of points with their labels as a third coordinate: `[seed, distance, pair]`, with errors."""
+    edges = np.linspace(-1, 1, CELLS + 1)[1:-1]
+    bins = [edges, edges, np.array([0.5])]
+    measures: dict[str, Callable[..., Distance]] = {
+        "energy": distances.energy,
+        "tv": partial(distances.total_variation_histogram, bins=bins),
+        # matched point by point: no standard error
+        "w1": lambda x, y: Distance(distances.wasserstein1(x, y), np.nan),
+    }
+    # the target's points are fresh ones: those of the sources are among its training points
+    learn, fresh = (
+        np.concatenate([some.x, some.y[..., None]], -1) for some in (data.train, data.test)
+    )
+    value = np.zeros((config.replicates, len(DISTANCES), len(line.PAIRS)))
+    error = np.zeros_like(value)
+    weight = np.zeros(value.shape[:2])
+    for seed in range(config.replicates):
+        one, two = learn[seed][data.sources[seed]]
+        # one kernel, hence one bandwidth, for the three pairs
+        width = distances.median_distance(learn[seed], fresh[seed])
+        measures["mmd"] = partial(distances.mmd, bandwidth=width)
+        for i, (name, squared) in enumerate(DISTANCES.items()):
+            target = fresh[seed][: config.count] if name == "w1" else fresh[seed]
+            found = line.distances(measures[name], one, two, target)
+            value[seed, i] = [float(found[pair].value) for pair in line.PAIRS]
+            error[seed, i] = [float(found[pair].stderr) for pair in line.PAIRS]
+            weight[seed, i] = line.weight(found, squared=squared)
+    return {"value": value, "error": error, "weight": weight}
+
+
+def weights(config: Config, data: Data, models: PyTree, target: PyTree) -> dict[str, np.ndarray]:
+    """Model 1's weight by eq. 4 (the target: the model trained on it) and by eq. 3: `[seed]`."""
+    by_parameters = line.weights_by_parameters(models, target)
+    return {"parameters": by_parameters, "loss": np.asarray(descend(config, data, models))}
+
+
+@partial(jax.jit, static_argnums=0)
+def descend(config: Config, data: Data, models: PyTree) -> Float[Array, " seed"]:
+    """What `proximal.from_loss` does, of all seeds at once: gamma from 1/2 down the gradient of the
+    loss after training for `loss_epochs`."""
+    descent = optax.adam(DESCENT_RATE)
+
+    def one(data: Data, models: PyTree) -> Array:
+        steps = config.loss_epochs * config.points // config.batch
+        after = proximal.after_training(
+            [jax.tree.map(lambda leaf, i=i: leaf[i], models) for i in range(2)],
+            partial(loss, config),
+            _pick(data.train, data.order[:steps]),
+            data.train,
+            optimizer=optax.adam(config.rate, eps_root=EPS_ROOT),
+        )
+        slope = jax.grad(lambda gamma: after(jnp.stack([gamma, 1 - gamma])))
+
+        def step(state: tuple, _: None) -> tuple[tuple, None]:
+            update, memory = descent.update(slope(state[0]), state[1])
+            return (state[0] + update, memory), None
+
+        start = jnp.asarray(0.5)
+        (gamma, _), _ = jax.lax.scan(step, (start, descent.init(start)), length=config.loss_steps)
+        return gamma
+
+    return jax.vmap(one)(data, models)

@@ -1,0 +1,169 @@
+"""The figures of `sail_diffusion`: one colour and marker for each way, in all of them."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.lines import Line2D
+
+from experiments.lab.bands import band
+from experiments.lab.findings import mean_and_error
+from experiments.studies.sail_diffusion.quality import MEASURES
+from sail_jax.drawing import style
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NAMES = {
+    "sit": "SiT",
+    "repa": "+ REPA",
+    "sail": "+ SAIL",
+    "sail_clean": "+ SAIL, targets of the data",
+    "sail_start": "+ REPA, SAIL's start",
+    "sail_loss": "+ SAIL, usual start",
+}
+LOOKS = dict(
+    zip(
+        NAMES,
+        zip(
+            (style.FAINT, style.PALETTE[0], style.PALETTE[1], *style.PALETTE[2:5]),
+            "osD^vP",
+            strict=True,
+        ),
+        strict=True,
+    )
+)
+TERMS = {
+    "velocity": "velocity loss",
+    "repa": "REPA's loss (− cosine)",
+    "align": "alignment loss",
+}
+
+
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """Measures against steps; samples; losses."""
+    return {
+        "distance": _distance(dataset),
+        "measures": _measures(dataset),
+        "losses": _losses(dataset),
+        "samples": _samples(dataset),
+    }
+
+
+def _ways(dataset: "xr.Dataset") -> list[str]:
+    return list(dataset["way"].values.astype(str))
+
+
+def _curve(ax: "Axes", dataset: "xr.Dataset", measure: str) -> None:
+    """Every way from its first evaluation on, with standard errors."""
+    ways = _ways(dataset)
+    steps = dataset["step"].values[1:]
+    shift = 0.008 * steps[-1]
+    for i, way in enumerate(ways):
+        mean, error = mean_and_error(dataset[measure].sel(way=way).isel(step=slice(1, None)))
+        color, marker = LOOKS[way]
+        at = steps + shift * (i - (len(ways) - 1) / 2)
+        ax.errorbar(at, mean, yerr=error, color=color, marker=marker, ms=4, lw=1.2, capsize=2)
+    real = dataset[f"{measure}_real"].values
+    ax.axhline(real.mean(), color=style.INK, lw=0.9, ls="--")
+    ax.set_xlabel("steps")
+
+
+def _legend(fig: "Figure", dataset: "xr.Dataset", *, real: bool) -> None:
+    lines = [
+        Line2D([], [], color=LOOKS[way][0], marker=LOOKS[way][1], ms=4, label=NAMES[way])
+        for way in _ways(dataset)
+    ]
+    if real:
+        label = "images learned from"
+        lines.append(Line2D([], [], color=style.INK, lw=0.9, ls="--", label=label))
+    title = f"{dataset.attrs['data']}: mean ± s.e. over {dataset.sizes['seed']} seeds"
+    columns = len(lines) if len(lines) < 6 else 3
+    look = {"ncols": columns, "frameon": False, "fontsize": 9, "title_fontsize": 9}
+    fig.legend(handles=lines, title=title, loc="outside upper center", **look)
+
+
+def _distance(dataset: "xr.Dataset") -> "Figure":
+    """The distance by steps, and how much lower it is than REPA's, seed by seed paired."""
+    fig, axes = style.figure(1, 2, width=4.0, height=3.6)
+    left, right = axes[0]
+    _curve(left, dataset, "fd")
+    left.set_yscale("log")
+    left.set_ylabel("Fréchet distance to held-out images")
+    steps = dataset["step"].values[1:]
+    right.axhline(0, color=LOOKS["repa"][0], lw=1)
+    ways = [way for way in _ways(dataset) if way != "repa"]
+    for i, way in enumerate(ways):
+        ratio = dataset["fd"].sel(way=way) / dataset["fd"].sel(way="repa")
+        ratio = ratio.isel(step=slice(1, None))
+        mean, error = mean_and_error(ratio.copy(data=np.log2(ratio.values)))
+        color, marker = LOOKS[way]
+        at = steps + 0.008 * steps[-1] * (i - (len(ways) - 1) / 2)
+        right.errorbar(at, mean, yerr=error, color=color, marker=marker, ms=4, lw=1.2, capsize=2)
+    right.set_xlabel("steps")
+    right.set_ylabel("log₂ of the distance / REPA's")
+    _legend(fig, dataset, real=True)
+    return fig
+
+
+def _measures(dataset: "xr.Dataset") -> "Figure":
+    """The table's other measures."""
+    others = [name for name in MEASURES if name != "fd"]
+    fig, axes = style.figure(2, 2, width=4.0, height=2.7, sharex=True)
+    for ax, name in zip(axes.flat, others, strict=True):
+        _curve(ax, dataset, name)
+        ax.set_ylabel(MEASURES[name])
+        if name == "sfd":
+            ax.set_yscale("log")
+    for ax in axes[0]:
+        ax.set_xlabel("")
+    _legend(fig, dataset, real=True)
+    return fig
+
+
+def _losses(dataset: "xr.Dataset") -> "Figure":
+    """Of minibatches: the terms of eq. (15) where they count, and the alignment phase."""
+    phases = "start_loss" in dataset
+    fig, axes = style.figure(1, 3 + phases, width=3.0, height=3.4)
+    counted = {
+        "velocity": lambda way: True,
+        "repa": lambda way: way != "sit",
+        "align": lambda way: way in ("sail", "sail_clean", "sail_loss"),
+    }
+    for ax, (term, label) in zip(axes[0], TERMS.items(), strict=False):
+        for way in filter(counted[term], _ways(dataset)):
+            loss = dataset[f"{term}_loss"].sel(way=way)
+            band(ax, dataset["logged"].values, loss, color=LOOKS[way][0], lw=1.3)
+        ax.set_xlabel("steps")
+        ax.set_ylabel(label)
+    if phases:
+        ax = axes[0, 3]
+        for target in dataset["target"].values.astype(str):
+            loss = dataset["start_loss"].sel(target=target)
+            color = LOOKS["sail" if target == "noised latents" else "sail_clean"][0]
+            band(ax, dataset["start_step"].values, loss, color=color, lw=1.3)
+        ax.set_xlabel("steps of the alignment phase")
+        ax.set_ylabel("alignment loss")
+    _legend(fig, dataset, real=False)
+    return fig
+
+
+def _samples(dataset: "xr.Dataset") -> "Figure":
+    """Of every way the classes in turn, each from one noise for all ways; and real images."""
+    rows = {NAMES[way]: dataset["samples"].sel(way=way).values for way in _ways(dataset)}
+    rows["images"] = dataset["images"].values
+    low, high = np.quantile(rows["images"], [0, 1])
+    fig, axes = style.figure(len(rows), 1, width=8.4, height=1.25)
+    for ax, (name, images) in zip(axes[:, 0], rows.items(), strict=True):
+        ax.imshow(_sheet(images), cmap="gray_r", vmin=low, vmax=high, interpolation="nearest")
+        ax.set_title(name, loc="left")
+        ax.set_axis_off()
+    return fig
+
+
+def _sheet(images: np.ndarray) -> np.ndarray:
+    """Two rows of images, with a border around each."""
+    half = len(images) // 2
+    framed = np.pad(images[: 2 * half], ((0, 0), (0, 1), (0, 1)), constant_values=images.min())
+    return np.block([list(framed[:half]), list(framed[half:])])

@@ -1,0 +1,150 @@
+"""The run of `sail_diffusion`: its stages, and the dataset that they make."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from experiments.data import latents
+from experiments.data.files import refused
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.models import presets
+from experiments.studies.sail_diffusion import data, quality
+from experiments.studies.sail_diffusion.config import Config
+from experiments.studies.sail_diffusion.networks import WAYS
+from experiments.studies.sail_diffusion.training import TERMS, Laboratory
+from experiments.training import sharding
+from experiments.training.savings import savings
+
+SHOWN = 40  # samples that the dataset keeps of each way, of the first seed
+
+
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
+    """Trains the measuring classifier; for every seed an encoder, the aligned starts, the SiTs; one
+    stage each."""
+    with refused():
+        images = loaded(config)
+    lab = Laboratory(config, images)
+    everything = np.arange(len(images.labels))
+    learn = partial(lab.classifier, "measure", everything, 0)
+    measure = stage("measure", learn, folder=True)["variables"]
+    found: dict[str, list[Any]] = {way: [] for way in config.ways}
+    starts: dict[bool, list[Any]] = {}
+    floors, accuracy = [], []
+    for seed in range(config.replicates):
+        split = data.split(config.seed, seed, len(images.labels), config.held_out)
+        encoder, encodings = None, images
+        if lab.encoder is not None:
+            learn = partial(lab.classifier, "encoder", split.learn, seed)
+            trained = stage(f"encoder, seed {seed}", learn, folder=True)
+            encoder = trained["variables"]
+            encodings, right = lab.encoding(encoder)
+            accuracy.append(right[split.held_out].mean())
+        real = quality.reference(lab.see(measure, split.held_out))
+        score = partial(quality.scores, real=real)
+        floors.append(score(lab.see(measure, split.learn[: config.samples])))
+        aligned = {}
+        for clean in sorted({WAYS[way].clean for way in config.ways if WAYS[way].start}):
+            name = f"align{' clean' * clean}, seed {seed}"
+            phase = partial(lab.align, seed, encodings, split, encoder, clean)
+            aligned[clean] = stage(name, phase, folder=True)
+            starts.setdefault(clean, []).append(aligned[clean]["loss"])
+        for way in config.ways:
+            start = aligned[WAYS[way].clean]["params"] if WAYS[way].start else None
+            fixed = (way, seed, encodings, split, encoder, start, score, measure)
+            trained = stage(f"{way}, seed {seed}", partial(lab.generate, *fixed), folder=True)
+            found[way].append({k: v for k, v in trained.items() if k != "weights"})
+    real_images = images.batch(_by_class(images.labels, config.sample_batch))["x"]
+    return _dataset(config, found, starts, floors, accuracy, real_images)
+
+
+def loaded(config: Config) -> data.Images:
+    """The data, once all that can be refused has been."""
+    sharding.layout(config.shard).check(batch=config.batch, sample_batch=config.sample_batch)
+    sizes = presets.config(config.model)
+    if config.data is None and (sizes["side"], sizes["channels"], sizes["classes"]) != (8, 1, 10):
+        source = latents.SOURCE
+        raise ValueError(
+            f"data: {config.model} learns from {source.name} ({source.home}); give their path, or "
+            f"use the preset 'default' for the offline default, {source.offline}"
+        )
+    images = data.load(config.data, config.labels, config.features, sizes)
+    patches = (sizes["side"] // sizes["patch"]) ** 2
+    if images.features is not None and images.features.shape[1] != patches:
+        raise ValueError(
+            f"features: {config.model} has {patches} patches, {config.features} "
+            f"{images.features.shape[1]}"
+        )
+    if config.held_out + config.samples > len(images.labels):
+        raise ValueError(
+            f"held_out, samples: {config.held_out} and {config.samples} of the "
+            f"{len(images.labels)} images"
+        )
+    return images
+
+
+def _by_class(labels: np.ndarray, count: int) -> np.ndarray:
+    """Examples class by class in turn, as samples are."""
+    classes = [np.flatnonzero(labels == k) for k in range(labels.max() + 1)]
+    classes = [some for some in classes if len(some)]
+    return np.array([classes[i % len(classes)][i // len(classes)] for i in range(count)])
+
+
+def _dataset(
+    config: Config,
+    found: dict[str, list[Any]],
+    starts: dict[bool, list[Any]],
+    floors: list[dict[str, float]],
+    accuracy: list[float],
+    real: np.ndarray,
+) -> xr.Dataset:
+    stacked = lambda name: np.array([[one[name] for one in found[w]] for w in found], float)  # noqa: E731
+    fd = stacked("fd")
+    names = list(found)
+    ahead = np.array([config.align_steps * WAYS[way].start for way in names])
+    saved = {
+        against: savings(fd, config.every, scratch=names.index(against), ahead=ahead)
+        for against in ("sit", "repa")
+    }
+    log, shown = max(1, config.every // 10), min(SHOWN, config.sample_batch)
+    samples = np.stack([found[w][0]["samples"][:shown] for w in names])
+    variables: dict[str, Any] = {}
+    for name, label in quality.MEASURES.items():
+        variables[name] = (("way", "seed", "step"), stacked(name), {"long_name": label})
+        variables[f"{name}_real"] = ("seed", [one[name] for one in floors])
+    for term in TERMS:
+        variables[f"{term}_loss"] = (("way", "seed", "logged"), stacked(term))
+    for against, how in saved.items():
+        level = {"long_name": f"lowest Fréchet distance that it and {against} reach"}
+        variables |= {
+            f"level_{against}": (("way", "seed"), how.level, level),
+            f"steps_{against}": (("way", "seed"), how.scratch_steps, {"units": "steps"}),
+            f"saved_{against}": (("way", "seed"), how.saved, {"units": "steps"}),
+        }
+    if starts:
+        target = ["data" if clean else "noised latents" for clean in starts]
+        losses = np.array(list(starts.values()), float)
+        variables["start_loss"] = (("target", "seed", "start_step"), losses)
+        variables["target"] = ("target", target)
+    if accuracy:
+        variables["encoder_accuracy"] = ("seed", accuracy)
+    grey = {"long_name": "first channel"}
+    return xr.Dataset(
+        {
+            **variables,
+            "align_steps": ("way", ahead),
+            "samples": (("way", "shown", "row", "column"), samples[..., 0], grey),
+            "images": (("shown", "row", "column"), real[:shown, ..., 0], grey),
+        },
+        {
+            "way": names,
+            "seed": np.arange(config.replicates),
+            "step": np.arange(0, config.steps + 1, config.every),
+            "logged": np.arange(0, config.steps, log),
+            **({"start_step": np.arange(0, config.align_steps, log)} if starts else {}),
+        },
+        {"steps": config.steps, "data": Path(config.data or "digits").stem},
+    )

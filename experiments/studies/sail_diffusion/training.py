@@ -1,0 +1,267 @@
+"""The trainings of `sail_diffusion`: of classifiers, of the alignment phase, of SiTs."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from experiments.lab import progress
+from experiments.models import presets
+from experiments.models.vit import ViT
+from experiments.studies.sail_diffusion import data, quality
+from experiments.studies.sail_diffusion.config import Config
+from experiments.studies.sail_diffusion.networks import WAYS, Networks, Projector, encoded
+from experiments.studies.sail_diffusion.sampling import Sampler, sample
+from experiments.training import Optimizer, Schedule, Training, init, make_step, sharding, train
+from experiments.training.loop import Trained
+from experiments.training.step import State, Step
+
+TERMS = ("velocity", "repa", "align")
+
+
+def classification(net: nn.Module) -> Any:
+    """Mean cross-entropy in nats of a network that may carry running statistics."""
+
+    def loss(params: PyTree, mutable: PyTree, batch: PyTree, key: PRNGKeyArray) -> Any:
+        x = batch["x"]
+        if mutable:
+            logits, mutable = net.apply(
+                {"params": params, **mutable}, x, True, mutable=["batch_stats"]
+            )
+        else:
+            logits = net.apply({"params": params}, x)
+        logits = logits.astype(jnp.float32)  # type: ignore[union-attr]
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+        return each.mean(), {}, mutable
+
+    return loss
+
+
+def unoptimised(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Jitted, for what runs a few times: on a CPU, compiling initial weights takes a tenth of the
+    time without optimisation."""
+    cpu = jax.default_backend() == "cpu"
+    return jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0} if cpu else None)
+
+
+@partial(jax.jit, static_argnums=0)
+def _encoded(net: nn.Module, variables: PyTree, x: Array) -> tuple[Array, Array]:
+    return encoded(net, variables, x)
+
+
+class Laboratory:
+    """The networks of a run and the steps that train them, each compiled once for all seeds."""
+
+    def __init__(self, config: Config, images: data.Images) -> None:
+        self.config, self.images = config, images
+        sizes = presets.config(config.model)
+        self.classes = sizes["classes"]
+        self.shape = sizes["side"], sizes["side"], sizes["channels"]
+        self.measure = presets.build(presets.config(config.measure, outputs=self.classes))
+        same = {name: sizes[name] for name in ("patch", "width", "heads", "head_dim", "hidden")}
+        encoder = ViT(outputs=self.classes, layers=config.encoder_layers, **same)
+        given = images.features
+        self.encoder = encoder if given is None else None
+        self.networks = Networks(
+            presets.build(sizes),
+            Projector(config.projector, same["width"] if given is None else given.shape[2]),
+            self.encoder,
+            config.align_layer,
+            config.class_drop,
+        )
+        self.sampler = Sampler(config.sampler, config.sampling_steps, config.guidance)
+        self.layout = sharding.layout(config.shard)
+        self._steps: dict[str, Step] = {}
+        self._init = {
+            "measure": unoptimised(self.measure.init),
+            "encoder": unoptimised(encoder.init),
+            "sit": unoptimised(partial(self.networks.init, shape=self.shape)),
+        }
+
+    def training(self) -> Training:
+        """Of SiTs, and of their alignment phase: the rate rises, then stays."""
+        c = self.config
+        schedule = Schedule(c.rate, c.steps, c.warmup, "constant")
+        rule = Optimizer(schedule, weight_decay=c.weight_decay, clip=c.clip, b1=0.9, b2=0.999)
+        return Training(rule, compute=c.precision, ema=c.ema)
+
+    def _train(
+        self,
+        kind: str,
+        loss: Any,
+        training: Training,
+        start: State,
+        batch: Callable[[int], data.Batch],
+        steps: int,
+        folder: Path | None,
+        **more: Any,
+    ) -> Trained:
+        if kind not in self._steps:
+            self._steps[kind] = make_step(loss, training, self.layout.shardings(start))
+        step, start = self._steps[kind], self.layout.lay(start)
+        where: dict[str, Any] = {
+            "directory": folder,
+            "config": self.config,
+            "save_every": self.config.save_every,
+        }
+        say = None if folder is None else progress.say
+        return train(step, start, batch, steps, place=self.layout.place, say=say, **where, **more)
+
+    def classifier(
+        self, kind: str, index: np.ndarray, seed: int, folder: Path | None
+    ) -> dict[str, Any]:
+        """The `measure` or an `encoder`, trained on the examples of `index`."""
+        c = self.config
+        net: Any = self.measure if kind == "measure" else self.encoder
+        steps = c.measure_steps if kind == "measure" else c.encoder_steps
+        key = jax.random.fold_in(jax.random.key(c.seed), 1000 + seed)
+        variables = self._init[kind](key, jnp.zeros((1, *self.shape)))
+        mutable = {name: tree for name, tree in variables.items() if name != "params"} or None
+        schedule = Schedule(c.classifier_rate, steps)
+        training = Training(Optimizer(schedule, "adam"))
+        start = init(training, variables["params"], key, mutable)
+        draws = (c.seed, seed, len(kind))
+        images = self.images._replace(features=None)
+        batch = lambda t: images.batch(data.draw(index, draws, t, c.batch))  # noqa: E731
+        found = self._train(kind, classification(net), training, start, batch, steps, folder)
+        variables = {"params": found.state.params, **(found.state.mutable or {})}
+        return {"variables": sharding.gathered(variables)}
+
+    def encoding(self, variables: PyTree) -> tuple[data.Images, np.ndarray]:
+        """The images with the features of a trained encoder; which of them it classifies right."""
+        everything = np.arange(len(self.images.labels))
+        look = partial(_encoded, self.encoder, variables)
+        answers, features = self._over(everything, lambda index: look(self._x(index)))
+        right = np.argmax(answers, -1) == self.images.labels
+        return self.images._replace(features=features), right
+
+    def see(self, measure: PyTree, index: np.ndarray) -> quality.Seen:
+        """What the measuring classifier makes of real images."""
+        look = partial(quality.look, self.measure, measure)
+        return self._over(index, lambda some: look(self._x(some)))
+
+    def _x(self, index: np.ndarray) -> np.ndarray:
+        return self.images._replace(features=None).batch(index)["x"]
+
+    def _over(self, index: np.ndarray, fn: Callable[[np.ndarray], PyTree]) -> Any:
+        """`fn` of the indices, joined; of `sample_batch` at once, so that it is compiled once."""
+        n = self.config.sample_batch
+        padded = np.pad(index, (0, -len(index) % n), mode="edge")
+        parts = [fn(padded[i : i + n]) for i in range(0, len(padded), n)]
+        joined = lambda *leaves: np.concatenate(leaves)[: len(index)]  # noqa: E731
+        return jax.tree.map(joined, *sharding.gathered(parts))
+
+    def _keys(self, seed: int) -> jax.Array:
+        """Of a repetition: initial weights, the alignment phase, the training, the samples."""
+        return jax.random.split(jax.random.fold_in(jax.random.key(self.config.seed), seed), 4)
+
+    def _start(
+        self, seed: int, encoder: PyTree, weights: PyTree, key: Array, aligned: PyTree | None = None
+    ) -> State:
+        params = self._init["sit"](self._keys(seed)[0])
+        params = {**params, **jax.tree.map(jnp.asarray, aligned or {})}
+        mutable = {"weights": weights}
+        if self.encoder is not None:
+            mutable["encoder"] = encoder
+        return init(self.training(), params, key, mutable)
+
+    def _learn(
+        self,
+        start: State,
+        images: data.Images,
+        split: data.Split,
+        draws: tuple[int, ...],
+        steps: int,
+        folder: Path | None,
+        **more: Any,
+    ) -> tuple[State, list[dict[str, Any]]]:
+        c = self.config
+        log = max(1, c.every // 10)
+        batch = lambda t: images.batch(data.draw(split.learn, draws, t, c.batch))  # noqa: E731
+        training = self.training()
+        loss = self.networks.loss
+        found = self._train(
+            "sit", loss, training, start, batch, steps, folder, log_every=log, **more
+        )
+        return found.state, found.rows
+
+    def align(
+        self,
+        seed: int,
+        images: data.Images,
+        split: data.Split,
+        encoder: PyTree,
+        clean: bool,
+        folder: Path | None,
+    ) -> dict[str, Any]:
+        """Eq. (14): the weights, the projector's too, that minimise the alignment loss."""
+        c = self.config
+        weights = self.networks.weights(None, 0, 0, clean=clean)
+        start = self._start(seed, encoder, weights, self._keys(seed)[1])
+        found = self._learn(start, images, split, (c.seed, seed, 1), c.align_steps, folder)
+        params = {name: found[0].params[name] for name in ("sit", "align")}
+        params = sharding.gathered(params)
+        return {"params": params, "loss": _curve(found[1], "align", max(1, c.every // 10))}
+
+    def generate(
+        self,
+        name: str,
+        seed: int,
+        images: data.Images,
+        split: data.Split,
+        encoder: PyTree,
+        aligned: PyTree | None,
+        score: Callable[[quality.Seen], dict[str, float]],
+        measure: PyTree,
+        folder: Path | None,
+    ) -> dict[str, Any]:
+        """A SiT trained by a way of `WAYS`: its measures by evaluation, its losses, samples of it
+        class by class, and its averaged weights."""
+        c, way = self.config, WAYS[name]
+        _, _, key, noise = self._keys(seed)
+        weights = self.networks.weights(way, c.repa_weight, c.align_weight)
+        start = self._start(seed, encoder, weights, key, aligned)
+
+        def samples(state: State, labels: np.ndarray, key: Array) -> Array:
+            net, params = self.networks.sit, state.ema["sit"]
+            return sample(net, params, self.layout.place(labels), key, self.shape, self.sampler)
+
+        def evaluate(state: State) -> dict[str, float]:
+            def look(index: np.ndarray) -> quality.Seen:
+                key = jax.random.fold_in(noise, index[0])
+                made = samples(state, index % self.classes, key)
+                return quality.look(self.measure, measure, made)
+
+            return score(self._over(np.arange(c.samples, dtype=np.int32), look))
+
+        state, rows = self._learn(
+            start,
+            images,
+            split,
+            (c.seed, seed, 2),
+            c.steps,
+            folder,
+            evaluate=evaluate,
+            evaluate_every=c.every,
+        )
+        labels = np.arange(c.sample_batch, dtype=np.int32) % self.classes
+        shown = sharding.gathered(samples(state, labels, noise))
+        log = max(1, c.every // 10)
+        return {
+            **{m: [row[m] for row in rows if m in row] for m in quality.MEASURES},
+            **{term: _curve(rows, term, log) for term in TERMS},
+            "samples": shown,
+            "weights": sharding.gathered(state.ema["sit"]),
+        }
+
+
+def _curve(rows: list[dict[str, Any]], term: str, every: int) -> list[float]:
+    """The values of a loss at every `every`-th step."""
+    return [row[term] for row in rows if term in row and row["step"] % every == 0]

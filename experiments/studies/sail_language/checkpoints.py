@@ -1,0 +1,180 @@
+"""The merging half of `sail_language` for checkpoints on disk: several of one run, as SAIL takes
+OLMo's (App. I.1.2), or any of one architecture; perplexity, and multiple choice."""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+
+from experiments.data import tokens
+from experiments.data.choices import Packed
+from experiments.data.files import refused
+from experiments.data.tokens import Batch
+from experiments.lab.findings import Finding, judged, stated
+from experiments.lab.progress import Stage
+from experiments.models.pretrained import Pretrained, load_pretrained
+from experiments.studies.sail_language import data, parts
+from experiments.studies.sail_language.config import Config
+from experiments.studies.sail_language.findings import perplexity
+from experiments.training.sail_start import brought, merged
+from sail_jax.methods.soups import greedy_soup
+
+MERGES = ("uniform", "greedy", "sweep")
+
+
+def run(config: Config, stage: Stage) -> xr.Dataset:
+    """Every checkpoint and merge on held-out text and questions; a stage for each repetition."""
+    with refused():
+        models, draws = load(config)
+        given = [(one.variables, one.config) for one in models]
+        key = parts.keys(config, 0)["grow"]
+        variables = brought(given, models[0].config, config.grow, key, untie=False)
+    net, names = models[0].module, _names(len(models))
+    found = [
+        stage(f"merges, draw {k}", partial(measure, config, net, variables, *draw))
+        for k, draw in enumerate(draws)
+    ]
+    over = lambda name: np.stack([one[name] for one in found]).astype(float)  # noqa: E731
+    return xr.Dataset(
+        {
+            "loss": (("seed", "model"), over("loss"), {"units": "nats"}),
+            "accuracy": (("seed", "model", "task"), over("accuracy"), {"units": "1"}),
+            "gamma_loss": (("seed", "text", "gamma"), over("gamma loss")),
+            "gamma_swept": ("seed", over("gamma")),
+            "taken": (("seed", "checkpoint"), over("taken") > 0),
+        },
+        {
+            "seed": np.arange(config.replicates),
+            "model": [*names, *MERGES],
+            "checkpoint": names,
+            "task": list(draws[0][2]),
+            "text": ["validation", "held out"],
+            "gamma": config.gamma(),
+        },
+        {"choices": config.choices, "items": config.items},
+    )
+
+
+def _names(count: int) -> list[str]:
+    return [f"checkpoint {k + 1}" for k in range(count)]
+
+
+Draw = tuple[Batch, Batch, dict[str, Packed]]
+
+
+def load(config: Config) -> tuple[list[Pretrained], list[Draw]]:
+    """The checkpoints; and per repetition blocks to choose weights on, others to judge by, and
+    questions. ValueError, naming the field, before any is evaluated."""
+    paths = config.checkpoints or ()
+    if len(paths) < 2 or len(set(paths)) < len(paths):
+        raise ValueError(
+            f"checkpoints must be two or more folders, all different; got {list(paths)}: GPT-2, "
+            "Llama or OLMo as published at huggingface.co; without any, the preset 'default' "
+            "trains small ones"
+        )
+    if config.data is None:
+        raise ValueError(
+            f"data: give the folder of a text in the checkpoints' tokens; {tokens.SOURCE.name} is "
+            f"published at {tokens.SOURCE.home}; the offline default, characters of Python's "
+            "standard library, is only for networks trained on them"
+        )
+    text = tokens.load(config.data, config.vocab)
+    models = [load_pretrained(p, vocab=text.vocab, context=config.context) for p in paths]
+    kinds = {str(one.config["model_type"]) for one in models}
+    if len(kinds) > 1:
+        raise ValueError(f"checkpoints must be of one architecture; got {', '.join(sorted(kinds))}")
+    blocks = tokens.blocks(text.held_out, config.context)
+    if config.validation + config.held_out > blocks:
+        raise ValueError(
+            f"held_out must be at most {blocks - config.validation}, as the held-out text has "
+            f"{blocks} blocks of {config.context} tokens; got {config.held_out}"
+        )
+    draws = []
+    for seed in range(config.replicates):
+        order = np.random.default_rng((config.seed, 0, seed)).permutation(blocks)
+        first, rest = np.split(order[: config.validation + config.held_out], [config.validation])
+        held = data.take(text.held_out, config.context, rest)
+        asked = data.questions(config, held, models[0].module.vocab)  # type: ignore[attr-defined]
+        draws.append((data.take(text.held_out, config.context, first), held, asked))
+    return models, draws
+
+
+def measure(
+    config: Config,
+    net: Any,
+    models: list[Any],
+    validation: Batch,
+    held_out: Batch,
+    questions: dict[str, Packed],
+) -> dict[str, Any]:
+    """Losses and answers of the models and of their merges, whose weights `validation` chooses."""
+    loss = lambda m, some: float(parts.held_out_loss(net, m, some, config.at_once))  # noqa: E731
+    count, gamma = len(models), config.gamma()
+    soup = greedy_soup(models, lambda m: -loss(m, validation))
+    rest = merged(models[1:], np.full(count - 1, 1 / (count - 1)))
+    swept = np.stack(
+        [
+            np.asarray(parts.along(net, models[0], rest, jnp.asarray(gamma), some, config.at_once))
+            for some in (validation, held_out)
+        ]
+    )
+    best = gamma[int(np.argmin(swept[0]))]
+    every = [
+        *models,
+        merged(models, np.full(count, 1 / count)),
+        soup.params,
+        merged([models[0], rest], np.array([best, 1 - best])),
+    ]
+    return {
+        "loss": np.array([loss(m, held_out) for m in every]),
+        "accuracy": np.stack([parts.answers(net, m, questions, config.at_once) for m in every]),
+        "gamma loss": swept,
+        "gamma": best,
+        "taken": np.array([k in soup.taken for k in range(count)]),
+    }
+
+
+def findings(dataset: xr.Dataset) -> list[Finding]:
+    """Whether the merges are better than the last checkpoint, and SAIL's than the soups."""
+    loss = dataset["loss"]
+    last = str(dataset["checkpoint"].values[-1])
+    claims = [
+        ("The mean of the checkpoints has a lower loss than the last of them", "uniform", last),
+        ("SAIL's start has a lower loss than the uniform soup", "sweep", "uniform"),
+        ("SAIL's start has a lower loss than the greedy soup", "sweep", "greedy"),
+    ]
+    return [
+        judged(
+            "SAIL, App. I",
+            claim,
+            "merges of OLMo's checkpoints are where training starts; their losses are not printed",
+            f"{stated(loss.sel(model=one), 3, sign=False)} against "
+            f"{stated(loss.sel(model=other), 3, sign=False)} nats",
+            (loss.sel(model=other) - loss.sel(model=one)).values,
+        )
+        for claim, one, other in claims
+    ]
+
+
+def summary(dataset: xr.Dataset) -> str:
+    """Loss, perplexity and answers of each model."""
+    tasks = dataset["task"].values.astype(str)
+
+    def of(name: str) -> str:
+        one = dataset.sel(model=name)
+        right = ", ".join(
+            f"{task} {stated(100 * one['accuracy'].sel(task=task), 1, sign=False)} %"
+            for task in tasks
+        )
+        return (
+            f"{name} {stated(one['loss'], 3, sign=False)} nats (perplexity "
+            f"{stated(perplexity(one), sign=False)}; right answers: {right})"
+        )
+
+    said = "; ".join(of(name) for name in dataset["model"].values.astype(str))
+    return (
+        f"Held-out text and questions (mean ± s.e. over {dataset.sizes['seed']} draws of the "
+        f"text): {said}. Best γ, weight of the first, {stated(dataset['gamma_swept'])}."
+    )

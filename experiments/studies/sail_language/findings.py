@@ -1,0 +1,209 @@
+"""What `sail_language` found, beside what SAIL printed: from the stored dataset alone."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import stats
+
+from experiments.lab.findings import Finding, judged, stated
+from experiments.studies.proximal_gamma.findings import PUBLISHED
+from experiments.studies.sail_language.config import SCRATCH, WAYS
+from experiments.training import gamma_sweep as line
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+NEAR = 0.2  # how near "closely aligns" is taken to be: two steps of the paper's sweep
+# Table 2, accuracy in %, in this order
+COLUMNS = (SCRATCH, "ligo", "uniform", "greedy", "sweep")
+TABLE_2 = {
+    "PIQA": (51.96, 52.29, 54.80, 57.73, 61.92),
+    "HellaSwag": (24.87, 25.33, 25.25, 27.65, 34.48),
+    "Winogrande": (51.14, 50.20, 50.51, 52.09, 52.96),
+    "SciQ": (22.10, 23.90, 51.90, 59.70, 70.30),
+    "ARC-Easy": (27.54, 29.65, 27.19, 34.91, 42.63),
+    "COPA": (58.00, 55.00, 57.00, 51.00, 63.00),
+}
+PRINTED = np.mean(list(TABLE_2.values()), axis=0)
+_SCALE = "GPT on OpenWebText"
+_OLMO = "OLMo-1B, means of the six rows"
+
+
+def findings(dataset: "xr.Dataset") -> list[Finding]:
+    """SAIL's claims about language models; 'sweep', gamma by held-out loss, is the paper's way."""
+    ways = set(dataset["way"].values.astype(str))
+    first, last = (dataset["loss"].isel(step=at) for at in (0, -1))
+    found = []
+
+    def compared(where: str, claim: str, paper: str, values: "xr.DataArray", other: str) -> None:
+        """The claim that SAIL's is lower than that of another way."""
+        if not {"sweep", other} <= ways:
+            found.append(Finding(where, claim, paper, "not measured", "not tested"))
+            return
+        sail, beside = values.sel(way="sweep"), values.sel(way=other)
+        here = f"{stated(sail, 3, sign=False)} against {stated(beside, 3, sign=False)} nats"
+        if "distance" in ways:
+            here += f"; with γ by eq. 11 {stated(values.sel(way='distance'), 3, sign=False)}"
+        found.append(judged(where, claim, paper, here, (beside - sail).values))
+
+    before = f"4.9782 against 10.8866 nats, the latter of an untrained net ({_SCALE})"
+    compared(
+        "SAIL, Sec. 4.4",
+        "Before training, SAIL's loss on D_t is lower than a random start's",
+        before,
+        first,
+        SCRATCH,
+    )
+    for other in ("uniform", "greedy"):
+        compared(
+            "SAIL, Sec. 4.4",
+            f"Before training, SAIL's loss on D_t is lower than the {WAYS[other]}'s",
+            f"an optimum of the sweep beside γ = 0, 1/2, 1 (Fig. 2b, {_SCALE})",
+            first,
+            other,
+        )
+    found += [_near(dataset), _sooner(dataset, ways)]
+    for other in (SCRATCH, "ligo"):
+        compared(
+            "SAIL, App. I",
+            f"After training, SAIL's loss is lower than {_from(other)}",
+            "higher final performance (Fig. 7, perplexities not printed)",
+            last,
+            other,
+        )
+    return [*found, *_answers(dataset, ways), _series(dataset)]
+
+
+def _from(way: str) -> str:
+    return "from scratch" if way == SCRATCH else "LiGO's"
+
+
+def _near(dataset: "xr.Dataset") -> Finding:
+    gamma = dataset["gamma"].values
+    loss = dataset["gamma_loss"].sel(pair="sweep", text="held out")
+    predicted = dataset["gamma_distance"]
+    best = predicted.copy(data=line.lowest(gamma, loss.values))
+    cost = line.at(gamma, loss.values, predicted.values) - loss.min("gamma").values
+    here = (
+        f"{stated(predicted)} against {stated(best)}, which costs "
+        f"{stated(predicted.copy(data=cost), 3)} nats before training"
+    )
+    return judged(
+        "SAIL, Sec. 4.4",
+        f"γ by eq. 11 is within {NEAR:g} of the sweep's optimum",
+        f"γ* = {PUBLISHED} closely aligns with the optimum (Fig. 2b, after 50 to 200 steps)",
+        here,
+        NEAR - abs(predicted - best).values,
+    )
+
+
+def _sooner(dataset: "xr.Dataset", ways: set[str]) -> Finding:
+    where, claim = "SAIL, Sec. 4.4", "SAIL reaches the loss of training from scratch sooner"
+    paper = "faster convergence (Figs. 2b, 7; steps not printed, sources not counted)"
+    if "sweep" not in ways:
+        return Finding(where, claim, paper, "not measured", "not tested")
+    one = dataset.sel(way="sweep")
+    here = (
+        f"{stated(one['saved'], 0)} of {stated(one['scratch_steps'], 0, sign=False)} steps saved, "
+        f"{stated(100 * one['compute_saved'], 0)} % of compute, with the sources' "
+        f"{stated(100 * one['compute_saved_with_sources'], 0)} %"
+    )
+    return judged(where, claim, paper, here, one["saved"].values)
+
+
+def asked(dataset: "xr.Dataset") -> str:
+    """The questions that Table 2 is held against: those of a file, else about held-out text."""
+    tasks = dataset["task"].values.astype(str)
+    return "file" if "file" in tasks else str(tasks[0])
+
+
+def _answers(dataset: "xr.Dataset", ways: set[str]) -> list[Finding]:
+    where = "SAIL, Table 2"
+    best, order = (
+        "SAIL answers more questions than scratch, LiGO and either soup",
+        "Methods rank as in Table 2 (Kendall's τ above 0)",
+    )
+    names = ("scratch", "LiGO", "uniform", "greedy", "SAIL")
+    paper = ", ".join(f"{n} {v:.1f}" for n, v in zip(names, PRINTED, strict=True))
+    paper += f" % ({_OLMO})"
+    known = [way for way in COLUMNS if way in ways]
+    if len(known) < len(COLUMNS):
+        missing = "not measured", "not tested"
+        return [Finding(where, claim, paper, *missing) for claim in (best, order)]
+    right = dataset["accuracy"].sel(when="after", task=asked(dataset))
+    of = {way: right.sel(way=way) for way in COLUMNS}
+    here = ", ".join(
+        f"{n} {stated(100 * of[way], 1, sign=False)}" for n, way in zip(names, COLUMNS, strict=True)
+    )
+    here += f" % ({asked(dataset)}, {dataset.attrs['items']} items at most)"
+    others = np.max([of[way].values for way in COLUMNS[:-1]], axis=0)
+    values = np.stack([of[way].values for way in COLUMNS])
+    tau = np.array([stats.kendalltau(PRINTED, column)[0] for column in values.T])
+    said = f"τ = {stated(right.isel(way=0).copy(data=tau))}"
+    return [
+        judged(where, best, paper, here, of["sweep"].values - others),
+        judged(where, order, paper, said, tau),
+    ]
+
+
+def _series(dataset: "xr.Dataset") -> Finding:
+    loss = dataset["series_loss"].sel(of="D_1")
+    last, mean = loss.isel(checkpoint=-2), loss.sel(checkpoint="mean")
+    steps = ", ".join(dataset["checkpoint"].values.astype(str)[:-1])
+    return judged(
+        "SAIL, App. I.1.2",
+        "The mean of checkpoints of one run has a lower loss than the last of them",
+        "a merge of OLMo-1B's checkpoints is where SAIL starts; losses not printed",
+        f"{stated(mean, 3, sign=False)} against {stated(last, 3, sign=False)} nats (steps {steps})",
+        (last - mean).values,
+    )
+
+
+def perplexity(dataset: "xr.Dataset") -> "xr.DataArray":
+    """exp of the loss, of each seed."""
+    return dataset["loss"].copy(data=np.exp(dataset["loss"].values))
+
+
+def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
+    """By way: loss before and after training, perplexity, steps and compute saved, answers."""
+    rows = [("way", "step 0", "last", "perplexity", "steps saved", "with sources", "answers")]
+    for way in dataset["way"].values.astype(str):
+        one = dataset.sel(way=way)
+        last = one["loss"].isel(step=-1)
+        right = 100 * one["accuracy"].sel(when="after", task=asked(dataset))
+        cells = (
+            stated(one["loss"].isel(step=0), 3, sign=False),
+            stated(last, 3, sign=False),
+            stated(perplexity(one).isel(step=-1), sign=False),
+            stated(one["saved"], 0),
+            f"{stated(100 * one['compute_saved_with_sources'], 0)} %",
+            f"{stated(right, 1, sign=False)} %",
+        )
+        rows.append((WAYS[way], *cells))
+    return rows
+
+
+def summary(dataset: "xr.Dataset") -> str:
+    """Losses, steps saved and answers of each way, and the weights."""
+    _, *rows = table(dataset)
+    said = "; ".join(
+        f"{way}: {zero} to {last} nats (perplexity {perplexity}), {saved} steps saved, compute "
+        f"with the sources' {share}, right answers {right}"
+        for way, zero, last, perplexity, saved, share, right in rows
+    )
+    taken = dataset["taken"].sum("source").values
+    alone = dataset["gamma_swept"].sel(pair="sweep").round(9).isin([0, 1]).values
+    soups = (
+        f"the greedy soup took both sources in {int((taken == 2).sum())} of {taken.size} seeds, "
+        f"the sweep one of them alone (γ = 0 or 1) in {int(alone.sum())}"
+    )
+    swept = ", ".join(
+        f"{name} {stated(dataset['gamma_swept'].sel(pair=pair))}"
+        for pair, name in (("sweep", "the sources"), ("grown", "the grown ones"))
+        if pair in dataset["pair"].values
+    )
+    return (
+        f"Held-out loss on D_t before and after training (mean ± s.e. over "
+        f"{dataset.sizes['seed']} seeds): {said}. Best γ before training, between {swept}; "
+        f"{soups}."
+    )

@@ -1,0 +1,347 @@
+"""What `sail_language` trains and merges: each network's step is compiled once for all seeds."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from experiments.data.choices import Packed
+from experiments.data.tokens import Batch
+from experiments.lab import progress
+from experiments.models import presets
+from experiments.models.next_token import token_losses
+from experiments.studies.growth_training import tasks as growth_tasks
+from experiments.studies.growth_training import ways as growth_ways
+from experiments.studies.sail_language import data
+from experiments.studies.sail_language.config import MADE_OF, SCRATCH, SOURCES, Config
+from experiments.studies.sail_language.data import Corpus
+from experiments.training import (
+    Optimizer,
+    Schedule,
+    Training,
+    choice_scores,
+    init,
+    make_step,
+    sharding,
+    stateless,
+    train,
+)
+from experiments.training.flops import flops
+from experiments.training.loop import METRICS
+from experiments.training.sail_start import brought, merged
+from experiments.training.sharding import Layout
+from experiments.training.step import State, Step
+from sail_jax import proximal
+from sail_jax.methods.soups import greedy_soup
+
+SHAPE = {"one": "target", "two": "target", "narrow": "narrow", "shallow": "shallow"}
+PART = {"one": 0, "two": 1, "narrow": 1, "shallow": 0}  # the source text that each learns from
+
+
+class Learner(NamedTuple):
+    """A network and its compiled step."""
+
+    sizes: Mapping[str, Any]
+    net: nn.Module
+    training: Training
+    step: Step
+    layout: Layout
+
+
+def next_token_loss(
+    net: nn.Module, variables: PyTree, batch: Batch, key: PRNGKeyArray | None = None
+) -> Array:
+    """Mean cross-entropy in nats."""
+    return token_losses(net, variables, batch.inputs, batch.targets, key).mean()
+
+
+def learner(config: Config, sizes: Mapping[str, Any], steps: int) -> Learner:
+    net = presets.build(sizes)
+
+    def loss(params: PyTree, batch: Batch, key: PRNGKeyArray) -> tuple[Array, dict[str, Array]]:
+        dropout = key if sizes.get("dropout") else None
+        return next_token_loss(net, {"params": params}, batch, dropout), {}
+
+    schedule = Schedule(config.rate, steps, warmup=config.warmup, floor=config.floor)
+    optimizer = Optimizer(schedule, weight_decay=config.weight_decay, clip=config.clip)
+    training = Training(optimizer, compute=config.compute)
+    lies = sharding.layout(config.shard)
+    shapes = jax.eval_shape(partial(_first_state, net, training), jax.random.key(0))
+    step = make_step(stateless(loss), training, lies.shardings(shapes))
+    return Learner(sizes, net, training, step, lies)
+
+
+def _first_state(net: nn.Module, training: Training, key: PRNGKeyArray) -> State:
+    return init(training, initial(net, key)["params"], key)
+
+
+def learners(config: Config) -> dict[str, Learner]:
+    """Of the target, and of its source of each name; those that are alike are one."""
+    made: dict[Any, Learner] = {}
+    wanted = {"target": ("target", config.steps)}
+    wanted |= {name: (SHAPE[name], config.source_steps) for name in config.sources}
+    for what in wanted.values():
+        if what not in made:
+            made[what] = learner(config, config.network(what[0]), what[1])
+    return {name: made[what] for name, what in wanted.items()}
+
+
+@partial(jax.jit, static_argnums=0)
+def initial(net: nn.Module, key: PRNGKeyArray) -> PyTree:
+    return net.init(key, jnp.zeros((1, 1), int))
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def held_out_loss(net: nn.Module, variables: PyTree, blocks: Batch, at_once: int) -> Array:
+    """The mean over all blocks, `at_once` of them at a time."""
+
+    def one(block: Batch) -> Array:
+        return next_token_loss(net, variables, jax.tree.map(lambda row: row[None], block))
+
+    rows = jax.tree.map(jnp.asarray, blocks)
+    return jax.lax.map(one, rows, batch_size=min(at_once, len(rows.inputs))).mean()
+
+
+@partial(jax.jit, static_argnums=(0, 5))
+def along(
+    net: nn.Module, one: PyTree, two: PyTree, gamma: Array, blocks: Batch, at_once: int
+) -> Float[Array, " gamma"]:
+    """The loss of gamma theta_1 + (1 - gamma) theta_2, without training (SAIL, eq. 3)."""
+    loss = lambda params, blocks: held_out_loss(net, params, blocks, at_once)  # noqa: E731
+    objective = proximal.after_training([one, two], loss, None, blocks)
+    return proximal.sweep(objective, jnp.stack([gamma, 1 - gamma], 1), batch_size=1)
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _answered(net: nn.Module, variables: PyTree, packed: Packed, at_once: int) -> Array:
+    apply = lambda tokens: jnp.asarray(net.apply(variables, tokens))  # noqa: E731
+    return choice_scores.answered(apply, packed, batch_size=at_once)
+
+
+def answers(
+    net: nn.Module, variables: PyTree, questions: Mapping[str, Packed], at_once: int
+) -> Float[np.ndarray, " task"]:
+    """The share of right answers to each kind of question."""
+    return np.array([float(_answered(net, variables, q, at_once)) for q in questions.values()])
+
+
+def keys(config: Config, seed: int) -> dict[str, PRNGKeyArray]:
+    names = (*SOURCES, SCRATCH, "steps", "grow", "ligo")
+    first = jax.random.fold_in(jax.random.key(config.seed), seed)
+    found = dict(zip(names, jax.random.split(first, len(names)), strict=True))
+    return found | ({"two": found["one"]} if config.start == "shared" else {})
+
+
+def _order(config: Config, seed: int, part: int) -> int:
+    """The seed of the minibatches of a part of the text."""
+    return int(np.random.SeedSequence((config.seed, 3, seed, part)).generate_state(1)[0])
+
+
+def trained(
+    config: Config,
+    learner: Learner,
+    variables: PyTree,
+    corpus: Corpus,
+    chosen: Int[np.ndarray, " k"],
+    order: int,
+    key: PRNGKeyArray,
+    stops: tuple[int, ...],
+    folder: Path | None,
+    every: int | None = None,
+) -> tuple[list[PyTree], Float[np.ndarray, " evaluation"]]:
+    """The variables after each of `stops` steps on the chosen blocks, and the held-out loss on the
+    target before the first and after every `every` steps, if it is given."""
+    params = jax.tree.map(jnp.asarray, variables["params"])
+    state = learner.layout.lay(init(learner.training, params, key))
+    models, losses = [], []
+
+    def evaluate(state: State) -> dict[str, float]:
+        found = held_out_loss(
+            learner.net, {"params": state.params}, corpus.held_out, config.at_once
+        )
+        return {"held_out": float(found)}
+
+    for stop in stops:
+        here = None if folder is None else folder / str(stop)
+        if here is not None and int(state.step):  # the rows before are those of another folder
+            here.mkdir(parents=True, exist_ok=True)
+            (here / METRICS).touch()
+        state, rows, *_ = train(
+            learner.step,
+            state,
+            partial(data.batch, config, corpus, chosen, order),
+            stop,
+            directory=here,
+            config=config,
+            evaluate=evaluate if every else None,
+            evaluate_every=every or 1,
+            place=learner.layout.place,
+            say=None if folder is None else progress.say,
+        )
+        models.append({"params": sharding.gathered(state.params)})
+        losses += [row["held_out"] for row in rows if "held_out" in row]
+    return models, np.array(losses)
+
+
+def learn_sources(
+    config: Config,
+    learners: Mapping[str, Learner],
+    corpus: Corpus,
+    seed: int,
+    folder: Path | None,
+) -> dict[str, Any]:
+    """The sources' variables; and the losses, on D_1's own held-out text and on the target's, of
+    the checkpoints of the first one's run and of their mean (the last)."""
+    key, blocks = keys(config, seed), data.sources(config, corpus, seed)
+    found: dict[str, Any] = {}
+    for name in config.sources:
+        part, use = PART[name], learners[name]
+        stops = (*(config.series_steps if name == "one" else ()), config.source_steps)
+        models, _ = trained(
+            config,
+            use,
+            initial(use.net, key[name]),
+            corpus,
+            blocks[part],
+            _order(config, seed, part),
+            jax.random.fold_in(key["steps"], part),
+            stops,
+            folder and folder / name,
+        )
+        found[name] = models[-1]
+        if name == "one":
+            series = models[: len(config.series_steps)]
+            series += [merged(series, np.full(len(series), 1 / len(series)))]
+            found["series_loss"] = [
+                [
+                    held_out_loss(use.net, m, some, config.at_once)
+                    for some in (corpus.own, corpus.held_out)
+                ]
+                for m in series
+            ]
+    found["series_loss"] = np.array(found["series_loss"], float)
+    return found
+
+
+def choose(
+    config: Config, learner: Learner, corpus: Corpus, sources: Mapping[str, Any], seed: int
+) -> dict[str, Any]:
+    """The weights of the first source, by eq. 11 and by the loss along the line through the
+    sources, of the target's shape and of other shapes; and which models the greedy soup takes."""
+    net, gamma = learner.net, config.gamma()
+    pairs = {"sweep": [sources["one"], sources["two"]]}
+    if "grown" in config.pairs:
+        pairs["grown"] = of_target_shape(config, sources, seed)
+    found: dict[str, Any] = {"distance": data.weight(config, corpus, seed)}
+    for name, pair in pairs.items():
+        losses = [
+            np.asarray(along(net, *pair, jnp.asarray(gamma), some, config.at_once), float)
+            for some in (corpus.validation, corpus.held_out)
+        ]
+        found[f"{name} loss"] = np.stack(losses)
+        found[name] = gamma[int(np.argmin(losses[0]))]
+    score = lambda m: -float(held_out_loss(net, m, corpus.validation, config.at_once))  # noqa: E731
+    taken = greedy_soup(pairs["sweep"], score).taken
+    found["taken"] = np.array([k in taken for k in range(2)])
+    return found
+
+
+def of_target_shape(config: Config, sources: Mapping[str, Any], seed: int) -> list[PyTree]:
+    """The shallow source, of D_1, and the narrow one, of D_2, grown."""
+    small = [(sources[name], config.network(name)) for name in MADE_OF["grown"]]
+    key = keys(config, seed)["grow"]
+    return brought(small, config.network("target"), config.grow, key, untie=False)
+
+
+def started(
+    config: Config,
+    way: str,
+    learner: Learner,
+    corpus: Corpus,
+    sources: Mapping[str, Any],
+    chosen: Mapping[str, Any],
+    seed: int,
+) -> PyTree:
+    """The variables with which a way begins its training on D_t."""
+    key, pair = keys(config, seed), [sources["one"], sources["two"]]
+    if way == SCRATCH:
+        return initial(learner.net, key[SCRATCH])
+    if way == "ligo":
+        return _ligo(config, corpus, sources["narrow"], seed)
+    if way in ("uniform", "greedy"):
+        kept = [m for m, taken in zip(pair, chosen["taken"], strict=True) if taken]
+        soup = pair if way == "uniform" else kept
+        return merged(soup, np.full(len(soup), 1 / len(soup)))
+    if way == "grown":
+        pair = of_target_shape(config, sources, seed)
+    gamma = float(chosen[way])
+    if np.isnan(gamma):  # eq. 11 has no weight where the sources' texts are the same
+        gamma = 0.5
+    return merged(pair, np.array([gamma, 1 - gamma]))
+
+
+def _ligo(config: Config, corpus: Corpus, variables: PyTree, seed: int) -> PyTree:
+    """The narrow source widened by LiGO's maps (Wang et al. 2023), learned on windows of D_t."""
+    size = config.batch * config.learn_steps
+    drawn = data.batch(config, corpus, corpus.parts[2], _order(config, seed, 3), 0, size=size)
+    text = jnp.asarray(drawn.inputs.ravel())
+    line = growth_tasks.Batch(text, text)
+    how = growth_ways.Learning("ligo", config.learn_steps, config.batch, config.learn_rate)
+    sizes = config.network("narrow"), config.network("target")
+    held = growth_tasks.Data(line, line)
+    return growth_ways.learn(how, variables, *sizes, held, keys(config, seed)["ligo"]).variables
+
+
+def follow(
+    config: Config,
+    way: str,
+    learner: Learner,
+    corpus: Corpus,
+    sources: Mapping[str, Any],
+    chosen: Mapping[str, Any],
+    seed: int,
+    folder: Path | None,
+) -> dict[str, Any]:
+    """Training on D_t from a way's start: held-out losses, and answers before and after."""
+    start = started(config, way, learner, corpus, sources, chosen, seed)
+    (last,), loss = trained(
+        config,
+        learner,
+        start,
+        corpus,
+        corpus.parts[2],
+        _order(config, seed, 2),
+        jax.random.fold_in(keys(config, seed)["steps"], 2),
+        (config.steps,),
+        folder,
+        config.every,
+    )
+    right = [answers(learner.net, m, corpus.questions, config.at_once) for m in (start, last)]
+    return {"loss": loss, "accuracy": np.stack(right)}
+
+
+class Costs(NamedTuple):
+    """FLOPs, counted by XLA: of a step of each network, and of the loss on the validation text."""
+
+    step: dict[str, float]
+    validation: float
+
+
+def costs(config: Config, learners: Mapping[str, Learner]) -> Costs:
+    shape = jax.ShapeDtypeStruct((config.batch, config.context), np.int32)
+    batch = Batch(shape, shape)  # type: ignore[arg-type]
+    step = {}
+    for name in dict.fromkeys(["target", *(SHAPE[name] for name in config.sources)]):
+        one = learners[name]
+        state = jax.eval_shape(partial(_first_state, one.net, one.training), jax.random.key(0))
+        step[name] = flops(one.step, state, batch)
+    net = learners["target"].net
+    variables = jax.eval_shape(partial(initial, net), jax.random.key(0))
+    forward = flops(partial(next_token_loss, net), variables, batch)
+    return Costs(step, forward * config.validation / config.batch)

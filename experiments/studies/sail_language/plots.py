@@ -1,0 +1,211 @@
+"""The figures of `sail_language`: a colour for each way of beginning, in all of them."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.ticker import LogLocator
+
+from experiments.lab.bands import band
+from experiments.lab.findings import mean_and_error
+from experiments.studies.proximal_gamma.findings import PUBLISHED
+from experiments.studies.sail_language.config import SCRATCH, WAYS
+from experiments.studies.sail_language.findings import COLUMNS, TABLE_2, perplexity
+from sail_jax.drawing import style
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+COLORS = {
+    SCRATCH: style.FAINT,
+    "ligo": style.PALETTE[3],
+    "uniform": style.PALETTE[5],
+    "greedy": style.PALETTE[2],
+    "distance": style.PALETTE[4],
+    "sweep": style.PALETTE[0],
+    "grown": style.PALETTE[1],
+}
+MARKERS = dict(zip(WAYS, "svoD^PX", strict=True))
+LEGEND = {"loc": "outside upper center", "frameon": False, "fontsize": 9}
+
+
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """Perplexity by step; loss by gamma; steps and compute saved; answers; the checkpoints."""
+    if "model" in dataset.coords:
+        return {"checkpoints": _checkpoints(dataset)}
+    return {
+        "perplexity": _perplexity(dataset),
+        "gamma": _gamma(dataset),
+        "saved": _saved(dataset),
+        "answers": _answers(dataset),
+        "series": _series(dataset),
+    }
+
+
+def _ways(dataset: "xr.Dataset") -> list[str]:
+    return list(dataset["way"].values.astype(str))
+
+
+def _seeds(dataset: "xr.Dataset") -> str:
+    return f"mean ± s.e. of {dataset.sizes['seed']} seeds"
+
+
+def _perplexity(dataset: "xr.Dataset") -> "Figure":
+    """Over steps; from scratch begins far above, where the axis of the right panel ends."""
+    fig, axes = style.figure(1, 2, width=4.4, height=3.9)
+    steps, value = dataset["step"].values, perplexity(dataset)
+    for ax in axes[0]:
+        for way in _ways(dataset):
+            band(ax, steps, value.sel(way=way), color=COLORS[way], label=WAYS[way], lw=1.6)
+        ax.set_xlabel("steps on the target D$_t$")
+        ax.set_ylabel("held-out perplexity per token")
+    axes[0, 0].set_yscale("log")
+    axes[0, 0].yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    axes[0, 0].yaxis.set_major_formatter("{x:g}")
+    axes[0, 0].yaxis.set_minor_formatter("")
+    axes[0, 0].set_title("all of it")
+    final = value.isel(step=-1)
+    low, high = float(final.min()), float(final.max())
+    late = value.isel(step=slice(dataset.sizes["step"] // 3, None))
+    top = max(high, float(late.max()))
+    axes[0, 1].set_ylim(low - 0.08 * (top - low), top + 0.05 * (top - low))
+    axes[0, 1].set_title("the end")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    fig.legend(handles, labels, title=_seeds(dataset), ncols=4, **LEGEND)
+    return fig
+
+
+def _gamma(dataset: "xr.Dataset") -> "Figure":
+    """Loss before training along the line through two sources."""
+    pairs = dataset["pair"].values.astype(str)
+    titles = {"sweep": "θ$_1$, θ$_2$ of the target's shape", "grown": "shallow and narrow, grown"}
+    fig, axes = style.figure(1, len(pairs), width=5.0, height=3.9)
+    gamma = dataset["gamma"].values
+    for ax, pair in zip(axes[0], pairs, strict=True):
+        loss = dataset["gamma_loss"].sel(pair=pair, text="held out")
+        band(ax, gamma, loss, color=COLORS[pair], label="held-out loss", lw=1.6)
+        mean = loss.mean("seed").values
+        i = int(mean.argmin())
+        ax.plot(gamma[i], mean[i], "*", ms=11, color=style.INK, label="lowest")
+        if pair == "sweep":
+            value, error = map(float, mean_and_error(dataset["gamma_distance"]))
+            if np.isfinite(value):
+                color = COLORS["distance"]
+                ax.axvspan(value - error, value + error, color=color, alpha=0.3, lw=0)
+                ax.axvline(value, color=color, lw=1.4, label="eq. 11 ± s.e.")
+            ax.axvline(PUBLISHED, color=style.INK, lw=0.9, ls=":", label="published γ* = −0.1244")
+        ax.set_xlabel("γ, weight of the first source")
+        ax.set_ylabel("loss on D$_t$ before training (nats)")
+        ax.set_title(titles[pair])
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    fig.legend(handles, labels, title=_seeds(dataset), ncols=2 * len(pairs), **LEGEND)
+    return fig
+
+
+def _saved(dataset: "xr.Dataset") -> "Figure":
+    """Each seed (ticks), mean and standard error."""
+    ways = [way for way in _ways(dataset) if way != SCRATCH]
+    panels = {
+        "saved": (1, "steps saved"),
+        "compute_saved": (100, "compute saved (%),\nthe sources' left out"),
+        "compute_saved_with_sources": (100, "compute saved (%),\nthe sources' counted"),
+    }
+    fig, axes = style.figure(1, 3, width=3.2, height=1.6 + 0.3 * len(ways), sharey=True)
+    for ax, (name, (scale, label)) in zip(axes[0], panels.items(), strict=True):
+        ax.axvline(0, color=style.INK, lw=0.8)
+        for y, way in enumerate(reversed(ways)):
+            values = scale * dataset[name].sel(way=way)
+            mean, error = map(float, mean_and_error(values))
+            ax.plot(values, [y] * values.size, "|", color=style.FAINT, ms=8)
+            look = {"fmt": MARKERS[way], "color": COLORS[way], "capsize": 3, "ms": 6}
+            ax.errorbar(mean, y, xerr=error, **look)
+        ax.set_xlabel(label)
+    axes[0, 0].set_yticks(range(len(ways)), [WAYS[way] for way in reversed(ways)])
+    axes[0, 0].set_ylim(-0.6, len(ways) - 0.4)
+    fig.suptitle(
+        f"To the lowest loss that both reach, beside from scratch: {_seeds(dataset)}", fontsize=10
+    )
+    return fig
+
+
+def _answers(dataset: "xr.Dataset") -> "Figure":
+    """Right answers here, and those that Table 2 prints, of networks of another scale."""
+    tasks, ways = dataset["task"].values.astype(str), _ways(dataset)
+    height = 1.9 + 0.34 * len(ways)
+    fig, axes = style.figure(1, len(tasks) + 1, width=3.3, height=height)
+    right = 100 * dataset["accuracy"]
+    for ax, task in zip(axes[0], tasks, strict=False):
+        for y, way in enumerate(reversed(ways)):
+            for when, fill, up in (("before", "white", 0.14), ("after", COLORS[way], -0.14)):
+                mean, error = map(float, mean_and_error(right.sel(way=way, when=when, task=task)))
+                look = {"fmt": MARKERS[way], "color": COLORS[way], "mfc": fill, "capsize": 3}
+                ax.errorbar(mean, y + up, xerr=error, ms=5, **look)
+        if task != "file":
+            ax.axvline(100 / dataset.attrs["choices"], color=style.INK, lw=0.9, ls="--")
+        ax.set_yticks(range(len(ways)), [WAYS[way] for way in reversed(ways)])
+        ax.set_ylim(-0.6, len(ways) - 0.4)
+        ax.set_xlabel("right answers (%)")
+        ax.set_title(f"here: {task}")
+    for ax in axes[0, 1:-1]:
+        ax.tick_params(labelleft=False)
+    ax = axes[0, -1]
+    for i, (name, row) in enumerate(TABLE_2.items()):
+        places = range(len(COLUMNS) - 1, -1, -1)
+        ax.plot(row, places, "o-", ms=3.5, lw=0.9, color=style.PALETTE[i], label=name)
+    ax.set_yticks(range(len(COLUMNS)), ["SAIL", *(WAYS[w].split(" (")[0] for w in COLUMNS[-2::-1])])
+    ax.set_xlabel("right answers (%)")
+    ax.set_title("printed, other scale: Table 2")
+    fig.legend(
+        *ax.get_legend_handles_labels(),
+        title="hollow: before training, filled: after it; dashed: chance; lines: Table 2's rows",
+        ncols=6,
+        **LEGEND,
+    )
+    return fig
+
+
+def _series(dataset: "xr.Dataset") -> "Figure":
+    """Losses of the checkpoints of the first source's run, and of their mean."""
+    names = dataset["checkpoint"].values.astype(str)
+    titles = {"D_1": "on D$_1$, its own text", "D_t": "on D$_t$, the target's"}
+    fig, axes = style.figure(1, 2, width=3.8, height=3.4)
+    for ax, of in zip(axes[0], dataset["of"].values.astype(str), strict=True):
+        loss = dataset["series_loss"].sel(of=of)
+        loss = loss - loss.isel(checkpoint=-2)  # seeds differ by more than their checkpoints do
+        mean, error = mean_and_error(loss)
+        for i in range(len(names)):
+            color = style.PALETTE[1] if names[i] == "mean" else style.PALETTE[0]
+            each = loss.isel(checkpoint=i).values
+            ax.plot([i] * each.size, each, "_", color=style.FAINT, ms=10)
+            ax.errorbar(i, mean[i], yerr=error[i], fmt="o", color=color, capsize=3)
+        ax.axhline(0, color=style.INK, lw=0.8)
+        ax.set_xticks(range(len(names)), names)
+        ax.set_xlabel("checkpoint (steps), and their mean")
+        ax.set_ylabel("loss less the last one's (nats)")
+        ax.set_title(titles[of])
+    fig.suptitle(f"θ$_1$'s run: {_seeds(dataset)}", fontsize=10)
+    return fig
+
+
+def _checkpoints(dataset: "xr.Dataset") -> "Figure":
+    """Perplexity of checkpoints on disk and of their merges; the loss along their line."""
+    names = dataset["model"].values.astype(str)
+    tasks = dataset["task"].values.astype(str)
+    height = max(3.2, 1.2 + 0.34 * len(names))
+    fig, axes = style.figure(1, 2 + len(tasks), width=3.6, height=height)
+    quantities = [("held-out perplexity per token", perplexity(dataset))]
+    quantities += [
+        (f"right answers, {task} (%)", 100 * dataset["accuracy"].sel(task=task)) for task in tasks
+    ]
+    for ax, (label, values) in zip(axes[0], quantities, strict=False):
+        for y, name in enumerate(names[::-1]):
+            mean, error = map(float, mean_and_error(values.sel(model=name)))
+            ax.errorbar(mean, y, xerr=error, fmt="o", color=COLORS.get(name, style.INK), capsize=3)
+        ax.set_yticks(range(len(names)), names[::-1])
+        ax.set_xlabel(label)
+    ax, loss = axes[0, -1], dataset["gamma_loss"].sel(text="held out")
+    band(ax, dataset["gamma"].values, loss, color=COLORS["sweep"], lw=1.6)
+    ax.set_xlabel("γ, weight of the first checkpoint")
+    ax.set_ylabel("held-out loss (nats)")
+    fig.suptitle(f"Merged without training: {_seeds(dataset)} (draws of text)", fontsize=10)
+    return fig

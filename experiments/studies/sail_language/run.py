@@ -1,0 +1,149 @@
+"""The run of `sail_language`, of networks that it trains or of checkpoints on disk: its stages, the
+dataset that they make, and what is said of it."""
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from experiments.data.files import refused
+from experiments.lab.findings import Finding
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.studies.sail_language import checkpoints, data, parts
+from experiments.studies.sail_language import findings as claims
+from experiments.studies.sail_language.config import MADE_OF, Config
+from experiments.training.savings import savings
+from experiments.training.sharding import layout
+
+
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
+    """Sources, weights, and training on the target: stages for each seed and way."""
+    if config.checkpoints is not None:
+        return checkpoints.run(config, stage)
+    with refused():
+        corpus = data.load(config, config.network("target")["vocab"])
+        _check(config, corpus)
+    learners = parts.learners(config)
+    found: list[dict[str, Any]] = []
+    for seed in range(config.replicates):
+        learn = partial(parts.learn_sources, config, learners, corpus, seed)
+        sources = stage(f"sources, seed {seed}", learn, folder=True)
+        target = learners["target"]
+        chosen = stage(
+            f"weights, seed {seed}", partial(parts.choose, config, target, corpus, sources, seed)
+        )
+        ways = {
+            way: stage(
+                f"{way}, seed {seed}",
+                partial(parts.follow, config, way, target, corpus, sources, chosen, seed),
+                folder=True,
+            )
+            for way in config.ways
+        }
+        found.append({"series": sources["series_loss"], "chosen": chosen, "ways": ways})
+    return _dataset(config, corpus, parts.costs(config, learners), found)
+
+
+def _check(config: Config, corpus: data.Corpus) -> None:
+    """What only the text and the devices tell, before any training."""
+    one, two, target = map(len, corpus.parts)
+    data.sources(config, corpus, 0)  # names what the overlaps leave too few blocks of
+    if config.distance_blocks > min(config.source_blocks, target):
+        raise ValueError(
+            f"distance_blocks must be at most {min(config.source_blocks, target)}; got "
+            f"{config.distance_blocks} (parts of {one}, {two} and {target} blocks)"
+        )
+    layout(config.shard).check(batch=config.batch)
+
+
+def _dataset(
+    config: Config, corpus: data.Corpus, cost: parts.Costs, found: list[dict[str, Any]]
+) -> xr.Dataset:
+    over = lambda pick: np.stack([pick(one) for one in found])  # noqa: E731
+    ways, tasks = list(config.ways), list(corpus.questions)
+    loss = np.stack([over(lambda one, w=w: one["ways"][w]["loss"]) for w in ways]).astype(float)
+    right = np.stack([over(lambda one, w=w: one["ways"][w]["accuracy"]) for w in ways])
+    each, step = config.source_steps, cost.step["target"]
+    made = lambda way: sum(cost.step[parts.SHAPE[n]] for n in MADE_OF[way])  # noqa: E731
+    # before training: FLOPs of the sources, and of what is done with them
+    search = {
+        "ligo": config.learn_steps * step,
+        "greedy": 3 * cost.validation,
+        "sweep": config.gammas * cost.validation,
+        "grown": config.gammas * cost.validation,
+    }
+    earlier = np.array([each * made(way) for way in ways]) / step
+    ahead = np.array([search.get(way, 0.0) for way in ways]) / step
+    saved = savings(loss, config.every, ahead=ahead)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = 1 - saved.steps / saved.scratch_steps
+        whole = 1 - (saved.steps + earlier[:, None]) / saved.scratch_steps
+    per_seed, kinds = ("way", "seed"), config.pairs
+    chosen = lambda name: over(lambda one: one["chosen"][name]).astype(float)  # noqa: E731
+    return xr.Dataset(
+        {
+            "loss": ((*per_seed, "step"), loss, {"units": "nats"}),
+            "accuracy": ((*per_seed, "when", "task"), right.astype(float), {"units": "1"}),
+            "level": (per_seed, saved.level),
+            "reached": (per_seed, saved.reached),
+            "steps": (per_seed, saved.steps),
+            "scratch_steps": (per_seed, saved.scratch_steps),
+            "saved": (per_seed, saved.saved, {"units": "steps"}),
+            "compute_saved": (per_seed, share, {"units": "1"}),
+            "compute_saved_with_sources": (per_seed, whole, {"units": "1"}),
+            "ahead": ("way", ahead, {"long_name": "steps' worth of compute before training"}),
+            "source_cost": ("way", earlier, {"long_name": "the same, of training the sources"}),
+            "gamma_loss": (
+                ("pair", "seed", "text", "gamma"),
+                np.stack([chosen(f"{name} loss") for name in kinds]),
+            ),
+            "gamma_swept": (("pair", "seed"), np.stack([chosen(name) for name in kinds])),
+            "gamma_distance": ("seed", chosen("distance")),
+            "taken": (("seed", "source"), chosen("taken") > 0),
+            "series_loss": (
+                ("seed", "checkpoint", "of"),
+                over(lambda one: one["series"]).astype(float),
+            ),
+            "step_flops": ("network", list(cost.step.values())),
+        },
+        {
+            "way": ways,
+            "seed": np.arange(config.replicates),
+            "step": np.arange(0, config.steps + 1, config.every),
+            "when": ["before", "after"],
+            "task": tasks,
+            "gamma": ("gamma", config.gamma(), {"long_name": "weight of the first source"}),
+            "pair": list(kinds),
+            "text": ["validation", "held out"],
+            "checkpoint": [*map(str, config.series_steps), "mean"],
+            "of": ["D_1", "D_t"],
+            "network": list(cost.step),
+            "source": ["one", "two"],
+        },
+        {
+            "text": "the source of Python's standard library" if config.data is None else "files",
+            "vocab": corpus.vocab,
+            "choices": config.choices,
+            "source_steps": config.source_steps,
+            "start": config.start,
+            "distance": config.distance,
+            "items": config.items,
+        },
+    )
+
+
+def _told(dataset: xr.Dataset) -> ModuleType:
+    return checkpoints if "model" in dataset.coords else claims
+
+
+def findings(dataset: xr.Dataset) -> list[Finding]:
+    """The paper's claims that this tests."""
+    return _told(dataset).findings(dataset)
+
+
+def summary(dataset: xr.Dataset) -> str:
+    """Losses, steps saved, answers and weights."""
+    return _told(dataset).summary(dataset)

@@ -1,0 +1,149 @@
+"""What `sail_vision` found of SAIL's claims, from its dataset alone."""
+
+import numpy as np
+import xarray as xr
+
+from experiments.lab.findings import Finding, judged, stated
+
+NAMES = {"supervised": "supervised training", "byol": "BYOL"}
+PRINTED = "curves of top-1 without figures, ResNet-18 and -34 on CIFAR-10 (Fig. 3)"
+# compared with SAIL's start as what it is made of, or for its sources, not as another method
+OWN = ("scratch", "sail", "first", "second", "other")
+
+
+def ways(dataset: xr.Dataset, paradigm: str) -> list[str]:
+    return dataset[f"{paradigm}_way"].values.astype(str).tolist()
+
+
+def paradigms(dataset: xr.Dataset) -> list[str]:
+    return dataset.attrs["paradigms"].split()
+
+
+def of(dataset: xr.Dataset, paradigm: str, name: str, way: str | None = None) -> xr.DataArray:
+    """A variable of one paradigm, of all ways or one."""
+    array = dataset[f"{paradigm}_{name}"].rename({f"{paradigm}_way": "way"})
+    return array if way is None else array.sel(way=way)
+
+
+def final(dataset: xr.Dataset, paradigm: str, way: str | None = None) -> xr.DataArray:
+    """Top-1 accuracy in the end, in percent."""
+    return 100 * of(dataset, paradigm, "top1", way)[..., -1]
+
+
+def along(dataset: xr.Dataset, paradigm: str, way: str) -> xr.DataArray:
+    """Top-1 accuracy averaged over training, in percent: what is reached sooner counts more. Steps
+    ahead of the training delay it."""
+    curve, steps = 100 * of(dataset, paradigm, "top1", way), dataset["step"].values
+    delayed = steps + int(of(dataset, paradigm, "ahead", way))
+    means = [np.interp(steps, delayed, one).mean() for one in curve.values]
+    return xr.DataArray(means, dims="seed")
+
+
+def findings(dataset: xr.Dataset) -> list[Finding]:
+    """SAIL's claims about vision, each in both paradigms."""
+    found = [one for p in NAMES for one in _of_paradigm(dataset, p)]
+    claim = "what SAIL's start adds to the final top-1 is more in supervised training than in BYOL"
+    if len(paradigms(dataset)) < len(NAMES):
+        return [*found, _untested("4.5", claim)]
+    gains = [final(dataset, p, "sail") - final(dataset, p, "scratch") for p in NAMES]
+    here = f"{stated(gains[0])} and {stated(gains[1])} points"
+    return [*found, judged("SAIL, 4.5", claim, PRINTED, here, (gains[0] - gains[1]).values)]
+
+
+def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
+    name = NAMES[paradigm]
+    claims = {
+        "sooner": f"{name} from SAIL's start reaches the lowest {_fallen(paradigm)} that training "
+        "from scratch also reaches in fewer steps",
+        "ahead": f"{name} from SAIL's start has a higher top-1 along training than from scratch",
+        "higher": f"{name} from SAIL's start ends at a higher top-1 than from scratch",
+        "faster": f"{name} from SAIL's start has a higher top-1 along training than from every "
+        "other transformation and merge",
+        "better": f"{name} from SAIL's start ends at a higher top-1 than from every other "
+        "transformation and merge",
+        "merged": f"{name} has a higher top-1 along training from the merge of both sources than "
+        "from either alone",
+    }
+    if paradigm not in paradigms(dataset):
+        return [_untested("4.5, Fig. 3", claim) for claim in claims.values()]
+    here = ways(dataset, paradigm)
+    saved = of(dataset, paradigm, "saved", "sail")
+    gain = final(dataset, paradigm, "sail") - final(dataset, paradigm, "scratch")
+    level = stated(final(dataset, paradigm, "scratch"), 1, sign=False)
+    before = along(dataset, paradigm, "sail") - along(dataset, paradigm, "scratch")
+    usual = stated(along(dataset, paradigm, "scratch"), 1, sign=False)
+    where = "SAIL, 4.5, Fig. 3"
+    found = [
+        judged(where, claims["sooner"], PRINTED, _saved(dataset, paradigm), saved.values),
+        judged(
+            where,
+            claims["ahead"],
+            PRINTED,
+            f"{stated(before)} points, of {usual} % from scratch",
+            before.values,
+        ),
+        judged(
+            where,
+            claims["higher"],
+            PRINTED,
+            f"{stated(gain)} points, of {level} % from scratch",
+            gain.values,
+        ),
+    ]
+    others = [way for way in here if way not in OWN]
+    alone = [way for way in ("first", "second") if way in here]
+    for key, measure, rivals in (
+        ("faster", along, others),
+        ("better", final, others),
+        ("merged", along, alone if len(alone) == 2 else []),
+    ):
+        if not rivals:
+            found.append(_untested("4.5, Fig. 3", claims[key]))
+            continue
+        ahead = [
+            measure(dataset, paradigm, "sail") - measure(dataset, paradigm, way) for way in rivals
+        ]
+        # the one that SAIL is least ahead of, in the mean: every seed is compared with the same
+        least = int(np.argmin([float(margin.mean()) for margin in ahead]))
+        text = f"{stated(ahead[least])} points above the best of them, {rivals[least]}"
+        found.append(judged(where, claims[key], PRINTED, text, ahead[least].values))
+    return found
+
+
+def _untested(where: str, claim: str) -> Finding:
+    here = "this preset trains nothing that tells"
+    return Finding(f"SAIL, {where}", claim, PRINTED, here, "not tested")
+
+
+def _fallen(paradigm: str) -> str:
+    return "held-out loss" if paradigm == "supervised" else "error of a linear probe"
+
+
+def _saved(dataset: xr.Dataset, paradigm: str) -> str:
+    saved = of(dataset, paradigm, "saved", "sail")
+    scratch = of(dataset, paradigm, "scratch_steps", "sail")
+    spent, before, earlier = (
+        float(of(dataset, paradigm, name, "sail").mean())
+        for name in ("compute", "scratch_compute", "sources_compute")
+    )
+    text = f"{stated(saved, 0)} steps saved of {stated(scratch, 0, sign=False)}"
+    if before:
+        share, whole = (100 * (1 - cost / before) for cost in (spent, spent + earlier))
+        text += f", {share:+.0f} % of the compute in the mean ({whole:+.0f} % with the sources')"
+    return text
+
+
+def summary(dataset: xr.Dataset) -> str:
+    """Which start ends best in each paradigm."""
+    lines = []
+    for paradigm in paradigms(dataset):
+        end = final(dataset, paradigm)
+        order = np.argsort(-end.mean("seed").values)
+        names = ways(dataset, paradigm)
+        listed = ", ".join(f"{names[i]} {stated(end[i], 1, sign=False)}" for i in order)
+        kind = "" if paradigm == "supervised" else " of a linear probe"
+        lines.append(
+            f"Top-1{kind} in % after {dataset.attrs['steps']} steps of {NAMES[paradigm]} "
+            f"({end.sizes['seed']} seeds, mean ± s.e.), by start: {listed}."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,133 @@
+"""The figures of `sail_vision`: colour and line say which start, in all of them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
+
+from experiments.lab.bands import band
+from experiments.lab.findings import mean_and_error
+from experiments.studies.sail_vision.config import WAYS
+from experiments.studies.sail_vision.findings import OWN, final, of, paradigms, ways
+from sail_jax.drawing import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TITLES = {"supervised": "supervised", "byol": "BYOL, linear probe"}
+SCRATCH, SAIL = style.FAINT, style.PALETTE[0]
+REST = style.PALETTE[1:]
+
+
+def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
+    """Accuracy and loss along training; final accuracy and what is saved, by start."""
+    return {"accuracy": _accuracy(dataset), "loss": _loss(dataset), "final": _final(dataset)}
+
+
+def _groups(dataset: xr.Dataset, paradigm: str) -> list[list[str]]:
+    """SAIL's start beside its sources, then beside other transformations and merges."""
+    here = ways(dataset, paradigm)
+    split = [w for w in here if w in OWN[2:]], [w for w in here if w not in OWN]
+    return [["scratch", "sail", *some] for some in split]
+
+
+def _looks(some: Sequence[str]) -> dict[str, dict[str, Any]]:
+    looks = {"scratch": {"color": SCRATCH, "ls": "-"}, "sail": {"color": SAIL, "ls": "-"}}
+    for i, way in enumerate(way for way in WAYS if way not in looks):
+        looks[way] = {"color": REST[i % len(REST)], "ls": ("--", ":", "-.")[i // len(REST)]}
+    return {way: looks[way] for way in some}
+
+
+def _label(way: str, paradigm: str = "") -> str:
+    if way == "other" and paradigm:
+        return "from BYOL's" if paradigm == "supervised" else "from supervised"
+    return {"sail": "SAIL", "first": "first source", "second": "second source"}.get(
+        way, way.replace("_", " ")
+    )
+
+
+def _heading(dataset: xr.Dataset) -> str:
+    return f"ResNet on {dataset.attrs['data']}, {dataset.sizes['seed']} seeds"
+
+
+def _accuracy(dataset: xr.Dataset) -> "Figure":
+    """Top-1 along training, each paradigm in a row."""
+    rows = paradigms(dataset)
+    fig, axes = style.figure(len(rows), 2, width=4.6, height=2.9, sharex=True, sharey="row")
+    for row, paradigm in zip(axes, rows, strict=True):
+        names = ("beside its sources", "beside other transformations and merges")
+        for ax, some, name in zip(row, _groups(dataset, paradigm), names, strict=True):
+            looks = _looks(some)
+            for way in some:
+                curve = 100 * of(dataset, paradigm, "top1", way)
+                steps = dataset["step"].values + int(of(dataset, paradigm, "ahead", way))
+                band(ax, steps, curve, lw=1.4, alpha=0.2, **looks[way])
+            ax.set_title(f"{TITLES[paradigm]}: {name}")
+            _legend(ax, looks, paradigm)
+        row[0].set_ylabel("top-1 (%)")
+    for ax in axes[-1]:
+        ax.set_xlabel("steps of the large network")
+    fig.suptitle(f"{_heading(dataset)}: mean ± s.e.", fontsize=10)
+    return fig
+
+
+def _legend(ax: "Axes", looks: dict[str, dict[str, Any]], paradigm: str) -> None:
+    lines = [Line2D([], [], label=_label(way, paradigm), **look) for way, look in looks.items()]
+    ax.legend(handles=lines, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _loss(dataset: xr.Dataset) -> "Figure":
+    """Held-out loss of supervised training, and the training loss of BYOL, by start."""
+    rows = paradigms(dataset)
+    fig, axes = style.figure(1, len(rows), width=5.2, height=3.2)
+    for ax, paradigm in zip(axes[0], rows, strict=True):
+        looks = _looks(ways(dataset, paradigm))
+        held_out = paradigm == "supervised"
+        name = "test_loss" if held_out else "train_loss"
+        for way, look in looks.items():
+            values = of(dataset, paradigm, name, way)
+            steps = dataset["step" if held_out else "batch_step"].values
+            at = steps + int(of(dataset, paradigm, "ahead", way))
+            band(ax, at, values, lw=1.4, alpha=0.2, **look)
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.set_title("supervised" if held_out else "BYOL")
+        ax.set_ylabel("held-out loss (nats)" if held_out else "loss of the batch")
+        ax.set_xlabel("steps of the large network")
+        _legend(ax, looks, paradigm)
+    fig.suptitle(f"{_heading(dataset)}: mean ± s.e.", fontsize=10)
+    return fig
+
+
+def _final(dataset: xr.Dataset) -> "Figure":
+    """Accuracy in the end, and steps saved on training from scratch; a tick for each seed."""
+    rows = paradigms(dataset)
+    most = max(len(ways(dataset, paradigm)) for paradigm in rows)
+    fig, axes = style.figure(len(rows), 3, width=3.2, height=0.9 + 0.27 * most, sharey="row")
+    for row, paradigm in zip(axes, rows, strict=True):
+        names = ways(dataset, paradigm)
+        order = np.argsort(final(dataset, paradigm).mean("seed").values, kind="stable")
+        values = {
+            f"top-1 (%), {TITLES[paradigm]}": final(dataset, paradigm),
+            "top-5 (%)": 100 * of(dataset, paradigm, "top5")[..., -1],
+            "steps saved to scratch's best": of(dataset, paradigm, "saved"),
+        }
+        for ax, (label, array) in zip(row, values.items(), strict=True):
+            mean, error = mean_and_error(array)
+            for y, i in enumerate(order):
+                color = {"scratch": SCRATCH, "sail": SAIL}.get(names[i], style.INK)
+                each = array.isel(way=i).values
+                ax.plot(each, [y] * each.size, "|", color=style.FAINT, ms=7)
+                ax.errorbar(mean[i], y, xerr=error[i], fmt="o", color=color, capsize=3, ms=5)
+            ax.set_xlabel(label)
+        row[2].axvline(0, color=style.INK, lw=0.8)
+        row[0].set_yticks(range(len(order)), [_label(names[i], paradigm) for i in order])
+        row[0].set_ylim(-0.6, len(order) - 0.4)
+    fig.suptitle(f"{_heading(dataset)} (ticks), mean ± s.e.", fontsize=10)
+    return fig

@@ -1,0 +1,185 @@
+"""The run of `sail_vision`: its stages, and the dataset that they make."""
+
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+from jaxtyping import PyTree
+
+from experiments.data.files import refused
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.studies.sail_vision import starts
+from experiments.studies.sail_vision.config import LIGO, SCRATCH, Config, Paradigm
+from experiments.studies.sail_vision.data import Data, load, weights
+from experiments.studies.sail_vision.training import MEASURES, Learner
+from experiments.training import sharding
+from experiments.training.savings import savings
+
+Sources = dict[str, list[list[PyTree]]]  # [seed][source], by paradigm
+
+
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
+    """Trains the sources, makes the starts, trains the large networks: a stage for each way."""
+    with refused():
+        sharding.layout(config.shard).check(batch=config.batch)
+        data = load(config)
+    sources: Sources = {}
+
+    @cache
+    def learner_of(paradigm: Paradigm, large: bool) -> Learner:
+        steps = config.steps if large else config.source_steps
+        same = config.network(large=True) == config.network(large=False)
+        if large and same and steps == config.source_steps:
+            return learner_of(paradigm, False)
+        return Learner(config, config.network(large=large), paradigm, steps, data[0])
+
+    for paradigm in config.sources():
+        learner = learner_of(paradigm, False)
+        found = stage(
+            f"train {paradigm} sources", partial(_sources, config, learner, data), folder=True
+        )
+        sources[paradigm] = _paired(config, found)
+    parts = {}
+    for paradigm in config.paradigms():
+        learner = learner_of(paradigm, True)
+        found = {
+            way: stage(
+                f"train {paradigm} from {way}",
+                partial(_large, config, learner, data, sources, way),
+                folder=True,
+            )
+            for way in config.ways(paradigm)
+        }
+        parts[paradigm] = _part(config, paradigm, learner, found)
+    return _dataset(config, data, parts)
+
+
+def _keys(config: Config, seed: int) -> jax.Array:
+    """Of the sources: two of initial weights, two of training; of the large one: initial weights,
+    training; transformations."""
+    return jax.random.split(jax.random.fold_in(jax.random.key(config.seed), seed), 7)
+
+
+def _seed(config: Config, seed: int) -> int:
+    """Of the order of minibatches."""
+    return config.seed * config.replicates + seed
+
+
+def _sources(
+    config: Config, learner: Learner, data: list[Data], folder: Path | None
+) -> dict[str, Any]:
+    """Trained variables, as `seed_source`, and what they score on all classes in the end."""
+    out = {}
+    for seed, one in enumerate(data):
+        first, own, *training = _keys(config, seed)[:4]
+        starting = (first, first if config.origin == "common" else own)
+        trained = []
+        for i, (key, how) in enumerate(zip(starting, training, strict=True)):
+            name = f"{seed} {i}"
+            at = None if folder is None else folder / name
+            variables, _ = learner.fit(
+                learner.scratch(key), one.parts[i], one, how, _seed(config, seed), at
+            )
+            trained.append(variables)
+        if config.origin == "aligned":
+            trained = starts.aligned(config.network(large=False), trained)
+        out |= {f"{seed} {i}": variables for i, variables in enumerate(trained)}
+    return out
+
+
+def _paired(config: Config, found: Mapping[str, Any]) -> list[list[PyTree]]:
+    return [[found[f"{seed} {i}"] for i in range(2)] for seed in range(config.replicates)]
+
+
+def _large(
+    config: Config,
+    learner: Learner,
+    data: list[Data],
+    sources: Sources,
+    way: str,
+    folder: Path | None,
+) -> dict[str, Any]:
+    """What was measured along the training from one start, [seed, evaluation]."""
+    curves = []
+    for seed, one in enumerate(data):
+        first, training, transforming = _keys(config, seed)[4:]
+        pairs = {paradigm: each[seed] for paradigm, each in sources.items()}
+        begin = starts.start(way, config, learner, pairs, one, (first, transforming))
+        at = None if folder is None else folder / str(seed)
+        _, found = learner.fit(begin, one.learn, one, training, _seed(config, seed), at)
+        curves.append(found)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *curves)
+
+
+def _part(
+    config: Config, paradigm: Paradigm, learner: Learner, found: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The variables of the dataset that belong to one paradigm: all named after it."""
+    ways = list(found)
+    dims = (f"{paradigm}_way", "seed")
+    curves = {
+        name: np.stack([found[way][name] for way in ways]).astype(float)
+        for name in (*MEASURES[paradigm], "train_loss")
+    }
+    # of BYOL's own loss the lowest is not the best: a collapsed network has 0
+    fallen = curves["test_loss"] if paradigm == "supervised" else 1 - curves["top1"]
+    ahead = np.array([config.learn_steps if way == LIGO else 0 for way in ways])
+    gain = savings(fallen, config.every, ahead=ahead)
+    cost = learner.cost()
+    small = learner.cost(config.network(large=False))
+    needed = np.array([_trained(way) for way in ways])
+    units = {"test_loss": "nats", "train_loss": "nats" if paradigm == "supervised" else "1"}
+    out: dict[str, Any] = {
+        name: ((*dims, "step" if name != "train_loss" else "batch_step"), value,
+               {"units": units.get(name, "1")})
+        for name, value in curves.items()
+    }  # fmt: skip
+    out |= {
+        "reached": (dims, gain.reached),
+        "saved": (dims, gain.saved, {"units": "steps"}),
+        "scratch_steps": (dims, gain.scratch_steps, {"units": "steps"}),
+        "compute": (dims, cost * gain.steps, {"units": "FLOP"}),
+        "scratch_compute": (dims, cost * gain.scratch_steps, {"units": "FLOP"}),
+        "sources_compute": (dims[0], needed * small * config.source_steps, {"units": "FLOP"}),
+        "ahead": (dims[0], ahead, {"units": "steps"}),
+        "flops": ("network", [small, cost], {"long_name": "of a training step"}),
+    }
+    return {
+        **{f"{paradigm}_{name}": value for name, value in out.items()},
+        dims[0]: (dims[0], ways),
+    }
+
+
+def _trained(way: str) -> int:
+    """How many sources a start needs."""
+    return {SCRATCH: 0, "first": 1, "second": 1}.get(way, 2)
+
+
+def _dataset(config: Config, data: list[Data], parts: Mapping[str, Any]) -> xr.Dataset:
+    steps = np.arange(0, config.steps + 1, config.every)
+    variables = {name: value for part in parts.values() for name, value in part.items()}
+    variables["weight"] = (
+        ("seed", "source"),
+        np.stack([weights(one) for one in data]),
+        {"long_name": "of the sources in SAIL's merge"},
+    )
+    about = {
+        "data": config.data,
+        "transformation": config.transformation,
+        "paradigms": " ".join(parts),
+        "steps": config.steps,
+        "classes": data[0].classes,
+    }
+    coordinates = {
+        "seed": np.arange(config.replicates),
+        "step": steps,
+        "batch_step": steps[:-1],
+        "network": ["small", "large"],
+        "source": ["first", "second"],
+    }
+    return xr.Dataset(variables, coordinates, about)

@@ -1,0 +1,353 @@
+"""How `sail_vision` trains a ResNet, with labels or by BYOL, and what it measures on the way.
+
+Supervised networks are measured by their own predictions, BYOL's by two classifiers on the pooled
+features of the frozen encoder: a linear one, fitted by ridge regression onto the classes, and the
+nearest neighbours (Wu et al. 2018). BatchNorm normalises by the batch in training and by running
+statistics in evaluation; `renewed` measures these anew where weights were transformed or mixed.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, Num, PRNGKeyArray, PyTree
+
+from experiments.data import stream
+from experiments.data.augment import Augment, augment, pixels
+from experiments.lab import progress
+from experiments.models import presets
+from experiments.models.resnet import ResNet
+from experiments.studies.sail_vision.config import Config, Paradigm
+from experiments.studies.sail_vision.data import Data, Examples, Scale, scale
+from experiments.training import (
+    Optimizer,
+    Schedule,
+    State,
+    Training,
+    init,
+    make_step,
+    sharding,
+    train,
+)
+from experiments.training.byol import Byol, Head
+from experiments.training.flops import flops
+from sail_jax.align import reset_statistics
+
+CHUNK = 500  # images that are evaluated at once
+LONG = 1000  # steps of a training that tells of itself
+RECIPES: dict[str, Augment] = {
+    "none": Augment(),
+    "digits": Augment(shift=1, brightness=0.2, noise=0.05),
+    # CIFAR's, of He et al. 2016
+    "crop_flip": Augment(shift=4, flip=0.5),
+    # of Grill et al. 2020, App. B, without blur and hue, and crops of a fifth or more: for images
+    # of 32 to 64 pixels
+    "byol": Augment(
+        area=0.2, flip=0.5, brightness=0.4, contrast=0.4, saturation=0.2, grey=0.2, solarise=0.1
+    ),
+}
+MEASURES = {"supervised": ("top1", "top5", "test_loss"), "byol": ("top1", "top5", "neighbours")}
+
+
+class Learner:
+    """One paradigm on one network, compiled once for all seeds and starts."""
+
+    def __init__(
+        self, config: Config, sizes: dict[str, Any], paradigm: Paradigm, steps: int, data: Data
+    ) -> None:
+        self.paradigm: Paradigm = paradigm
+        self.config, self.steps, self.data = config, steps, data
+        self.net = resnet(sizes)
+        self.image = jnp.zeros((1, *data.learn.images.shape[1:]))
+        self.scale = scale(data.learn.images)
+        self._start = jax.jit(self._state)
+        supervised = paradigm == "supervised"
+        self.byol = Byol(
+            partial(features, self.net),
+            Head(config.projector_hidden, config.projection),
+            Head(config.projector_hidden, config.projection),
+            steps,
+            config.target_decay,
+        )
+        rate = config.rate if supervised else config.byol_rate
+        schedule = Schedule(rate, steps, min(config.warmup, steps - 1))
+        # BYOL's encoder carries the classifier's weights along, unused
+        undecayed = (*Optimizer(schedule).undecayed, "encoder/head/*")
+        self.training = Training(
+            Optimizer(
+                schedule,
+                config.rule,
+                config.weight_decay,
+                undecayed,
+            )
+        )
+        self.loss = self._supervised if supervised else self._byol
+        self.layout = sharding.layout(config.shard)
+        key = jax.random.key(0)
+        like = jax.eval_shape(lambda: self.state(self.scratch(key), key))
+        self.step = make_step(self.loss, self.training, self.layout.shardings(like))
+        self._predict = jax.jit(self._logits)
+        self._features = jax.jit(self._pooled)
+
+    def scratch(self, key: PRNGKeyArray) -> PyTree:
+        """Variables of the ResNet at random."""
+        return _initial(self.net, key, self.image)
+
+    def state(self, variables: PyTree, key: PRNGKeyArray) -> State:
+        """Before the first step, from a ResNet's variables; BYOL's other networks are random."""
+        return self._start(variables, key)
+
+    def _state(self, variables: PyTree, key: PRNGKeyArray) -> State:
+        first, second = jax.random.split(key)
+        params, stats = variables["params"], variables["batch_stats"]
+        if self.paradigm == "byol":
+            width = self.net.widths[-1]
+            params, stats = self.byol.init(params, stats, width, first)
+        return init(self.training, params, second, stats)
+
+    def variables(self, state: State) -> PyTree:
+        """The ResNet's, of a state."""
+        params, stats = state.params, state.mutable
+        if self.paradigm == "byol":
+            params, stats = params["encoder"], stats["stats"]["encoder"]
+        return {"params": params, "batch_stats": stats}
+
+    def fit(
+        self,
+        variables: PyTree,
+        learn: Examples,
+        data: Data,
+        key: PRNGKeyArray,
+        seed: int,
+        folder: Path | None,
+    ) -> tuple[PyTree, dict[str, np.ndarray]]:
+        """The trained variables, and by name what was measured before the first and after every
+        `config.every` steps; the loss of the batch then trained on is `train_loss`."""
+        config, state = self.config, self.layout.lay(self.state(variables, key))
+
+        def batch(t: int) -> Examples:
+            chosen = stream.indices(t, examples=len(learn.labels), size=config.batch, seed=seed)
+            return learn.where(chosen)
+
+        trained = train(
+            self.step,
+            state,
+            batch,
+            self.steps,
+            directory=folder,
+            config=config,
+            save_every=config.save_every,
+            log_every=config.every,
+            evaluate=lambda state: self.measure(self.variables(state), data),
+            evaluate_every=config.every,
+            place=self.layout.place,
+            say=progress.say if self.steps >= LONG else None,
+        )
+        rows = trained.rows
+        names = MEASURES[self.paradigm]
+        seen = {row["step"]: row for row in rows if names[0] in row}
+        at = sorted(seen)
+        curves = {name: np.array([seen[t][name] for t in at], np.float32) for name in names}
+        own = {row["step"]: row["loss"] for row in rows if "loss" in row}
+        curves["train_loss"] = np.array([own[t] for t in at[:-1]], np.float32)
+        return sharding.gathered(self.variables(trained.state)), curves
+
+    def measure(self, variables: PyTree, data: Data) -> dict[str, float]:
+        if self.paradigm == "supervised":
+            logits = self._over(self._predict, variables, data.test.images)
+            nats = optax.softmax_cross_entropy_with_integer_labels(logits, data.test.labels)
+            return {**top(logits, data.test.labels), "test_loss": float(nats.mean())}
+        bank = self._over(self._features, variables, data.learn.images)
+        seen = self._over(self._features, variables, data.test.images)
+        linear = ridge(bank, data.learn.labels, seen, data.classes, self.config.ridge)
+        near = neighbours(bank, data.learn.labels, seen, data.classes, self.config.neighbours)
+        return {
+            **top(linear, data.test.labels),
+            "neighbours": top(near, data.test.labels)["top1"],
+        }
+
+    def renewed(self, variables: PyTree, images: Num[np.ndarray, "n ..."]) -> PyTree:
+        """The variables with BatchNorm's running statistics measured on the first images: those of
+        a mix may be negative, and are no statistics of the mixed network."""
+        some = images[: self.config.statistics]
+        batches = [self.seen(jnp.asarray(some[i : i + CHUNK])) for i in range(0, len(some), CHUNK)]
+        leaves = {
+            name: (f"batch_stats/{norm}/mean", f"batch_stats/{norm}/var")
+            for name, norm in normalised(self.net)
+        }
+        return reset_statistics(variables, partial(_convolved, self.net), batches, leaves)
+
+    def cost(self, sizes: dict[str, Any] | None = None) -> float:
+        """Floating-point operations of a step, of this network or another."""
+        if sizes is not None:
+            return Learner(self.config, sizes, self.paradigm, self.steps, self.data).cost()
+        key = jax.random.key(0)
+        state = jax.eval_shape(lambda: self.state(self.scratch(key), key))
+        images = jax.ShapeDtypeStruct((self.config.batch, *self.image.shape[1:]), jnp.float32)
+        labels = jax.ShapeDtypeStruct((self.config.batch,), jnp.int32)
+        return flops(make_step(self.loss, self.training), state, Examples(images, labels))  # type: ignore[arg-type]
+
+    def seen(self, images: Num[Array, "*n height width channel"]) -> Float[Array, "..."]:
+        return standardised(images, self.scale)
+
+    def _supervised(
+        self, params: PyTree, stats: PyTree, batch: Any, key: PRNGKeyArray
+    ) -> tuple[Array, dict[str, Array], PyTree]:
+        images = self.seen(augment(batch.images, key, RECIPES[self.config.augment]))
+        logits, stats = applied(self.net, params, stats, images)
+        nats = optax.softmax_cross_entropy_with_integer_labels(
+            logits.astype(jnp.float32), batch.labels
+        )
+        return nats.mean(), {}, stats
+
+    def _byol(
+        self, params: PyTree, carried: PyTree, batch: Any, key: PRNGKeyArray
+    ) -> tuple[Array, dict[str, Array], PyTree]:
+        views = (
+            self.seen(augment(batch.images, k, RECIPES[self.config.views]))
+            for k in jax.random.split(key)
+        )
+        return self.byol.loss(params, carried, *views)
+
+    def _logits(self, variables: PyTree, images: Array) -> Array:
+        out: Any = self.net.apply(variables, self.seen(images))
+        return out
+
+    def _pooled(self, variables: PyTree, images: Array) -> Array:
+        stats = variables["batch_stats"]
+        return features(self.net, variables["params"], stats, self.seen(images), False)[0]
+
+    def _over(self, fn: Callable[..., Array], variables: PyTree, images: np.ndarray) -> np.ndarray:
+        """`fn` of all images, by chunks of one shape."""
+        size = min(CHUNK, len(images))
+        rows = []
+        for i in range(0, len(images), size):
+            some = images[i : i + size]
+            short = size - len(some)
+            padded = np.pad(some, ((0, short), (0, 0), (0, 0), (0, 0)))
+            rows.append(sharding.gathered(fn(variables, padded))[: len(some)])
+        return np.concatenate(rows)
+
+
+def standardised(images: Num[Array, "*n channel"], scale: Scale) -> Float[Array, "*n channel"]:
+    """Pixels as a network takes them."""
+    mean, std = (jnp.array(x, jnp.float32) for x in scale)
+    return (pixels(images) - mean) / std
+
+
+def resnet(sizes: dict[str, Any]) -> ResNet:
+    net = presets.build(sizes)
+    assert isinstance(net, ResNet)
+    return net
+
+
+def normalised(net: ResNet) -> list[tuple[str, str]]:
+    """Each convolution with the BatchNorm that normalises it, from the input to the output."""
+    found = [("stem", "stem_bn")]
+    for x, (s, b) in net.places().items():
+        found += [(f"{x}/conv1", f"{x}/bn1"), (f"{x}/conv2", f"{x}/bn2")]
+        if s and not b:
+            found.append((f"{x}/proj", f"{x}/proj_bn"))
+    return found
+
+
+@partial(jax.jit, static_argnums=0)
+def _initial(net: ResNet, key: PRNGKeyArray, image: Array) -> PyTree:
+    return net.init(key, image)
+
+
+@partial(jax.jit, static_argnums=0)
+def _convolved(net: ResNet, variables: PyTree, images: Array) -> dict[str, Array]:
+    """What each convolution gives, by its path."""
+    _, caught = net.apply(
+        variables,
+        images,
+        capture_intermediates=lambda module, _: isinstance(module, nn.Conv),
+        mutable=["intermediates"],
+    )
+    out = {}
+    for name, _ in normalised(net):
+        found: Any = caught["intermediates"]
+        for part in name.split("/"):
+            found = found[part]
+        (out[name],) = found["__call__"]
+    return out
+
+
+def applied(net: ResNet, params: PyTree, stats: PyTree, images: Array) -> tuple[Array, PyTree]:
+    """Logits by the batch's statistics, and the running ones moved towards them."""
+    variables = {"params": params, "batch_stats": stats}
+    logits, rest = net.apply(variables, images, True, mutable=["batch_stats"])
+    return logits, rest["batch_stats"]
+
+
+def features(
+    net: ResNet, params: PyTree, stats: PyTree, images: Array, train: bool
+) -> tuple[Float[Array, "n feature"], PyTree]:
+    """What the classifier reads: the last block's output, averaged over the image."""
+    *_, last = net.places()
+    _, rest = net.apply(
+        {"params": params, "batch_stats": stats},
+        images,
+        train,
+        capture_intermediates=lambda module, _: module.name == last,
+        mutable=["batch_stats", "intermediates"],
+    )
+    (out,) = cast(Any, rest)["intermediates"][last]["__call__"]
+    return out.mean(axis=(1, 2)), rest["batch_stats"]
+
+
+def top(scores: Float[np.ndarray, "n class"], labels: Int[np.ndarray, " n"]) -> dict[str, float]:
+    """Shares of images whose class is the first, or among the first five, by score; all classes
+    that tie with it come before it.
+
+    >>> top(np.array([[2.0, 1.0, 0.0], [1.0, 1.0, 0.0]]), np.array([0, 1]))
+    {'top1': 0.5, 'top5': 1.0}
+    """
+    own = np.take_along_axis(scores, labels[:, None], axis=1)
+    before = (scores >= own).sum(1) - 1
+    return {"top1": float((before < 1).mean()), "top5": float((before < 5).mean())}
+
+
+def ridge(
+    bank: Float[np.ndarray, "n feature"],
+    labels: Int[np.ndarray, " n"],
+    seen: Float[np.ndarray, "m feature"],
+    classes: int,
+    penalty: float,
+) -> Float[np.ndarray, "m class"]:
+    """Scores of a linear classifier: least squares from standardised features, and a constant, to
+    one-hot classes, with `penalty` on the squared weights of a mean over examples."""
+    mean, std = bank.mean(0, dtype=np.float64), bank.std(0, dtype=np.float64)
+    std = np.where(std > 1e-6 * std.max(initial=1e-12), std, np.inf)  # a dead unit says nothing
+    x = (bank - mean) / std
+    y = np.eye(classes)[labels]
+    gram = x.T @ x / len(x) + penalty * np.eye(x.shape[1])
+    weights = np.linalg.solve(gram, x.T @ (y - y.mean(0)) / len(x))
+    return (seen - mean) / std @ weights + y.mean(0)
+
+
+def neighbours(
+    bank: Float[np.ndarray, "n feature"],
+    labels: Int[np.ndarray, " n"],
+    seen: Float[np.ndarray, "m feature"],
+    classes: int,
+    count: int,
+    temperature: float = 0.07,
+) -> Float[np.ndarray, "m class"]:
+    """Votes of the `count` images nearest by cosine, weighted by exp(cosine / temperature)."""
+    unit = lambda x: x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)  # noqa: E731
+    known, scores = unit(bank), []
+    for i in range(0, len(seen), CHUNK):
+        near = unit(seen[i : i + CHUNK]) @ known.T
+        at = np.argpartition(-near, count - 1, axis=1)[:, :count]
+        votes = np.exp((np.take_along_axis(near, at, axis=1) - 1) / temperature)
+        one_hot = np.eye(classes)[labels[at]]
+        scores.append((votes[..., None] * one_hot).sum(1))
+    return np.concatenate(scores)
