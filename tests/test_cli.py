@@ -20,11 +20,11 @@ import xarray as xr
 from experiments.commands import bench
 from experiments.lab import registry, store
 from experiments.pages.quickstart import HEADINGS
-from experiments.studies import ledger
+from experiments.studies.ledger.findings import SCHEMA
 from sail_jax import disk
 from sail_jax.cli import main as cli
 from sail_jax.drawing import style
-from theory import coverage
+from theory import claims, coverage
 from theory.claims import Verdict
 
 _load = registry.load
@@ -50,8 +50,10 @@ class Config:
 class Fake(SimpleNamespace):
     """An experiment of two stages; `stop` says what happens in the second."""
 
-    Config = Config
-    PRESETS = {"default": Config, "tiny": lambda: Config(sizes=(1,))}  # noqa: RUF012
+    name = "fake"
+    question = "Is it?"
+    config = Config
+    presets = {"default": Config, "tiny": lambda: Config(sizes=(1,))}  # noqa: RUF012
     stop: BaseException | None = None
     computed = ()
 
@@ -74,6 +76,12 @@ class Fake(SimpleNamespace):
         axes[0, 0].plot(dataset["sum"])
         axes[0, 0].set_xlabel('n & "m"')
         return {"sum": fig}
+
+    def findings(self, dataset):
+        return []
+
+    def tables(self, dataset):
+        return []
 
     def summary(self, dataset):
         return f"sum <b>{float(dataset['sum'].sum()):.3f}</b>"
@@ -129,14 +137,14 @@ def test_help_and_version(call):
         assert f"sail-jax {command}" in out
 
 
-@pytest.mark.parametrize("name", registry.QUESTIONS)
+@pytest.mark.parametrize("name", registry.studies())
 def test_run_help_lists_every_field_with_its_default(name, call):
     code, out, _ = call("run", name, "--help")
     assert code == 0
     assert {"--preset", "--out", "--resume"} <= set(out.split())
-    for field in dataclasses.fields(registry.load(name).Config):
+    for field in dataclasses.fields(registry.load(name).config):
         assert re.search(rf"--{field.name.replace('_', '-')}[ ,]", out)
-    assert out.count("(default:") == len(dataclasses.fields(registry.load(name).Config))
+    assert out.count("(default:") == len(dataclasses.fields(registry.load(name).config))
 
 
 BAD = [
@@ -338,8 +346,8 @@ def verdicts(monkeypatch):
             asked.append((claim.id, seed, quick))
             return by_id[claim.id]
 
-        monkeypatch.setattr(ledger.claims, "select", lambda glob: list(by_id.values()))
-        monkeypatch.setattr(ledger.claims, "check", check)
+        monkeypatch.setattr(claims, "select", lambda glob: list(by_id.values()))
+        monkeypatch.setattr(claims, "check", check)
         return asked
 
     return of
@@ -356,7 +364,7 @@ def test_verify_says_what_holds(verdicts, call, tmp_path):
     assert "fails as printed (expected)" in out
     assert "2 of 3 claims hold, 1 fail as printed, as expected." in out
     found = json.loads(file.read_text())
-    assert found["schema"] == ledger.SCHEMA
+    assert found["schema"] == SCHEMA
     assert (found["seed"], found["quick"], found["claims"]) == (5, True, "*")
     assert "jax" in found["versions"]
     assert [v["id"] for v in found["verdicts"]] == ["p/one", "p/two", "p/bound"]
@@ -398,7 +406,7 @@ def test_verify_replaces_nothing_but_a_ledger(verdicts, call, tmp_path):
 
 
 def test_verify_with_real_claims(call):
-    code, out, _ = call("verify", "--claims", ledger.Config.tiny().claims, "--quick")
+    code, out, _ = call("verify", "--claims", "features-are-fate/eq13-interval/*", "--quick")
     assert code == 0
     assert "Every verdict is the expected one." in out
 
@@ -414,13 +422,13 @@ def test_verify_coverage_lists_statements_and_simulates_nothing(verdicts, call):
 
 
 def test_verify_coverage_fails_where_something_is_missing(call, monkeypatch):
-    known = ledger.claims.all_claims()
+    known = claims.all_claims()
     left = [c for c in known if not c.id.startswith("unified-merging/L4/")]
-    monkeypatch.setattr(ledger.claims, "all_claims", lambda: left)
+    monkeypatch.setattr(claims, "all_claims", lambda: left)
     code, out, _ = call("verify", "--coverage")
     assert code == 1
     assert out.endswith("Gaps:\n  unified-merging: Assumption 6 and Lemma 4: L4/*\n")
-    monkeypatch.setattr(ledger.claims, "all_claims", lambda: [*known, _verdict("sail/T99/new")])
+    monkeypatch.setattr(claims, "all_claims", lambda: [*known, _verdict("sail/T99/new")])
     code, out, _ = call("verify", "--coverage")
     assert code == 1
     assert out.endswith("Claims that answer to no statement:\n  sail/T99/new\n")

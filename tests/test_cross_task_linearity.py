@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.lab import registry
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
-from experiments.studies import cross_task_linearity as ctl
 from experiments.studies.cross_task_linearity import findings as answers
 from experiments.studies.cross_task_linearity import models, parts
 from experiments.studies.cross_task_linearity.models import Batch, Descent
@@ -17,10 +17,12 @@ from experiments.studies.cross_task_linearity.runs import Runs
 from sail_jax.drawing import style
 from theory.linearity import product_gap
 
+ctl = registry.load("cross_task_linearity")
+
 EPS = float(jnp.finfo(jnp.float32).eps)
 SOFTMAX, ONE, TWO = MLP((), 10), MLP((12,), 10), MLP((12, 9), 10)
 FAST = ("rotated", "scratch", "averaging", "arithmetic", "stitching", "theorem")
-TINY = dataclasses.replace(ctl.Config.tiny(), parts=FAST)
+TINY = dataclasses.replace(ctl.config.tiny(), parts=FAST)
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +215,7 @@ def test_batch_norm_forgets_its_statistics_or_has_them_interpolated(digits):
 
 def test_tasks_and_random_labels_are_trained_in_one_shape():
     config = dataclasses.replace(
-        ctl.Config.tiny(), parts=("random_labels",), memorise=3, resnet_steps=1, resnet_batch=4
+        ctl.config.tiny(), parts=("random_labels",), memorise=3, resnet_steps=1, resnet_batch=4
     )
     runs = Runs(config)
     keys = runs.keys("random_labels", 2)
@@ -296,5 +298,5 @@ def test_figures_are_drawn_for_the_parts_that_ran(ran):
 )
 def test_bad_fields_are_one_line_that_names_them(field, value):
     with pytest.raises(ValueError, match=field) as caught:
-        dataclasses.replace(ctl.Config(), **{field: value})
+        dataclasses.replace(ctl.config(), **{field: value})
     assert "\n" not in str(caught.value)

@@ -36,7 +36,7 @@ ON_FOUR = """
     name, out = sys.argv[1:]
     module = registry.load(name)
     with jax.enable_x64(True):
-        dataset = module.run(module.Config.tiny())
+        dataset = module.run(module.config.tiny())
     np.savez(out, **{k: v.values for k, v in dataset.items() if v.dtype.kind == "f"})
 """
 
@@ -48,7 +48,7 @@ def test_a_sweep_on_four_devices_is_that_on_one(name, tmp_path):
     subprocess.run(command, env=os.environ | flags, check=True, timeout=300)
     module = registry.load(name)
     with jax.enable_x64(True):
-        one, four = module.run(module.Config.tiny()), np.load(tmp_path / "four.npz")
+        one, four = module.run(module.config.tiny()), np.load(tmp_path / "four.npz")
     assert four.files
     for variable in four.files:
         a, b = four[variable], one[variable].values

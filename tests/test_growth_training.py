@@ -8,20 +8,21 @@ import numpy as np
 import pytest
 
 from experiments.data import text
-from experiments.lab import store
+from experiments.lab import registry, store
 from experiments.models import presets
-from experiments.studies import growth_training as gt
-from experiments.studies.growth_training import tasks, ways
+from experiments.studies.growth_training import run, tasks, ways
 from experiments.training.savings import first_below
 from sail_jax.drawing import style
 
+gt = registry.load("growth_training")
+
 EPS = float(jnp.finfo(jnp.float32).eps)
-TINY = gt.Config.tiny()
-GPT = gt.Config(width=8, new_width=16, head_dim=4, context=8, layers=1, new_layers=1)
+TINY = gt.config.tiny()
+GPT = gt.config(width=8, new_width=16, head_dim=4, context=8, layers=1, new_layers=1)
 DEPTH = dataclasses.replace(
-    gt.Config.depth(), width=8, new_width=8, head_dim=4, context=8, layers=2, new_layers=3
+    gt.config.depth(), width=8, new_width=8, head_dim=4, context=8, layers=2, new_layers=3
 )
-MLP, RESNET = gt.Config.digits_mlp(), gt.Config.digits_resnet()
+MLP, RESNET = gt.config.digits_mlp(), gt.config.digits_resnet()
 RESNET = dataclasses.replace(RESNET, width=4, new_width=8)
 
 
@@ -173,7 +174,7 @@ def test_steps_are_saved_at_the_lowest_loss_both_reach():
         for m, c in curves.items()
     }
     source = {"loss": np.full((3, 7), 2.0)}
-    dataset = gt._dataset(config, source, found)
+    dataset = run._dataset(config, source, found)
     saved = dict(zip(dataset["way"].values, dataset["saved"].values[:, 0], strict=True))
     assert saved == {"scratch": 0, "pad": 5, "msg": 20, "ligo": 10 - TINY.learn_steps}
     assert dataset["reached"].values[:, 0].tolist() == [True, False, True, True]
@@ -183,7 +184,7 @@ def test_steps_are_saved_at_the_lowest_loss_both_reach():
 
 
 def test_flops_count_what_is_applied():
-    sizes = gt.Config().network(large=True)
+    sizes = gt.config().network(large=True)
     net, shapes = presets.build(sizes), ways.shapes(sizes)
     n, block = 64, 12 * 64**2 + 13 * 64  # matrices, and biases and norms
     want = 6 * 16 * 64 * (2 * block + 2 * n + n * text.VOCAB)
@@ -253,15 +254,15 @@ def test_text_is_printable_and_held_out_by_module():
 )
 def test_bad_fields_are_one_line_that_names_them(field, value):
     with pytest.raises(ValueError, match=field) as caught:
-        dataclasses.replace(gt.Config(), **{field: value})
+        dataclasses.replace(gt.config(), **{field: value})
     assert "\n" not in str(caught.value)
 
 
 def test_digits_leave_some_to_learn_from():
     with pytest.raises(ValueError, match="held_out must be below 1797; got 1797"):
-        dataclasses.replace(gt.Config.digits_mlp(), held_out=1797)
+        dataclasses.replace(gt.config.digits_mlp(), held_out=1797)
     with pytest.raises(ValueError, match=r"no way for digits_resnet .* 'ligo'"):
-        dataclasses.replace(gt.Config.digits_resnet(), methods=("ligo",))
+        dataclasses.replace(gt.config.digits_resnet(), methods=("ligo",))
 
 
 def test_figures_are_drawn_from_the_dataset(ran):

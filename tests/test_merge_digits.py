@@ -7,7 +7,7 @@ import pytest
 
 from experiments.data import digits
 from experiments.lab import store
-from experiments.studies.merge_digits import Config, run
+from experiments.studies.merge_digits.config import Config, run
 
 SMALL = Config(
     replicates=2,

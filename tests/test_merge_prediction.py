@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.lab import store
-from experiments.studies import merge_prediction
-from experiments.studies.merge_prediction import Config, probes, ranking, tasks
+from experiments.lab import registry, store
+from experiments.studies.merge_prediction import probes, ranking, run, tasks
+from experiments.studies.merge_prediction.config import Config
 from sail_jax import methods, probe
 from sail_jax.cli import merge_odds
+
+merge_prediction = registry.load("merge_prediction")
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 
@@ -58,7 +60,7 @@ def test_clusters_widen_intervals():
 def test_every_merge_is_made_of_the_experts_it_says():
     config, family = Config(), tasks.FAMILIES["digits"]
     R, T, S = len(family.rates), len(family.tasks), len(config.steps)
-    found = merge_prediction._merges(config, family, 0)
+    found = run._merges(config, family, 0)
     assert sum(len(m.base) for m, _ in found.values()) == 168
     for k, (merges, related) in found.items():
         assert merges.expert.shape == merges.task.shape == (len(related), k)
@@ -112,8 +114,8 @@ def test_outcomes_and_probes_are_of_the_merge(tiny):
     config, name = Config.tiny(), "digits"
     family, key = tasks.FAMILIES[name], jax.random.fold_in(jax.random.key(config.seed), 0)
     data = family.load(config.seed, family.tasks)
-    trained = merge_prediction._train(config, name, data, key)
-    merges, _ = merge_prediction._merges(config, family, 0)[2]
+    trained = run._train(config, name, data, key)
+    merges, _ = run._merges(config, family, 0)[2]
     merge = probes.at(merges, 0)
     models = [probes.at(trained["expert"], i) for i in merge.expert]
     base = probes.at(trained["base"], merge.base)

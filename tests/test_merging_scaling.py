@@ -8,8 +8,7 @@ import pytest
 
 from experiments.data import digits
 from experiments.lab import store
-from experiments.studies.merging_scaling import Config, networks, run, summary, testbed
-from experiments.studies.merging_scaling.config import LAWS
+from experiments.studies.merging_scaling.config import LAWS, Config, networks, run, summary, testbed
 from experiments.studies.merging_scaling.findings import (
     SAYS,
     exponent,

@@ -5,8 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from experiments.studies import overtraining_linear as ol
+from experiments.lab import registry
+from experiments.studies.overtraining_linear.run import closed_forms
 from theory.two_layer import fine_tuning, inflection_index, modes
+
+ol = registry.load("overtraining_linear")
 
 SMALL = {"d": 3, "tau": 4.0, "points": 40, "cells": (2, 3), "seeds": 2, "batch": 32, "decay": 0.7}
 
@@ -17,7 +20,7 @@ SMALL = {"d": 3, "tau": 4.0, "points": 40, "cells": (2, 3), "seeds": 2, "batch":
 def test_networks_follow_the_closed_forms(name):
     """Error model: O(rate) of the steps and O(1/sqrt(batch)) of the batches, which vanish as
     networks converge: 5 % of the largest loss."""
-    config = dataclasses.replace(ol.PRESETS[name](), **SMALL, kept=0, ratio=2.5, rate=0.003)
+    config = dataclasses.replace(ol.presets[name](), **SMALL, kept=0, ratio=2.5, rate=0.003)
     dataset = ol.run(config)
     theory = dataset.tuned_theory.interp(x=dataset.cell_x.values, row=dataset.cell_row.values)
     gap = np.abs(dataset.tuned_mean.values - theory.values).max()
@@ -27,12 +30,12 @@ def test_networks_follow_the_closed_forms(name):
 
 def test_the_end_of_pre_training_is_the_last_stage():
     """After all modes are learned the loss is that of the last plateau."""
-    config = dataclasses.replace(ol.PRESETS["anchor"](), **SMALL, steps=20_000)
+    config = dataclasses.replace(ol.presets["anchor"](), **SMALL, steps=20_000)
     sigma = config.spectrum()
     for row in (0, -1):
         anchor = np.linspace(*config.rows, config.points)[row]
         expected = fine_tuning.pretraining_losses(sigma, config.target(sigma), anchor)[-1]
-        found = ol.closed_forms(config)["loss"][row, -1]
+        found = closed_forms(config)["loss"][row, -1]
         # e^{-4 sigma_d t} at t = 1.5 tau / sigma_d is 4e-11, times the distance it starts from
         assert found == pytest.approx(float(expected), rel=1e-6)
 
@@ -40,9 +43,9 @@ def test_the_end_of_pre_training_is_the_last_stage():
 def test_noise_moves_the_inflection_where_definition_4_2_puts_it():
     """The best time lies within the stage that learns mode r: after it passed half its height, and
     before the next one does."""
-    config = dataclasses.replace(ol.Config(), **SMALL | {"tau": 12.0}, rows=(0.42, 0.9))
+    config = dataclasses.replace(ol.config(), **SMALL | {"tau": 12.0}, rows=(0.42, 0.9))
     sigma, times = config.spectrum(), config.times(config.spectrum(), config.points)
-    found = ol.closed_forms(config)["inflection"]
+    found = closed_forms(config)["inflection"]
     for gamma, time in zip(np.linspace(*config.rows, config.points), found, strict=True):
         r = inflection_index(sigma, config.d, gamma)
         assert r is not None
@@ -74,4 +77,4 @@ def test_noise_moves_the_inflection_where_definition_4_2_puts_it():
 )
 def test_bad_configurations_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
-        ol.Config(**changes)
+        ol.config(**changes)

@@ -12,9 +12,8 @@ import pytest
 import xarray as xr
 
 from experiments.data import spirals, text
+from experiments.lab import registry
 from experiments.models.mlp import MLP
-from experiments.studies import proximal_gamma as pg
-from experiments.studies import proximal_spirals as ps
 from experiments.studies.proximal_gamma import training as gpt
 from experiments.studies.proximal_spirals import training as mlp
 from experiments.training import gamma_sweep as line
@@ -22,7 +21,8 @@ from sail_jax import proximal
 from sail_jax.distances import Distance
 
 EPS = float(jnp.finfo(jnp.float32).eps)
-SPIRALS, GAMMA = ps.Config.tiny(), pg.Config.tiny()
+ps, pg = registry.load("proximal_spirals"), registry.load("proximal_gamma")
+SPIRALS, GAMMA = ps.config.tiny(), pg.config.tiny()
 RNG = np.random.default_rng
 
 
@@ -283,7 +283,7 @@ def test_held_out_blocks_are_like_the_target_and_not_learned_from(texts):
 
 
 def test_the_text_has_blocks_enough_for_every_preset():
-    for preset in pg.PRESETS.values():
+    for preset in pg.presets.values():
         data = gpt.load(preset())
         for alpha, beta in ((0.0, 1.0), (1.0, 0.0)):
             assert gpt.sources(preset(), data, alpha, beta).shape[1] == 2

@@ -6,9 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.studies import relu_transfer
-from experiments.studies.relu_transfer import Config
+from experiments.lab import registry
+from experiments.studies.relu_transfer import run
+from experiments.studies.relu_transfer.config import Config
 from theory import student_teacher as st
+
+relu_transfer = registry.load("relu_transfer")
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +37,9 @@ def test_recorded_numbers_are_those_of_the_networks(dataset):
     """Rebuilds one target set; the risks are exact up to float64 rounding."""
     config = Config.tiny()
     with jax.enable_x64(True):
-        target = relu_transfer._target(config, 1)
-        trained = relu_transfer._pretrain(config, np.array([(1, 1)]))
-        x, y = relu_transfer._sample(config, 1, 0, 2)
+        target = run._target(config, 1)
+        trained = run._pretrain(config, np.array([(1, 1)]))
+        x, y = run._sample(config, 1, 0, 2)
         fit = st.linear_transfer(trained["w"][0], x, y, config.cutoff)
         expected = float(st.risk(fit, target))
     assert x.shape == (config.ns[2], config.d)

@@ -12,10 +12,9 @@ import pytest
 import xarray as xr
 
 from experiments.data.files import DataError
-from experiments.lab import store
+from experiments.lab import registry, store
 from experiments.lab.findings import told
 from experiments.models import presets
-from experiments.studies import sail_diffusion as sd
 from experiments.studies.sail_diffusion import data, quality
 from experiments.studies.sail_diffusion import run as study
 from experiments.studies.sail_diffusion.findings import PRINTED
@@ -33,8 +32,10 @@ from experiments.studies.sail_diffusion.training import Laboratory, unoptimised
 from experiments.training import sharding
 from sail_jax.trees import leaf_paths
 
+sd = registry.load("sail_diffusion")
+
 EPS = float(np.finfo(np.float32).eps)
-TINY = sd.Config.tiny()
+TINY = sd.config.tiny()
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +314,7 @@ BAD = {
 @pytest.mark.parametrize("message", BAD)
 def test_bad_fields_are_named(message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        sd.Config(**BAD[message])
+        sd.config(**BAD[message])
 
 
 def test_bad_data_is_named_before_anything_is_computed(tmp_path):
@@ -341,7 +342,7 @@ def test_bad_data_is_named_before_anything_is_computed(tmp_path):
     with pytest.raises(DataError, match="label"):
         study.loaded(dataclasses.replace(clean, data=str(latents)))
     with pytest.raises(ValueError, match=r"data: sit-b/2 learns from .* the preset 'default'"):
-        sd.run(sd.Config.paper())
+        sd.run(sd.config.paper())
 
 
 def test_batches_that_the_devices_do_not_divide_are_refused(monkeypatch):
@@ -354,7 +355,7 @@ def test_batches_that_the_devices_do_not_divide_are_refused(monkeypatch):
 
 
 def test_the_paper_s_table_3():
-    paper = sd.Config.paper()
+    paper = sd.config.paper()
     assert (paper.rate, paper.weight_decay, paper.batch, paper.steps) == (1e-4, 0.01, 256, 400_000)
     assert (paper.clip, paper.repa_weight, paper.align_weight) == (1.0, 0.5, 0.5)
     assert data.latents.SCALE == 0.18215

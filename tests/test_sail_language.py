@@ -17,9 +17,8 @@ import xarray as xr
 
 from experiments.data import choices, gpt2_tokens, text, tokens
 from experiments.data.files import DataError
-from experiments.lab import store
+from experiments.lab import registry, store
 from experiments.models import presets
-from experiments.studies import sail_language as sl
 from experiments.studies.sail_language import data, parts
 from experiments.studies.sail_language import findings as told
 from experiments.studies.sail_language import run as study
@@ -28,8 +27,10 @@ from experiments.training import choice_scores, sharding
 from sail_jax.checkpoint import save_checkpoint
 from sail_jax.drawing import style
 
+sl = registry.load("sail_language")
+
 EPS = float(jnp.finfo(jnp.float32).eps)
-TINY = sl.Config.tiny()
+TINY = sl.config.tiny()
 # all ways, on networks that can be narrower and shallower
 ALL = dataclasses.replace(TINY, ways=tuple(WAYS), layers=2, source_steps=20, steps=20)
 SMALL = dataclasses.replace(ALL, series=(0.5, 0.9), validation=16)
@@ -376,8 +377,9 @@ import dataclasses, sys, jax, numpy as np
 from experiments import sail_language as sl
 from experiments.studies.sail_language import data
 from experiments.studies.sail_language import parts
+
 assert len(jax.devices()) == 2
-config = dataclasses.replace(sl.Config.tiny(), shard="full")
+config = dataclasses.replace(sl.config.tiny(), shard="full")
 corpus, key = data.load(config, 97), parts.keys(config, 0)
 use = parts.learner(config, config.network("target"), config.steps)
 start, steps = parts.initial(use.net, key["scratch"]), jax.random.fold_in(key["steps"], 2)
@@ -446,13 +448,13 @@ def test_two_devices_agree_with_one(ran, tmp_path):
 )
 def test_bad_fields_are_one_line_that_names_them(field, value):
     with pytest.raises(ValueError, match="model|preset" if field == "model" else field) as caught:
-        dataclasses.replace(sl.Config(), **{field: value})
+        dataclasses.replace(sl.config(), **{field: value})
     assert "\n" not in str(caught.value)
 
 
 def test_questions_for_a_text_of_files_need_its_tokenizer():
     with pytest.raises(ValueError, match="tokenizer must be the one that made data"):
-        dataclasses.replace(sl.Config(), data="x", questions="q")
+        dataclasses.replace(sl.config(), data="x", questions="q")
 
 
 @pytest.mark.parametrize(
@@ -520,7 +522,7 @@ def on_disk(tmp_path):
     asked.write_text("\n".join(map(json.dumps, rows)))
     less = {"context": 12, "ending": 4, "validation": 4, "held_out": 8, "items": 8, "gammas": 7}
     return dataclasses.replace(
-        sl.Config.of_checkpoints(),
+        sl.config.of_checkpoints(),
         checkpoints=tuple(gpt2(tmp_path / f"model {k}", k, 2 - k // 2) for k in range(3)),
         data=str(folder),
         vocab=257,

@@ -15,9 +15,9 @@ import xarray as xr
 
 from experiments.data.augment import Augment, augment, pixels
 from experiments.data.files import DataError
+from experiments.lab import registry
 from experiments.lab.store import direct
 from experiments.models import presets
-from experiments.studies import sail_vision as sv
 from experiments.studies.sail_vision import data as data_of
 from experiments.studies.sail_vision import findings as told
 from experiments.studies.sail_vision import starts, training
@@ -25,8 +25,10 @@ from experiments.training import sharding
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.growth import permute
 
+sv = registry.load("sail_vision")
+
 EPS = float(jnp.finfo(jnp.float32).eps)
-TINY = sv.Config.tiny()
+TINY = sv.config.tiny()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.studies import transfer_phase
+from experiments.studies.transfer_phase.config import Config
+from experiments.studies.transfer_phase.run import simulate
 from sail_jax.cli.options import Parser
 from theory import deep_linear as dl
 from theory import problems
@@ -55,8 +56,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument("--repeats", type=int, default=5, help="timed repetitions")
     parser.add_argument("--points", type=int, default=3, help="points trained by gradient descent")
     args = parser.read(argv)
-    config = transfer_phase.Config(d=args.d, draws=args.draws)
-    first, median, low, high = median_time(lambda: transfer_phase.simulate(config), args.repeats)
+    config = Config(d=args.d, draws=args.draws)
+    first, median, low, high = median_time(lambda: simulate(config), args.repeats)
     points = config.gammas * config.thetas * len(config.sigmas) * (2 + len(config.depths))
     print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
     print(

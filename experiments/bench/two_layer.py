@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench.grid import median_time
-from experiments.studies import overtraining_linear as ol
+from experiments.studies.overtraining_linear.config import PRESETS
+from experiments.studies.overtraining_linear.run import closed_forms, simulate
 from sail_jax.cli.options import Parser
 from theory import two_layer as tl
 from theory.two_layer import networks
@@ -51,19 +52,19 @@ def _trajectory(d: int, points: int, repeats: int) -> None:
 
 def _diagrams(repeats: int) -> None:
     for name in ("perturbation", "learning_rate", "anchor", "misalignment"):
-        config = ol.PRESETS[name]()
-        first, median, low, high = median_time(lambda c=config: ol.closed_forms(c), repeats)
+        config = PRESETS[name]()
+        first, median, low, high = median_time(lambda c=config: closed_forms(c), repeats)
         print(
             f"diagram {name}, {config.points} x {config.points} points: {median:.2f} s "
             f"({low:.2f} to {high:.2f}; {first:.1f} s with compilation)"
         )
-    config = dataclasses.replace(ol.PRESETS["anchor"](), seeds=2)
+    config = dataclasses.replace(PRESETS["anchor"](), seeds=2)
     key, sigma = jax.random.key(0), config.spectrum()
-    ol.simulate(config, key, sigma)
+    simulate(config, key, sigma)
     began = time.perf_counter()
-    ol.simulate(config, key, sigma)
+    simulate(config, key, sigma)
     each = (time.perf_counter() - began) / (config.seeds * np.prod(config.cells))
-    _, median, *_ = median_time(lambda: ol.closed_forms(config), repeats)
+    _, median, *_ = median_time(lambda: closed_forms(config), repeats)
     print(
         f"ratio: {config.points**2} networks by stochastic gradient descent, {each:.3f} s each, "
         f"would take {each * config.points**2:.0f} s, {each * config.points**2 / median:.0f} times "

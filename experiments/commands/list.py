@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.lab.registry import QUESTIONS
+from experiments.lab.registry import studies
 from sail_jax.cli.options import Parser
 
 
@@ -14,5 +14,5 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
 def experiments() -> str:
     """A line for each experiment."""
-    width = max(map(len, QUESTIONS))
-    return "\n".join(f"{name:{width}}  {question}" for name, question in QUESTIONS.items())
+    width = max(map(len, studies()))
+    return "\n".join(f"{name:{width}}  {study.question}" for name, study in studies().items())

@@ -15,9 +15,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
     run = store.reopen(args.dir)
     try:
-        module = registry.load(run.record["experiment"])
+        study = registry.load(run.record["experiment"])
     except ValueError as exc:
         raise disk.StoreError(f"{run.path}: {exc}") from exc
-    dataset, figures = store.redraw(run, module)
-    show(module, dataset, figures, run.path)
+    dataset, figures = store.redraw(run, study)
+    show(study, dataset, figures, run.path)
     return 0

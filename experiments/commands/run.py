@@ -16,6 +16,7 @@ from typing import Any, Literal
 from experiments.commands.list import experiments
 from experiments.lab import registry
 from experiments.lab.progress import reporting
+from experiments.lab.registry import Study
 from sail_jax.checks import nearest
 from sail_jax.cli.options import Parser, UsageError
 from sail_jax.cli.progress import say
@@ -31,12 +32,12 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     if name.startswith("-"):
         raise UsageError("name the experiment first: sail-jax run NAME [options]")
     try:
-        module = registry.load(name)
+        study = registry.load(name)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     usage = "%(prog)s [--preset P] [--out DIR] [--resume] [fields of the config]"
     parser = Parser(f"run {name}", parser.description, usage=usage, add_help=False)
-    args, config = _read(parser, argv[1:], module)
+    args, config = _read(parser, argv[1:], study)
     from experiments.lab import processes, store
 
     if args.processes is not None:
@@ -47,30 +48,30 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     first = processes.is_first()
     with store.Run.open(args.out or f"results/{name}", name, config, resume=args.resume) as run:
         if first:
-            say(f"{name}: {registry.QUESTIONS[name]}")
-        dataset, figures = store.complete(run, module, config, *[reporting] * first)
+            say(f"{name}: {study.question}")
+        dataset, figures = store.complete(run, study, config, *[reporting] * first)
     if first:
-        show(module, dataset, figures, run.path)
+        show(study, dataset, figures, run.path)
     return 0
 
 
-def show(module: Any, dataset: Any, figures: Any, path: Path) -> None:
+def show(study: Study, dataset: Any, figures: Any, path: Path) -> None:
     """What a finished run says, and where its files are."""
     from experiments.lab import store
 
-    print(module.summary(dataset))
-    if hasattr(module, "findings"):
+    print(study.summary(dataset))
+    if found := study.findings(dataset):
         from experiments.lab import findings
 
-        print(findings.told(module.findings(dataset)))
+        print(findings.told(found))
     for file in (store.RESULT, *(f"{figure}.png" for figure in figures)):
         print(path / file)
 
 
-def _read(parser: Parser, argv: Sequence[str], module: Any) -> tuple[argparse.Namespace, Any]:
+def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.Namespace, Any]:
     """The options, and the config: that of the preset, with the fields that were given."""
     add = parser.add_argument
-    presets = ", ".join(module.PRESETS)
+    presets = ", ".join(study.presets)
     add("--preset", metavar="P", default="default", help=f"one of: {presets}")
     add("--out", metavar="DIR", help="default: results/NAME")
     add("--resume", action="store_true", help="continue an interrupted run")
@@ -78,9 +79,9 @@ def _read(parser: Parser, argv: Sequence[str], module: Any) -> tuple[argparse.Na
     add("--processes", metavar="HOW", help=how)
     # fields show the defaults of the preset: it is read before they are known
     preset = parser.parse_known_args(argv)[0].preset
-    if preset not in module.PRESETS:
-        raise UsageError(f"unknown preset '{preset}'{nearest(preset, module.PRESETS)}")
-    config = module.PRESETS[preset]()
+    if preset not in study.presets:
+        raise UsageError(f"unknown preset '{preset}'{nearest(preset, study.presets)}")
+    config = study.presets[preset]()
     add("-h", "--help", action="help", help="show this, and stop")
     _add_fields(parser.add_argument_group("fields of the config"), config)
     args = parser.read(argv)

@@ -21,28 +21,30 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     if args.coverage and len(argv) > 1:
         raise UsageError("--coverage simulates nothing, and takes no other option")
     from experiments.lab import store
-    from experiments.studies import ledger
+    from experiments.studies.ledger import findings
+    from experiments.studies.ledger.config import Config
+    from experiments.studies.ledger.run import run
     from sail_jax import disk
     from sail_jax.provenance import provenance
 
     if args.coverage:
-        text, complete = ledger.accounted()
+        text, complete = findings.accounted()
         print(text)
         return 0 if complete else 1
 
     try:
-        config = ledger.Config(claims=args.claims, seed=args.seed, quick=args.quick)
+        config = Config(claims=args.claims, seed=args.seed, quick=args.quick)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     if args.json:
-        disk.admit(Path(args.json), ledger.SCHEMA, "a ledger")
+        disk.admit(Path(args.json), findings.SCHEMA, "a ledger")
         disk.probe(Path(args.json).parent)
-    dataset = ledger.run(config, reporting(store.direct))
-    _print_table(*ledger.table(dataset, "statement", "where"))
-    print(ledger.summary(dataset))
+    dataset = run(config, reporting(store.direct))
+    _print_table(*findings.table(dataset, "statement", "where"))
+    print(findings.summary(dataset))
     if args.json:
         about = {**store.config_record(config), **provenance()}
-        disk.write_atomic(args.json, ledger.as_json(dataset, about))
+        disk.write_atomic(args.json, findings.as_json(dataset, about))
     return 0 if dataset["ok"].values.all() else 1
 
 

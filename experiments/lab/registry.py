@@ -1,34 +1,86 @@
-"""The experiments by name, told without importing them."""
+"""The studies: each a folder of `experiments.studies`, found by its name.
 
+__init__.py   what it is about; its docstring begins with its question
+config.py     `Config`, all that it can be told, and `PRESETS`
+run.py        `run(config, stage)`, the dataset
+findings.py   `summary(dataset)`, and where there are claims or rows `findings` and `table`
+plots.py      `plot(dataset)`, figures by name
+"""
+
+import ast
+import dataclasses
+import functools
 import importlib
-from types import ModuleType
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from sail_jax.checks import nearest
 
-QUESTIONS = {
-    "transfer_phase": "When does linear transfer or fine-tuning beat training from scratch?",
-    "ridge_transfer": "Does ridge regularisation help linear transfer?",
-    "transfer_factors": "How do input spectrum, training time and source data change transfer?",
-    "relu_transfer": "When do frozen ReLU features beat training from scratch?",
-    "divergences": "Does the distance between two data sets predict transfer?",
-    "overtraining_linear": "When does more pre-training hurt, in networks that can be solved?",
-    "overtraining_language": "Are language models that trained longer harder to perturb and tune?",
-    "merge_digits": "Which merge keeps what the experts know, on real data?",
-    "merging_scaling": "How does a merge change with steps, batch, rate, samples and tasks?",
-    "cross_task_linearity": "Do models tuned from one checkpoint act as linear maps of weights?",
-    "merge_prediction": "Which measurements, taken before merging, tell how it will turn out?",
-    "growth_training": "Which ways of growing a trained network save training?",
-    "proximal_spirals": "Where between two models should training start, on two spirals?",
-    "proximal_gamma": "Does the distance between texts say where between two models to start?",
-    "sail_language": "Does SAIL's start between language models save training on another text?",
-    "sail_vision": "Does SAIL start a vision network well, with labels and without?",
-    "sail_diffusion": "Does aligning a diffusion transformer, and starting it aligned, save steps?",
-    "ledger": "Which of the papers' claims hold, and which only when corrected?",
-}
+FOLDER = Path(__file__).parents[1] / "studies"
 
 
-def load(name: str) -> ModuleType:
-    """The module of experiment `name`; `ValueError` with the nearest name if there is none."""
-    if name not in QUESTIONS:
-        raise ValueError(f"unknown experiment '{name}'{nearest(name, QUESTIONS)}")
-    return importlib.import_module(f"experiments.{name}")
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """One study; a file of it is imported when something in it is asked for."""
+
+    name: str
+    question: str
+
+    @property
+    def config(self) -> type[Any]:
+        """The class of its configs."""
+        return self._in("config").Config
+
+    @property
+    def presets(self) -> Mapping[str, Callable[[], Any]]:
+        return self._in("config").PRESETS
+
+    @property
+    def run(self) -> Callable[..., Any]:
+        """`run(config, stage)` gives the dataset."""
+        return self._in("run").run
+
+    @property
+    def summary(self) -> Callable[[Any], str]:
+        """What the dataset says, in sentences."""
+        return self._in("findings").summary
+
+    @property
+    def findings(self) -> Callable[[Any], list[Any]]:
+        """What the dataset says of the claims that the study puts to the test."""
+        return getattr(self._in("findings"), "findings", lambda dataset: [])
+
+    @property
+    def tables(self) -> Callable[[Any], list[Any]]:
+        """The dataset as tables, their first rows the names of columns."""
+        table = getattr(self._in("findings"), "table", None)
+        return lambda dataset: [] if table is None else [table(dataset)]
+
+    @property
+    def plot(self) -> Callable[[Any], dict[str, Any]]:
+        """The figures of the dataset, by name."""
+        return self._in("plots").plot
+
+    def _in(self, file: str) -> Any:
+        return importlib.import_module(f"experiments.studies.{self.name}.{file}")
+
+
+@functools.cache
+def studies() -> Mapping[str, Study]:
+    """All studies by name; none is imported."""
+    found = {}
+    for file in sorted(FOLDER.glob("*/__init__.py")):
+        text = ast.get_docstring(ast.parse(file.read_text()))
+        question, mark, _ = (text or "").partition("?")
+        if not mark:
+            raise ValueError(f"{file}: expected a docstring that begins with a question")
+        found[file.parent.name] = Study(file.parent.name, " ".join(question.split()) + "?")
+    return found
+
+
+def load(name: str) -> Study:
+    """The study `name`; `ValueError` with the nearest name if there is none."""
+    if name not in studies():
+        raise ValueError(f"unknown experiment '{name}'{nearest(name, studies())}")
+    return studies()[name]

@@ -23,11 +23,11 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 from experiments.lab import processes, stages
 from experiments.lab.progress import Stage
+from experiments.lab.registry import Study
 from experiments.lab.stages import direct as direct  # handed on: the stage without a store
 from sail_jax import disk
 from sail_jax.disk import RefusedError, StoreError
@@ -203,32 +203,32 @@ Drawn = tuple["xr.Dataset", dict[str, "Figure"]]
 
 def complete(
     run: Run,
-    experiment: ModuleType,
+    study: Study,
     config: Any,
     watch: Callable[[Stage], Stage] = lambda stage: stage,
 ) -> Drawn:
-    """Runs `experiment` unless it has finished, then draws it from what is stored.
+    """Runs `study` unless it has finished, then draws it from what is stored.
 
     `watch` wraps the stage (progress). Returns the dataset as stored, and its figures.
     """
     if not run.finished:
-        run.finish(experiment.run(config, watch(run.stage)))
-    return redraw(run, experiment)
+        run.finish(study.run(config, watch(run.stage)))
+    return redraw(run, study)
 
 
-def redraw(run: Run, experiment: ModuleType) -> Drawn:
+def redraw(run: Run, study: Study) -> Drawn:
     """Draws a finished run's figures again, from its result alone, and stores them."""
     from sail_jax.drawing import style
 
-    dataset, figures = drawn(run, experiment)
+    dataset, figures = drawn(run, study)
     run.draw({name: style.png(figure) for name, figure in figures.items()})
     return dataset, figures
 
 
-def drawn(run: Run, experiment: ModuleType) -> Drawn:
+def drawn(run: Run, study: Study) -> Drawn:
     """A finished run's result, and its figures; nothing is written."""
     dataset = load_result(run.path, run.record)
-    return dataset, experiment.plot(dataset)
+    return dataset, study.plot(dataset)
 
 
 def reopen(directory: str | Path) -> Run:

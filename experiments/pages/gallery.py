@@ -4,10 +4,10 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from experiments.lab import registry, store
+from experiments.lab.registry import Study
 from sail_jax import disk
 from sail_jax.cli.progress import say
 from sail_jax.drawing import pages, style
@@ -72,47 +72,45 @@ def found(directory: Path) -> Iterator[Path]:
 
 def section(
     heading: str,
-    module: ModuleType,
+    study: Study,
     dataset: "xr.Dataset",
     figures: Mapping[str, "Figure"],
     scale: str = OTHER,
 ) -> pages.Section:
-    """One run: question, answer, figures, and where the experiment has them its `table` and, by its
-    `findings`, what became of the papers' claims."""
+    """One run: question, answer, figures, and where the study has them its tables and what became
+    of the papers' claims."""
     pictures = [(style.describe(figure), style.png(figure)) for figure in figures.values()]
-    question = registry.QUESTIONS[dataset.attrs["experiment"]]
-    tables = [module.table(dataset)] if hasattr(module, "table") else []
-    if hasattr(module, "findings"):
-        told = [(f.claim, f.where, f.paper, f.here, f.verdict) for f in module.findings(dataset)]
+    tables = study.tables(dataset)
+    if told := [(f.claim, f.where, f.paper, f.here, f.verdict) for f in study.findings(dataset)]:
         tables.append(((*HEADER, f"here, at {scale}", "verdict"), *told))
-    return pages.Section(heading, question, module.summary(dataset), pictures, tables)
+    return pages.Section(heading, study.question, study.summary(dataset), pictures, tables)
 
 
 def _run(place: Path, run: store.Run) -> pages.Section:
     record = run.record
     name = record["experiment"]
-    module = registry.load(name)
-    dataset, figures = store.drawn(run, module)
+    study = registry.load(name)
+    dataset, figures = store.drawn(run, study)
     heading = name if place.name == name or place == Path() else f"{name} ({place})"
-    preset = preset_of(module, record["config"])
+    preset = preset_of(study, record["config"])
     scale = "the paper's scale" if (preset or "").startswith("paper") else OTHER
     options = (f" --preset {preset}" if preset else "") + f" --seed {record['seed']}"
     details = {
         "preset": preset or "none of them: see config",
-        **({"scale": scale} if hasattr(module, "findings") else {}),  # beside the printed
+        **({"scale": scale} if study.findings(dataset) else {}),  # beside the printed
         **origin(dataset),
         "computing time": f"{float(dataset.attrs['wall_seconds']):.0f} s",
         "result": f"{store.RESULT}, SHA-256 {record['result']['sha256']}",
         **({"again": f"sail-jax run {name}{options}"} if preset else {}),
         "config": json.dumps(record["config"], ensure_ascii=False),
     }
-    return section(heading, module, dataset, figures, scale)._replace(details=details)
+    return section(heading, study, dataset, figures, scale)._replace(details=details)
 
 
-def preset_of(module: ModuleType, config: Mapping[str, Any]) -> str | None:
+def preset_of(study: Study, config: Mapping[str, Any]) -> str | None:
     """Which preset a stored config is, but for its seed and for what the preset leaves open (None:
     where data are)."""
-    for name, preset in module.PRESETS.items():
+    for name, preset in study.presets.items():
         stated = store.config_record(preset())
         fixed = {k for k, v in stated.items() if v is not None} - {"seed"}
         if config.keys() == stated.keys() and all(config[k] == stated[k] for k in fixed):

@@ -5,11 +5,11 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from experiments.lab import registry, store
 from experiments.lab.progress import reporting
+from experiments.lab.registry import Study
 from experiments.pages import gallery
 from sail_jax import disk
 from sail_jax.cli.progress import say
@@ -41,8 +41,8 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
     """
     out = Path(out)
     _admit(out, resume)
-    modules = {name: registry.load(name) for name in HEADINGS}
-    configs = {name: _config(name, module, seed, quick) for name, module in modules.items()}
+    studies = {name: registry.load(name) for name in HEADINGS}
+    configs = {name: _config(study, seed, quick) for name, study in studies.items()}
     sections, spent, datasets = [], {}, {}
     with contextlib.ExitStack() as held:
         runs = {
@@ -50,10 +50,10 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
             for name, config in configs.items()
         }
         for name, run in runs.items():
-            say(f"{HEADINGS[name]}: {registry.QUESTIONS[name]}")
+            say(f"{HEADINGS[name]}: {studies[name].question}")
             start = time.perf_counter()
-            dataset, figures = store.complete(run, modules[name], configs[name], reporting)
-            sections.append(gallery.section(HEADINGS[name], modules[name], dataset, figures))
+            dataset, figures = store.complete(run, studies[name], configs[name], reporting)
+            sections.append(gallery.section(HEADINGS[name], studies[name], dataset, figures))
             datasets[name], spent[name] = dataset, time.perf_counter() - start
             say(f"  {sections[-1].answer}\n")
     wall = {name: float(dataset.attrs["wall_seconds"]) for name, dataset in datasets.items()}
@@ -68,9 +68,9 @@ def _times(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {took:.0f} s" for name, took in seconds.items())
 
 
-def _config(name: str, module: ModuleType, seed: int, quick: bool) -> Any:
+def _config(study: Study, seed: int, quick: bool) -> Any:
     """The preset of this part, with this seed."""
-    return dataclasses.replace(module.PRESETS[PARTS[name][quick]](), seed=seed)
+    return dataclasses.replace(study.presets[PARTS[study.name][quick]](), seed=seed)
 
 
 def _admit(out: Path, resume: bool) -> None:

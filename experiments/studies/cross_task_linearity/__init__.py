@@ -7,10 +7,3 @@ without pre-training, aligned and not (Figure 11); after pre-training on random 
 averaged weights with averaged logits (Figure 4); sums and differences of task vectors (Figures 7,
 8), and stitched (Figures 9, 10); and Theorem 1's main term with the gap of the loss (B.2).
 """
-
-from experiments.studies.cross_task_linearity.config import PRESETS as PRESETS
-from experiments.studies.cross_task_linearity.config import Config as Config
-from experiments.studies.cross_task_linearity.findings import findings as findings
-from experiments.studies.cross_task_linearity.findings import summary as summary
-from experiments.studies.cross_task_linearity.plots import plot as plot
-from experiments.studies.cross_task_linearity.run import run as run

@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.lab.findings import mean_and_error
@@ -14,14 +16,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 COLUMNS = 5
+
+
 KINDS = {
     "preserves the function": style.PALETTE[0],
     "does not preserve it": style.PALETTE[1],
     "learned maps": style.PALETTE[2],
 }
+
+
 MARKERS = dict(zip(KINDS, "oDs", strict=True))
 EPS = float(np.finfo(np.float32).eps)
+
+
 TASKS = {
     "text": "GPT on Python source",
     "digits_mlp": "MLP on digits",
@@ -29,7 +38,7 @@ TASKS = {
 }
 
 
-def draw(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     return {"loss": _loss(dataset), "saved": _saved(dataset), "step0": _step0(dataset)}
 
 

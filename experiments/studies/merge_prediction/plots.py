@@ -9,6 +9,11 @@ from experiments.studies.merge_prediction.probes import PREDICTORS
 from sail_jax.drawing import style
 
 
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
+    """The ranking with its intervals; the best and the worst beside the outcome."""
+    return {"ranking": ranking(dataset), "scatter": scatter(dataset)}
+
+
 def order(dataset: xr.Dataset) -> list[str]:
     """The predictors of one scope and outcome, the best first."""
     return [str(dataset["predictor"].values[i]) for i in np.argsort(-dataset["rho"].values)]

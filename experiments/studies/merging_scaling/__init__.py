@@ -9,9 +9,3 @@ et al. 2024), which sees the inputs of the test without labels, as its authors h
 stability of Definition 2 is measured, not bounded: every expert has a twin that saw the same
 batches with one sample replaced.
 """
-
-from experiments.studies.merging_scaling.config import PRESETS as PRESETS
-from experiments.studies.merging_scaling.config import Config as Config
-from experiments.studies.merging_scaling.findings import summary as summary
-from experiments.studies.merging_scaling.plots import plot as plot
-from experiments.studies.merging_scaling.run import run as run

@@ -33,7 +33,7 @@ FINE_TUNED = {
 }
 
 
-def draw(dataset: xr.Dataset) -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
     return {
         "perturbation": _perturbation(dataset),
         "fine_tuning": _fine_tuning(dataset),

@@ -12,9 +12,10 @@ import numpy as np
 from jaxtyping import PyTree
 
 from experiments.data import stream
-from experiments.studies import overtraining_linear
 from experiments.studies.overtraining_language import tasks, training
 from experiments.studies.overtraining_language.config import Config
+from experiments.studies.overtraining_linear.config import Config as LinearConfig
+from experiments.studies.overtraining_linear.run import closed_forms
 from experiments.training import Optimizer, Schedule, Training, sharding
 from sail_jax import probe
 
@@ -183,8 +184,8 @@ def _tuned(net, at_once, held_out, task, scales, before, after) -> dict[str, jax
 
 
 LINEAR = {  # of the two-layer theory
-    "noise": overtraining_linear.Config(points=60),
-    "rate": overtraining_linear.Config(diagram="learning_rate", rows=(0.0, 0.0005), points=60),
+    "noise": LinearConfig(points=60),
+    "rate": LinearConfig(diagram="learning_rate", rows=(0.0, 0.0005), points=60),
 }
 
 
@@ -193,7 +194,7 @@ def theory() -> dict[str, Any]:
     and the pre-training time, and the time after which more hurts (0 where none does)."""
     found = {}
     for name, linear in LINEAR.items():
-        forms = overtraining_linear.closed_forms(linear)
+        forms = closed_forms(linear)
         found[name] = {
             "loss": forms["loss"],
             "inflection": np.nan_to_num(forms["inflection"]),

@@ -9,10 +9,3 @@ other (alpha) and with the target (beta) grows. The text is the source of Python
 Which distance, of which features, the paper does not say: several are shown. Nor whether the two
 models have the same initial weights: both are.
 """
-
-from experiments.studies.proximal_gamma.config import PRESETS as PRESETS
-from experiments.studies.proximal_gamma.config import Config as Config
-from experiments.studies.proximal_gamma.findings import findings as findings
-from experiments.studies.proximal_gamma.findings import summary as summary
-from experiments.studies.proximal_gamma.plots import plot as plot
-from experiments.studies.proximal_gamma.run import run as run

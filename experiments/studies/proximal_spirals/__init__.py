@@ -9,9 +9,3 @@ Two things the paper leaves open are shown side by side. "Points exclusively fro
 make sources of one class each; sources cut by radius know both classes, and random ones are all
 alike. And the two models may start from the same initial weights or each from its own.
 """
-
-from experiments.studies.proximal_spirals.config import PRESETS as PRESETS
-from experiments.studies.proximal_spirals.config import Config as Config
-from experiments.studies.proximal_spirals.findings import summary as summary
-from experiments.studies.proximal_spirals.plots import plot as plot
-from experiments.studies.proximal_spirals.run import run as run

@@ -1,25 +1,16 @@
-"""The panels of Fig. 4 of features-are-fate, and the answer in words, from the stored dataset."""
+"""The panels of Fig. 4 of features-are-fate, from the stored dataset."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from experiments.studies.relu_transfer.findings import kernel_distance, measured_boundary
 from theory import student_teacher as st
 
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-def _measured(dataset: "xr.Dataset") -> np.ndarray:
-    """Per mu, where the mean gain turns negative."""
-    return np.array([st.crossing(dataset.n.values, row) for row in dataset.gain.values])
-
-
-def _kernel_distance(dataset: "xr.Dataset", name: str) -> float:
-    source = dataset.kernel_source.values
-    return float(np.linalg.norm(dataset[name].values - source) / np.linalg.norm(source))
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
@@ -48,7 +39,7 @@ def _draw_kernels(dataset: "xr.Dataset") -> "Figure":
         strict=True,
     ):
         if name != "kernel_source":
-            title += f" ({_kernel_distance(dataset, name):.0%} off)"
+            title += f" ({kernel_distance(dataset, name):.0%} off)"
         style.heatmap(ax, dataset[name].values, vmin=0, vmax=top, label="$k(x, x')$")
         ax.set(xlabel="input", ylabel="input", title=title)
         ax.set_aspect("equal")
@@ -154,7 +145,15 @@ def _draw_phase(dataset: "xr.Dataset") -> "Figure":
         label="predicted, $A n^{-ν} = |P_⊥ f_t|^2$",
         clip_on=True,
     )
-    ax.plot(mu, np.log10(_measured(dataset)), "x", color=style.INK, ms=7, mew=2, label="measured")
+    ax.plot(
+        mu,
+        np.log10(measured_boundary(dataset)),
+        "x",
+        color=style.INK,
+        ms=7,
+        mew=2,
+        label="measured",
+    )
     ax.set(
         xlabel="missing features $μ$",
         ylabel="target samples $n$",
@@ -164,44 +163,3 @@ def _draw_phase(dataset: "xr.Dataset") -> "Figure":
     ax.set_yticks(np.log10(n), [str(k) for k in n])
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
-
-
-def summary(dataset: "xr.Dataset") -> str:
-    """The exponent, how straight the law is, and how far the predicted boundary is off."""
-    nu, low, high = dataset.exponent.values
-    bend = dataset.curvature.values
-    straight = "straight" if bend[1] < 0 < bend[2] else f"bent (curvature {bend[0]:+.2f})"
-    sentence = (
-        f"The scratch risk falls as n^-ν with ν = {nu:.2f} (95 % interval {low:.2f} to {high:.2f} "
-        f"over {dataset.sizes['teacher']} teachers; in log-log it is {straight})"
-    )
-    if "outside" not in dataset:
-        return f"{sentence}."
-    measured, predicted = _measured(dataset), dataset.boundary.sel(limit="mean").values
-    both = np.isfinite(measured)
-    sign = np.sign(dataset.gain.values)
-    sure = np.abs(dataset.gain.values) > 2 * dataset.gain_stderr.values
-    told = np.where(dataset.n.values < predicted[:, None], 1, -1)
-    agree = f"{np.mean((sign == told)[sure]):.0%}" if sure.any() else "none"
-    sentence += (
-        f". The predicted boundary tells the sign of the transferability in {agree} of the "
-        f"{int(sure.sum())} points (μ, n) where it exceeds 2 standard errors"
-    )
-    if both.any():
-        ratio = (measured / predicted)[both]
-        first, last = dataset.mu.values[both][[0, -1]]
-        sentence += (
-            f"; the measured boundary lies at {ratio[0]:.2f} times the predicted n for "
-            f"μ = {first:g} and at {ratio[-1]:.2f} times for μ = {last:g}"
-        )
-    worse = (dataset.outside > dataset.outside_untrained).mean("teacher").values > 0.5
-    sentence += (
-        f". Pretrained features express less of the target than untrained ones for "
-        f"{int(worse.sum())} of the {len(worse)} μ"
-    )
-    return (
-        f"{sentence}. Pretraining brings the kernel from "
-        f"{_kernel_distance(dataset, 'kernel_initial'):.0%} to "
-        f"{_kernel_distance(dataset, 'kernel_pretrained'):.0%} off the source teacher's "
-        f"(μ = {dataset.attrs['kernel_mu']:g})."
-    )

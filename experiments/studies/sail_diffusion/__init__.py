@@ -23,10 +23,3 @@ What the paper leaves open, and what is chosen here:
 - Averaged weights are sampled, by the flow or the reverse diffusion, without guidance.
 - On digits the rate is the best of 1e-3, 4e-3 and 1e-2 for plain SiT (at 800 steps, 2 seeds).
 """
-
-from experiments.studies.sail_diffusion.config import PRESETS as PRESETS
-from experiments.studies.sail_diffusion.config import Config as Config
-from experiments.studies.sail_diffusion.findings import findings as findings
-from experiments.studies.sail_diffusion.findings import summary as summary
-from experiments.studies.sail_diffusion.plots import plot as plot
-from experiments.studies.sail_diffusion.run import run as run

@@ -14,10 +14,3 @@ target's by the `grow` method. Weights are chosen on text that nothing is judged
 come as files; offline, held-out text asks how it goes on, and generated arithmetic is at chance for
 networks that have seen none.
 """
-
-from experiments.studies.sail_language.config import PRESETS as PRESETS
-from experiments.studies.sail_language.config import Config as Config
-from experiments.studies.sail_language.plots import plot as plot
-from experiments.studies.sail_language.run import findings as findings
-from experiments.studies.sail_language.run import run as run
-from experiments.studies.sail_language.run import summary as summary

@@ -15,10 +15,3 @@ default preset, rates, BYOL's target decay and augmentations were chosen from a 
 best from scratch, and SAIL's transformation by what did best of random embeddings, embeddings of
 singular vectors and interpolation; all with other seeds.
 """
-
-from experiments.studies.sail_vision.config import PRESETS as PRESETS
-from experiments.studies.sail_vision.config import Config as Config
-from experiments.studies.sail_vision.findings import findings as findings
-from experiments.studies.sail_vision.findings import summary as summary
-from experiments.studies.sail_vision.plots import plot as plot
-from experiments.studies.sail_vision.run import run as run

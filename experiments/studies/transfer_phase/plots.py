@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 NAMES = {"linear": "Linear transfer", "fine_tune": "Fine-tuning"}
 NEAR = 0.1  # |gamma - 1| below which means are ruled by rare draws, and quantiles are shown
 
 
-def draw(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """One figure per way of transfer at the largest noise and at the least, and one with all values
     of depth, or of noise, side by side."""
     noisy, calm = float(dataset.sigma.max()), float(dataset.sigma.min())

@@ -1,0 +1,121 @@
+"""The figures of `divergences`."""
+
+from math import pi
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from experiments.studies.divergences.config import MODES, NORMS
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """Transferability against each distance, of the laws (top) and of samples (bottom)."""
+    from sail_jax.drawing import style
+
+    figure, axes = style.figure(2, 3, width=4.0, height=3.5)
+    _against(axes[0, 0], dataset, "kl", "(a) KL divergence, exact")
+    _against(axes[0, 1], dataset, "w1", "(b) Wasserstein-1 of the laws")
+    _against(axes[0, 2], dataset, "dudley", "(c) Dudley metric of the laws")
+    for ax, letter, norm in zip(axes[1], "de", NORMS, strict=False):
+        _against_samples(ax, dataset, norm, letter)
+    _loads(axes[1, 2], dataset)
+    handles, labels = axes[0, 1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return {"divergences": figure}
+
+
+def _simulated(ax: "Axes", x: np.ndarray, dataset: "xr.Dataset", x_error=None) -> None:
+    from sail_jax.drawing import style
+
+    first = dataset.isel(gamma=0)
+    wide = first.theta.values > pi / 2 + 1e-6
+    for i, (mode, words) in enumerate(MODES.items()):
+        at, color = first.sel(mode=mode), style.PALETTE[i]
+        for some, face, range_ in ((~wide, color, "θ ≤ 90°"), (wide, "white", "θ > 90°")):
+            ax.errorbar(
+                x[some],
+                at.gain_mean[some],
+                at.gain_std[some],
+                None if x_error is None else x_error[some],
+                fmt="o",
+                ms=4,
+                lw=0.8,
+                color=color,
+                mfc=face,
+                label=f"{words}, simulated (± 1 s.d.), {range_}",
+            )
+
+
+def _against(ax: "Axes", dataset: "xr.Dataset", name: str, title: str) -> None:
+    from sail_jax.drawing import style
+
+    first = dataset.isel(gamma=0)
+    if name == "kl":
+        bounds = np.stack([first.kl, first.kl])
+        x, error = np.interp(first.theta, first.fine_theta, first.kl), None
+    else:
+        bounds, x = first[f"{name}_bounds"].values, first[f"{name}_mean"].values
+        error = first[f"{name}_std"].values / np.sqrt(dataset.attrs["matchings"])
+    for i, (mode, words) in enumerate(MODES.items()):
+        theory, color = first.theory.sel(mode=mode), style.PALETTE[i]
+        ax.fill_betweenx(theory, *bounds, color=color, alpha=0.25, lw=0)
+        for bound in bounds:
+            ax.plot(bound, theory, color=color, lw=1)
+        ax.plot([], [], color=color, lw=3, alpha=0.6, label=f"{words}, theory (bounds of distance)")
+    _simulated(ax, x, dataset, error)
+    _finish(ax, title, first[name if name == "kl" else f"{name}_bounds"].attrs["long_name"])
+
+
+def _against_samples(ax: "Axes", dataset: "xr.Dataset", norm: str, letter: str) -> None:
+    from sail_jax.drawing import style
+
+    first = dataset.isel(gamma=0)
+    estimates = first.sampled_w1.sel(norm=norm)
+    wide = np.broadcast_to(first.theta > pi / 2 + 1e-6, estimates.shape)
+    for i, mode in enumerate(MODES):
+        gain = np.broadcast_to(first.gain_mean.sel(mode=mode), estimates.shape)
+        for some, face in ((~wide, style.PALETTE[i]), (wide, "white")):
+            x = estimates.values[some]
+            ax.plot(x, gain[some], "o", ms=3.5, mew=0.8, color=style.PALETTE[i], mfc=face)
+    floor = estimates.isel(theta=0)
+    ax.axvspan(float(floor.min()), float(floor.max()), color=style.FAINT, alpha=0.25, lw=0)
+    low, high = ax.get_ylim()
+    ax.set_ylim(low - 0.12 * (high - low), high)
+    ax.annotate(
+        "two samples of ONE law",
+        (float(floor.min() + floor.max()) / 2, 0.02),
+        xycoords=("data", "axes fraction"),
+        ha="center",
+        fontsize=8,
+        color=style.INK,
+    )
+    n, d = np.ravel(dataset.attrs["n"])[0], dataset.attrs["d"]
+    _finish(
+        ax, f"({letter}) $W_1$ of {n} samples in $d$ = {d}", f"estimate of $W_1$, {norm} metric"
+    )
+
+
+def _loads(ax: "Axes", dataset: "xr.Dataset") -> None:
+    from sail_jax.drawing import style
+
+    for i, gamma in enumerate(dataset.gamma.values):
+        for mode, dashes in zip(MODES, ("-", "--"), strict=True):
+            theory = dataset.theory.sel(mode=mode, gamma=gamma)
+            label = f"$γ$ = {gamma:g}" if mode == "linear" else None
+            ax.plot(dataset.kl, theory, dashes, color=style.PALETTE[2 + i % 5], label=label)
+    ax.plot([], [], "-", color=style.INK, label=MODES["linear"])
+    ax.plot([], [], "--", color=style.INK, label=MODES["fine_tune"])
+    ax.legend(fontsize=8, frameon=False, loc="lower left")
+    _finish(ax, "(f) one distance, either sign", dataset.kl.attrs["long_name"])
+
+
+def _finish(ax: "Axes", title: str, xlabel: str) -> None:
+    from sail_jax.drawing import style
+
+    ax.axhline(0, color=style.INK, lw=0.8, zorder=1)
+    ax.set(title=title, xlabel=xlabel, ylabel="transferability $T$")

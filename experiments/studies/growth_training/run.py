@@ -1,0 +1,128 @@
+"""The run of `growth_training`: its stages, and the dataset that they make."""
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import xarray as xr
+from jaxtyping import PyTree
+
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.models import presets
+from experiments.studies.growth_training import tasks, ways
+from experiments.studies.growth_training.config import Config
+from experiments.training.savings import savings
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
+    """Trains the small networks, grows them, trains the large ones; one stage per method."""
+    load = partial(tasks.load, config.task, config.seed, config.replicates)
+    data = load(context=config.context, held_out=config.held_out)
+    source = stage("train the source", lambda: _seeds(config, partial(_source, config, data)))
+    found = {
+        method: stage(
+            f"train {method}",
+            lambda m=method: _seeds(config, partial(_large, config, data, source, m)),
+        )
+        for method in (ways.SCRATCH, *config.methods)
+    }
+    return _dataset(config, source, found)
+
+
+def _seeds(config: Config, fn: Callable[[int], PyTree]) -> PyTree:
+    """`fn` of every repetition, stacked: the first, which compiles, then the others side by side,
+    as networks this small fill one core."""
+    first = jax.block_until_ready(fn(0))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = [first, *pool.map(fn, range(1, config.replicates))]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+
+
+def _keys(config: Config, seed: int) -> jax.Array:
+    """Of the small network: initial weights, minibatches; of the large one: both; growth."""
+    return jax.random.split(jax.random.fold_in(jax.random.key(config.seed), seed), 5)
+
+
+def _source(config: Config, data: list[tasks.Data], seed: int) -> dict[str, Any]:
+    first, batches = _keys(config, seed)[:2]
+    net = presets.build(config.network(large=False))
+    variables = tasks.init(net, data[seed], first)
+    state = tasks.ADAM.init(variables["params"])
+    schedule = config.schedule(config.source_steps)
+    trained = tasks.train(net, schedule, variables, state, data[seed], batches, None)
+    variables, state, loss = trained
+    return {"variables": variables, **state._asdict(), "loss": loss}
+
+
+def _large(
+    config: Config, data: list[tasks.Data], source: Mapping[str, Any], method: str, seed: int
+) -> dict[str, Any]:
+    """Grows a small network by a method, or starts from scratch, and trains the large one."""
+    first, batches, grow = _keys(config, seed)[2:]
+    small, large = config.network(large=False), config.network(large=True)
+    net = presets.build(large)
+    one = jax.tree.map(lambda leaf: leaf[seed], dict(source))
+    kept = type(tasks.ADAM.init({}))(*(one[k] for k in ("count", "mu", "nu")))
+    if method == ways.SCRATCH:
+        start = ways.restarted(tasks.init(net, data[seed], first))
+    elif method in ways.LEARNED:
+        how = ways.Learning(method, config.learn_steps, config.batch, config.learn_rate)
+        start = ways.learn(how, one["variables"], small, large, data[seed], grow)
+    else:
+        move = config.optimizer_state == "move"
+        start = ways.grow(method, one["variables"], kept, small, large, grow, move=move)
+    schedule = config.schedule(config.steps)
+    _, _, loss = tasks.train(net, schedule, *start[:2], data[seed], batches, start.masked)
+    return {"loss": loss, "exact": start.exact, "moved": start.moved}
+
+
+def _dataset(config: Config, source: Mapping[str, Any], found: Mapping[str, Any]) -> xr.Dataset:
+    methods = list(found)
+    loss = np.stack([found[m]["loss"] for m in methods]).astype(float)
+    ahead = np.array([config.learn_steps if m in ways.LEARNED else 0 for m in methods])
+    level, reached, steps, scratch = savings(loss, config.every, ahead=ahead)
+    cost = [
+        tasks.flops(presets.build(sizes), ways.shapes(sizes), config.batch)
+        for sizes in (config.network(large=False), config.network(large=True))
+    ]
+    spent, earlier = cost[1] * scratch, cost[0] * config.source_steps
+    before = np.where(np.arange(len(methods)) == 0, 0.0, earlier)[:, None]
+    per_seed = ("way", "seed")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        saved = {
+            "compute_saved": 1 - cost[1] * steps / spent,
+            "compute_saved_with_source": 1 - (cost[1] * steps + before) / spent,
+        }
+    return xr.Dataset(
+        {
+            "loss": (("way", "seed", "step"), loss, {"units": "nats"}),
+            "source_loss": (("seed", "source_step"), np.asarray(source["loss"], float)),
+            "step0_excess": (per_seed, loss[..., 0] - np.asarray(source["loss"], float)[:, -1]),
+            "level": (per_seed, level, {"long_name": "lowest held-out loss that both reach"}),
+            "reached": (per_seed, reached),
+            "steps": (per_seed, steps),
+            "scratch_steps": (per_seed, scratch),
+            "saved": (per_seed, scratch - steps, {"units": "steps"}),
+            **{name: (per_seed, value, {"units": "1"}) for name, value in saved.items()},
+            "learning_steps": ("way", ahead),
+            "exact": ("way", [bool(found[m]["exact"].all()) for m in methods]),
+            "moved": ("way", [bool(found[m]["moved"].all()) for m in methods]),
+            "flops": ("network", cost, {"long_name": "of one training step"}),
+        },
+        {
+            "way": methods,
+            "seed": np.arange(config.replicates),
+            "step": np.arange(0, config.steps + 1, config.every),
+            "source_step": np.arange(0, config.source_steps + 1, config.every),
+            "network": ["small", "large"],
+        },
+        {"task": config.task, "steps": config.steps},
+    )

@@ -1,0 +1,91 @@
+"""What `ledger` found: from the stored dataset alone."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import xarray as xr
+
+from theory import claims, coverage
+
+SCHEMA = "sail-jax ledger 1"
+
+
+def wording(holds: bool, expected: bool) -> str:
+    """The verdict in words; capitals where the ledger and the theory disagree."""
+    if holds:
+        return "holds" if expected else "HOLDS, expected to fail"
+    return "FAILS" if expected else "fails as printed (expected)"
+
+
+# The columns of the ledger as text; the first row of a table is these names.
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "claim": lambda one: one["claim"],
+    "statement": lambda one: one["statement"],
+    "where": lambda one: one["domain"],
+    "source": lambda one: one["source"],
+    "relation": lambda one: f"simulated {one['relation']} predicted",
+    "predicted": lambda one: f"{one['predicted']:.5g}",
+    "simulated": lambda one: f"{one['simulated']:.5g}{_spread(one['stderr'])}",
+    "score": lambda one: f"{one['score_name']} = {one['score']:.3g}",
+    "verdict": lambda one: wording(one["holds"], one["expected"]),
+}
+
+
+def _spread(stderr: float) -> str:
+    return "" if math.isnan(stderr) else f" ± {stderr:.2g}"
+
+
+def table(dataset: xr.Dataset, *omitted: str) -> list[tuple[str, ...]]:
+    """The ledger as text: the names of the columns, then one row per claim."""
+    shown = {name: text for name, text in COLUMNS.items() if name not in omitted}
+    return [tuple(shown), *(tuple(t(one) for t in shown.values()) for one in _records(dataset))]
+
+
+def summary(dataset: xr.Dataset) -> str:
+    """How many claims hold, and which verdicts are not the expected ones."""
+    held, expected, ok = (dataset[k].values.astype(bool) for k in ("holds", "expected", "ok"))
+    text = f"{held.sum()} of {held.size} claims hold"
+    printed = (~held & ~expected).sum()
+    if printed:
+        text += f", {printed} fail as printed, as expected"
+    if ok.all():
+        return f"{text}. Every verdict is the expected one."
+    return f"{text}. NOT as expected: {', '.join(map(str, dataset['claim'].values[~ok]))}."
+
+
+def accounted() -> tuple[str, bool]:
+    """Which claims answer to which statement of which paper, as text, and whether none is missing.
+
+    Nothing is simulated.
+    """
+    ids = [claim.id for claim in claims.all_claims()]
+    complete = not coverage.gaps(ids) and not coverage.orphans(ids)
+    return coverage.report(ids), complete
+
+
+def as_json(dataset: xr.Dataset, about: Mapping[str, Any]) -> bytes:
+    """The ledger for other programs, headed by `about`; non-finite numbers are text."""
+
+    def plain(field: str, value: Any) -> Any:
+        if not isinstance(value, float) or math.isfinite(value):
+            return value
+        return None if field == "stderr" else str(value)
+
+    verdicts = [
+        {"id": one.pop("claim"), **{k: plain(k, v) for k, v in one.items()}}
+        for one in _records(dataset)
+    ]
+    ledger = {"schema": SCHEMA, **about, "verdicts": verdicts}
+    return (json.dumps(ledger, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
+
+
+def _records(dataset: xr.Dataset) -> list[dict[str, Any]]:
+    names = ["claim", *map(str, dataset.data_vars)]
+    columns = [dataset[name].values.tolist() for name in names]
+    flags = ("holds", "expected", "ok")
+    return [
+        {k: bool(v) if k in flags else v for k, v in zip(names, values, strict=True)}
+        for values in zip(*columns, strict=True)
+    ]

@@ -1,0 +1,190 @@
+"""The run of `merge_digits`: its stages, and the dataset that they make."""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import xarray as xr
+from jaxtyping import Array, Float, PyTree
+
+from experiments.data import digits
+from experiments.data.digits import Task
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.models.mlp import MLP
+from experiments.studies.merge_digits.config import Config
+from sail_jax import Merge, methods
+
+CLASSES = 10
+SWEPT = ("task arithmetic", "TIES")
+
+
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
+    """Trains, merges and measures; everything is repeated over the leading axis `replicate`."""
+    sizes = {"train": config.train, "validation": config.validation}
+    split = digits.split(config.seed, config.replicates, **sizes)
+    tasks = [digits.load(task) for task in config.tasks]
+    upright = digits.pick([digits.load()], split.train)
+    learn, choose, test = (digits.pick(tasks, index) for index in split)
+    keys = jax.random.split(jax.random.key(config.seed), (config.replicates, 2))
+
+    base = stage("pre-train the base", lambda: _pretrain(config, upright, keys[:, 0]))
+    experts = stage("fine-tune the experts", lambda: _finetune(config, base, learn, keys[:, 1]))
+    tried = stage("try every scale", lambda: _try_scales(config, base, experts, choose))
+    scale = np.asarray(_scales(config))
+    chosen = scale[tried["accuracy"].argmax(-1)]
+    tested = stage("test the merged models", lambda: _test(config, base, experts, chosen, test))
+    line = stage("walk from one expert to another", lambda: _walk(config, experts, test))
+    by_model, by_end = ("replicate", "model", "task"), ("replicate", "weight", "end")
+    return xr.Dataset(
+        {
+            "accuracy": (by_model, tested["accuracy"]),
+            "predicted": (by_model, tested["predicted"]),
+            "validation": (("replicate", "merge", "scale"), tried["accuracy"]),
+            "chosen_scale": (("replicate", "merge"), chosen),
+            "line_accuracy": (by_end, line["accuracy"]),
+            "line_predicted": (by_end, line["predicted"]),
+            "line_chord": (by_end, line["chord"]),
+        },
+        {
+            "model": ["base", *(f"expert: {task}" for task in config.tasks), "soup", *SWEPT],
+            "task": list(config.tasks),
+            "merge": list(SWEPT),
+            "scale": scale,
+            "weight": np.asarray(_weights(config)),
+            "end": list(config.tasks[:2]),
+        },
+    )
+
+
+def _scales(config: Config) -> Array:
+    return jnp.linspace(0, config.max_scale, config.scales + 1)[1:]
+
+
+def _weights(config: Config) -> Array:
+    return jnp.linspace(0, 1, config.line_points)
+
+
+def _replicated(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn(config, ...)` of one replicate, compiled for all of them at once."""
+    return jax.jit(
+        lambda config, *args: jax.vmap(functools.partial(fn, config))(*args), static_argnums=0
+    )
+
+
+def _apply(config: Config, params: PyTree, images: digits.Array) -> Any:
+    return MLP(config.widths, CLASSES).apply(params, images)
+
+
+@_replicated
+def _pretrain(config: Config, exam: Task, key: Array) -> PyTree:
+    first, rest = jax.random.split(key)
+    params = MLP(config.widths, CLASSES).init(first, exam.images[0])
+    (exam,) = _split(exam, 1)
+    return _train(config, config.base_steps, config.base_rate, params, exam, rest)
+
+
+@_replicated
+def _finetune(config: Config, base: PyTree, exam: Task, key: Array) -> PyTree:
+    train = functools.partial(_train, config, config.tune_steps, config.tune_rate, base)
+    return jax.vmap(train)(exam, jax.random.split(key, len(config.tasks)))
+
+
+def _train(
+    config: Config, steps: int, rate: float, params: PyTree, exam: Task, key: Array
+) -> PyTree:
+    """Stochastic gradient descent on the cross-entropy of one task's members."""
+    optimizer = optax.sgd(optax.cosine_decay_schedule(rate, steps), momentum=config.momentum)
+
+    def loss(params: PyTree, some: Task) -> Array:
+        logits = _apply(config, params, some.images)
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, some.labels)
+        return (each * some.member).sum() / jnp.maximum(some.member.sum(), 1)
+
+    def step(state: tuple, key: Array) -> tuple[tuple, None]:
+        params, memory = state
+        drawn = jax.random.randint(key, (config.batch,), 0, exam.labels.shape[0])
+        gradient = jax.grad(loss)(params, jax.tree.map(lambda x: x[drawn], exam))
+        update, memory = optimizer.update(gradient, memory)
+        return (optax.apply_updates(params, update), memory), None
+
+    start = (params, optimizer.init(params))
+    return jax.lax.scan(step, start, jax.random.split(key, steps))[0][0]
+
+
+def _grade(logits: Float[Array, "task example class"], exam: Task) -> Float[Array, " task"]:
+    """Accuracy on each task."""
+    right = (logits.argmax(-1) == exam.labels) & exam.member
+    return right.sum(-1) / exam.member.sum(-1)
+
+
+def _split(stacked: PyTree, count: int) -> list[PyTree]:
+    """The first `count` trees of a stacked one."""
+    return [jax.tree.map(operator.itemgetter(i), stacked) for i in range(count)]
+
+
+def _merges(config: Config, scale: Array) -> tuple[Merge, ...]:
+    """In the order of `SWEPT`."""
+    return methods.task_arithmetic(scale=scale), methods.ties(density=config.density, scale=scale)
+
+
+@_replicated
+def _try_scales(config: Config, base: PyTree, experts: PyTree, exam: Task) -> dict[str, Array]:
+    """Mean accuracy over the tasks for every merge and scale: `[merge, scale]`."""
+    models = _split(experts, len(config.tasks))
+
+    def means(scale: Array) -> Array:
+        merged = [merge(models, base) for merge in _merges(config, scale)]
+        return jnp.stack(
+            [_grade(_apply(config, params, exam.images), exam).mean() for params in merged]
+        )
+
+    return {"accuracy": jax.vmap(means, out_axes=1)(_scales(config))}
+
+
+@_replicated
+def _test(
+    config: Config, base: PyTree, experts: PyTree, chosen: Array, exam: Task
+) -> dict[str, Array]:
+    """Accuracy `[model, task]` of every model, and what adding outputs would give (or NaN)."""
+    models = _split(experts, len(config.tasks))
+    merged = [_merges(config, scale)[i](models, base) for i, scale in enumerate(chosen)]
+    everyone = [base, *models, methods.linear()(models), *merged]
+    outputs = [_apply(config, params, exam.images) for params in everyone]
+    tuned = sum(output - outputs[0] for output in outputs[1 : 1 + len(models)])
+    unknown = jnp.full((len(models),), jnp.nan)
+    predicted = [
+        *[unknown] * (1 + len(models)),
+        _grade(outputs[0] + tuned / len(models), exam),
+        _grade(outputs[0] + chosen[0] * tuned, exam),
+        unknown,
+    ]
+    accuracy = [_grade(output, exam) for output in outputs]
+    return {"accuracy": jnp.stack(accuracy), "predicted": jnp.stack(predicted)}
+
+
+@_replicated
+def _walk(config: Config, experts: PyTree, exam: Task) -> dict[str, Array]:
+    """From the first expert to the second: `[weight, task]` for their two tasks.
+
+    Of the interpolated weights; of the interpolated outputs; and the straight line.
+    """
+    exam = jax.tree.map(lambda leaf: leaf[:2], exam)
+    models = _split(experts, 2)
+    outputs = [_apply(config, model, exam.images) for model in models]
+    ends = [_grade(output, exam) for output in outputs]
+
+    def at(w: Array) -> dict[str, Array]:
+        between = methods.linear()(models, weights=jnp.stack([1 - w, w]))
+        return {
+            "accuracy": _grade(_apply(config, between, exam.images), exam),
+            "predicted": _grade((1 - w) * outputs[0] + w * outputs[1], exam),
+            "chord": (1 - w) * ends[0] + w * ends[1],
+        }
+
+    return jax.vmap(at)(_weights(config))

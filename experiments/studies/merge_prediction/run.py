@@ -1,0 +1,163 @@
+"""The run of `merge_prediction`: its stages, and the dataset that they make."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jaxtyping import PyTree
+
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.lab.sweep import sweep
+from experiments.studies.merge_prediction import probes, ranking, tasks
+from experiments.studies.merge_prediction.config import Config
+
+OUTCOMES = (*probes.METHODS, "averaging, relative", "averaging, accuracy")
+
+
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
+    """Trains, merges and measures, family by family; a stage for every chunk of merges."""
+    parts = [_family(config, i, name, stage) for i, name in enumerate(config.families)]
+    found = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    about, predictors = found["about"], found["predictor"]
+    own, merged = found["own"], found["merged"]
+    excess = merged["loss"] - own["loss"][:, None]
+    outcome = np.concatenate(
+        [
+            excess,
+            excess[:, :1] / own["loss"][:, None],
+            own["accuracy"][:, None] - merged["accuracy"][:, :1],
+        ],
+        1,
+    )
+    x = np.stack([predictors[name] for name in probes.PREDICTORS], 1)
+    some = ranking.scopes(config.families, about)
+    ranked = stage(
+        "rank the predictors",
+        lambda: ranking.rank(
+            x, outcome, about["cluster"], about["family"], list(some.values()), config.draws,
+            config.seed,
+        )._asdict(),
+    )  # fmt: skip
+    shape = ("scope", "outcome", "predictor")
+    return xr.Dataset(
+        {
+            "value": (("merge", "predictor"), x),
+            "result": (("merge", "outcome"), outcome),
+            "kept": (("merge", "rule"), merged["accuracy"] / own["accuracy"][:, None]),
+            "own_loss": ("merge", own["loss"]),
+            "base_loss": ("merge", found["base"]["loss"]),
+            "passes": (
+                ("predictor", "size"),
+                np.array([[p.passes(k) for k in config.sizes] for p in probes.PREDICTORS.values()]),
+            ),
+            "within": (("scope", "merge"), np.stack(list(some.values()))),
+            **{name: (shape, ranked[name]) for name in ranking.Ranking._fields},
+            **{name: ("merge", about[name]) for name in about},
+        },
+        {
+            "predictor": list(probes.PREDICTORS),
+            "outcome": list(OUTCOMES),
+            "rule": list(probes.METHODS),
+            "scope": list(some),
+            "size": list(config.sizes),
+            "learned": list(config.families),
+        },
+    )
+
+
+def _family(config: Config, number: int, name: str, stage: Stage) -> dict[str, Any]:
+    """Everything measured of one family's merges."""
+    family, key = tasks.FAMILIES[name], jax.random.fold_in(jax.random.key(config.seed), number)
+    data = family.load(config.seed, family.tasks)
+    far = stage(f"{name}: distances of tasks", partial(probes.apart, data.points, key))
+    trained = stage(f"{name}: bases and experts", lambda: _train(config, name, data, key))
+    bases, experts = (jax.tree.map(jnp.asarray, trained[part]) for part in ("base", "expert"))
+    seen = jax.tree.map(jnp.asarray, data)
+    parts = []
+    for k, (merges, related) in _merges(config, family, number).items():
+        measured = sweep(
+            lambda i, m=merges: probes.measure(name, bases, experts, seen, probes.at(m, i), key),
+            np.arange(len(merges.base)),
+            stage,
+            f"{name}: merges of {k}",
+            chunk=config.chunk,
+        )
+        for label, table in far.items():
+            measured["predictor"][label] = probes.over_pairs(table, merges.task)
+        about = {
+            "family": np.full(len(merges.base), number),
+            "related": related,
+            "models": np.full(len(merges.base), k),
+            "pretrain": np.asarray(config.pretrain)[merges.base // config.bases],
+            "rate": merges.rate,
+            "steps": merges.steps,
+            "cluster": merges.base + number * len(config.pretrain) * config.bases,
+        }
+        parts.append({**measured, "about": about})
+    return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+def _train(config: Config, name: str, data: tasks.Data, key: jax.Array) -> dict[str, PyTree]:
+    """Base models, by length of pre-training, and experts, by base, rate, task and steps."""
+    family, learn = tasks.FAMILIES[name], jax.tree.map(jnp.asarray, data.learn)
+    upright, kept = jax.tree.map(jnp.asarray, data.base), jnp.asarray(config.steps)
+
+    def one(i: int) -> tuple[PyTree, PyTree]:
+        first, *rest = jax.random.split(jax.random.fold_in(key, i), 1 + len(family.rates))
+        base = tasks.pretrain(name, upright, first, config.pretrain[i // config.bases])
+        found = [
+            tasks.tune(name, base, learn, rate, k, kept)
+            for rate, k in zip(family.rates, rest, strict=True)
+        ]
+        return base, jax.tree.map(lambda *x: jnp.stack(x), *found)
+
+    # the first compiles; then side by side, as networks this small fill one core
+    first = jax.block_until_ready(one(0))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = [first, *pool.map(one, range(1, len(config.pretrain) * config.bases))]
+    bases, experts = jax.tree.map(lambda *x: np.stack(x), *found)
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[4:]), experts)
+    return {"base": bases, "expert": flat}
+
+
+def _merges(
+    config: Config, family: tasks.Family, number: int
+) -> dict[int, tuple[probes.Merges, np.ndarray]]:
+    """By the number of experts: the merges, and whether the experts share a base model.
+
+    Of every base model, rate and number of steps some, the numbers of experts in turn; and of every
+    base model and rate one whose other experts come of other base models, as long pre-trained.
+    """
+    rng = np.random.default_rng([config.seed, number])
+    R, T, S = len(family.rates), len(family.tasks), len(config.steps)
+    rows: dict[int, list[tuple[Any, ...]]] = {k: [] for k in config.sizes}
+    turn = 0
+
+    def add(b: int, r: int, s: int, related: bool) -> None:
+        nonlocal turn
+        k = config.sizes[turn % len(config.sizes)]
+        turn += 1
+        first, i = b - b % config.bases, b % config.bases
+        owners = np.array([first + (i + (0 if related else j)) % config.bases for j in range(k)])
+        some = rng.choice(T, k, replace=False)
+        expert = ((owners * R + r) * T + some) * S + s
+        rows[k].append((expert, some, b, family.rates[r], config.steps[s], related))
+
+    for b in range(len(config.pretrain) * config.bases):
+        for r in range(R):
+            for s in range(S):
+                for _ in range(config.merges):
+                    add(b, r, s, True)
+            add(b, r, int(rng.integers(S)), False)
+    found = {}
+    for k, some in rows.items():
+        if some:
+            *merges, related = (np.stack(column) for column in zip(*some, strict=True))
+            found[k] = probes.Merges(*merges), related
+    return found

@@ -1,0 +1,104 @@
+"""The run of `overtraining_language`: its stages, and the dataset that they make."""
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+from jaxtyping import PyTree
+
+from experiments.data.files import refused
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.models import presets
+from experiments.studies.overtraining_language import stages, tasks, training
+from experiments.studies.overtraining_language.config import Config
+
+
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
+    """Pre-trains, perturbs and fine-tunes; a stage for each budget, and for each task."""
+    with refused():
+        where = training.layout(config.shard)
+        batches = {name: getattr(config, name) for name in ("batch", "tune_batch")}
+        where.check(**{name: size // config.micro_batches for name, size in batches.items()})
+        net = presets.build(config.network)
+        corpus = tasks.load(config.data, config.network["vocab"], config.context)
+        sizes = (config.examples, config.task_held_out, config.task_held_out)
+        taught = [tasks.task(name, corpus, sizes, config.seed) for name in config.tasks]
+        held_out = corpus.held_out(config.held_out, config.seed)
+    bases: list[PyTree] = []
+    for budget in config.budgets:
+        for k, some in _parts(config, range(config.replicates)):
+            found = stage(
+                f"pre-train {budget} tokens{k}",
+                partial(stages.pre_train, config, net, corpus, where, budget, some),
+                folder=True,
+            )
+            bases += training.unstacked(found, len(some))
+    plan = list(itertools.product(range(len(config.budgets)), range(config.replicates)))
+    noisy = _joined(
+        stage(f"perturb{k}", partial(stages.perturb, config, net, where, held_out, bases, some))
+        for k, some in _parts(config, range(len(plan)))
+    )
+    tuned = []
+    for i, task in enumerate(taught):
+        runs = list(itertools.product(range(len(plan)), range(len(config.rates))))
+        name = config.tasks[i] if config.tasks[i] in tasks.TASKS else f"task {i + 1}"
+        tune = partial(stages.fine_tune, config, net, where, held_out, task, bases)
+        found = _joined(
+            stage(f"fine-tune {name}{k}", partial(tune, some), folder=True)
+            for k, some in _parts(config, runs)
+        )
+        tuned.append(found)
+    theory = stage("two-layer theory", stages.theory)
+    frequencies = corpus.unigram(held_out)
+    return _dataset(config, noisy, tuned, theory).assign(unigram=((), frequencies))
+
+
+def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:
+    """The members that go together, each time with what their stage's name ends with."""
+    size = config.together or len(members)
+    starts = range(0, len(members), size)
+    parts = [list(members[at : at + size]) for at in starts]
+    names = [f" {k + 1}/{len(parts)}" if len(parts) > 1 else "" for k in range(len(parts))]
+    return list(zip(names, parts, strict=True))
+
+
+def _joined(parts: Any) -> dict[str, np.ndarray]:
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def _dataset(config: Config, noisy: Any, tuned: Sequence[Any], theory: Any) -> xr.Dataset:
+    models, runs = ("budget", "seed"), ("task", "budget", "seed", "rate")
+    shape = (len(config.budgets), config.replicates)
+    base = noisy["base"].reshape(shape)
+    nats = {"units": "nats per token"}
+    data: dict[str, Any] = {"base": (models, base, nats)}
+    for name in ("increase", "predicted", "draws_error"):
+        data[f"noise_{name}"] = ((*models, "noise"), noisy[name].reshape(*shape, -1), nats)
+    for name, value in tuned[0].items():
+        each = np.stack([found[name] for found in tuned])
+        dims = runs if value.ndim == 1 else (*runs, "scale")
+        each = each.reshape(len(tuned), *shape, len(config.rates), *value.shape[1:])
+        data[f"tuned_{name}"] = (dims, each, {} if name == "distance" else nats)
+    for name, found in theory.items():
+        data[f"theory_{name}_loss"] = ((f"theory_{name}", f"theory_{name}_time"), found["loss"])
+        data[f"theory_{name}_inflection"] = (f"theory_{name}", found["inflection"])
+    coords = {
+        "budget": ("budget", np.asarray(config.budgets), {"units": "tokens"}),
+        "seed": np.arange(config.replicates),
+        "noise": np.asarray(config.noise),
+        "rate": np.asarray(config.rates),
+        "scale": np.asarray(config.scales),
+        "task": [Path(name).stem for name in config.tasks],
+        **{f"theory_{name}": found["row"] for name, found in theory.items()},
+        **{f"theory_{name}_time": found["time"] for name, found in theory.items()},
+    }
+    net = presets.build(config.network)
+    params = jax.eval_shape(lambda key: training.first(net, key), jax.random.key(0))
+    size = sum(x.size for x in jax.tree.leaves(params))
+    return xr.Dataset(data, coords, {"parameters": size, "model": config.model or "small"})

@@ -1,0 +1,229 @@
+"""The run of `overtraining_linear`: its stages, and the dataset that they make."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.lab.sweep import over_devices
+from experiments.studies.overtraining_linear.config import ROWS, Config
+from theory.two_layer import fine_tuning, modes, networks, perturbation, sharpness
+from theory.two_layer.layers import Layers, identity_start, loss
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+NOISES = 64  # draws of Gaussian noise per simulated network
+DECAYS = (0.0, 1.2)  # of the diagram "misalignment"
+LEGS = 16  # pre-training times of which the best is taken, there
+
+
+def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
+    """Pre-training loss (and fine-tuning loss) after perturbing or fine-tuning: `*_theory` on a
+    fine grid [row, x], `*_mean` and `*_std` over networks on a coarse one; x is the pre-training
+    time, or the decay. `inflection`: the time after which more pre-training hurts."""
+    import xarray as xr
+
+    theory = stage("closed forms", partial(closed_forms, config))
+    key = jax.random.key(config.seed)
+    found = (
+        [
+            stage(f"networks {i + 1}/{config.cells[1]}", partial(_column, config, key, i))
+            for i in range(config.cells[1])
+        ]
+        if config.diagram == "misalignment"
+        else [stage("networks", partial(simulate, config, key, config.spectrum()))]
+    )
+    x, rows = _axis(config, config.points), _rows(config, config.points)
+    data: dict[str, Any] = {}
+    for name in ("loss", "tuned"):
+        values = np.concatenate([f[name] for f in found], axis=-1)  # [seed, row, x]
+        data[f"{name}_theory"] = (("row", "x"), theory[name])
+        data[f"{name}_mean"] = (("cell_row", "cell_x"), values.mean(0))
+        data[f"{name}_std"] = (("cell_row", "cell_x"), values.std(0, ddof=1))
+    if "inflection" in theory:
+        data["inflection"] = ("row", theory["inflection"])
+    if config.diagram == "trade_off":
+        data["fixed"] = (("fixed_rate", "kind", "x"), theory["fixed"])
+    for name in ("trace", "sharpness"):
+        if name in theory:
+            values = found[0][name]
+            data[f"{name}_theory"] = ("x", theory[name])
+            data[f"{name}_mean"] = ("cell_x", values.mean(0))
+            data[f"{name}_std"] = ("cell_x", values.std(0, ddof=1))
+    label = "decay of the spectrum" if config.diagram == "misalignment" else "pre-training time"
+    coords = {
+        "x": ("x", x, {"long_name": label}),
+        "row": ("row", rows, {"long_name": ROWS[config.diagram]}),
+        "cell_x": ("cell_x", _axis(config, config.cells[1])),
+        "cell_row": ("cell_row", _rows(config, config.cells[0])),
+    }
+    about = {k: getattr(config, k) for k in ("diagram", "d", "seeds", "steps", "ratio", "rate")}
+    return xr.Dataset(data, coords, about)
+
+
+def _axis(config: Config, points: int) -> np.ndarray:
+    """Decays, or pre-training times."""
+    if config.diagram == "misalignment":
+        return np.linspace(*DECAYS, points)
+    return config.times(config.spectrum(), points)
+
+
+def _rows(config: Config, points: int) -> np.ndarray:
+    return np.linspace(*config.rows, 3 if config.diagram == "trade_off" else points)
+
+
+def _fall(config: Config, time: Any, power: Any) -> Any:
+    """The rate of diagram trade_off at a pre-training time."""
+    return config.rate * np.maximum(time, 1.0) ** -power
+
+
+def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
+    """The theory on the fine grid: losses [row, x], and the inflection time of each row."""
+    x, rows = _axis(config, config.points), _rows(config, config.points)
+    with jax.enable_x64(True):
+        if config.diagram == "misalignment":
+            costs = [_cost(config, decay, rows) for decay in x]
+            loss, tuned = (np.stack(c, axis=-1) for c in zip(*costs, strict=True))
+            return {"loss": loss, "tuned": tuned}
+        sigma = config.spectrum()
+        y = modes.mode(x[:, None], np.exp(-2 * config.tau), sigma)
+        loss, tuned = _after(config, y, sigma, rows[:, None], x)
+        best = x[np.asarray(loss).argmin(1)]
+        found = {"loss": loss, "tuned": tuned}
+        if config.diagram == "sensitivity":
+            found["trace"] = 4 * config.d * y.sum(-1)
+            found["sharpness"] = sharpness.mode_sharpness(y, sigma)
+        else:
+            found["inflection"] = np.where(best < x[-1], best, np.nan)
+        if config.diagram == "trade_off":
+            few = np.array([_fall(config, x[-1], p) for p in rows])[:, None]
+            found["fixed"] = np.stack(_noisy(config, y, sigma, few), axis=1)
+        return {name: np.asarray(value) for name, value in found.items()}
+
+
+def _after(config: Config, y: Any, sigma: np.ndarray, row: Any, time: Any):
+    """Pre-training loss and fine-tuning loss [row, x] of networks with modes y [x, d]; sensitivity
+    and its quadratic prediction."""
+    ft = config.target(sigma)
+    if config.diagram == "sensitivity":
+        calm = perturbation.perturbed_mode_loss(y, sigma, 0.0)
+        noisy = perturbation.perturbed_mode_loss(y, sigma, row)
+        return noisy - calm, 2 * config.d * row**2 * jnp.sum(y, -1)
+    if config.diagram == "perturbation":
+        noisy = perturbation.perturbed_mode_loss(y, sigma, row)
+        return noisy, perturbation.perturbed_mode_loss(y, ft, row)
+    if config.diagram == "trade_off":
+        return _noisy(config, y, sigma, _fall(config, time, row))
+    row = row[..., None]
+    if config.diagram == "learning_rate":
+        after = fine_tuning.mode(row * config.steps, y, ft)
+    else:
+        after = fine_tuning.mode(config.rate * config.steps, y, ft, row)
+    return jnp.sum((after - sigma) ** 2, -1), jnp.sum((after - ft) ** 2, -1)
+
+
+def _noisy(config: Config, y: Any, sigma: np.ndarray, rate: Any):
+    """The two losses when fine-tuning at `rate` [rate, x] also adds noise."""
+    ft, gamma = config.target(sigma), np.sqrt(config.nu * rate)
+    after = fine_tuning.mode((rate * config.steps)[..., None], y, ft)
+    kinds = (perturbation.perturbed_mode_loss(after, s, gamma) for s in (sigma, ft))
+    return tuple(kinds)
+
+
+def _cost(config: Config, decay: float, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What the last of pre-training costs, in units of |A|^2, for each ratio [row]."""
+    sigma = config.spectrum(decay)
+    times = config.times(sigma, LEGS)
+    y = modes.mode(times[:, None], np.exp(-2 * config.tau), sigma)
+    ft = np.stack([config.target(sigma, ratio) for ratio in ratios])[:, None]
+    after = fine_tuning.mode(config.rate * config.steps, y, ft)
+    losses = [np.asarray(jnp.sum((after - s) ** 2, -1)) for s in (sigma, ft)]
+    return tuple((v[:, -1] - v.min(1)) / np.sum(sigma**2) for v in losses)
+
+
+def _column(config: Config, key: jax.Array, i: int) -> dict[str, np.ndarray]:
+    """`_cost` of simulated networks at the i-th decay: [seed, row, 1]."""
+    sigma = config.spectrum(float(_axis(config, config.cells[1])[i]))
+    found = simulate(config, jax.random.fold_in(key, i), sigma)
+    size = np.sum(sigma**2)
+    return {k: (v[..., -1:] - v.min(-1, keepdims=True)) / size for k, v in found.items()}
+
+
+def simulate(config: Config, key: jax.Array, sigma: np.ndarray) -> dict[str, np.ndarray]:
+    """Both losses of networks trained by stochastic gradient descent: [seed, row, time]."""
+    times = config.times(sigma, LEGS if config.diagram == "misalignment" else config.cells[1])
+    legs = np.diff(times, prepend=0.0)
+    rows = _rows(config, config.cells[0])
+    # As many steps in every leg, so that shapes agree: the longest goes at `pre_rate`.
+    one = partial(_network, config, int(np.ceil(legs.max() / config.pre_rate)))
+    keys = jax.random.split(key, config.seeds)
+    targets = np.stack([config.target(sigma, ratio) for ratio in _ratios(config, rows)])
+    grid = (sigma, targets, _rates(config, rows[:, None], times), rows, legs)
+    found = over_devices(jax.jit(jax.vmap(one, (0, None))))(keys, jax.tree.map(jnp.asarray, grid))
+    return {k: np.asarray(v, np.float64) for k, v in found.items()}
+
+
+def _ratios(config: Config, rows: np.ndarray) -> np.ndarray:
+    return rows if config.diagram == "misalignment" else np.full(rows.shape, config.ratio)
+
+
+def _rates(config: Config, rows: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Fine-tuning rates [row, time]."""
+    if config.diagram == "learning_rate":
+        return np.broadcast_to(rows, (rows.size, times.size))
+    if config.diagram == "trade_off":
+        return _fall(config, times, rows)
+    return np.full((rows.size, times.size), config.rate)
+
+
+def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[str, jax.Array]:
+    """One network: pre-trained leg by leg, and from the end of each leg perturbed or fine-tuned:
+    both losses [row, time]."""
+    sigma, targets, rates, rows, legs = grid
+    rotation, pre, post, noise = jax.random.split(key, 4)
+    U = jax.random.orthogonal(rotation, config.d)
+    task = (U * sigma) @ U.T
+
+    def train(layers: Layers, leg: tuple[jax.Array, jax.Array]):
+        key, time = leg
+        x = jax.random.normal(key, (steps, config.batch, config.d))
+        layers = networks.sgd(layers, task, x, time / steps)
+        return layers, layers
+
+    start = identity_start(config.d, config.tau)
+    _, path = jax.lax.scan(train, start, (jax.random.split(pre, legs.size), legs))
+    batches = jax.random.normal(post, (config.steps, config.batch, config.d))
+
+    def tune(layers: Layers, target, rate, row):
+        """Losses of one pre-trained network in one row."""
+        ft = (U * target) @ U.T
+        still = config.diagram in ("perturbation", "sensitivity")  # not fine-tuned
+        gamma = row if still else 0.0
+        if not still:
+            anchor = row if config.diagram == "anchor" else 0.0
+            layers = networks.sgd(layers, ft, batches, rate, anchor=anchor)
+        if config.diagram == "trade_off":
+            gamma = jnp.sqrt(config.nu * rate)
+        if still or config.diagram == "trade_off":
+            shape = (NOISES, config.d, config.d)
+            z = Layers(*(jax.random.normal(k, shape) for k in jax.random.split(noise)))
+            kinds = [networks.perturbed_losses(layers, a, gamma, z).mean() for a in (task, ft)]
+        else:
+            kinds = [loss(layers, a) for a in (task, ft)]
+        return {"loss": kinds[0], "tuned": kinds[1]}
+
+    over_times = jax.vmap(tune, (0, None, 0, None))
+    found = jax.vmap(over_times, (None, 0, 0, 0))(path, targets, rates, rows)
+    if config.diagram == "sensitivity":
+        H = jax.lax.map(lambda layers: networks.hessian(layers, task), path)
+        found["trace"] = jnp.trace(H, axis1=1, axis2=2)
+        found["sharpness"] = jax.lax.map(lambda h: jnp.linalg.eigvalsh(h)[-1], H)
+        found["loss"] -= jax.vmap(lambda layers: loss(layers, task))(path)
+        found["tuned"] = rows[:, None] ** 2 / 2 * found["trace"]
+    return found

@@ -1,0 +1,245 @@
+"""The run of `relu_transfer`: its stages, and the dataset that they make."""
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.lab.sweep import over_devices, sweep
+from experiments.studies.relu_transfer.config import Config
+from theory import student_teacher as st
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+PROBES = 20  # inputs of the Gram matrices
+
+
+def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
+    """Scratch and transfer risks of the same samples, and the part of the target that frozen
+    features cannot express."""
+    pairs = [(mu, teacher) for mu in range(len(config.mus)) for teacher in range(config.teachers)]
+    samples = [(t, draw) for t in range(config.teachers) for draw in range(config.draws)]
+    with jax.enable_x64(True):
+        scratch = [
+            sweep(
+                partial(_scratch, config, i),
+                np.array(samples),
+                stage,
+                f"scratch n={n}",
+                chunk=config.chunk * 4,
+            )
+            for i, n in enumerate(config.ns)
+        ]
+        if not pairs:
+            return _scratch_law(config, scratch)[0]
+        trained = sweep(
+            partial(_pretrain, config), np.array(pairs), stage, "pretrain", chunk=config.chunk
+        )
+        transfer = sweep(
+            partial(_transfer, config, trained["w"]),
+            np.arange(len(pairs)),
+            stage,
+            "transfer",
+            chunk=config.chunk,
+        )
+        kernels = stage("kernels", partial(_kernels, config, trained["w"]))
+    return _dataset(config, trained, scratch, transfer, kernels)
+
+
+def _key(config: Config, *path: int) -> jax.Array:
+    key = jax.random.key(config.seed)
+    for part in path:
+        key = jax.random.fold_in(key, part)
+    return key
+
+
+def _target(config: Config, teacher: int) -> st.Network:
+    return st.teacher(_key(config, 0, teacher), config.m_star, config.d)
+
+
+def _student(config: Config, teacher: int) -> st.Network:
+    return st.student(_key(config, 1, teacher), config.m, config.d)
+
+
+def _source(config: Config, teacher: int, mu: float) -> st.Network:
+    """Nested in mu: one key for all."""
+    return st.ablate(_key(config, 2, teacher), _target(config, teacher), mu)
+
+
+def _sample(config: Config, teacher: int, draw: int, i: int) -> tuple[jax.Array, jax.Array]:
+    x = jax.random.normal(_key(config, 3, teacher, draw, i), (config.ns[i], config.d))
+    return x, st.predict(_target(config, teacher), x)
+
+
+def _stack(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _side_by_side(config: Config) -> int | None:
+    return config.side_by_side if config.side_by_side > 1 else None
+
+
+def _pretrain(config: Config, pairs: np.ndarray) -> dict[str, jax.Array]:
+    sources = [_source(config, t, config.mus[mu]) for mu, t in pairs]
+    students = [_student(config, t) for _, t in pairs]
+    found = _train("pretrain", _side_by_side(config))(
+        (_stack(students), _stack(sources)),
+        (config.rate, config.steps, config.tolerance),
+    )
+    return {"w": found.network.w, "loss": found.loss}
+
+
+def _scratch(config: Config, i: int, samples: np.ndarray) -> dict[str, jax.Array]:
+    students = _stack([_student(config, t) for t, _ in samples])
+    data = _stack([_sample(config, t, draw, i) for t, draw in samples])
+    single = jax.tree.map(lambda a: a.astype(jnp.float32), (students, *data))
+    found = _train("scratch", _side_by_side(config))(
+        single,
+        (config.rate, config.steps, config.tolerance),
+    )
+    double = jax.tree.map(lambda a: a.astype(float), found.network)
+    targets = _stack([_target(config, t) for t, _ in samples])
+    risks = jax.lax.map(lambda pair: st.risk(*pair), (double, targets))
+    return {"risk": risks, "loss": found.loss.astype(float)}
+
+
+@cache
+def _train(kind: str, at_once: int | None) -> Callable[..., st.Descent]:
+    """Of problems and options: their descents, on all devices."""
+    train = {"pretrain": st.pretrain, "scratch": st.scratch}[kind]
+
+    @jax.jit
+    def each(problems: tuple, options: tuple) -> st.Descent:
+        return jax.lax.map(lambda one: train(*one, *options), problems, batch_size=at_once)
+
+    return over_devices(each)
+
+
+def _transfer(config: Config, w: np.ndarray, index: np.ndarray) -> dict[str, jax.Array]:
+    parts = []
+    for k in index:
+        mu, teacher = divmod(int(k), config.teachers)
+        target, features = _target(config, teacher), jnp.asarray(w[k])
+        source = _source(config, teacher, config.mus[mu])
+        projected = _project(features, target, config.cutoff)
+        risks = []
+        for i in range(len(config.ns)):
+            data = _stack([_sample(config, teacher, draw, i) for draw in range(config.draws)])
+            risks.append(_linear_risks(features, target, data, config.cutoff))
+        parts.append(
+            {
+                "outside": projected.outside,
+                "rank": projected.rank,
+                "outside_span": _project(features, target, 1e-10).outside,
+                "outside_ideal": _project(source.w, target, 1e-10).outside,
+                "risk": jnp.stack(risks, axis=1),
+            }
+        )
+    return _stack(parts)
+
+
+_project = jax.jit(st.project)
+
+
+@jax.jit
+def _linear_risks(w: jax.Array, target: st.Network, data: tuple, cutoff: float) -> jax.Array:
+    def one(sample: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return st.risk(st.linear_transfer(w, *sample, cutoff), target)
+
+    return jax.lax.map(one, data)
+
+
+def _middle(config: Config) -> int:
+    """The mu of the Gram matrices."""
+    return int(np.argmin(np.abs(np.array(config.mus) - 0.5)))
+
+
+def _kernels(config: Config, w: np.ndarray) -> dict[str, jax.Array]:
+    """Gram matrices of the first teacher's problem before and after pretraining, and the source's;
+    and each task's scales."""
+    middle = _middle(config)
+    x = jax.random.normal(_key(config, 4), (PROBES, config.d))
+    source = _source(config, 0, config.mus[middle])
+    targets = [_target(config, t) for t in range(config.teachers)]
+    return {
+        "initial": st.kernel(_student(config, 0).w, x),
+        "pretrained": st.kernel(jnp.asarray(w[middle * config.teachers]), x),
+        "source": st.kernel(source.w, x),
+        "outside_untrained": jnp.stack(
+            [
+                _project(_student(config, i).w, t, config.cutoff).outside
+                for i, t in enumerate(targets)
+            ]
+        ),
+        "norm": jnp.stack([st.inner(t, t) for t in targets]),
+    }
+
+
+def _scratch_law(config: Config, scratch: list[dict]) -> "tuple[xr.Dataset, st.PowerLaw]":
+    """Scratch risks and the power law through them."""
+    import xarray as xr
+
+    each = (config.teachers, config.draws)
+    risks = np.stack([part["risk"].reshape(each) for part in scratch], axis=-1)
+    losses = np.stack([part["loss"].reshape(each) for part in scratch], axis=-1)
+    law = st.fit_power_law(config.ns, risks.mean(axis=1))
+    targets = [_target(config, t) for t in range(config.teachers)]
+    found = xr.Dataset(
+        {
+            "scratch_risk": (("teacher", "draw", "n"), risks),
+            "scratch_loss": (("teacher", "draw", "n"), losses),
+            "law": ("n", law(np.array(config.ns))),
+            "exponent": ("limit", np.array(law.exponent)),
+            "curvature": ("limit", np.array(law.curvature)),
+            "variance": ("teacher", np.stack([st.variance(t) for t in targets])),
+        },
+        {
+            "n": ("n", list(config.ns), {"long_name": "target samples"}),
+            "limit": ("limit", ["mean", "low", "high"], {"long_name": "mean, 95 % interval"}),
+        },
+        {name: getattr(config, name) for name in ("d", "m", "m_star", "cutoff", "tolerance")},
+    )
+    return found, law
+
+
+def _dataset(
+    config: Config, trained: Mapping, scratch: list, transfer: Mapping, kernels: Mapping
+) -> "xr.Dataset":
+    grid = (len(config.mus), config.teachers)
+    found, law = _scratch_law(config, scratch)
+    risks, variance = found.scratch_risk.values, found.variance.values
+    linear = transfer["risk"].reshape(*grid, config.draws, len(config.ns))
+    edge = st.boundary(law, transfer["outside"].reshape(grid).T)
+    edges = st.interval(np.log(edge))
+    gain = (risks - linear) / variance[:, None, None]
+    pairs = ("mu", "teacher")
+    found = found.assign(
+        {
+            "linear_risk": (("mu", "teacher", "draw", "n"), linear),
+            "gain": (("mu", "n"), gain.mean(axis=(1, 2))),
+            "gain_stderr": (
+                ("mu", "n"),
+                gain.mean(axis=2).std(axis=1, ddof=1) / np.sqrt(config.teachers),
+            ),
+            "pretrain_loss": (pairs, trained["loss"].reshape(grid)),
+            "outside": (pairs, transfer["outside"].reshape(grid)),
+            "outside_span": (pairs, transfer["outside_span"].reshape(grid)),
+            "outside_ideal": (pairs, transfer["outside_ideal"].reshape(grid)),
+            "rank": (pairs, transfer["rank"].reshape(grid)),
+            "outside_untrained": ("teacher", kernels["outside_untrained"]),
+            "norm": ("teacher", kernels["norm"]),
+            "kernel_initial": (("x", "x2"), kernels["initial"]),
+            "kernel_pretrained": (("x", "x2"), kernels["pretrained"]),
+            "kernel_source": (("x", "x2"), kernels["source"]),
+            "boundary": (("limit", "mu"), np.exp(np.stack(edges))),
+        }
+    )
+    label = {"long_name": "fraction of target features missing"}
+    found = found.assign_coords(mu=("mu", list(config.mus), label))
+    return found.assign_attrs(kernel_mu=config.mus[_middle(config)])

@@ -1,0 +1,49 @@
+"""The figures of `ridge_transfer`."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+
+def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """Risk against ridge: exact, limit, simulated; the best ridge marked."""
+    from sail_jax.drawing import style
+
+    figure, ((left, right),) = style.figure(1, 2, width=4.6, height=3.8)
+    for i, ax in enumerate((left, right)):
+        case = dataset.isel(case=i)
+        stderr = case["std"] / np.sqrt(dataset.attrs["draws"])
+        ax.plot(case.ridge, case.exact, color=style.PALETTE[0], label="exact")
+        ax.plot(case.ridge, case.limit, color=style.FAINT, ls="--", label="limit $n → ∞$ (eq. 15)")
+        ax.errorbar(
+            case.ridge,
+            case["mean"],
+            stderr,
+            fmt="o",
+            ms=3.5,
+            lw=1,
+            color=style.PALETTE[1],
+            label=f"simulated, {dataset.attrs['draws']} draws (± 1 s.e.)",
+        )
+        ax.plot(
+            case.best_ridge,
+            case.best_risk,
+            "*",
+            ms=13,
+            mfc="none",
+            color=style.PALETTE[2],
+            label="best ridge, $(σ² + \\sin² θ)/(n \\cos² θ)$",
+        )
+        ax.set(
+            xlabel="ridge strength $λ$",
+            ylabel="risk of linear transfer",
+            title=f"$n$ = {int(case.n)}, $θ$ = {np.degrees(float(case.theta)):.1f}°, "
+            f"$σ$ = {dataset.attrs['sigma']:g}",
+        )
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return {"ridge": figure}

@@ -1,0 +1,78 @@
+"""The run of `ridge_transfer`: its stages, and the dataset that they make."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.studies.ridge_transfer.config import Config
+from theory import deep_linear as dl
+from theory import problems
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
+    """Exact risk, its limit n -> inf, and the simulated mean, `[case, ridge]`."""
+    import xarray as xr
+
+    with jax.enable_x64(True):
+        found = [stage(f"case {i + 1}/2", partial(_case, config, i)) for i in range(2)]
+
+    def both(name: str) -> np.ndarray:
+        return np.stack([case[name] for case in found])
+
+    grid = ("case", "step")
+    return xr.Dataset(
+        {
+            "ridge": (grid, both("ridge"), {"long_name": "ridge strength", "units": "1"}),
+            "exact": (grid, both("exact")),
+            "limit": (grid, both("limit")),
+            "mean": (grid, both("mean")),
+            "std": (grid, both("std")),
+            "best_ridge": ("case", both("best_ridge")),
+            "best_risk": ("case", both("best_risk")),
+        },
+        {
+            "n": ("case", list(config.ns), {"long_name": "target samples"}),
+            "theta": ("case", list(config.thetas), {"units": "rad"}),
+        },
+        {"sigma": config.sigma, "draws": config.draws, "d": config.d},
+    )
+
+
+def _case(config: Config, i: int) -> Mapping[str, jax.Array]:
+    n, theta = config.ns[i], config.thetas[i]
+    ridge = jnp.linspace(0, config.ridge_max[i], config.ridges)
+    key = jax.random.fold_in(jax.random.key(config.seed), i)
+    risks = _simulate(key, n, config.d, theta, config.sigma, ridge, config.draws)
+    best = dl.optimal_ridge(n, theta, config.sigma)
+    return {
+        "ridge": ridge,
+        "exact": dl.linear_transfer_risk(n, theta, config.sigma, ridge),
+        "limit": dl.linear_transfer_limit(theta, ridge),
+        "mean": risks.mean(0),
+        "std": risks.std(0, ddof=1),
+        "best_ridge": best,
+        "best_risk": dl.linear_transfer_risk(n, theta, config.sigma, best),
+    }
+
+
+@partial(jax.jit, static_argnums=(1, 2, 6))
+def _simulate(key, n: int, d: int, theta, sigma, ridge: jax.Array, draws: int) -> jax.Array:
+    def one(key: jax.Array) -> jax.Array:
+        sample = problems.draw(key, n, d, theta, sigma)
+
+        def at(ridge: jax.Array) -> jax.Array:
+            fit = dl.linear_transfer_fit(sample.x, sample.y, sample.beta_s, ridge)
+            return problems.risk(fit, sample.beta_t)
+
+        return jax.vmap(at)(ridge)
+
+    return jax.lax.map(one, jax.random.split(key, draws))

@@ -1,0 +1,199 @@
+"""The run of `transfer_factors`: its stages, and the dataset that they make."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.lab.sweep import over_devices, sweep
+from experiments.studies.transfer_factors.config import Config
+from theory import deep_linear as dl
+from theory.deep_linear import covariance, training_time
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+WAYS = ("scratch", "linear", "fine_tune")
+CHUNK = 2  # draws between two points at which a run can be resumed
+
+
+def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
+    """Risks of scratch training, linear transfer and fine-tuning over (value, gamma), and the
+    transferability R_scratch - R_method of the last two; quantiles are 16, 50 and 84 %."""
+    import xarray as xr
+
+    keys = jax.random.split(jax.random.key(config.seed), config.draws + 1)
+    theory = stage("theory", lambda: theory(config, keys[0]))["risk"]
+    simulate = over_devices(partial(_simulate, config))
+    draws = partial(_draws, config=config, keys=keys, simulate=simulate)
+    found = sweep(draws, np.arange(config.draws) + 1, stage, "draws", chunk=CHUNK)["risk"]
+    grid = ("way", "value", "gamma")
+    data: dict[str, Any] = {
+        "risk_theory": (grid, theory),
+        "risk_mean": (grid, found.mean(0)),
+        "risk_std": (grid, found.std(0, ddof=1)),
+        "n": ("gamma", config.counts(), {"long_name": "target samples"}),
+    }
+    shares = {"low": 0.16, "median": 0.5, "high": 0.84}
+    for i, mode in enumerate(WAYS[1:], 1):
+        gain = found[:, 0] - found[:, i]
+        data[f"{mode}theory"] = (grid[1:], theory[0] - theory[i])
+        data[f"{mode}_mean"] = (grid[1:], gain.mean(0))
+        data[f"{mode}_std"] = (grid[1:], gain.std(0, ddof=1))
+        for name, share in shares.items():
+            data[f"{mode}_{name}"] = (grid[1:], np.quantile(gain, share, axis=0))
+    coords = {
+        "way": list(WAYS),
+        "value": ("value", list(config.values), {"long_name": config.factor}),
+        "gamma": ("gamma", config.counts() / config.d, {"long_name": "load n/d", "units": "1"}),
+    }
+    about = {name: getattr(config, name) for name in ("d", "draws", "depth", "sigma", "theta")}
+    return xr.Dataset(data, coords, {**about, "factor": config.factor})
+
+
+def _tasks(key: jax.Array, s: jax.Array, theta: float) -> tuple[jax.Array, jax.Array]:
+    """Source and target with weight on all directions, unit norm and angle theta in Sigma's inner
+    product."""
+    source, other = jax.random.normal(key, (2, s.size))
+
+    def unit(v: jax.Array) -> jax.Array:
+        return v / jnp.sqrt(jnp.sum(s * v**2))
+
+    source = unit(source)
+    other = unit(other - jnp.sum(s * other * source) * source)
+    return source, jnp.cos(theta) * source + jnp.sin(theta) * other
+
+
+def _spectra(config: Config) -> jax.Array:
+    """Eigenvalues [value or 1, d]: white except where the spectrum varies."""
+    exponents = config.values if config.factor == "spectrum" else (0.0,)
+    return jnp.stack([covariance.power_law(config.d, a) for a in exponents])
+
+
+def theory(config: Config, key: jax.Array) -> dict[str, jax.Array]:
+    """Expected risks [method, value, gamma]; NaN where there is no theory."""
+    with jax.enable_x64(True):
+        n = jnp.asarray(config.counts(), dtype=float)
+        gamma, theta, sigma = n / config.d, config.theta, config.sigma
+        values, depth = jnp.asarray(config.values), config.depth
+        flat = jnp.ones((values.size, 1))
+        if config.factor == "source":
+            source = dl.source_limit(values[:, None], theta, sigma)
+            gain = dl.transferability(
+                "fine_tune", n, config.d, source.theta, sigma, depth=depth, size=source.size
+            )
+            scratch = dl.scratch_risk(n, config.d, sigma) * flat
+            linear = dl.linear_transfer_risk(n, source.theta, sigma)
+            return {"risk": jnp.stack([scratch, linear, scratch - gain])}
+        spectra, rows = _spectra(config), []
+        for i in range(values.size):
+            s = spectra[min(i, len(spectra) - 1)]
+            a, b = _tasks(key, s, theta)
+            time = values[i] if config.factor == "time" else jnp.inf
+            if jnp.isinf(time):
+                scratch = covariance.scratch_risk(s, b, n, sigma)
+                linear = covariance.linear_transfer_risk(s, a, b, n, sigma)
+                tuned = covariance.fine_tune_risk(s, a, b, n, sigma, depth)
+            else:
+                at = partial(
+                    training_time.flow_risk, s, n=n, sigma=sigma, times=jnp.atleast_1d(time)
+                )
+                linear = training_time.linear_transfer_flow_risk(n, theta, sigma, time)
+                nothing = jnp.full_like(gamma, jnp.nan)
+                scratch = at(offset=b)[:, 0] if depth == 1 else nothing
+                tuned = at(offset=b - a)[:, 0] if depth == 1 else nothing
+            rows.append(jnp.stack([scratch, linear, tuned]))
+        return {"risk": jnp.stack(rows, axis=1)}
+
+
+def _draws(
+    index: np.ndarray, *, config: Config, keys: jax.Array, simulate: Callable[..., jax.Array]
+) -> dict[str, np.ndarray]:
+    """Risks [draw, method, value, gamma] of these draws."""
+    with jax.enable_x64(True):
+        n = jnp.asarray(config.counts())
+        found = simulate(keys[index], keys[0], n, _spectra(config))
+    return {"risk": np.asarray(found)}
+
+
+@partial(jax.jit, static_argnums=0)
+def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, spectra: jax.Array):
+    most = int(config.counts().max())
+    sigma, depth, d = config.sigma, config.depth, config.d
+
+    def data(key: jax.Array, n: jax.Array, s: jax.Array, beta: jax.Array, rows: int = most):
+        """n samples in an array of `rows` rows, so that every load has one shape: the others are 0,
+        and the scale makes X^T X / rows what X^T X / n is."""
+        scale = jnp.where(jnp.arange(rows) < n, jnp.sqrt(rows / n), 0.0)
+        x = jax.random.normal(key, (rows, d)) * jnp.sqrt(s) * scale[:, None]
+        noise = jax.random.normal(jax.random.fold_in(key, 1), (rows,)) * scale
+        return x, x @ beta + sigma * noise
+
+    def risks(s: jax.Array, beta_t: jax.Array, fits: list[jax.Array]) -> jax.Array:
+        return jnp.stack([jnp.sum(s * (fit - beta_t) ** 2, axis=-1) for fit in fits])
+
+    def spectrum(key: jax.Array, n: jax.Array) -> jax.Array:
+        def one(s: jax.Array) -> jax.Array:
+            beta_s, beta_t = _tasks(key_tasks, s, config.theta)
+            x, y = data(key, n, s, beta_t)
+            fits = [
+                dl.scratch_fit(x, y),
+                dl.linear_transfer_fit(x, y, beta_s),
+                dl.fine_tune_limit(x, y, beta_s, depth),
+            ]
+            return risks(s, beta_t, fits)
+
+        return jnp.moveaxis(jax.lax.map(one, spectra), 0, 1)
+
+    def time(key: jax.Array, n: jax.Array) -> jax.Array:
+        s, times = spectra[0], jnp.array(config.values)
+        beta_s, beta_t = _tasks(key_tasks, s, config.theta)
+        x, y = data(key, n, s, beta_t)
+        # Linear transfer is regression on one feature, of unit second moment.
+        feature = (x @ beta_s)[:, None]
+        linear = dl.linear_flow(feature, y, jnp.zeros(1), times) * beta_s
+        if depth == 1:
+            tuned = dl.linear_flow(x, y, beta_s, times)
+            return risks(s, beta_t, [dl.linear_flow(x, y, 0 * beta_s, times), linear, tuned])
+        finite = [t for t in config.values if t < np.inf]
+        tuned = dl.fine_tune_flow(x, y, beta_s, finite, depth) if finite else jnp.zeros((0, d))
+        if len(finite) < times.size:
+            limit = dl.fine_tune_limit(x, y, beta_s, depth)
+            tuned = jnp.concatenate([tuned, limit[None]])
+        # Small weights take a time of log(1/alpha) to leave 0: deep scratch training is not timed.
+        scratch = jnp.broadcast_to(dl.scratch_fit(x, y), tuned.shape)
+        return risks(s, beta_t, [scratch, linear, tuned])
+
+    def source(key: jax.Array, n: jax.Array) -> jax.Array:
+        s = spectra[0]
+        beta_s, beta_t = _tasks(key_tasks, s, config.theta)
+        x, y = data(key, n, s, beta_t)
+        scratch = dl.scratch_fit(x, y)
+        rows = np.array([min(load, 1e6) * d for load in config.values])
+
+        def one(value: tuple[jax.Array, jax.Array]) -> jax.Array:
+            """`data` again, for the source task: as many rows for every load, in turn."""
+            i, n_s = value
+            z, labels = data(jax.random.fold_in(key, i + 2), n_s, s, beta_s, limit)
+            learned = jnp.where(n_s > limit, beta_s, dl.scratch_fit(z, labels))
+            linear = dl.linear_transfer_fit(x, y, learned)
+            tuned = dl.fine_tune_limit(x, y, learned, depth)
+            return risks(s, beta_t, [scratch, linear, tuned])
+
+        limit = int(np.ceil(rows[np.isfinite(config.values)].max(initial=d)))
+        values = (jnp.arange(rows.size), jnp.asarray(rows))
+        return jnp.moveaxis(jax.lax.map(one, values), 0, 1)
+
+    key_tasks = key
+    one = {"spectrum": spectrum, "time": time, "source": source}[config.factor]
+
+    def draw(key: jax.Array) -> jax.Array:
+        over_loads = lambda n: one(jax.random.fold_in(key, n), n)  # noqa: E731
+        return jnp.moveaxis(jax.lax.map(over_loads, ns, batch_size=4), 0, -1)
+
+    return jax.lax.map(draw, keys)

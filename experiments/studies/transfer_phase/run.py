@@ -1,0 +1,149 @@
+"""The run of `transfer_phase`: its stages, and the dataset that they make."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import pi
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.lab.sweep import over_devices, sweep
+from experiments.studies.transfer_phase.config import Config
+from theory import deep_linear as dl
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+FINE = 600  # points of a closed-form curve
+QUANTILES = {"low": 0.16, "median": 0.5, "high": 0.84}
+CHUNK = 5  # draws between two points at which a run can be resumed
+
+
+def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
+    """Transferability (eq. 7) in theory and in simulation on one grid.
+
+    Simulated values are means over draws of the paired difference R_sc - R_tx; `*_std` is their
+    standard deviation over draws, `*_low`, `*_median` and `*_high` are quantiles (16, 50, 84 %),
+    which exist where moments do not: near n = d.
+    """
+    found = simulate(config, stage)
+    return _dataset(config, found, stage("closed forms", partial(_closed_forms, config)))
+
+
+def simulate(config: Config, stage: Stage = direct) -> dict[str, np.ndarray]:
+    """Paired differences R_sc - R_tx of every draw: arrays [draw, gamma, theta, sigma(, depth)]."""
+    keys = jax.random.split(jax.random.key(config.seed), config.draws)
+    gains = over_devices(partial(_gains, config))
+    draws = partial(_draws, keys=keys, gains=gains)
+    return sweep(draws, np.arange(config.draws), stage, "draws", chunk=CHUNK)
+
+
+def _angles(config: Config) -> np.ndarray:
+    return np.linspace(0, pi / 2, config.thetas)
+
+
+def _draws(
+    index: np.ndarray, *, keys: jax.Array, gains: Callable[[jax.Array], Any]
+) -> dict[str, np.ndarray]:
+    with jax.enable_x64(True):
+        linear, tuned = gains(keys[index])
+    return {"linear": np.asarray(linear), "fine_tune": np.asarray(tuned)}
+
+
+def _gains(config: Config, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+    overlaps = dl.simulate_overlaps(keys, config.counts().tolist(), config.d)
+    return _differences(overlaps, _angles(config), config.sigmas, config.depths)
+
+
+@jax.jit
+def _differences(overlaps: dl.Overlaps, theta, sigma, depth) -> tuple[jax.Array, jax.Array]:
+    theta, sigma, depth = (jax.numpy.asarray(v, dtype=float) for v in (theta, sigma, depth))
+
+    def at(theta, sigma):
+        scratch = overlaps.scratch(theta, sigma)
+        tuned = jax.vmap(lambda L: overlaps.fine_tune(theta, sigma, L), out_axes=-1)(depth)
+        return scratch - overlaps.linear_transfer(theta, sigma), scratch[..., None] - tuned
+
+    over_sigma = jax.vmap(at, (None, 0), 2)
+    return jax.vmap(over_sigma, (0, None), 2)(theta, sigma)
+
+
+def _closed_forms(config: Config) -> dict[str, np.ndarray]:
+    """Everything the theory says: on the grid, along fine curves, and the boundaries."""
+    curve = np.linspace(3 / config.d, config.gamma_max, FINE)
+    # Between n = d-1 and d+1 the mean is infinite (with noise): leave a gap in the curve.
+    curve = curve[np.abs(curve * config.d - config.d) > 1]
+    below, edge = curve[curve < 1], np.linspace(0, pi / 2, FINE)
+    theta = _angles(config)
+    slices = theta[list(_slice_index(config))]
+
+    @jax.jit  # everything an argument: XLA would spend a minute folding constants
+    def evaluate(n, theta, n_curve, slices, edge, below, sigma, depth):
+        def gains(n, theta):
+            n, theta = n[:, None, None], theta[:, None]
+            tuned = dl.transferability(
+                "fine_tune", n[..., None], config.d, theta[..., None], sigma[:, None], depth=depth
+            )
+            return dl.transferability("linear", n, config.d, theta, sigma), tuned
+
+        on_grid, on_curve = gains(n, theta), gains(n_curve, slices)
+        edges = dl.linear_transfer_boundary(edge[:, None], sigma)
+        return {
+            "linear_theory": on_grid[0],
+            "fine_tune_theory": on_grid[1],
+            "linear_curve": on_curve[0],
+            "fine_tune_curve": on_curve[1],
+            "linear_lower": edges.lower,
+            "linear_upper": edges.upper,
+            "linear_over": edges.over,
+            "fine_tune_edge": dl.fine_tune_boundary(below[:, None, None], sigma[:, None], depth),
+        }
+
+    with jax.enable_x64(True):
+        sigma, depth = np.array(config.sigmas), np.array(config.depths, dtype=float)
+        n, n_curve = config.counts().astype(float), curve * config.d
+        found = evaluate(n, theta, n_curve, slices, edge, below, sigma, depth)
+    coordinates = {"curve": curve, "below": below, "edge": edge}
+    return coordinates | {name: np.asarray(value) for name, value in found.items()}
+
+
+def _slice_index(config: Config) -> tuple[int, ...]:
+    """Where pi/8, pi/4 and 3 pi/8 lie on the grid of angles."""
+    step = (config.thetas - 1) // 4
+    return step, 2 * step, 3 * step
+
+
+def _dataset(config: Config, found: Mapping, theory: Mapping) -> "xr.Dataset":
+    import xarray as xr
+
+    n = config.counts()
+    grid = ("gamma", "theta", "sigma")
+    data: dict[str, Any] = {"n": ("gamma", n, {"long_name": "target samples"})}
+    for mode in config.modes:
+        dims = grid if mode == "linear" else (*grid, "depth")
+        data[f"{mode}_theory"] = (dims, theory[f"{mode}_theory"])
+        data[f"{mode}_mean"] = (dims, found[mode].mean(axis=0))
+        data[f"{mode}_std"] = (dims, found[mode].std(axis=0, ddof=1))
+        data[f"{mode}_curve"] = (("curve", "slice", *dims[2:]), theory[f"{mode}_curve"])
+        for name, share in QUANTILES.items():
+            data[f"{mode}_{name}"] = (dims, np.quantile(found[mode], share, axis=0))
+    if "linear" in config.modes:
+        for edge in ("lower", "upper", "over"):
+            data[f"linear_{edge}"] = (("edge", "sigma"), theory[f"linear_{edge}"])
+    if "fine_tune" in config.modes:
+        data["fine_tune_edge"] = (("below", "sigma", "depth"), theory["fine_tune_edge"])
+    angles = _angles(config)
+    coords = {
+        "gamma": ("gamma", n / config.d, {"long_name": "load n/d", "units": "1"}),
+        "theta": ("theta", angles, {"long_name": "source-target angle", "units": "rad"}),
+        "sigma": ("sigma", list(config.sigmas), {"long_name": "noise standard deviation"}),
+        "depth": ("depth", list(config.depths), {"long_name": "layers"}),
+        "curve": ("curve", theory["curve"], {"long_name": "load n/d", "units": "1"}),
+        "slice": ("slice", angles[list(_slice_index(config))], {"units": "rad"}),
+        "edge": ("edge", theory["edge"], {"long_name": "angle", "units": "rad"}),
+        "below": ("below", theory["below"], {"long_name": "load n/d < 1", "units": "1"}),
+    }
+    return xr.Dataset(data, coords, {"draws": config.draws, "d": config.d})
