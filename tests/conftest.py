@@ -1,10 +1,15 @@
 """Shared test set-up: the suite runs on the CPU, so that it means the same on every machine, and
-with one BLAS thread per worker, as the command does (`sail_jax.cli.main` says why)."""
+with one BLAS thread per worker, as the command does (`sail_jax.cli.main` says why). What a worker has
+compiled, now or earlier, the others read from disk."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".programs"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 import pytest

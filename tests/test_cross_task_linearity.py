@@ -22,7 +22,7 @@ ctl = registry.load("cross_task_linearity")
 EPS = float(jnp.finfo(jnp.float32).eps)
 SOFTMAX, ONE, TWO = MLP((), 10), MLP((12,), 10), MLP((12, 9), 10)
 FAST = ("rotated", "scratch", "averaging", "arithmetic", "stitching", "theorem")
-TINY = dataclasses.replace(ctl.config.tiny(), parts=FAST)
+TINY = dataclasses.replace(ctl.presets["tiny"], parts=FAST)
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def test_batch_norm_forgets_its_statistics_or_has_them_interpolated(digits):
 
 def test_tasks_and_random_labels_are_trained_in_one_shape():
     config = dataclasses.replace(
-        ctl.config.tiny(), parts=("random_labels",), memorise=3, resnet_steps=1, resnet_batch=4
+        ctl.presets["tiny"], parts=("random_labels",), memorise=3, resnet_steps=1, resnet_batch=4
     )
     runs = Runs(config)
     keys = runs.keys("random_labels", 2)

@@ -23,7 +23,7 @@ SWEPT = {
 ON_FOUR = """
     import sys
     import jax, jax.numpy as jnp, numpy as np
-    from experiments import registry
+    from experiments.lab import registry
     from experiments.lab.sweep import over_devices
 
     assert jax.local_device_count() == 4
@@ -36,7 +36,7 @@ ON_FOUR = """
     name, out = sys.argv[1:]
     module = registry.load(name)
     with jax.enable_x64(True):
-        dataset = module.run(module.config.tiny())
+        dataset = module.run(module.presets["tiny"])
     np.savez(out, **{k: v.values for k, v in dataset.items() if v.dtype.kind == "f"})
 """
 
@@ -48,7 +48,7 @@ def test_a_sweep_on_four_devices_is_that_on_one(name, tmp_path):
     subprocess.run(command, env=os.environ | flags, check=True, timeout=300)
     module = registry.load(name)
     with jax.enable_x64(True):
-        one, four = module.run(module.config.tiny()), np.load(tmp_path / "four.npz")
+        one, four = module.run(module.presets["tiny"]), np.load(tmp_path / "four.npz")
     assert four.files
     for variable in four.files:
         a, b = four[variable], one[variable].values

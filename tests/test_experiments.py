@@ -21,14 +21,14 @@ TIMES = ["seconds"]  # measured anew in each run
 @functools.cache
 def _direct(name) -> xr.Dataset:
     study = registry.load(name)
-    return study.run(study.config.tiny(), store.direct)
+    return study.run(study.presets["tiny"], store.direct)
 
 
 @pytest.fixture(scope="module", params=registry.studies())
 def kept(request, tmp_path_factory):
     """The experiment, its folder after an interruption and a resume, and the stored dataset."""
     name, study = request.param, registry.load(request.param)
-    path, config = tmp_path_factory.mktemp(request.param), study.config.tiny()
+    path, config = tmp_path_factory.mktemp(request.param), study.presets["tiny"]
     stages = []
 
     def stopping(stage):
@@ -53,9 +53,7 @@ def test_presets_are_documented_frozen_configs():
         study = registry.load(name)
         assert re.fullmatch(r"[A-Z].*\?", study.question)
         assert {"default", "tiny"} <= study.presets.keys()
-        assert study.presets["tiny"]() == study.config.tiny()
-        for preset in study.presets.values():
-            config = preset()
+        for config in study.presets.values():
             assert isinstance(config, study.config)
             assert isinstance(config.seed, int)
             assert store.config_record(config)

@@ -27,7 +27,7 @@ class Config:
 class Fake(SimpleNamespace):
     question = "Why & how?"
     config = Config
-    presets = {"default": Config, "paper": lambda: Config(steps=9)}  # noqa: RUF012
+    presets = {"default": Config(), "paper": Config(steps=9)}  # noqa: RUF012
 
     def run(self, config, stage=store.direct):
         return xr.Dataset({"gain": ("seed", np.arange(3.0) + config.steps)})

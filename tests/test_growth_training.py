@@ -17,7 +17,7 @@ from sail_jax.drawing import style
 gt = registry.load("growth_training")
 
 EPS = float(jnp.finfo(jnp.float32).eps)
-TINY = gt.config.tiny()
+TINY = gt.presets["tiny"]
 GPT = gt.config(width=8, new_width=16, head_dim=4, context=8, layers=1, new_layers=1)
 DEPTH = dataclasses.replace(
     gt.config.depth(), width=8, new_width=8, head_dim=4, context=8, layers=2, new_layers=3
@@ -272,5 +272,5 @@ def test_figures_are_drawn_from_the_dataset(ran):
         assert style.png(figure)[:4] == b"\x89PNG"
     panels = [ax.get_title() for ax in figures["loss"].axes if ax.axison]
     assert panels == [m.replace("_", " ") for m in TINY.methods]
-    rows = gt.table(ran[0])
+    (rows,) = gt.tables(ran[0])
     assert {row[0] for row in rows[1:]} == {"scratch", *TINY.methods}

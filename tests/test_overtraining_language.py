@@ -20,7 +20,7 @@ from experiments.training import Optimizer, Schedule, Training
 ol = registry.load("overtraining_language")
 
 EPS = float(jnp.finfo(jnp.float32).eps)
-TINY = ol.config.tiny()
+TINY = ol.presets["tiny"]
 NET = presets.build(TINY.network)
 
 
@@ -221,13 +221,13 @@ def test_the_papers_data_are_asked_for_before_anything_is_computed():
     stage = lambda *_, **__: pytest.fail("computed")  # noqa: E731
     for preset in ("paper", "paper_15m", "paper_90m"):
         with pytest.raises(ValueError, match=r"C4 as OLMo's tokens .* offline default"):
-            ol.run(ol.presets[preset](), stage)
+            ol.run(ol.presets[preset], stage)
     with pytest.raises(ValueError, match=r"other\.npy is missing"):
         ol.run(dataclasses.replace(TINY, tasks=("other.npy",)), stage)
 
 
 def test_the_papers_training_is_table_3():
-    config = ol.presets["paper"]()
+    config = ol.presets["paper"]
     assert [config.steps(b) for b in config.budgets] == [
         15258,
         30517,

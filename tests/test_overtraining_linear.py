@@ -20,7 +20,7 @@ SMALL = {"d": 3, "tau": 4.0, "points": 40, "cells": (2, 3), "seeds": 2, "batch":
 def test_networks_follow_the_closed_forms(name):
     """Error model: O(rate) of the steps and O(1/sqrt(batch)) of the batches, which vanish as
     networks converge: 5 % of the largest loss."""
-    config = dataclasses.replace(ol.presets[name](), **SMALL, kept=0, ratio=2.5, rate=0.003)
+    config = dataclasses.replace(ol.presets[name], **SMALL, kept=0, ratio=2.5, rate=0.003)
     dataset = ol.run(config)
     theory = dataset.tuned_theory.interp(x=dataset.cell_x.values, row=dataset.cell_row.values)
     gap = np.abs(dataset.tuned_mean.values - theory.values).max()
@@ -30,7 +30,7 @@ def test_networks_follow_the_closed_forms(name):
 
 def test_the_end_of_pre_training_is_the_last_stage():
     """After all modes are learned the loss is that of the last plateau."""
-    config = dataclasses.replace(ol.presets["anchor"](), **SMALL, steps=20_000)
+    config = dataclasses.replace(ol.presets["anchor"], **SMALL, steps=20_000)
     sigma = config.spectrum()
     for row in (0, -1):
         anchor = np.linspace(*config.rows, config.points)[row]

@@ -57,7 +57,7 @@ def test_two_processes_make_one_run(name, variables, tolerance, tmp_path):
     run, module = store.reopen(tmp_path / "run"), registry.load(name)
     dataset, _ = store.drawn(run, module)
     assert dataset.attrs["device_count"] == 4
-    direct = module.run(module.config.tiny())
+    direct = module.run(module.presets["tiny"])
     for variable in variables or direct:
         np.testing.assert_allclose(
             dataset[variable], direct[variable], rtol=tolerance, atol=tolerance

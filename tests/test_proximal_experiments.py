@@ -22,7 +22,7 @@ from sail_jax.distances import Distance
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 ps, pg = registry.load("proximal_spirals"), registry.load("proximal_gamma")
-SPIRALS, GAMMA = ps.config.tiny(), pg.config.tiny()
+SPIRALS, GAMMA = ps.presets["tiny"], pg.presets["tiny"]
 RNG = np.random.default_rng
 
 
@@ -283,10 +283,10 @@ def test_held_out_blocks_are_like_the_target_and_not_learned_from(texts):
 
 
 def test_the_text_has_blocks_enough_for_every_preset():
-    for preset in pg.presets.values():
-        data = gpt.load(preset())
+    for config in pg.presets.values():
+        data = gpt.load(config)
         for alpha, beta in ((0.0, 1.0), (1.0, 0.0)):
-            assert gpt.sources(preset(), data, alpha, beta).shape[1] == 2
+            assert gpt.sources(config, data, alpha, beta).shape[1] == 2
 
 
 # What is refused

@@ -35,7 +35,7 @@ from sail_jax.trees import leaf_paths
 sd = registry.load("sail_diffusion")
 
 EPS = float(np.finfo(np.float32).eps)
-TINY = sd.config.tiny()
+TINY = sd.presets["tiny"]
 
 
 @pytest.fixture(scope="module")

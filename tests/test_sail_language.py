@@ -30,7 +30,7 @@ from sail_jax.drawing import style
 sl = registry.load("sail_language")
 
 EPS = float(jnp.finfo(jnp.float32).eps)
-TINY = sl.config.tiny()
+TINY = sl.presets["tiny"]
 # all ways, on networks that can be narrower and shallower
 ALL = dataclasses.replace(TINY, ways=tuple(WAYS), layers=2, source_steps=20, steps=20)
 SMALL = dataclasses.replace(ALL, series=(0.5, 0.9), validation=16)
@@ -374,12 +374,13 @@ def test_a_killed_training_goes_on_in_its_stage(tmp_path, ran):
 
 _SPREAD = """
 import dataclasses, sys, jax, numpy as np
-from experiments import sail_language as sl
+from experiments.lab import registry
 from experiments.studies.sail_language import data
 from experiments.studies.sail_language import parts
 
 assert len(jax.devices()) == 2
-config = dataclasses.replace(sl.config.tiny(), shard="full")
+sl = registry.load("sail_language")
+config = dataclasses.replace(sl.presets["tiny"], shard="full")
 corpus, key = data.load(config, 97), parts.keys(config, 0)
 use = parts.learner(config, config.network("target"), config.steps)
 start, steps = parts.initial(use.net, key["scratch"]), jax.random.fold_in(key["steps"], 2)

@@ -1,6 +1,5 @@
 """SAIL's vision experiment: its parts by independent computations, refusals, findings."""
 
-import dataclasses
 import math
 import re
 from functools import partial
@@ -16,6 +15,7 @@ import xarray as xr
 from experiments.data.augment import Augment, augment, pixels
 from experiments.data.files import DataError
 from experiments.lab import registry
+from experiments.lab.config import varied
 from experiments.lab.store import direct
 from experiments.models import presets
 from experiments.studies.sail_vision import data as data_of
@@ -28,7 +28,7 @@ from sail_jax.growth import permute
 sv = registry.load("sail_vision")
 
 EPS = float(jnp.finfo(jnp.float32).eps)
-TINY = sv.config.tiny()
+TINY = sv.presets["tiny"]
 
 
 @pytest.fixture(scope="module")
@@ -137,11 +137,13 @@ def test_weights_are_shares_of_the_images_as_theorem_3_has_it_for_disjoint_parts
 
 
 def test_other_data_need_a_folder_and_what_is_there(tmp_path):
-    config = dataclasses.replace(TINY, data="cifar-10")
-    with pytest.raises(DataError, match=r"folder must name where CIFAR-10.*digits, needs none"):
+    config = varied(TINY, data={"name": "cifar-10"})
+    with pytest.raises(
+        DataError, match=r"data.folder must name where CIFAR-10.*digits, needs none"
+    ):
         sv.run(config)
     with pytest.raises(DataError, match=r"CIFAR-10 .* is published at"):
-        sv.run(dataclasses.replace(config, folder=str(tmp_path)))
+        sv.run(varied(config, data={"folder": str(tmp_path)}))
 
 
 def test_cifar_files_are_read(tmp_path):
@@ -150,7 +152,7 @@ def test_cifar_files_are_read(tmp_path):
         records = rng.integers(0, 256, (40, 3073), np.uint8)
         records[:, 0] = (np.arange(40) + k) % 10
         records.tofile(tmp_path / name)
-    config = dataclasses.replace(TINY, data="cifar-10", folder=str(tmp_path))
+    config = varied(TINY, data={"name": "cifar-10", "folder": str(tmp_path)})
     first, *others = data_of.load(config)
     assert first.learn.images.shape == (200, 32, 32, 3)
     assert first.learn.images.dtype == np.uint8
@@ -160,10 +162,17 @@ def test_cifar_files_are_read(tmp_path):
     np.testing.assert_allclose(mean, first.learn.images.mean((0, 1, 2)) / 255, rtol=1e-6)
 
 
-@pytest.mark.parametrize("field", ["batch", "neighbours", "statistics"])
-def test_more_images_than_there_are_are_refused_by_name(field):
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("budget.batch", {"budget": {"batch": 5000}}),
+        ("probe.neighbours", {"probe": {"neighbours": 5000}}),
+        ("statistics", {"statistics": 5000}),
+    ],
+)
+def test_more_images_than_there_are_are_refused_by_name(field, changes):
     with pytest.raises(ValueError, match=f"^{field} must be at most"):
-        sv.run(dataclasses.replace(TINY, **{field: 5000}))
+        sv.run(varied(TINY, **changes))
 
 
 def test_top_counts_ranks():
@@ -235,7 +244,13 @@ def test_features_are_what_the_classifier_reads():
     jax.tree.map(np.testing.assert_array_equal, same, stats)
 
 
-GROWN = dataclasses.replace(TINY, new_blocks=(2,), width=2, transformation="pad", learn_steps=2)
+GROWN = varied(
+    TINY,
+    large={"blocks": (2,)},
+    source={"width": 2},
+    transformation="pad",
+    maps={"steps": 2},
+)
 
 
 @pytest.fixture(scope="module")
@@ -332,9 +347,9 @@ def test_alignment_undoes_a_permutation_of_units():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"data": "svhn"}, "data must be one of"),
-        ({"folder": "x"}, "folder must not be given"),
-        ({"transformation": "lego"}, "transformation must be one of"),
+        ({"data": {"name": "svhn"}}, "data.name: no images are called 'svhn'"),
+        ({"data": {"folder": "x"}}, "data.folder must not be given"),
+        ({"transformation": "lego"}, "transformation: none is called 'lego'"),
         ({"supervised": ("scratch", "sail", "net2nt")}, r"supervised: .* \(nearest: 'net2net'"),
         ({"supervised": ("sail",)}, "supervised must begin with scratch, sail"),
         ({"byol": ("scratch", "sail", "ligo")}, "byol: ligo"),
@@ -342,28 +357,31 @@ def test_alignment_undoes_a_permutation_of_units():
         ({"supervised": (), "byol": ()}, "supervised, byol"),
         ({"byol": ("scratch", "sail", "sail")}, "byol must be"),
         ({"replicates": 2}, "replicates must be"),
-        ({"share": 1.0}, "share must be"),
-        ({"target_decay": 1.0}, "target_decay must be"),
-        ({"steps": 9}, "steps must be a multiple"),
-        ({"new_width": 3}, "new_width must be"),
-        ({"new_blocks": (1, 1)}, "new_blocks must name as many"),
-        ({"blocks": (2,)}, "new_blocks must be at least"),
-        ({"blocks": (1, 1), "new_blocks": (1, 2)}, "blocks must be 2 or more in stage 1"),
-        ({"rate": math.nan}, "rate must be"),
-        ({"views": "strong"}, "views must be one of"),
+        ({"share": 1.0}, "share must be less than 1"),
+        ({"contrast": {"target_decay": 1.0}}, "contrast.target_decay must be less than 1"),
+        ({"budget": {"steps": 9}}, "budget.steps must be a multiple"),
+        ({"large": {"width": 3}}, "large.width must be at least"),
+        ({"large": {"blocks": (1, 1)}}, "large.blocks must name as many"),
+        ({"source": {"blocks": (2,)}}, "large.blocks must be at least"),
+        (
+            {"source": {"blocks": (1, 1)}, "large": {"blocks": (1, 2)}},
+            "source.blocks must be 2 or more in stage 1",
+        ),
+        ({"optimizer": {"rate": math.nan}}, "optimizer.rate must be"),
+        ({"contrast": {"views": "strong"}}, "contrast.views must be one of"),
         ({"shard": "some"}, "shard must be one of"),
     ],
 )
 def test_bad_configs_are_refused_by_field(change, words):
     with pytest.raises(ValueError, match=f"^{words}"):
-        dataclasses.replace(TINY, **change)
+        varied(TINY, **change)
 
 
 def test_a_batch_that_devices_do_not_divide_is_refused_before_training(monkeypatch):
     three = sharding.Layout(cast(Any, SimpleNamespace(size=3)), "data")
     monkeypatch.setattr(sharding, "layout", lambda _: three)
     stage = lambda *_, **__: pytest.fail("trained")  # noqa: E731
-    with pytest.raises(ValueError, match=r"^batch must be a multiple of the 3 devices"):
+    with pytest.raises(ValueError, match=r"^budget.batch must be a multiple of the 3 devices"):
         sv.run(TINY, stage)
 
 
@@ -386,7 +404,7 @@ def test_seeds_share_data_and_start_between_ways_and_differ_among_themselves(ran
 def test_parts_of_a_run_are_the_same_alone_and_after_a_training_broke_off(
     ran, tmp_path, monkeypatch
 ):
-    few = dataclasses.replace(TINY, supervised=("scratch", "sail"), byol=(), save_every=3)
+    few = varied(TINY, supervised=("scratch", "sail"), byol=(), budget={"save_every": 3})
     folders = {}
 
     def stage(name, compute, *, folder=False):

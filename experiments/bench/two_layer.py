@@ -52,13 +52,13 @@ def _trajectory(d: int, points: int, repeats: int) -> None:
 
 def _diagrams(repeats: int) -> None:
     for name in ("perturbation", "learning_rate", "anchor", "misalignment"):
-        config = PRESETS[name]()
+        config = PRESETS[name]
         first, median, low, high = median_time(lambda c=config: closed_forms(c), repeats)
         print(
             f"diagram {name}, {config.points} x {config.points} points: {median:.2f} s "
             f"({low:.2f} to {high:.2f}; {first:.1f} s with compilation)"
         )
-    config = dataclasses.replace(PRESETS["anchor"](), seeds=2)
+    config = dataclasses.replace(PRESETS["anchor"], seeds=2)
     key, sigma = jax.random.key(0), config.spectrum()
     simulate(config, key, sigma)
     began = time.perf_counter()

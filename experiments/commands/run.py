@@ -8,13 +8,14 @@ import inspect
 import itertools
 import textwrap
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal
 
 from experiments.commands.list import experiments
 from experiments.lab import registry
+from experiments.lab.config import varied
 from experiments.lab.progress import reporting
 from experiments.lab.registry import Study
 from sail_jax.checks import nearest
@@ -81,29 +82,45 @@ def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.N
     preset = parser.parse_known_args(argv)[0].preset
     if preset not in study.presets:
         raise UsageError(f"unknown preset '{preset}'{nearest(preset, study.presets)}")
-    config = study.presets[preset]()
+    config = study.presets[preset]
     add("-h", "--help", action="help", help="show this, and stop")
-    _add_fields(parser.add_argument_group("fields of the config"), config)
+    _add_fields(parser, config)
     args = parser.read(argv)
-    given = {
-        field.name: tuple(value) if isinstance(value, list) else value
-        for field in dataclasses.fields(config)
-        if (value := getattr(args, field.name, config)) is not config
-    }
     try:
-        return args, dataclasses.replace(config, **given)
+        return args, varied(config, **_given(vars(args), config))
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
 
 
-def _add_fields(parser: Any, config: Any) -> None:
+def _add_fields(parser: Parser, config: Any, group: str = "") -> None:
+    """An option for each field, those of a group under its name: `--budget.steps`."""
+    about = (type(config).__doc__ or "").partition("\n")[0]
+    options = parser.add_argument_group(group or "fields of the config", about if group else None)
     hints, texts = typing.get_type_hints(type(config)), _documentation(type(config))
     for field in dataclasses.fields(config):
-        about = f"{texts.get(field.name, '')} (default: {_shown(getattr(config, field.name))})"
-        parser.add_argument(
-            "--" + field.name.replace("_", "-"), dest=field.name, default=argparse.SUPPRESS,
+        name, value = f"{group}.{field.name}".lstrip("."), getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            _add_fields(parser, value, name)
+            continue
+        about = f"{texts.get(field.name, '')} (default: {_shown(value)})"
+        options.add_argument(
+            "--" + name.replace("_", "-"), dest=name, default=argparse.SUPPRESS,
             help=about.strip().replace("%", "%%"), **_kind(hints[field.name]),
         )  # fmt: skip
+
+
+def _given(args: Mapping[str, Any], config: Any, group: str = "") -> dict[str, Any]:
+    """The fields that were given, those of a group as a mapping."""
+    found = {}
+    for field in dataclasses.fields(config):
+        name, was = f"{group}.{field.name}".lstrip("."), getattr(config, field.name)
+        if dataclasses.is_dataclass(was):
+            if changes := _given(args, was, name):
+                found[field.name] = changes
+        elif name in args:
+            value = args[name]
+            found[field.name] = tuple(value) if isinstance(value, list) else value
+    return found
 
 
 def _kind(hint: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Study:
         return self._in("config").Config
 
     @property
-    def presets(self) -> Mapping[str, Callable[[], Any]]:
+    def presets(self) -> Mapping[str, Any]:
         return self._in("config").PRESETS
 
     @property

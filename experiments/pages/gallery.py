@@ -111,7 +111,7 @@ def preset_of(study: Study, config: Mapping[str, Any]) -> str | None:
     """Which preset a stored config is, but for its seed and for what the preset leaves open (None:
     where data are)."""
     for name, preset in study.presets.items():
-        stated = store.config_record(preset())
+        stated = store.config_record(preset)
         fixed = {k for k, v in stated.items() if v is not None} - {"seed"}
         if config.keys() == stated.keys() and all(config[k] == stated[k] for k in fixed):
             return name

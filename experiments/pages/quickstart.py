@@ -42,7 +42,7 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
     out = Path(out)
     _admit(out, resume)
     studies = {name: registry.load(name) for name in HEADINGS}
-    configs = {name: _config(study, seed, quick) for name, study in studies.items()}
+    configs = {name: _config(name, study, seed, quick) for name, study in studies.items()}
     sections, spent, datasets = [], {}, {}
     with contextlib.ExitStack() as held:
         runs = {
@@ -68,9 +68,9 @@ def _times(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {took:.0f} s" for name, took in seconds.items())
 
 
-def _config(study: Study, seed: int, quick: bool) -> Any:
+def _config(name: str, study: Study, seed: int, quick: bool) -> Any:
     """The preset of this part, with this seed."""
-    return dataclasses.replace(study.presets[PARTS[study.name][quick]](), seed=seed)
+    return dataclasses.replace(study.presets[PARTS[name][quick]], seed=seed)
 
 
 def _admit(out: Path, resume: bool) -> None:

@@ -1,7 +1,6 @@
 """What `cross_task_linearity` can be told."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 from experiments.data import digits
@@ -126,10 +125,10 @@ class Config:
         return cls(parts=RESNET, resnet_widths=(16, 32), resnet_steps=600, resnet_batch=64)
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "default": Config,
-    "mlp": Config.mlp,
-    "far": Config.far,
-    "resnet": Config.resnet,
-    "tiny": Config.tiny,
+PRESETS: dict[str, Config] = {
+    "default": Config(),
+    "mlp": Config.mlp(),
+    "far": Config.far(),
+    "resnet": Config.resnet(),
+    "tiny": Config.tiny(),
 }

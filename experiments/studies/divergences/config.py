@@ -1,6 +1,5 @@
 """What `divergences` can be told, and its presets."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import pi
 
@@ -67,8 +66,8 @@ class Config:
         return cls(d=12, gammas=(0.5, 1.5), thetas=5, draws=4, points=20, matchings=2, samplings=2)
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "default": Config,
-    "figure_5": Config,
-    "tiny": Config.tiny,
+PRESETS: dict[str, Config] = {
+    "default": Config(),
+    "figure_5": Config(),
+    "tiny": Config.tiny(),
 }

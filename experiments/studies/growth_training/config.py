@@ -1,7 +1,6 @@
 """What `growth_training` can be told, and its presets."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Literal
 
 from experiments.data import digits, text
@@ -176,11 +175,11 @@ class Config:
         return cls(methods=methods, width=48, new_width=48, layers=3, new_layers=6)
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "default": Config,
-    "text": Config,
-    "digits_mlp": Config.digits_mlp,
-    "digits_resnet": Config.digits_resnet,
-    "depth": Config.depth,
-    "tiny": Config.tiny,
+PRESETS: dict[str, Config] = {
+    "default": Config(),
+    "text": Config(),
+    "digits_mlp": Config.digits_mlp(),
+    "digits_resnet": Config.digits_resnet(),
+    "depth": Config.depth(),
+    "tiny": Config.tiny(),
 }

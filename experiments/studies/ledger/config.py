@@ -1,8 +1,6 @@
 """What `ledger` can be told, and its presets."""
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
 
 from theory import claims
 
@@ -31,10 +29,10 @@ class Config:
         return cls(claims="features-are-fate/eq13-interval/*", quick=True)
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "default": Config,
-    "quick": partial(Config, quick=True),
-    "theorems": partial(Config, claims="*/T*"),
-    "theorems_quick": partial(Config, claims="*/T*", quick=True),
-    "tiny": Config.tiny,
+PRESETS: dict[str, Config] = {
+    "default": Config(),
+    "quick": Config(quick=True),
+    "theorems": Config(claims="*/T*"),
+    "theorems_quick": Config(claims="*/T*", quick=True),
+    "tiny": Config.tiny(),
 }

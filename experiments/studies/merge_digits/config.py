@@ -76,4 +76,4 @@ class Config:
         return cls(replicates=3, widths=(128,), base_steps=200, tune_steps=100, scales=10)
 
 
-PRESETS = {"default": Config, "quick": Config.quick, "tiny": Config.tiny}
+PRESETS = {"default": Config(), "quick": Config.quick(), "tiny": Config.tiny()}

@@ -1,7 +1,6 @@
 """What `merge_prediction` can be told, and its presets."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 from experiments.lab import validate
@@ -54,4 +53,4 @@ class Config:
         return cls(families=("digits",), bases=2, merges=1, draws=20, **few)
 
 
-PRESETS: dict[str, Callable[[], Config]] = {"default": Config, "tiny": Config.tiny}
+PRESETS: dict[str, Config] = {"default": Config(), "tiny": Config.tiny()}

@@ -120,4 +120,4 @@ class Config:
         return cls(replicates=15, widths=(256, 256), runs=4000, ada_steps=500)
 
 
-PRESETS = {"default": Config, "many": Config.many, "tiny": Config.tiny}
+PRESETS = {"default": Config(), "many": Config.many(), "tiny": Config.tiny()}

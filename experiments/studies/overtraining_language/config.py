@@ -1,8 +1,6 @@
 """What `overtraining_language` can be told."""
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from experiments.data import text
@@ -205,11 +203,11 @@ class Config:
         )
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "default": Config,
-    "longer": Config.longer,
-    "tiny": Config.tiny,
-    "paper": Config.paper,
-    "paper_15m": partial(Config.paper, "olmo-15m"),
-    "paper_90m": partial(Config.paper, "olmo-90m"),
+PRESETS: dict[str, Config] = {
+    "default": Config(),
+    "longer": Config.longer(),
+    "tiny": Config.tiny(),
+    "paper": Config.paper(),
+    "paper_15m": Config.paper("olmo-15m"),
+    "paper_90m": Config.paper("olmo-90m"),
 }

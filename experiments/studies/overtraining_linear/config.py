@@ -1,8 +1,6 @@
 """What `overtraining_linear` can be told, and its presets."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -115,17 +113,17 @@ class Config:
         return np.geomspace(0.25 * self.tau / sigma[0], 1.5 * self.tau / sigma[-1], points)
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "default": Config,
-    "perturbation": Config,
-    "learning_rate": partial(Config, diagram="learning_rate", rows=(0.0, 0.003)),
-    "anchor": partial(Config, diagram="anchor", rows=(0.0, 4.0), steps=400),
-    "misalignment": partial(
-        Config, diagram="misalignment", rows=(0.5, 5.0), steps=150, rate=0.002, cells=(6, 5)
+PRESETS: dict[str, Config] = {
+    "default": Config(),
+    "perturbation": Config(),
+    "learning_rate": Config(diagram="learning_rate", rows=(0.0, 0.003)),
+    "anchor": Config(diagram="anchor", rows=(0.0, 4.0), steps=400),
+    "misalignment": Config(
+        diagram="misalignment", rows=(0.5, 5.0), steps=150, rate=0.002, cells=(6, 5)
     ),
-    "sensitivity": partial(Config, diagram="sensitivity", rows=(0.02, 0.6)),
-    "trade_off": partial(
-        Config, diagram="trade_off", d=10, ratio=4.0, kept=2, rows=(0.0, 0.4), steps=20, rate=0.03
+    "sensitivity": Config(diagram="sensitivity", rows=(0.02, 0.6)),
+    "trade_off": Config(
+        diagram="trade_off", d=10, ratio=4.0, kept=2, rows=(0.0, 0.4), steps=20, rate=0.03
     ),
-    "tiny": Config.tiny,
+    "tiny": Config.tiny(),
 }

@@ -1,6 +1,5 @@
 """What `proximal_gamma` can be told."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -133,8 +132,8 @@ class Config:
         return cls(alphas=shares, betas=shares, **blocks, **sizes, **long)
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "default": Config,
-    "paper": Config.paper,
-    "tiny": Config.tiny,
+PRESETS: dict[str, Config] = {
+    "default": Config(),
+    "paper": Config.paper(),
+    "tiny": Config.tiny(),
 }

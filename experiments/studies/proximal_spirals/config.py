@@ -1,6 +1,5 @@
 """What `proximal_spirals` can be told."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,8 +113,8 @@ class Config:
         return cls(replicates=32, points=1000, every=5, gammas=61, loss_steps=300)
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "default": Config,
-    "paper": Config.paper,
-    "tiny": Config.tiny,
+PRESETS: dict[str, Config] = {
+    "default": Config(),
+    "paper": Config.paper(),
+    "tiny": Config.tiny(),
 }

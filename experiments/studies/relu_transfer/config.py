@@ -90,8 +90,8 @@ class Config:
 
 
 PRESETS = {
-    "default": Config,
-    "figure_4": Config.figure_4,
-    "figure_4c": Config.figure_4c,
-    "tiny": Config.tiny,
+    "default": Config(),
+    "figure_4": Config.figure_4(),
+    "figure_4c": Config.figure_4c(),
+    "tiny": Config.tiny(),
 }

@@ -1,6 +1,5 @@
 """What `ridge_transfer` can be told, and its presets."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import pi
 
@@ -50,8 +49,8 @@ class Config:
         return cls(draws=20)
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "default": Config,
-    "figure_2": Config.figure_2,
-    "tiny": Config.tiny,
+PRESETS: dict[str, Config] = {
+    "default": Config(),
+    "figure_2": Config.figure_2(),
+    "tiny": Config.tiny(),
 }

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 from experiments.lab import validate
@@ -176,9 +175,9 @@ class Config:
         )  # fmt: skip
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "default": Config,
-    "parts": Config.parts,
-    "paper": Config.paper,
-    "tiny": Config.tiny,
+PRESETS: dict[str, Config] = {
+    "default": Config(),
+    "parts": Config.parts(),
+    "paper": Config.paper(),
+    "tiny": Config.tiny(),
 }

@@ -1,6 +1,5 @@
 """What `sail_language` can be told."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -236,9 +235,9 @@ class Config:
         return cls(checkpoints=(), items=100, at_once=4, **sizes)
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "default": Config,
-    "paper": Config.paper,
-    "checkpoints": Config.of_checkpoints,
-    "tiny": Config.tiny,
+PRESETS: dict[str, Config] = {
+    "default": Config(),
+    "paper": Config.paper(),
+    "checkpoints": Config.of_checkpoints(),
+    "tiny": Config.tiny(),
 }

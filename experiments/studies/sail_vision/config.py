@@ -1,16 +1,17 @@
 """What `sail_vision` is told, and its presets."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
-from experiments.lab import validate
+from annotated_types import Ge
+
+from experiments.data.registry import ImageData
+from experiments.lab.config import Natural, Positive, Seed, Share, config, varied
 from experiments.models.resnet import Stem
-from experiments.training.optimizers import Rule
+from experiments.training.groups import Budget, Descent, LearnedMaps
 from experiments.training.sharding import Shard
 from sail_jax.checks import nearest
 
-Dataset = Literal["digits", "mnist", "cifar-10", "cifar-100", "tiny-imagenet"]
 Origin = Literal["common", "own", "aligned"]
 Paradigm = Literal["supervised", "byol"]
 PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)
@@ -30,138 +31,128 @@ MERGES = ("uniform_soup", "first", "second")
 WAYS = (SCRATCH, SAIL, *MERGES, OTHER, LIGO, *TRANSFORMATIONS)
 
 
-@dataclasses.dataclass(frozen=True)
+@config
+class Sizes:
+    """The channels and blocks of a ResNet."""
+
+    width: Natural
+    """Channels of the first stage, doubled from stage to stage."""
+    blocks: tuple[Natural, ...]
+    """Residual blocks of each stage."""
+
+
+@config
+class Byol:
+    """How BYOL trains an encoder without labels (Grill et al. 2020)."""
+
+    rate: Positive = 1e-2
+    """Highest learning rate of BYOL, from whatever start."""
+    target_decay: Share = 0.9
+    """Decay of the target network's moving average in the beginning; it rises to 1."""
+    hidden: Natural = 64
+    """Hidden units of the projector and of the predictor."""
+    outputs: Natural = 32
+    """Outputs of the projector and of the predictor."""
+    views: Recipe = "digits"
+    """Random changes of the images that make the two views of each."""
+
+
+@config
+class Probe:
+    """How features that were learned without labels are graded."""
+
+    ridge: Positive = 1e-3
+    """Penalty of the linear classifier of the features."""
+    neighbours: Natural = 20
+    """Nearest neighbours that vote on the class of an image."""
+
+
+@config
 class Config:
     """Two small ResNets on parts of the classes, and the large one on all, from every start."""
 
-    data: Dataset = "digits"
-    """What is learned; all but scikit-learn's digits need `folder`."""
-    folder: str | None = None
-    """Where the publisher's files of the data lie."""
-    seed: int = 0
+    data: ImageData = ImageData()
+    seed: Seed = 0
     """Seed of the initial weights, minibatches, augmentations, splits and transformations."""
-    replicates: int = 6
-    """Independent repetitions, each with its own sources; at least 3, for the spread."""
+    replicates: Annotated[int, Ge(3)] = 6
+    """Independent repetitions, each with sources of its own; at least 3, for the spread."""
     supervised: tuple[str, ...] = (
         *(SCRATCH, SAIL, *MERGES, OTHER),
         *("sail_random", "pad", "net2net", LIGO),
     )
-    """Starts of training with labels: scratch first; none to leave this out."""
+    """Starts of training with labels: scratch first; none leaves this training out."""
     byol: tuple[str, ...] = (
         *(SCRATCH, SAIL, "first", "second", OTHER),
         *("sail_random", "pad"),
     )
-    """Starts of BYOL: scratch first; none to leave this out."""
+    """Starts of BYOL: scratch first; none leaves this training out."""
     transformation: str = "interpolate"
     """How SAIL makes the sources wider; the default did best of the three that its paper has."""
     origin: Origin = "common"
     """Whether the two sources start from common weights, or from their own; these may be aligned
     before they are merged (weight matching), which SAIL does not do."""
-    share: float = 0.7
+    share: Share = 0.7
     """Share of the classes that the first source learns; the second learns the others."""
-    width: int = 8
-    """Channels of a source's first stage, doubled from stage to stage."""
-    new_width: int = 16
-    """Channels of the large network's."""
-    blocks: tuple[int, ...] = (1, 1)
-    """Blocks of each of a source's stages."""
-    new_blocks: tuple[int, ...] = (1, 1)
-    """Blocks of each of the large network's."""
+    source: Sizes = Sizes(width=8, blocks=(1, 1))
+    large: Sizes = Sizes(width=16, blocks=(1, 1))
     stem: Stem = "small"
-    """'small' ("modified"), or the 'standard' stem for large images."""
-    source_steps: int = 120
+    """First layers of both networks: 'small' ("modified"), or 'standard' for large images."""
+    source_steps: Natural = 120
     """Steps of training each source."""
-    steps: int = 120
-    """Steps of training the large network."""
-    every: int = 10
-    """Steps between two evaluations."""
-    save_every: int = 1000
-    """Steps between two checkpoints of a training."""
-    batch: int = 64
-    """Images per step."""
-    held_out: int = 597
+    budget: Budget = Budget(steps=120, batch=64, every=10)
+    held_out: Natural = 597
     """Digits, of the 1797, to test on; other data have a test set."""
-    rule: Rule = "adamw"
-    """'adamw', 'adam' or 'sgd' (with momentum), for all networks, with a cosine decay to 0."""
-    rate: float = 1e-2
-    """Highest learning rate of supervised training, from whatever start."""
-    byol_rate: float = 1e-2
-    """Highest learning rate of BYOL, from whatever start."""
-    warmup: int = 10
-    """Steps over which the rate rises."""
-    weight_decay: float = 1e-4
-    """Of the weights of convolutions and linear layers."""
-    target_decay: float = 0.9
-    """BYOL's first decay of the target network, which rises to 1."""
-    projector_hidden: int = 64
-    """Hidden units of BYOL's projector and predictor."""
-    projection: int = 32
-    """Outputs of both."""
-    ridge: float = 1e-3
-    """Penalty of the linear classifier of BYOL's features."""
-    neighbours: int = 20
-    """Nearest neighbours that vote on the class of BYOL's features."""
-    statistics: int = 500
+    optimizer: Descent = Descent(rate=1e-2, warmup=10, weight_decay=1e-4)
+    contrast: Byol = Byol()
+    probe: Probe = Probe()
+    statistics: Annotated[int, Ge(2)] = 500
     """Images over which BatchNorm's statistics are measured at a start."""
-    learn_steps: int = 30
-    """Steps of learning LiGO's maps, counted as steps of the large network."""
-    learn_rate: float = 3e-3
-    """Adam's learning rate for them."""
+    maps: LearnedMaps = LearnedMaps(steps=30)
     augment: Recipe = "digits"
     """Random changes of the images in supervised training."""
-    views: Recipe = "digits"
-    """Random changes that make BYOL's two views."""
     shard: Shard = "data"
     """Over several devices: 'no', 'data' (each takes a share of the batch), or 'full' (and of the
     parameters)."""
 
     def __post_init__(self) -> None:
-        validate.at_least(self, replicates=3, width=1, source_steps=1, steps=1, every=1)
-        validate.at_least(self, save_every=1, batch=2, held_out=1, warmup=0, learn_steps=1)
-        validate.at_least(self, new_width=self.width, projector_hidden=1, projection=1)
-        validate.at_least(self, neighbours=1, statistics=2)
-        validate.positive(self, "rate", "byol_rate", "ridge", "learn_rate")
-        validate.positive(self, "weight_decay", zero=True)
-        self._check_choices()
+        if self.transformation not in TRANSFORMATIONS:
+            known = nearest(self.transformation, TRANSFORMATIONS)
+            raise ValueError(f"transformation: none is called '{self.transformation}'{known}")
         self._check_ways()
-        for field in ("source_steps", "steps"):
-            if getattr(self, field) % self.every:
-                raise ValueError(
-                    f"{field} must be a multiple of every = {self.every}; got "
-                    f"{getattr(self, field)}"
-                )
-        for field in ("share", "target_decay"):
-            if not 0 < getattr(self, field) < 1:
-                raise ValueError(f"{field} must be in (0, 1); got {getattr(self, field)}")
-        if not self.blocks or len(self.new_blocks) != len(self.blocks):
-            raise ValueError(
-                f"new_blocks must name as many stages as blocks = {self.blocks}; got "
-                f"{self.new_blocks}"
-            )
-        if min(self.blocks) < 1 or any(
-            new < old for old, new in zip(self.blocks, self.new_blocks, strict=True)
+        every = self.budget.every
+        for field, steps in (
+            ("source_steps", self.source_steps),
+            ("budget.steps", self.budget.steps),
         ):
-            raise ValueError(
-                f"new_blocks must be at least blocks = {self.blocks}, and those at least 1; got "
-                f"{self.new_blocks}"
-            )
-        if stages := self._repeating_projections():
-            stage = stages[0]
-            raise ValueError(
-                f"blocks must be 2 or more in stage {stage}, which deepens by repeating its last "
-                f"block, and whose first one projects; got {self.blocks}"
-            )
+            if steps % every:
+                raise ValueError(
+                    f"{field} must be a multiple of budget.every = {every}; got {steps}"
+                )
+        self._check_sizes()
 
-    def _repeating_projections(self) -> list[int]:
-        """Stages that deepen although their last block projects, so that it cannot be repeated."""
-        pairs = zip(self.blocks, self.new_blocks, strict=True)
-        return [s for s, (old, new) in enumerate(pairs) if new > old and s > 0 and old < 2]
-
-    def _check_choices(self) -> None:
-        validate.one_of(self, data=Dataset, transformation=TRANSFORMATIONS, origin=Origin)
-        validate.one_of(self, stem=Stem, rule=Rule, augment=Recipe, views=Recipe, shard=Shard)
-        if self.data == "digits" and self.folder is not None:
-            raise ValueError(f"folder must not be given for digits; got {self.folder}")
+    def _check_sizes(self) -> None:
+        small, large = self.source, self.large
+        if large.width < small.width:
+            raise ValueError(
+                f"large.width must be at least source.width = {small.width}; got {large.width}"
+            )
+        if not small.blocks or len(large.blocks) != len(small.blocks):
+            raise ValueError(
+                f"large.blocks must name as many stages as source.blocks = {small.blocks}; got "
+                f"{large.blocks}"
+            )
+        pairs = list(zip(small.blocks, large.blocks, strict=True))
+        if any(new < old for old, new in pairs):
+            raise ValueError(
+                f"large.blocks must be at least source.blocks = {small.blocks}; got {large.blocks}"
+            )
+        # a last block that projects cannot be repeated
+        for stage, (old, new) in enumerate(pairs):
+            if new > old and stage > 0 and old < 2:
+                raise ValueError(
+                    f"source.blocks must be 2 or more in stage {stage}, which deepens by repeating "
+                    f"its last block, and whose first one projects; got {small.blocks}"
+                )
 
     def _check_ways(self) -> None:
         if not self.supervised and not self.byol:
@@ -173,7 +164,8 @@ class Config:
                     raise ValueError(f"{field}: no start is called '{way}'{nearest(way, WAYS)}")
             if not ways:
                 continue
-            validate.different(self, field)
+            if len(set(ways)) < len(ways):
+                raise ValueError(f"{field} must be all different; got {', '.join(ways)}")
             if ways[:2] != (SCRATCH, SAIL):
                 raise ValueError(f"{field} must begin with scratch, sail; got {', '.join(ways)}")
             if self.transformation in ways:
@@ -185,12 +177,16 @@ class Config:
 
     def network(self, *, large: bool) -> dict[str, Any]:
         """The configuration of a source or of the large network; the classes are the data's."""
-        width = self.new_width if large else self.width
-        blocks = self.new_blocks if large else self.blocks
-        widths = [width * 2**s for s in range(len(blocks))]
-        sizes = {"widths": widths, "inner": widths, "blocks": list(blocks), "stem": self.stem}
-        classes = {"cifar-100": 100, "tiny-imagenet": 200}.get(self.data, 10)
-        return {"model_type": "flax_resnet", **sizes, "outputs": classes}
+        sizes = self.large if large else self.source
+        widths = [sizes.width * 2**s for s in range(len(sizes.blocks))]
+        return {
+            "model_type": "flax_resnet",
+            "widths": widths,
+            "inner": widths,
+            "blocks": list(sizes.blocks),
+            "stem": self.stem,
+            "outputs": self.data.classes,
+        }
 
     def ways(self, paradigm: str) -> tuple[str, ...]:
         return getattr(self, paradigm)
@@ -208,88 +204,71 @@ class Config:
             or any(OTHER in self.ways(q) for q in PARADIGMS if q != p)
         ]
 
-    @classmethod
-    def tiny(cls) -> "Config":
-        """Seconds, for tests."""
-        ways: dict[str, Any] = {
-            "supervised": ("scratch", "sail", "first", "second"),
-            "byol": ("scratch", "sail", "other"),
-        }
-        sizes: dict[str, Any] = {"blocks": (1,), "new_blocks": (1,), "width": 4, "new_width": 4}
-        heads: dict[str, Any] = {"projector_hidden": 8, "projection": 4, "neighbours": 5}
-        steps: dict[str, Any] = {"source_steps": 8, "steps": 8, "every": 4, "warmup": 2}
-        few: dict[str, Any] = {
-            "batch": 16,
-            "statistics": 64,
-            "held_out": 1497,
-            "augment": "none",
-            "rule": "sgd",
-        }
-        return cls(**ways, **sizes, **heads, **steps, **few, replicates=3)
 
-    @classmethod
-    def depth(cls) -> "Config":
-        """Digits, with more blocks and no more channels."""
-        ways = ("scratch", "sail", *MERGES)
-        sizes: dict[str, Any] = {"new_width": 8, "blocks": (1, 2), "new_blocks": (2, 3)}
-        return cls(supervised=ways, byol=ways, **sizes, replicates=4)
-
-    @classmethod
-    def paper(cls) -> "Config":
-        """ResNet-18 modified on CIFAR-10 (Fig. 3a)."""
-        sizes: dict[str, Any] = {"width": 32, "new_width": 64}
-        sizes |= {"blocks": (2, 2, 2, 2), "new_blocks": (2, 2, 2, 2)}
-        steps: dict[str, Any] = {"source_steps": 39_000, "steps": 78_000, "every": 1950}
-        sgd: dict[str, Any] = {"rule": "sgd", "rate": 0.1, "byol_rate": 0.1, "weight_decay": 5e-4}
-        heads: dict[str, Any] = {"projector_hidden": 1024, "projection": 256, "neighbours": 200}
-        return cls(
-            data="cifar-10",
-            replicates=3,
-            **sizes,
-            **steps,
-            **sgd,
-            **heads,
-            batch=128,
-            warmup=1950,
-            target_decay=0.996,
-            statistics=5000,
-            learn_steps=100,
-            save_every=2000,
-            augment="crop_flip",
-            views="byol",
-        )
-
-    @classmethod
-    def paper_standard(cls) -> "Config":
-        """Standard ResNet-18 on CIFAR-10 (Fig. 3b)."""
-        return dataclasses.replace(cls.paper(), stem="standard")
-
-    @classmethod
-    def paper_resnet34(cls) -> "Config":
-        """ResNet-34 modified on CIFAR-10 (Fig. 3c), from two of ResNet-18's depth and its width."""
-        sizes: dict[str, Any] = {"width": 64, "new_blocks": (3, 4, 6, 3)}
-        ways = ("scratch", "sail", *MERGES, OTHER)
-        return dataclasses.replace(cls.paper(), supervised=ways, byol=ways, **sizes)
-
-    @classmethod
-    def paper_cifar100(cls) -> "Config":
-        """ResNet-18 modified on CIFAR-100 (Fig. 5a)."""
-        return dataclasses.replace(cls.paper(), data="cifar-100")
-
-    @classmethod
-    def paper_tiny_imagenet(cls) -> "Config":
-        """ResNet-18 modified on Tiny ImageNet (Fig. 6a), 200 epochs of 100 000 images."""
-        steps: dict[str, Any] = {"source_steps": 78_000, "steps": 156_000, "every": 3900}
-        return dataclasses.replace(cls.paper(), data="tiny-imagenet", **steps, warmup=3900)
-
-
-PRESETS: dict[str, Callable[[], Config]] = {
-    "default": Config,
-    "depth": Config.depth,
-    "paper": Config.paper,
-    "paper_standard": Config.paper_standard,
-    "paper_resnet34": Config.paper_resnet34,
-    "paper_cifar100": Config.paper_cifar100,
-    "paper_tiny_imagenet": Config.paper_tiny_imagenet,
-    "tiny": Config.tiny,
+DEFAULT = Config()
+# ResNet-18 modified on CIFAR-10 (Fig. 3a)
+PAPER = Config(
+    data=ImageData("cifar-10"),
+    replicates=3,
+    source=Sizes(width=32, blocks=(2, 2, 2, 2)),
+    large=Sizes(width=64, blocks=(2, 2, 2, 2)),
+    source_steps=39_000,
+    budget=Budget(steps=78_000, batch=128, every=1950, save_every=2000),
+    optimizer=Descent(rule="sgd", rate=0.1, warmup=1950, weight_decay=5e-4),
+    contrast=Byol(rate=0.1, target_decay=0.996, hidden=1024, outputs=256, views="byol"),
+    probe=Probe(neighbours=200),
+    statistics=5000,
+    maps=LearnedMaps(steps=100),
+    augment="crop_flip",
+)
+_FEW = (SCRATCH, SAIL, *MERGES)
+PRESETS: dict[str, Config] = {
+    "default": DEFAULT,
+    # digits, with more blocks and no more channels
+    "depth": varied(
+        DEFAULT,
+        supervised=_FEW,
+        byol=_FEW,
+        source={"blocks": (1, 2)},
+        large={"width": 8, "blocks": (2, 3)},
+        replicates=4,
+    ),
+    "paper": PAPER,
+    # standard ResNet-18 on CIFAR-10 (Fig. 3b)
+    "paper_standard": varied(PAPER, stem="standard"),
+    # ResNet-34 modified on CIFAR-10 (Fig. 3c), from two of ResNet-18's depth and its width
+    "paper_resnet34": varied(
+        PAPER,
+        supervised=(*_FEW, OTHER),
+        byol=(*_FEW, OTHER),
+        source={"width": 64},
+        large={"blocks": (3, 4, 6, 3)},
+    ),
+    # ResNet-18 modified on CIFAR-100 (Fig. 5a)
+    "paper_cifar100": varied(PAPER, data={"name": "cifar-100"}),
+    # ResNet-18 modified on Tiny ImageNet (Fig. 6a), 200 epochs of 100 000 images
+    "paper_tiny_imagenet": varied(
+        PAPER,
+        data={"name": "tiny-imagenet"},
+        source_steps=78_000,
+        budget={"steps": 156_000, "every": 3900},
+        optimizer={"warmup": 3900},
+    ),
+    # seconds, for tests
+    "tiny": varied(
+        DEFAULT,
+        supervised=("scratch", "sail", "first", "second"),
+        byol=("scratch", "sail", "other"),
+        replicates=3,
+        source={"width": 4, "blocks": (1,)},
+        large={"width": 4, "blocks": (1,)},
+        source_steps=8,
+        budget={"steps": 8, "batch": 16, "every": 4},
+        held_out=1497,
+        optimizer={"rule": "sgd", "warmup": 2},
+        contrast={"hidden": 8, "outputs": 4},
+        probe={"neighbours": 5},
+        statistics=64,
+        augment="none",
+    ),
 }

@@ -5,17 +5,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, Num
 
-from experiments.data import cifar, digits, idx, image_folders
-from experiments.data.files import DataError, Images, Source
+from experiments.data import digits
+from experiments.data.files import DataError
+from experiments.data.registry import OFFLINE
 from experiments.studies.sail_vision.config import Config
 from sail_jax.proximal import pair_weight
 
-SOURCES: dict[str, Source] = {
-    "mnist": idx.FAMILIES["mnist"].source,
-    "cifar-10": cifar.VERSIONS["cifar-10"].source,
-    "cifar-100": cifar.VERSIONS["cifar-100"].source,
-    "tiny-imagenet": image_folders.TINY,
-}
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of each channel
 
 
@@ -44,7 +39,7 @@ def load(config: Config) -> list[Data]:
 
     `DataError` (a `ValueError`) says where to get what is missing, and what needs no download.
     """
-    if config.data == "digits":
+    if config.data.name == OFFLINE:
         images, labels, _ = digits.load()
         pixels = np.asarray(images).reshape(-1, digits.SIDE, digits.SIDE, 1)
         every = Examples(pixels, np.asarray(labels))
@@ -52,38 +47,28 @@ def load(config: Config) -> list[Data]:
         index = digits.split(config.seed, config.replicates, train=n, validation=config.held_out)
         pairs = zip(index.train, index.validation, strict=True)
         return [_data(config, every.where(a), every.where(b), 10) for a, b in pairs]
-    if config.folder is None:
-        source = SOURCES[config.data]
-        raise DataError(
-            f"folder must name where {source.name} lies: it is published at {source.home}; the "
-            "default, data = digits, needs none"
-        )
-    learn, test = (_read(config.data, config.folder, split) for split in ("train", "test"))
+    learn, test = (config.data.read(split) for split in ("train", "test"))
     if len(learn.names) != len(test.names):
         raise DataError(
-            f"{config.folder}: {len(learn.names)} classes to learn, {len(test.names)} to test"
+            f"{config.data.folder}: {len(learn.names)} classes to learn, {len(test.names)} to test"
         )
     one = _data(config, Examples(*learn[:2]), Examples(*test[:2]), len(learn.names))
     return [one] * config.replicates
-
-
-def _read(name: str, folder: str, split: str) -> Images:
-    if name == "mnist":
-        return idx.load(folder, split=split)
-    if name == "tiny-imagenet":
-        return image_folders.tiny_imagenet(folder, "train" if split == "train" else "val")
-    return cifar.load(folder, name, split)
 
 
 def _data(config: Config, learn: Examples, test: Examples, classes: int) -> Data:
     first = learn.labels < first_classes(classes, config.share)
     parts = learn.where(first), learn.where(~first)
     most = min(len(part.labels) for part in parts)
-    for field, bound in (("batch", most), ("neighbours", most), ("statistics", len(learn.labels))):
-        if getattr(config, field) > bound:
+    for field, value, bound in (
+        ("budget.batch", config.budget.batch, most),
+        ("probe.neighbours", config.probe.neighbours, most),
+        ("statistics", config.statistics, len(learn.labels)),
+    ):
+        if value > bound:
             raise ValueError(
                 f"{field} must be at most {bound}, as there are {len(learn.labels)} images, "
-                f"{most} for a source; got {getattr(config, field)}"
+                f"{most} for a source; got {value}"
             )
     return Data(learn, parts, test, classes)
 

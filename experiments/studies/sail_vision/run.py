@@ -26,13 +26,13 @@ Sources = dict[str, list[list[PyTree]]]  # [seed][source], by paradigm
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the sources, makes the starts, trains the large networks: a stage for each way."""
     with refused():
-        sharding.layout(config.shard).check(batch=config.batch)
+        sharding.layout(config.shard).check(**{"budget.batch": config.budget.batch})
         data = load(config)
     sources: Sources = {}
 
     @cache
     def learner_of(paradigm: Paradigm, large: bool) -> Learner:
-        steps = config.steps if large else config.source_steps
+        steps = config.budget.steps if large else config.source_steps
         same = config.network(large=True) == config.network(large=False)
         if large and same and steps == config.source_steps:
             return learner_of(paradigm, False)
@@ -128,8 +128,8 @@ def _part(
     }
     # of BYOL's own loss the lowest is not the best: a collapsed network has 0
     fallen = curves["test_loss"] if paradigm == "supervised" else 1 - curves["top1"]
-    ahead = np.array([config.learn_steps if way == LIGO else 0 for way in ways])
-    gain = savings(fallen, config.every, ahead=ahead)
+    ahead = np.array([config.maps.steps if way == LIGO else 0 for way in ways])
+    gain = savings(fallen, config.budget.every, ahead=ahead)
     cost = learner.cost()
     small = learner.cost(config.network(large=False))
     needed = np.array([_trained(way) for way in ways])
@@ -161,7 +161,7 @@ def _trained(way: str) -> int:
 
 
 def _dataset(config: Config, data: list[Data], parts: Mapping[str, Any]) -> xr.Dataset:
-    steps = np.arange(0, config.steps + 1, config.every)
+    steps = np.arange(0, config.budget.steps + 1, config.budget.every)
     variables = {name: value for part in parts.values() for name, value in part.items()}
     variables["weight"] = (
         ("seed", "source"),
@@ -169,10 +169,10 @@ def _dataset(config: Config, data: list[Data], parts: Mapping[str, Any]) -> xr.D
         {"long_name": "of the sources in SAIL's merge"},
     )
     about = {
-        "data": config.data,
+        "data": config.data.name,
         "transformation": config.transformation,
         "paradigms": " ".join(parts),
-        "steps": config.steps,
+        "steps": config.budget.steps,
         "classes": data[0].classes,
     }
     coordinates = {

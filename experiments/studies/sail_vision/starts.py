@@ -108,9 +108,9 @@ def ligo(
 ) -> PyTree:
     """Wider by maps that are learned on the new task (Wang et al. 2023), under the statistics of
     the batch; the running ones are then to be measured."""
-    at = np.arange(config.learn_steps * config.batch) % len(data.learn.labels)
+    at = np.arange(config.maps.steps * config.budget.batch) % len(data.learn.labels)
     chosen = data.learn.where(np.random.default_rng(config.seed).permutation(at))
-    shape = config.learn_steps, config.batch
+    shape = config.maps.steps, config.budget.batch
     batches = jax.tree.map(lambda x: jnp.asarray(x).reshape(*shape, *x.shape[1:]), chosen)
     return _ligo(config, learner.net, learner.scale, variables, batches, key)
 
@@ -147,6 +147,6 @@ def _ligo(
         learned.ligo_init(spec, sizes, key),
         learned.ligo_maps,
         batches,
-        steps=config.learn_steps,
-        optimizer=optax.adam(config.learn_rate),
+        steps=config.maps.steps,
+        optimizer=optax.adam(config.maps.rate),
     ).params

@@ -21,13 +21,13 @@ from jaxtyping import Array, Float, Int, Num, PRNGKeyArray, PyTree
 from experiments.data import stream
 from experiments.data.augment import Augment, augment, pixels
 from experiments.lab import progress
+from experiments.lab.config import varied
 from experiments.models import presets
 from experiments.models.resnet import ResNet
 from experiments.studies.sail_vision.config import Config, Paradigm
 from experiments.studies.sail_vision.data import Data, Examples, Scale, scale
 from experiments.training import (
     Optimizer,
-    Schedule,
     State,
     Training,
     init,
@@ -70,23 +70,17 @@ class Learner:
         supervised = paradigm == "supervised"
         self.byol = Byol(
             partial(features, self.net),
-            Head(config.projector_hidden, config.projection),
-            Head(config.projector_hidden, config.projection),
+            Head(config.contrast.hidden, config.contrast.outputs),
+            Head(config.contrast.hidden, config.contrast.outputs),
             steps,
-            config.target_decay,
+            config.contrast.target_decay,
         )
-        rate = config.rate if supervised else config.byol_rate
-        schedule = Schedule(rate, steps, min(config.warmup, steps - 1))
+        optimizer = (
+            config.optimizer if supervised else varied(config.optimizer, rate=config.contrast.rate)
+        )
         # BYOL's encoder carries the classifier's weights along, unused
-        undecayed = (*Optimizer(schedule).undecayed, "encoder/head/*")
-        self.training = Training(
-            Optimizer(
-                schedule,
-                config.rule,
-                config.weight_decay,
-                undecayed,
-            )
-        )
+        undecayed = (*Optimizer.undecayed, "encoder/head/*")
+        self.training = Training(optimizer.over(steps, undecayed=undecayed))
         self.loss = self._supervised if supervised else self._byol
         self.layout = sharding.layout(config.shard)
         key = jax.random.key(0)
@@ -128,11 +122,13 @@ class Learner:
         folder: Path | None,
     ) -> tuple[PyTree, dict[str, np.ndarray]]:
         """The trained variables, and by name what was measured before the first and after every
-        `config.every` steps; the loss of the batch then trained on is `train_loss`."""
+        `config.budget.every` steps; the loss of the batch then trained on is `train_loss`."""
         config, state = self.config, self.layout.lay(self.state(variables, key))
 
         def batch(t: int) -> Examples:
-            chosen = stream.indices(t, examples=len(learn.labels), size=config.batch, seed=seed)
+            chosen = stream.indices(
+                t, examples=len(learn.labels), size=config.budget.batch, seed=seed
+            )
             return learn.where(chosen)
 
         trained = train(
@@ -142,10 +138,10 @@ class Learner:
             self.steps,
             directory=folder,
             config=config,
-            save_every=config.save_every,
-            log_every=config.every,
+            save_every=config.budget.save_every,
+            log_every=config.budget.every,
             evaluate=lambda state: self.measure(self.variables(state), data),
-            evaluate_every=config.every,
+            evaluate_every=config.budget.every,
             place=self.layout.place,
             say=progress.say if self.steps >= LONG else None,
         )
@@ -165,8 +161,8 @@ class Learner:
             return {**top(logits, data.test.labels), "test_loss": float(nats.mean())}
         bank = self._over(self._features, variables, data.learn.images)
         seen = self._over(self._features, variables, data.test.images)
-        linear = ridge(bank, data.learn.labels, seen, data.classes, self.config.ridge)
-        near = neighbours(bank, data.learn.labels, seen, data.classes, self.config.neighbours)
+        linear = ridge(bank, data.learn.labels, seen, data.classes, self.config.probe.ridge)
+        near = neighbours(bank, data.learn.labels, seen, data.classes, self.config.probe.neighbours)
         return {
             **top(linear, data.test.labels),
             "neighbours": top(near, data.test.labels)["top1"],
@@ -189,8 +185,10 @@ class Learner:
             return Learner(self.config, sizes, self.paradigm, self.steps, self.data).cost()
         key = jax.random.key(0)
         state = jax.eval_shape(lambda: self.state(self.scratch(key), key))
-        images = jax.ShapeDtypeStruct((self.config.batch, *self.image.shape[1:]), jnp.float32)
-        labels = jax.ShapeDtypeStruct((self.config.batch,), jnp.int32)
+        images = jax.ShapeDtypeStruct(
+            (self.config.budget.batch, *self.image.shape[1:]), jnp.float32
+        )
+        labels = jax.ShapeDtypeStruct((self.config.budget.batch,), jnp.int32)
         return flops(make_step(self.loss, self.training), state, Examples(images, labels))  # type: ignore[arg-type]
 
     def seen(self, images: Num[Array, "*n height width channel"]) -> Float[Array, "..."]:
@@ -210,7 +208,7 @@ class Learner:
         self, params: PyTree, carried: PyTree, batch: Any, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
         views = (
-            self.seen(augment(batch.images, k, RECIPES[self.config.views]))
+            self.seen(augment(batch.images, k, RECIPES[self.config.contrast.views]))
             for k in jax.random.split(key)
         )
         return self.byol.loss(params, carried, *views)

@@ -1,8 +1,6 @@
 """What `transfer_factors` can be told, and its presets."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import pi
 from typing import Literal
 
@@ -87,13 +85,12 @@ TIMES = (1.0, 3.0, 10.0, 30.0, 100.0, 1000.0, np.inf)
 SOURCES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0, np.inf)
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "default": Config,
-    "spectrum": Config,
-    "time": partial(Config, factor="time", values=TIMES, depth=1),
-    "source": partial(Config, factor="source", values=SOURCES),
-    "early_stopping": partial(
-        Config,
+PRESETS: dict[str, Config] = {
+    "default": Config(),
+    "spectrum": Config(),
+    "time": Config(factor="time", values=TIMES, depth=1),
+    "source": Config(factor="source", values=SOURCES),
+    "early_stopping": Config(
         factor="time",
         values=(30.0, 100.0, 1000.0, np.inf),
         theta=pi / 8,
@@ -101,5 +98,5 @@ PRESETS: dict[str, Callable[[], Config]] = {
         gamma_min=0.7,
         gamma_max=1.3,
     ),
-    "tiny": Config.tiny,
+    "tiny": Config.tiny(),
 }

@@ -1,8 +1,6 @@
 """What `transfer_phase` can be told, and its presets."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -78,19 +76,19 @@ class Config:
 
 
 # The paper's figures; figure 7 is figure 6 beside its simulation, which ours always shows.
-_NOISELESS = partial(Config, sigmas=(0.0,), modes=("linear",))
+_NOISELESS = Config(sigmas=(0.0,), modes=("linear",))
 
 
-PRESETS: dict[str, Callable[[], Config]] = {
-    "default": Config,
-    "figure_1": partial(Config, sigmas=(0.2,), modes=("linear",)),
-    "figure_3": partial(Config, sigmas=(0.2,), modes=("fine_tune",), depths=(2,)),
+PRESETS: dict[str, Config] = {
+    "default": Config(),
+    "figure_1": Config(sigmas=(0.2,), modes=("linear",)),
+    "figure_3": Config(sigmas=(0.2,), modes=("fine_tune",), depths=(2,)),
     "figure_6": _NOISELESS,
     "figure_7": _NOISELESS,
-    "depth": partial(
-        Config, sigmas=(0.5,), modes=("fine_tune",), depths=(1, 2, 3, 4, np.inf), gamma_max=1.2
+    "depth": Config(
+        sigmas=(0.5,), modes=("fine_tune",), depths=(1, 2, 3, 4, np.inf), gamma_max=1.2
     ),
-    "noise": partial(Config, sigmas=(0.0, 0.2, 0.5, 1.0), depths=(2,)),
-    "quick": Config.quick,
-    "tiny": Config.tiny,
+    "noise": Config(sigmas=(0.0, 0.2, 0.5, 1.0), depths=(2,)),
+    "quick": Config.quick(),
+    "tiny": Config.tiny(),
 }
