@@ -1,6 +1,6 @@
 """Shared test set-up: the suite runs on the CPU, so that it means the same on every machine, and
-with one BLAS thread per worker, as the command does (`sail_jax.cli.main` says why). What a worker has
-compiled, now or earlier, the others read from disk."""
+with one BLAS thread per worker, as the command does (`sail_jax.cli.main` says why).
+What a worker has compiled, now or earlier, the others read from disk."""
 
 import os
 from pathlib import Path
