@@ -20,32 +20,60 @@ SWEPT = {
     "relu_transfer": 1e-5,
     "overtraining_linear": 1e-9,
 }
+WHERE = """
+    import sys
+    import jax, numpy as np
+    from experiments.lab.sweep import over_devices, sweep
+
+    count = int(sys.argv[1])
+    assert jax.local_device_count() == count
+    where = over_devices(lambda x, y: {"x": x + y, "at": 0 * x + jax.lax.axis_index("points")})
+    for n in range(1, 14):
+        each = -(-n // count)  # points of a device
+        if n == each:  # one device: there is no axis
+            continue
+        found = where(np.arange(n), 10)
+        assert found["x"].tolist() == list(range(10, 10 + n)), found
+        assert found["at"].tolist() == [k // each for k in range(n)], (n, found)
+        if n % count == 0:
+            assert found["x"].sharding.device_set == set(jax.devices()), n
+    sizes = []
+    def noted(points):
+        sizes.append(len(points))
+        return {"x": points}
+    assert sweep(noted, np.arange(11), chunk=2)["x"].tolist() == list(range(11))
+    whole = count * -(-2 // count)
+    assert sizes == [whole] * (11 // whole) + [11 % whole] * (11 % whole > 0), sizes
+"""
 ON_FOUR = """
     import sys
-    import jax, jax.numpy as jnp, numpy as np
+    import jax, numpy as np
     from experiments.lab import registry
-    from experiments.lab.sweep import over_devices
 
     assert jax.local_device_count() == 4
-    where = over_devices(lambda x, y: {"at": 0 * x + y * jax.lax.axis_index("points")})
-    for n, wanted in ((8, [0, 0, 1, 1, 2, 2, 3, 3]), (6, [0, 0, 0, 1, 1, 1]), (4, [0, 1, 2, 3])):
-        found = where(np.zeros(n), 1)["at"]
-        assert found.tolist() == wanted, found
-    plain = over_devices(lambda x, y: {"at": x + y})
-    assert plain(np.arange(5), 1)["at"].tolist() == [1, 2, 3, 4, 5]
     name, out = sys.argv[1:]
-    module = registry.load(name)
+    study = registry.load(name)
     with jax.enable_x64(True):
-        dataset = module.run(module.presets["tiny"])
+        dataset = study.run(study.presets["tiny"])
     np.savez(out, **{k: v.values for k, v in dataset.items() if v.dtype.kind == "f"})
 """
 
 
+def _run(program, devices, *args):
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, args)]
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    subprocess.run(command, env=environment, check=True, timeout=300)
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4])
+def test_points_lie_on_all_devices_and_come_back_in_order(devices):
+    _run(WHERE, devices, devices)
+
+
 @pytest.mark.parametrize("name", SWEPT)
 def test_a_sweep_on_four_devices_is_that_on_one(name, tmp_path):
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", textwrap.dedent(ON_FOUR), name, tmp_path / "four.npz"]
-    subprocess.run(command, env=os.environ | flags, check=True, timeout=300)
+    _run(ON_FOUR, 4, name, tmp_path / "four.npz")
     module = registry.load(name)
     with jax.enable_x64(True):
         one, four = module.run(module.presets["tiny"]), np.load(tmp_path / "four.npz")

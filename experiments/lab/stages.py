@@ -1,9 +1,8 @@
-"""The stages of a run: named dictionaries of arrays, each remembered in a folder of its own."""
+"""The stages of a run: named dictionaries of arrays, each remembered in a file of its own."""
 
-import logging
-import os
+import io
 import re
-import shutil
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,13 @@ from urllib.parse import quote
 
 from sail_jax import disk
 
-MANIFEST, ARRAYS = "manifest.json", "arrays"
 MAX_FILE = 4 << 30  # bytes
 
 
 def as_arrays(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     """The nested dictionary with sorted keys and NumPy leaves, as it comes back from disk.
 
-    Keys are words without `/` and `.`; leaves hold numbers (or booleans), at least one.
+    Keys are words without `/` and `.`; leaves hold numbers, booleans or text, at least one.
     Raises `TypeError` or `ValueError` naming the path of what is not.
     """
     import numpy as np
@@ -36,8 +34,10 @@ def as_arrays(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
             arrays[key] = as_arrays(leaf, f"{at}{key}/")
             continue
         array = np.asarray(leaf)
-        if array.dtype.kind not in "biufc" and array.dtype.name != "bfloat16":
-            raise TypeError(f"{at}{key}: expected numbers, got {type(leaf).__name__} {array.dtype}")
+        if array.dtype.kind not in "biufcU" and array.dtype.name != "bfloat16":
+            raise TypeError(
+                f"{at}{key}: expected numbers or text, got {type(leaf).__name__} {array.dtype}"
+            )
         if array.size == 0:
             raise ValueError(f"{at}{key}: an empty array (shape {array.shape}) cannot be stored")
         arrays[key] = array
@@ -51,7 +51,7 @@ def direct(
     return as_arrays(compute(None) if folder else compute())
 
 
-def folder_name(name: str) -> str:
+def file_name(name: str) -> str:
     """One path component for a stage name, different names giving different ones."""
     if not re.fullmatch(r"\w[\w .,:=+/-]{0,79}", name, flags=re.ASCII):
         raise ValueError(
@@ -61,72 +61,71 @@ def folder_name(name: str) -> str:
     return quote(name, safe=" ")
 
 
-def checkpointer():
-    """What reads and writes the arrays of this process alone (imported late: slow)."""
-    import jax
-    import orbax.checkpoint as ocp
-
-    me = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process-{me}"
-    )
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-    return ocp.Checkpointer(handler, multiprocessing_options=alone)
+def _record(file: Path) -> Path:
+    return file.with_name(f"{file.name}.json")
 
 
-def _save(path: Path, arrays: dict[str, Any]) -> None:
-    """Saves with orbax; what the system refused is an `OSError`, as elsewhere."""
-    absl = logging.getLogger("absl")  # to it orbax's threads log at length what they also raise
-    quiet = lambda record: False  # noqa: E731
-    absl.addFilter(quiet)
+def finished(file: Path) -> bool:
+    """Whether the stage is stored: its record is written last."""
+    return _record(file).exists()
+
+
+def write(file: Path, name: str, arrays: dict[str, Any], seconds: float) -> None:
+    """Stores the finished stage: its arrays as a .npz, then the record with their checksum."""
+    import numpy as np
+
+    flat, buffer = _flat(arrays), io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for path, array in flat.items():
+            # NumPy's format has no name for bfloat16
+            plain = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+            with archive.open(f"{path}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, plain, allow_pickle=False)
+    data = buffer.getvalue()
+    with disk.explained("write", file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    disk.write_atomic(file, data)
+    record = {
+        "format": disk.FORMAT,
+        "name": name,
+        "seconds": seconds,
+        "arrays": {"bytes": len(data), "sha256": disk.sha256(data)},
+        "bfloat16": [path for path, array in flat.items() if array.dtype.name == "bfloat16"],
+    }
+    disk.write_record(_record(file), record)
+
+
+def read(file: Path, name: str) -> tuple[dict[str, Any], float]:
+    """The stage's arrays and the seconds it took, every byte checked before any is interpreted."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    redo = f"remove {_record(file)} to compute it again"
+    fields = {"name": str, "seconds": float, "arrays": dict, "bfloat16": list}
     try:
-        checkpointer().save(path, arrays)
-    except ValueError as exc:  # tensorstore's form of an OSError
-        code = re.search(r"os_error_code='(\d+)'", str(exc))
-        if code is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1]))) from exc
-    finally:
-        absl.removeFilter(quiet)
-
-
-def write(folder: Path, name: str, arrays: dict[str, Any], seconds: float) -> None:
-    """Makes `folder` hold the finished stage; until the last step it does not exist."""
-    part = folder.with_name(f".{folder.name}.part")
-    try:
-        with disk.explained("write", folder):
-            part.mkdir(parents=True)
-            _save((part / ARRAYS).absolute(), arrays)
-            for file in (part / ARRAYS, *(part / ARRAYS).rglob("*")):
-                disk.sync(file)
-            manifest = {"name": name, "seconds": seconds, "files": _checksums(part / ARRAYS)}
-            disk.write_record(part / MANIFEST, {"format": disk.FORMAT, **manifest})
-            os.replace(part, folder)
-            disk.sync(folder.parent)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-
-
-def read(folder: Path, name: str) -> tuple[dict[str, Any], float]:
-    """The stage's arrays and the seconds it took, after every file has been checked."""
-    redo = f"remove {folder} to compute it again"
-    fields = {"name": str, "seconds": float, "files": dict}
-    try:
-        manifest = disk.read_record(folder / MANIFEST, fields)
+        record = disk.read_record(_record(file), fields)
+        data = disk.read_bytes(file, MAX_FILE)
     except disk.StoreError as exc:
         raise disk.StoreError(f"{exc}; {redo}") from exc
-    with disk.explained("read", folder):
-        found = _checksums(folder / ARRAYS)
-    for file in sorted(found.keys() | manifest["files"].keys()):
-        if found.get(file) != manifest["files"].get(file):
-            raise disk.StoreError(f"{folder / ARRAYS / file} is damaged or missing; {redo}")
-    if manifest["name"] != name:
-        raise disk.StoreError(f"{folder} holds stage '{manifest['name']}', not '{name}'; {redo}")
-    return as_arrays(checkpointer().restore((folder / ARRAYS).absolute())), manifest["seconds"]
+    if record["arrays"] != {"bytes": len(data), "sha256": disk.sha256(data)}:
+        raise disk.StoreError(f"{file} is damaged: its checksum does not match; {redo}")
+    if record["name"] != name:
+        raise disk.StoreError(f"{file} holds stage '{record['name']}', not '{name}'; {redo}")
+    tree: dict[str, Any] = {}
+    with np.load(io.BytesIO(data), allow_pickle=False) as stored:
+        for path in stored.files:
+            *folders, leaf = path.split("/")
+            node = tree
+            for folder in folders:
+                node = node.setdefault(folder, {})
+            array = stored[path]
+            node[leaf] = array.view(jnp.bfloat16) if path in record["bfloat16"] else array
+    return as_arrays(tree), record["seconds"]
 
 
-def _checksums(folder: Path) -> dict[str, str]:
-    files = sorted(file for file in folder.rglob("*") if not file.is_dir())
-    checked = {file: disk.sha256(disk.read_bytes(file, MAX_FILE)) for file in files}
-    return {file.relative_to(folder).as_posix(): found for file, found in checked.items()}
+def _flat(arrays: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """The arrays by their paths."""
+    flat: dict[str, Any] = {}
+    for key, leaf in arrays.items():
+        flat |= _flat(leaf, f"{at}{key}/") if isinstance(leaf, Mapping) else {f"{at}{key}": leaf}
+    return flat

@@ -1,7 +1,8 @@
 """A run kept in a directory, so that it can be resumed, re-read and redrawn, and never half-read.
 
     config.json         what was run, on what, and whether it finished
-    stages/<name>/      each finished stage: an orbax checkpoint and the checksums of its files
+    stages/<name>.npz   each finished stage: its arrays
+    stages/<name>.npz.json   when it is stored, and the checksum
     work/<name>/        what a stage that is not finished keeps for itself
     metrics/<name>/     the lines (.jsonl) that it wrote there: losses and rates, step by step
     result.nc           the dataset (netCDF4), written last
@@ -131,11 +132,12 @@ class Run:
         the stage is finished the directory goes, but for its files of lines. Raises `ValueError`
         for a name that is not plain text or was used before in this run.
         """
-        kept, work = (self.path / at / stages.folder_name(name) for at in ("stages", "work"))
+        file = stages.file_name(name)
+        kept, work = self.path / "stages" / f"{file}.npz", self.path / "work" / file
         if name in self._used:
             raise ValueError(f"stage '{name}' is used twice in one run: give each its own name")
         self._used.add(name)
-        if processes.agreed(kept.exists()):
+        if processes.agreed(stages.finished(kept)):
             arrays, seconds = stages.read(kept, name)
             self._kept_seconds += seconds
         else:
@@ -318,7 +320,7 @@ def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
             how = "choose another --out, or redraw it with: sail-jax plot"
         raise RefusedError(f"{path} holds this run already, {record['status']}; {how}")
     for leftover in leftovers:
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        leftover.unlink()
     return record
 
 

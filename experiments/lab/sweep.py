@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from math import gcd
+from math import ceil
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ def sweep(
 
     `fn` maps a slice of the points to a (nested) dict of arrays whose leading axis runs over that
     slice; the parts are concatenated along it. A `chunk` that divides `len(points)` compiles once.
+    Of several devices it is made a multiple, so that all of them are at work (`over_devices`).
 
     >>> sweep(lambda n: {"square": n**2}, np.arange(5), name="numbers", chunk=2)
     {'square': array([ 0,  1,  4,  9, 16])}
@@ -37,6 +38,8 @@ def sweep(
         raise ValueError(f"chunk must be at least 1, got {chunk}")
     if len(points) == 0:
         raise ValueError("points must not be empty")
+    devices = jax.device_count() // jax.process_count()  # the same for every process
+    chunk = devices * ceil(chunk / devices)
     slices = [points[i : i + chunk] for i in range(0, len(points), chunk)]
     parts = []
     for i, some in enumerate(slices):
@@ -55,8 +58,9 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`fn(points, *common)` with the points shared out over the devices of this process.
 
     `fn` is pure, maps arrays whose leading axis runs over points to arrays of which the same is
-    true, and treats each point alike. Of the devices as many take part as divide the points evenly.
-    To be made once and called often: each number of devices compiles once.
+    true, and treats each point alike. Where the devices do not divide the points, the last point is
+    repeated, and what it gives again is dropped. To be made once and called often: each number of
+    points compiles once.
 
     >>> double = over_devices(lambda x, by: {"double": by * x})
     >>> double(np.arange(4), 2)["double"].tolist()
@@ -65,10 +69,14 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     def shared(points: PyTree, *common: PyTree) -> PyTree:
         n = len(jax.tree.leaves(points)[0])
-        devices = jax.local_devices()[: gcd(n, jax.local_device_count())]
+        each = ceil(n / jax.local_device_count())
+        devices = jax.local_devices()[: ceil(n / each)]  # more would repeat points alone
         if len(devices) == 1:
             return fn(points, *common)
-        return program(tuple(devices), len(common))(points, *common)
+        index = np.minimum(np.arange(each * len(devices)), n - 1)
+        filled = jax.tree.map(lambda x: x[index], points)
+        found = program(tuple(devices), len(common))(filled, *common)
+        return found if len(index) == n else jax.tree.map(lambda x: x[:n], found)
 
     @lru_cache
     def program(devices: tuple[Any, ...], others: int) -> Callable[..., PyTree]:

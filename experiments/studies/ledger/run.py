@@ -1,8 +1,9 @@
 """The run of `ledger`: its stages, and the dataset that they make."""
 
 import dataclasses
-import json
 import math
+from functools import partial
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -16,19 +17,12 @@ from theory import claims
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Checks each selected claim in a stage of its own; one entry per claim."""
 
-    def verdict(claim: claims.Claim) -> dict[str, np.ndarray]:
+    def verdict(claim: claims.Claim) -> dict[str, Any]:
         found = claims.check(claim, seed=config.seed, quick=config.quick)
-        # A stage keeps numbers; a verdict has words too.
-        fields = {**dataclasses.asdict(found), "ok": found.ok}
-        text = json.dumps(fields, default=lambda scalar: scalar.item())
-        return {"verdict": np.frombuffer(text.encode(), np.uint8)}
+        stderr = math.nan if found.stderr is None else found.stderr
+        return {**dataclasses.asdict(found), "stderr": stderr, "ok": found.ok}
 
-    found = [
-        json.loads(stage(claim.id, lambda c=claim: verdict(c))["verdict"].tobytes())
-        for claim in claims.select(config.claims)
-    ]
-    for one in found:
-        one["stderr"] = math.nan if one["stderr"] is None else one["stderr"]
+    found = [stage(claim.id, partial(verdict, claim)) for claim in claims.select(config.claims)]
     columns = {field: np.array([one[field] for one in found]) for field in found[0]}
     ids = columns.pop("id")
     data = {field: ("claim", values) for field, values in columns.items()}

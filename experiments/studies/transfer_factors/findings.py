@@ -13,7 +13,7 @@ def summary(dataset: "xr.Dataset") -> str:
     factor, sentences = dataset.attrs["factor"], []
     names = {"linear": "Linear transfer", "fine_tune": "Fine-tuning"}
     for mode, name in names.items():
-        theory, mean = dataset[f"{mode}theory"].values, dataset[f"{mode}_mean"].values
+        theory, mean = dataset[f"{mode}_theory"].values, dataset[f"{mode}_mean"].values
         z = (mean - theory) / (dataset[f"{mode}_std"].values / np.sqrt(dataset.attrs["draws"]))
         hurts = {
             float(value): f"{np.mean(row < -1e-9):.0%} of the loads at {factor} {value:g}"

@@ -28,7 +28,7 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     import xarray as xr
 
     keys = jax.random.split(jax.random.key(config.seed), config.draws + 1)
-    theory = stage("theory", lambda: theory(config, keys[0]))["risk"]
+    theory = stage("theory", lambda: _theory(config, keys[0]))["risk"]
     simulate = over_devices(partial(_simulate, config))
     draws = partial(_draws, config=config, keys=keys, simulate=simulate)
     found = sweep(draws, np.arange(config.draws) + 1, stage, "draws", chunk=CHUNK)["risk"]
@@ -42,7 +42,7 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     shares = {"low": 0.16, "median": 0.5, "high": 0.84}
     for i, mode in enumerate(WAYS[1:], 1):
         gain = found[:, 0] - found[:, i]
-        data[f"{mode}theory"] = (grid[1:], theory[0] - theory[i])
+        data[f"{mode}_theory"] = (grid[1:], theory[0] - theory[i])
         data[f"{mode}_mean"] = (grid[1:], gain.mean(0))
         data[f"{mode}_std"] = (grid[1:], gain.std(0, ddof=1))
         for name, share in shares.items():
@@ -75,7 +75,7 @@ def _spectra(config: Config) -> jax.Array:
     return jnp.stack([covariance.power_law(config.d, a) for a in exponents])
 
 
-def theory(config: Config, key: jax.Array) -> dict[str, jax.Array]:
+def _theory(config: Config, key: jax.Array) -> dict[str, jax.Array]:
     """Expected risks [method, value, gamma]; NaN where there is no theory."""
     with jax.enable_x64(True):
         n = jnp.asarray(config.counts(), dtype=float)
