@@ -10,8 +10,7 @@ import pytest
 from experiments.lab import registry
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
-from experiments.studies.cross_task_linearity import findings as answers
-from experiments.studies.cross_task_linearity import models, parts
+from experiments.studies.cross_task_linearity import answers, models, parts
 from experiments.studies.cross_task_linearity.models import Batch, Descent
 from experiments.studies.cross_task_linearity.runs import Runs
 from sail_jax.drawing import style

@@ -89,12 +89,12 @@ def test_the_answer_is_computed_from_the_dataset(kept):
 def test_findings_are_computed_from_the_dataset(kept):
     name, study, _, dataset, _ = kept
     found = study.findings(dataset)
-    assert found == study.findings(_direct(name))
+    assert repr(found) == repr(study.findings(_direct(name)))
     assert len({one.claim for one in found}) == len(found)
     for one in found:
-        assert all(part.strip() for part in one)
+        assert all(part.strip() for part in one[:5])
         assert one.verdict in VERDICTS
-        assert not re.search(r"\b(inf|None)\b", " ".join(one))
+        assert not re.search(r"\b(inf|None)\b", " ".join(one[:5]))
 
 
 def test_figures_only_draw(kept, monkeypatch):

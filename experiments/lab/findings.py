@@ -1,5 +1,6 @@
 """What an experiment found, beside what a paper printed: means over seeds, verdicts on claims."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -7,7 +8,7 @@ import xarray as xr
 from jaxtyping import ArrayLike
 from scipy import stats
 
-LEVEL = 0.95
+LEVEL = 0.05
 VERDICTS = ("holds", "fails", "undecided", "not tested")
 
 
@@ -24,36 +25,78 @@ class Finding(NamedTuple):
     """The measured ones: mean ± standard error over seeds."""
     verdict: str
     """One of `VERDICTS`, at the scale of this run."""
+    p: float = np.nan
+    """Of Student's two-sided test that the margins are 0 in the mean; NaN where there is none."""
+    effect: float = np.nan
+    """Mean of the margins over their standard deviation (Cohen's d); NaN where there is none."""
 
 
 def judged(where: str, claim: str, paper: str, here: str, margins: ArrayLike) -> Finding:
-    """The claim that `margins`, one number per seed, are positive in the mean.
+    """The claim that `margins`, one number per seed, are positive in the mean, judged alone.
 
-    It holds if Student's two-sided 95 % interval of the mean lies above 0, fails if it lies below;
-    margins that are not finite, or fewer than two, decide nothing.
+    It holds if Student's two-sided test rejects a mean of 0 at `LEVEL` and the mean is above 0, and
+    fails if it is below; margins that are not finite, or fewer than two, decide nothing.
 
     >>> [judged("", "", "", "", m).verdict for m in ([1, 1.2, 0.9], [-1, -1.2, -1], [1, -1.5, 1])]
     ['holds', 'fails', 'undecided']
     """
-    return Finding(where, claim, paper, here, verdict(margins))
-
-
-def verdict(margins: ArrayLike) -> str:
-    """As `judged` has it."""
     values = np.asarray(margins, float).ravel()
-    if len(values) < 2 or not np.isfinite(values).all():
-        return "undecided"
-    reach = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * stats.sem(values)
-    if abs(values.mean()) <= reach:
-        return "undecided"
-    return "holds" if values.mean() > 0 else "fails"
+    if len(values) < 2 or not np.isfinite(values).all() or not values.any():
+        return Finding(where, claim, paper, here, "undecided")
+    mean, spread = float(values.mean()), float(values.std(ddof=1))
+    effect = mean / spread if spread else float(np.copysign(np.inf, mean))
+    p = float(2 * stats.t.sf(abs(effect) * len(values) ** 0.5, len(values) - 1))
+    return _decided(Finding(where, claim, paper, here, "undecided", p, effect), p < LEVEL)
 
 
-def told(findings: list[Finding]) -> str:
-    """A line for each, verdict first."""
-    return "\n".join(
-        f"{one.verdict.upper()}: {one.claim} ({one.where}). Paper: {one.paper}. Here: {one.here}."
-        for one in findings
+def _decided(finding: Finding, rejected: bool) -> Finding:
+    side = "holds" if finding.effect > 0 else "fails"
+    return finding._replace(verdict=side if rejected else "undecided")
+
+
+def corrected(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings of one study, judged together: Holm's correction of their p values, so that the
+    chance of any wrong "holds" or "fails" among them is at most `LEVEL`.
+
+    Findings without a p value stay as they are, and do not count.
+
+    References:
+      Holm, A simple sequentially rejective multiple test procedure, 1979.
+    """
+    tested = sorted((f.p, i) for i, f in enumerate(findings) if np.isfinite(f.p))
+    out, rejecting = list(findings), True
+    for rank, (p, i) in enumerate(tested):
+        rejecting = rejecting and p * (len(tested) - rank) < LEVEL
+        out[i] = _decided(out[i], rejecting)
+    return out
+
+
+def told(findings: Sequence[Finding]) -> str:
+    """A line for each, verdict first; then how the verdicts were reached."""
+    lines = [
+        f"{f.verdict.upper()}: {f.claim} ({f.where}). Paper: {f.paper}. Here: {f.here}"
+        f"{evidence(f)}."
+        for f in findings
+    ]
+    return "\n".join(filter(None, (*lines, rule(findings))))
+
+
+def evidence(finding: Finding) -> str:
+    """Effect size and p value, where there are any."""
+    if not np.isfinite(finding.p):
+        return ""
+    effect = f"d = {finding.effect:+.1f}" if np.isfinite(finding.effect) else "no spread"
+    return f" ({effect}, p = {finding.p:.2g})"
+
+
+def rule(findings: Sequence[Finding]) -> str:
+    """By what rule the verdicts of a study were reached; empty where nothing was tested."""
+    count = sum(np.isfinite(f.p) for f in findings)
+    if not count:
+        return ""
+    return (
+        f"Verdicts: Student's two-sided test over seeds, corrected for the number of claims, "
+        f"{count} (Holm), to {LEVEL:.0%} in all; d: mean over standard deviation."
     )
 
 

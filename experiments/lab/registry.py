@@ -48,8 +48,15 @@ class Study:
 
     @property
     def findings(self) -> Callable[[Any], list[Any]]:
-        """What the dataset says of the claims that the study puts to the test."""
-        return getattr(self._in("findings"), "findings", lambda dataset: [])
+        """What the dataset says of the claims that the study puts to the test, judged together."""
+        declared = getattr(self._in("findings"), "findings", lambda dataset: [])
+
+        def judged(dataset: Any) -> list[Any]:
+            from experiments.lab.findings import corrected  # slow to import
+
+            return corrected(declared(dataset))
+
+        return judged
 
     @property
     def tables(self) -> Callable[[Any], list[Any]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.lab import registry, store
+from experiments.lab.findings import evidence, rule
 from experiments.lab.registry import Study
 from sail_jax import disk
 from sail_jax.cli.progress import say
@@ -80,10 +81,12 @@ def section(
     """One run: question, answer, figures, and where the study has them its tables and what became
     of the papers' claims."""
     pictures = [(style.describe(figure), style.png(figure)) for figure in figures.values()]
-    tables = study.tables(dataset)
-    if told := [(f.claim, f.where, f.paper, f.here, f.verdict) for f in study.findings(dataset)]:
-        tables.append(((*HEADER, f"here, at {scale}", "verdict"), *told))
-    return pages.Section(heading, study.question, study.summary(dataset), pictures, tables)
+    tables, answer = study.tables(dataset), study.summary(dataset)
+    if found := study.findings(dataset):
+        rows = [(f.claim, f.where, f.paper, f.here + evidence(f), f.verdict) for f in found]
+        tables.append(((*HEADER, f"here, at {scale}", "verdict"), *rows))
+        answer = "\n".join(filter(None, (answer, rule(found))))
+    return pages.Section(heading, study.question, answer, pictures, tables)
 
 
 def _run(place: Path, run: store.Run) -> pages.Section:

@@ -1,93 +1,34 @@
-"""What `cross_task_linearity` answers: each claim of the paper, whether it holds here, by how much.
+"""What `cross_task_linearity` found of the paper's claims: from the stored dataset alone."""
 
-A claim holds, or fails, by more than two standard errors over repetitions; else it is undecided.
-"""
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Float
-
-from experiments.lab.findings import Finding
+from experiments.lab.findings import Finding, judged
+from experiments.studies.cross_task_linearity.answers import (
+    PUBLISHED,
+    average_lead,
+    middle_scale,
+    per_replicate,
+    pm,
+    stitched,
+    worst_ratio,
+)
+from experiments.studies.cross_task_linearity.answers import summary as summary
 
 if TYPE_CHECKING:
     import xarray as xr
 
-PREDICTORS = (
-    "main_term",
-    "distance",
-    "norm",
-    "norm_on_segment",
-    "along_at_base",
-    "along_in_middle",
-)
-DRAWS = 2000  # of the bootstrap
-PUBLISHED = {"main_term": 0.903, "distance": 0.839, "norm": 0.782}  # R^2 of App. B.2
-FACTORS = tuple(PUBLISHED)
+PAPER = "cross-task linearity"
+NETWORKS = {
+    "mlp_interpolated": "an MLP",
+    "resnet_interpolated": "a ResNet with running statistics interpolated",
+    "resnet_batch": "a ResNet with statistics of the digits probed",
+}
 
 
-def r_squared(
-    found: Mapping[str, Float[np.ndarray, "checkpoint pair"]], seed: int
-) -> dict[str, tuple[tuple[str, ...], Any]]:
-    """R^2 of linear regressions of the gap on each predictor, with 95 % percentile intervals that
-    resample checkpoints; of the main term less that of the others; and what the factors' R^2 would
-    be were curvature, distance and direction independent."""
-    from theory.linearity import correlation
-
-    x = np.stack([found[name] for name in PREDICTORS])
-    y = found["gap"]
-    n = y.shape[0]
-    drawn = np.random.default_rng(seed).integers(n, size=(DRAWS, n))
-
-    def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        x, y = (v.reshape(*v.shape[:-2], -1) for v in (x, y))
-        return np.asarray(correlation.regression(jnp.asarray(x), jnp.asarray(y)), float)
-
-    value, draws = fit(x, y), fit(x[:, drawn], y[drawn])
-    low, high = np.nanquantile(draws, (0.025, 0.975), axis=1)
-    less = np.nanquantile(draws[0] - draws, (0.025, 0.975), axis=1)
-    direction = y / found["main_term"]
-    cv2 = [float(np.var(v) / np.mean(v) ** 2) for v in (found["norm"], x[1], direction)]
-    independent = correlation.r_squared(*cv2)
-    return {
-        "predictor": (("predictor",), list(PREDICTORS)),
-        "r_squared": (("predictor",), value),
-        "r_squared_low": (("predictor",), low),
-        "r_squared_high": (("predictor",), high),
-        "ahead_low": (("predictor",), less[0]),
-        "ahead_high": (("predictor",), less[1]),
-        "factor": (("factor",), list(FACTORS)),
-        "independent": (("factor",), [float(v) for v in independent]),
-    }
-
-
-def mean_error(values: "xr.DataArray") -> tuple[np.ndarray, np.ndarray]:
-    """Mean over replicates, after that over all `pair`s and `task`s, and its standard error."""
-    rest = [d for d in ("pair", "split_pair", "task") if d in values.dims]
-    values = values.mean(rest)
-    n = values.sizes["replicate"]
-    return values.mean("replicate").values, values.std("replicate", ddof=1).values / n**0.5
-
-
-def pm(values: "xr.DataArray", digits: int = 2) -> str:
-    """One number with its standard error, `digits` of the mean's significant ones."""
-    mean, error = (float(x) for x in mean_error(values))
-    return f"{mean:.{digits}g} ± {error:.1g}"
-
-
-def verdict(difference: "xr.DataArray") -> str:
-    """Of the claim that a difference is above 0."""
-    mean, error = (float(x) for x in mean_error(difference))
-    if abs(mean) <= 2 * error:
-        return "undecided"
-    return "holds" if mean > 0 else "fails"
-
-
-def summary(dataset: "xr.Dataset") -> str:
-    """A line for each claim that was put to the test."""
-    said = {
+def findings(dataset: "xr.Dataset") -> list[Finding]:
+    """Each claim of the paper that one of the parts that were run puts to the test."""
+    declared = {
         "rotated": _rotated,
         "split_classes": _split,
         "scratch": _scratch,
@@ -98,245 +39,160 @@ def summary(dataset: "xr.Dataset") -> str:
         "theorem": _theorem,
     }
     parts = dataset.attrs["parts"].split()
-    lines = [line for part in parts for line in said[part](dataset)]
-    head = f"Means ± standard errors over {dataset.sizes['replicate']} repetitions."
-    return "\n".join([head, *lines])
+    return [finding for part in parts for finding in declared[part](dataset)]
 
 
-def _ctl(dataset: "xr.Dataset", name: str, layer: str) -> str:
-    """Both cosines in the middle, over all layers the worst ratio, the coefficient and the gap."""
-    half = dataset.sel(alpha=0.5)
-    turn, base = half[f"{name}_turn"], half[f"{name}_baseline"]
-    out = {layer: "output"}
-    rest = [d for d in ("pair", "split_pair") if d in turn.dims]
-    ratio = turn.mean(rest) / base.mean(rest)
-    worst = ratio.isel({layer: int(ratio.mean("replicate").values.argmax())})
-    return (
-        f"1 - cosine {pm(turn.sel(out))} at the output beside {pm(base.sel(out))} between the "
-        f"models ({pm(worst)} of it in the worst layer, {worst[layer].item()}; below it: "
-        f"{verdict(1 - worst)}); coefficient {pm(half[f'{name}_coefficient'].sel(out), 3)} at the "
-        f"output, {pm(half[f'{name}_coefficient'].isel({layer: -2}), 3)} in the last layer before; "
-        f"relative gap {pm(half[f'{name}_gap'].sel(out))} at the output"
+def _larger(
+    where: str, claim: str, paper: str, more: "xr.DataArray", less: "xr.DataArray"
+) -> Finding:
+    """The claim that one measurement is larger than another, paired by repetition."""
+    margins = per_replicate(more) - per_replicate(less)
+    return judged(f"{PAPER}, {where}", claim, paper, f"{pm(more)} against {pm(less)}", margins)
+
+
+def _linear(dataset: "xr.Dataset", name: str, layer: str, words: str, where: str) -> Finding:
+    worst = worst_ratio(dataset, name, layer)
+    return judged(
+        f"{PAPER}, {where}",
+        f"half way between {words}, features of interpolated weights are nearer to interpolated "
+        "features than the two models' features are to each other, in every layer",
+        "1 - cosine near 0 in all layers (curves without figures)",
+        f"{pm(worst)} of 1 - cosine between the models in the worst layer, {worst[layer].item()}",
+        1 - worst,
     )
 
 
-def _rotated(dataset: "xr.Dataset") -> list[str]:
-    own, other = dataset["rotated_own_loss"], dataset["rotated_other_loss"]
-    return [
-        f"CTL, rotated digits, MLP, middle of the line: {_ctl(dataset, 'rotated', 'layer')}.",
-        (
-            f"Linear mode connectivity is absent: {verdict(other - own)}; on a task the loss is "
-            f"{pm(own)} of its own model, {pm(other)} of another, and the barrier above the "
-            f"straight line between them {pm(dataset['rotated_barrier'])} nats."
-        ),
-    ]
+def _rotated(dataset: "xr.Dataset") -> Iterator[Finding]:
+    yield _linear(dataset, "rotated", "layer", "MLPs tuned on rotated digits", "Fig. 2")
+    yield _larger(
+        "Sec. 4.1",
+        "models tuned on different rotations are not linearly mode connected: on a task another's "
+        "model has a higher loss than its own",
+        "said in words",
+        dataset["rotated_other_loss"],
+        dataset["rotated_own_loss"],
+    )
 
 
-def _split(dataset: "xr.Dataset") -> list[str]:
-    how = {
-        "interpolated": "running statistics interpolated",
-        "batch": "statistics of the digits probed",
-    }
-    return [
-        f"CTL, split classes, ResNet, {words}: {_ctl(dataset, f'split_{name}', 'block')}."
-        for name, words in how.items()
-    ]
+def _split(dataset: "xr.Dataset") -> Iterator[Finding]:
+    for name in ("interpolated", "batch"):
+        words = NETWORKS[f"resnet_{name}"].replace("a ResNet", "ResNets tuned on other classes")
+        yield _linear(dataset, f"split_{name}", "block", words, "Fig. 2")
 
 
-def _scratch(dataset: "xr.Dataset") -> list[str]:
-    lines = []
+def _scratch(dataset: "xr.Dataset") -> Iterator[Finding]:
     for setting in dataset["setting"].values.astype(str):
-        some = dataset.sel(setting=setting)
-        out = some["scratch_gap"].sel(layer="output")
-        drop = some["scratch_ends"] - some["scratch_middle"]
-        told = "; ".join(
-            f"{way}: gap {pm(out.sel(way=way))}, coefficient "
-            f"{pm(some['scratch_coefficient'].sel(layer='output', way=way))}, barrier "
-            f"{pm(some['scratch_barrier'].sel(way=way))} nats, accuracy lost "
-            f"{pm(drop.sel(way=way))}"
-            for way in some["way"].values.astype(str)
+        gap = dataset.sel(setting=setting)["scratch_gap"].sel(layer="output")
+        best = gap.sel(way=["weight matching", "activation matching"]).min("way")
+        yield _larger(
+            "Fig. 11",
+            f"without pre-training ({setting}) alignment lowers the gap at the output (the better "
+            "of two ways, pair by pair, which favours the claim)",
+            "curves without figures",
+            gap.sel(way="none"),
+            best,
         )
-        best = out.sel(way=["weight matching", "activation matching"]).min("way")
-        lines.append(
-            f"Without pre-training, {setting}, middle of the line, output: {told}. Alignment "
-            f"lowers the gap: {verdict(out.sel(way='none') - best)}; pre-training lowers it "
-            f"further: {verdict(best - out.sel(way='pre-trained'))}."
+        yield _larger(
+            "Fig. 11",
+            f"pre-training ({setting}) lowers the gap at the output below that of aligned models "
+            "(the better of two ways, pair by pair, which is against the claim)",
+            "curves without figures",
+            best,
+            gap.sel(way="pre-trained"),
         )
-    return lines
 
 
-def _random(dataset: "xr.Dataset") -> list[str]:
-    lines = []
-    for name, words in (
-        ("mlp_interpolated", "MLP"),
-        ("resnet_interpolated", "ResNet, running statistics interpolated"),
-        ("resnet_batch", "ResNet, statistics of the digits probed"),
-    ):
+def _random(dataset: "xr.Dataset") -> Iterator[Finding]:
+    for name, network in NETWORKS.items():
         layer = "layer" if name.startswith("mlp") else "block"
         gap = dataset[f"random_{name}_gap"].sel({layer: "output"})
-        learned = dataset[f"random_{name.split('_')[0]}_learned"]
-        told = []
         for target in gap["target"].values.astype(str):
-            out = gap.sel(target=target)
-            each = ", ".join(f"{k} {pm(out.sel(labels=k))}" for k in out["labels"].values)
-            worse = verdict(out.sel(labels="random") - out.sel(labels="true"))
-            told.append(f"tuned on {target} {each} (random labels are worse than true: {worse})")
-        lines.append(
-            f"Random labels, {words} (accuracy on the labels pre-trained on: true "
-            f"{pm(learned.sel(learned='true'))}, random {pm(learned.sel(learned='random'))}), "
-            f"relative gap at the output by labels of pre-training: {'; '.join(told)}."
-        )
-    return lines
+            yield _larger(
+                "Fig. 12",
+                f"pre-training on random labels leaves a larger gap than on true ones, of "
+                f"{network} tuned on {target}",
+                "curves without figures",
+                gap.sel(target=target, labels="random"),
+                gap.sel(target=target, labels="true"),
+            )
 
 
-def _averaging(dataset: "xr.Dataset") -> list[str]:
-    average, ensemble = dataset["averaging_average"], dataset["averaging_ensemble"]
-    three = dataset["size"].values == 3
-    a, e = (v.values[:, three] for v in (average, ensemble))
-    varies = (a.std(1) > 0) & (e.std(1) > 0)
-    r = [np.corrcoef(x, y)[0, 1] for x, y in zip(a[varies], e[varies], strict=True)]
-    if len(r) > 1:
-        r_error = np.std(r, ddof=1) / len(r) ** 0.5
-        linked = f"their correlation over sets of three is {np.mean(r):.2f} ± {r_error:.1g}"
-    else:
-        linked = "their accuracies do not vary over sets of three"
-    all_of_them = dataset["size"].values == dataset["size"].values.max()
-    members = dataset["averaging_members"].mean("member")
-    lead = average.isel(subset=all_of_them).mean("subset") - members
-    output = dataset["averaging_gap"].sel(layer="output")
-    two = output.isel(subset=dataset["size"].values == 2).mean("subset")
-    k = int(dataset["size"].max())
-    full = output.isel(subset=all_of_them).mean("subset")
-    line = dataset["line_average"] - dataset["line_ensemble"]
-    chord = dataset["line_average"] - dataset["line_chord"]
-    error = (line**2).mean(["pair", "weight"]) ** 0.5
-    agree = dataset["averaging_agreement"].mean("subset")
-    return [
-        (
-            f"Averaged weights beside averaged logits, one task: accuracies differ by "
-            f"{pm((average - ensemble).mean('subset'))}, classes agree for {pm(agree, 3)} of the "
-            f"digits, and {linked}. Averaging all {k} beats their mean: {verdict(lead)}, by "
-            f"{pm(lead)}."
-        ),
-        (
-            f"From 2 to {k} models the relative gap at the output grows by the factor "
-            f"{pm(full / two)}; that of a quadratic function whose pairs have equal gaps grows by "
-            f"2 (k - 1) / k = {2 * (k - 1) / k:.2f}."
-        ),
-        (
-            "Along the line between models of two tasks, interpolated logits predict the accuracy "
-            f"of interpolated weights to {pm(error)} (r.m.s.), interpolated accuracies to "
-            f"{pm((chord**2).mean(['pair', 'weight']) ** 0.5)}."
-        ),
-    ]
-
-
-def _arithmetic(dataset: "xr.Dataset") -> list[str]:
-    scale = dataset["scale"].values[np.abs(dataset["scale"].values - 0.4).argmin()]
-    lines = []
-    for name, words in (
-        ("addition", "Equation 2, addition"),
-        ("midpoint", "Equation 3, negation as a midpoint"),
-        ("reflection", "Equation 4, negation as a reflection"),
-    ):
-        some = dataset.sel(scale=scale, layer="output")
-        turn, base = some[f"{name}_turn"], some[f"{name}_baseline"]
-        gap = dataset[f"{name}_gap"].sel(layer="output")
-        ends = gap.mean([d for d in ("pair", "task") if d in gap.dims])
-        first, last = dataset["scale"].values[[0, -1]]
-        order = np.log(ends.sel(scale=last) / ends.sel(scale=first)) / np.log(last / first)
-        lines.append(
-            f"{words}, scale {scale:g}, output: 1 - cosine {pm(turn)} beside {pm(base)} between "
-            f"the models (below it: {verdict(base - turn)}), coefficient "
-            f"{pm(some[f'{name}_coefficient'], 3)}, relative gap {pm(some[f'{name}_gap'])}, which "
-            f"grows as the scale to the power {pm(order)} (2 to second order)."
-        )
-    return lines
-
-
-def _stitching(dataset: "xr.Dataset") -> list[str]:
-    middle = dataset["hidden"].values[(dataset.sizes["hidden"] - 1) // 2]
-    at = dataset.sel(hidden=middle).isel(stitch_scale=-1)
-    s = float(at["stitch_scale"])
-    plain, added = at["stitched_stitched"], at["stitched_addition_features"]
-    task, upright = (at[f"stitched_negation_features_{x}"] for x in ("task", "upright"))
-    gap = abs(added - at["stitched_addition_weights"])
-    both = abs(task - at["stitched_negation_weights_task"])
-    lost_more = (at["stitched_base_task"] - task) - (at["stitched_base_upright"] - upright)
-    return [
-        (
-            f"Stitching after {middle}: features of one model in the upper layers of another keep "
-            f"an accuracy of {pm(plain)} on the first's task, which itself has "
-            f"{pm(at['stitched_own'])} and the other {pm(at['stitched_upper'])}; above the other: "
-            f"{verdict(plain - at['stitched_upper'])}."
-        ),
-        (
-            f"Added features in the base (scale {s:g}) have {pm(added)} on both tasks, added "
-            f"weights {pm(at['stitched_addition_weights'])} (apart by {pm(gap)}), one model's "
-            f"features {pm(at['stitched_addition_single'])}; added are better: "
-            f"{verdict(added - at['stitched_addition_single'])}."
-        ),
-        (
-            f"Features less what fine-tuning adds leave {pm(task)} on the task and {pm(upright)} "
-            f"on the pre-training task (weights: {pm(at['stitched_negation_weights_task'])} and "
-            f"{pm(at['stitched_negation_weights_upright'])}, apart by {pm(both)}); of the base's "
-            f"{pm(at['stitched_base_task'])} and {pm(at['stitched_base_upright'])}. The task is "
-            f"lost: {verdict(at['stitched_base_task'] - task)}, and more than the pre-training: "
-            f"{verdict(lost_more)}."
-        ),
-    ]
-
-
-def _theorem(dataset: "xr.Dataset") -> list[str]:
-    def told(name: str) -> str:
-        one = dataset.sel(predictor=name)
-        value, low, high = (float(one[f"r_squared{end}"]) for end in ("", "_low", "_high"))
-        return f"{value:.2f} [{low:.2f}, {high:.2f}]"
-
-    ahead = []
-    for name, words in (("distance", "the squared distance"), ("norm", "the norm")):
-        one = dataset.sel(predictor=name)
-        low, high = float(one["ahead_low"]), float(one["ahead_high"])
-        held = "holds" if low > 0 else "fails" if high < 0 else "undecided"
-        ahead.append(f"{words} alone: {held} (by {low:.2f} to {high:.2f})")
-    independent = ", ".join(f"{float(v):.2f}" for v in dataset["independent"])
-    above, segment = (
-        float((dataset["theorem_gap"] > dataset[f"theorem_{x}"]).mean())
-        for x in ("main_term", "norm_on_segment")
+def _averaging(dataset: "xr.Dataset") -> Iterator[Finding]:
+    lead = average_lead(dataset)
+    yield judged(
+        f"{PAPER}, Fig. 4",
+        "the average of all models of one task is more accurate than they are in the mean",
+        "points without figures",
+        f"by {pm(lead)}",
+        lead,
     )
-    looser = float((dataset["theorem_main_term"] / dataset["theorem_gap"]).median())
-    return [
-        (
-            f"Theorem 1 on the loss, {dataset['theorem_gap'].size} pairs, R^2 with 95 % intervals: "
-            f"main term {told('main_term')}, squared distance {told('distance')}, norm of the "
-            f"Hessian {told('norm')} (published: .90, .84, .78; with independent factors: "
-            f"{independent}). The main term predicts better than {' and than '.join(ahead)}."
-        ),
-        (
-            f"With the largest norm of three on the segment {told('norm_on_segment')}; along the "
-            f"line itself, at the checkpoint {told('along_at_base')}, in the middle "
-            f"{told('along_in_middle')}. The main term is {looser:.2g} times the gap (median) and "
-            f"below it in {above:.0%} of pairs; with the largest norm, in {segment:.0%}."
-        ),
-    ]
 
 
-def findings(dataset: "xr.Dataset") -> list[Finding]:
-    """The figures that the paper prints as numbers: of App. B.2, if that part was run."""
-    if "r_squared" not in dataset:
-        return []
+def _arithmetic(dataset: "xr.Dataset") -> Iterator[Finding]:
+    scale = middle_scale(dataset)
+    for name, words, where in (
+        ("addition", "of two added task vectors (eq. 2)", "Fig. 7"),
+        ("midpoint", "of a negated task vector, as a midpoint (eq. 3)", "Fig. 8"),
+        ("reflection", "of a negated task vector, as a reflection (eq. 4)", "Fig. 8"),
+    ):
+        at = dataset.sel(scale=scale, layer="output")
+        yield _larger(
+            where,
+            f"features {words} at scale {scale:g} are nearer to the sum of features than the "
+            "models' are to each other (1 - cosine)",
+            "curves without figures",
+            at[f"{name}_baseline"],
+            at[f"{name}_turn"],
+        )
+
+
+def _stitching(dataset: "xr.Dataset") -> Iterator[Finding]:
+    at = stitched(dataset)
+    task, upright = (at[f"stitched_negation_features_{x}"] for x in ("task", "upright"))
+    lost, kept = at["stitched_base_task"] - task, at["stitched_base_upright"] - upright
+    yield _larger(
+        "Sec. 4.3",
+        "features of one model in the upper layers of another are more accurate on the first's "
+        "task than the other model is",
+        "said in words",
+        at["stitched_stitched"],
+        at["stitched_upper"],
+    )
+    yield _larger(
+        "Fig. 9",
+        "added features in the base are more accurate on both tasks than one model's features",
+        "points without figures",
+        at["stitched_addition_features"],
+        at["stitched_addition_single"],
+    )
+    yield _larger(
+        "Fig. 10",
+        "features less what fine-tuning adds lose accuracy on the task",
+        "points without figures",
+        at["stitched_base_task"],
+        task,
+    )
+    yield _larger(
+        "Fig. 10",
+        "features less what fine-tuning adds lose more on the task than on that of pre-training",
+        "points without figures",
+        lost,
+        kept,
+    )
+
+
+def _theorem(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """By a bootstrap over checkpoints: R² is one number for all of them."""
     one = dataset.set_index(predictor="predictor")
-
-    def held(name: str) -> Finding:
+    words = {"distance": "the squared distance", "norm": "the Hessian's top eigenvalue"}
+    for name, rival in words.items():
         low, high = (float(one[f"ahead_{end}"].sel(predictor=name)) for end in ("low", "high"))
         r = [float(one["r_squared"].sel(predictor=p)) for p in ("main_term", name)]
-        words = {"distance": "the squared distance", "norm": "the Hessian's top eigenvalue"}[name]
-        return Finding(
-            "cross-task linearity, App. B.2",
-            f"the product of curvature and squared distance predicts the gap better than {words}",
+        yield Finding(
+            f"{PAPER}, App. B.2",
+            f"the product of curvature and squared distance predicts the gap better than {rival}",
             f"R² {PUBLISHED['main_term']} against {PUBLISHED[name]} (ResNet-20, CIFAR-10)",
-            f"R² {r[0]:.2f} against {r[1]:.2f}, ahead by {low:.2f} to {high:.2f} (MLP, digits)",
+            f"R² {r[0]:.2f} against {r[1]:.2f}, ahead by {low:.2f} to {high:.2f} (MLP, digits; "
+            "95 % interval, not corrected)",
             "holds" if low > 0 else "fails" if high < 0 else "undecided",
         )
-
-    return [held("distance"), held("norm")]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.lines import Line2D
 
-from experiments.studies.cross_task_linearity.findings import PUBLISHED, mean_error
+from experiments.studies.cross_task_linearity.answers import PUBLISHED, mean_error
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:

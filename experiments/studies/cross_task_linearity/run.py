@@ -8,8 +8,8 @@ import xarray as xr
 
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
+from experiments.studies.cross_task_linearity.answers import r_squared
 from experiments.studies.cross_task_linearity.config import ON_ROTATIONS, Config
-from experiments.studies.cross_task_linearity.findings import r_squared
 from experiments.studies.cross_task_linearity.parts import QUANTILES, pairs, subsets
 from experiments.studies.cross_task_linearity.runs import (
     LABELS,
