@@ -19,7 +19,7 @@ class Training:
     batch: Natural = 64
     """Digits per step, drawn with replacement."""
     momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9
-    """Share of the last step that the next one repeats."""
+    """Momentum: the share of a step that the next one repeats."""
 
 
 @config
