@@ -1,6 +1,6 @@
 """Growth on training: the step-0 law, who saves what by hand-made curves, and what is refused."""
 
-import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import pytest
 
 from experiments.data import text
 from experiments.lab import registry, store
+from experiments.lab.config import varied
 from experiments.models import presets
 from experiments.studies.growth_training import run, tasks, ways
 from experiments.training.savings import first_below
@@ -18,12 +19,22 @@ gt = registry.load("growth_training")
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 TINY = gt.presets["tiny"]
-GPT = gt.config(width=8, new_width=16, head_dim=4, context=8, layers=1, new_layers=1)
-DEPTH = dataclasses.replace(
-    gt.config.depth(), width=8, new_width=8, head_dim=4, context=8, layers=2, new_layers=3
+GPT = varied(
+    gt.presets["default"],
+    source={"width": 8, "layers": 1},
+    large={"width": 16, "layers": 1},
+    head_dim=4,
+    context=8,
 )
-MLP, RESNET = gt.config.digits_mlp(), gt.config.digits_resnet()
-RESNET = dataclasses.replace(RESNET, width=4, new_width=8)
+DEPTH = varied(
+    gt.presets["depth"],
+    source={"width": 8, "layers": 2},
+    large={"width": 8, "layers": 3},
+    head_dim=4,
+    context=8,
+)
+MLP = gt.presets["digits_mlp"]
+RESNET = varied(gt.presets["digits_resnet"], source={"width": 4}, large={"width": 8})
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +123,11 @@ def test_learned_maps_lower_the_loss():
 
 
 def test_growth_is_repeatable_and_the_seed_matters(ran):
-    config = dataclasses.replace(TINY, methods=("sail_random",))
+    config = varied(TINY, methods=("sail_random",))
     again = gt.run(config)["loss"]
     same = ran[0]["loss"].sel(way=again["way"])
     np.testing.assert_array_equal(again, same)
-    other = gt.run(dataclasses.replace(config, seed=1))["loss"]
+    other = gt.run(varied(config, seed=1))["loss"]
     assert not np.allclose(other, again)
 
 
@@ -125,7 +136,7 @@ def test_moved_moments_carry_training_on(ran):
     moved = ran[0].sel(way="hypercloning")
     assert bool(moved["moved"])
     assert not bool(ran[0]["moved"].sel(way="sail_random"))
-    config = dataclasses.replace(TINY, methods=("hypercloning",), optimizer_state="restart")
+    config = varied(TINY, methods=("hypercloning",), optimizer={"state": "restart"})
     restarted = gt.run(config).sel(way="hypercloning")
     assert not bool(restarted["moved"])
     np.testing.assert_array_equal(restarted["loss"][:, 0], moved["loss"][:, 0])
@@ -137,8 +148,8 @@ def test_scratch_saves_nothing_and_learning_is_counted(ran):
     scratch = dataset.sel(way="scratch")
     for name in ("saved", "compute_saved", "compute_saved_with_source"):
         np.testing.assert_array_equal(scratch[name], 0)
-    assert int(dataset["learning_steps"].sel(way="ligo")) == TINY.learn_steps
-    assert (dataset["steps"].sel(way="ligo") >= TINY.learn_steps).all()
+    assert int(dataset["learning_steps"].sel(way="ligo")) == TINY.maps.steps
+    assert (dataset["steps"].sel(way="ligo") >= TINY.maps.steps).all()
     with_source = dataset["compute_saved_with_source"].drop_sel(way="scratch")
     assert (with_source < dataset["compute_saved"].drop_sel(way="scratch")).all()
 
@@ -158,7 +169,7 @@ def test_first_below(loss, level, step):
 
 
 def test_steps_are_saved_at_the_lowest_loss_both_reach():
-    config = dataclasses.replace(TINY, methods=("pad", "msg", "ligo"), steps=20)
+    config = varied(TINY, methods=("pad", "msg", "ligo"), budget={"steps": 20})
     curves = {
         "scratch": [4, 3, 2],
         "pad": [3, 2.5, 2.5],  # never reaches 2; scratch reaches its 2.5 at 15
@@ -176,7 +187,7 @@ def test_steps_are_saved_at_the_lowest_loss_both_reach():
     source = {"loss": np.full((3, 7), 2.0)}
     dataset = run._dataset(config, source, found)
     saved = dict(zip(dataset["way"].values, dataset["saved"].values[:, 0], strict=True))
-    assert saved == {"scratch": 0, "pad": 5, "msg": 20, "ligo": 10 - TINY.learn_steps}
+    assert saved == {"scratch": 0, "pad": 5, "msg": 20, "ligo": 10 - TINY.maps.steps}
     assert dataset["reached"].values[:, 0].tolist() == [True, False, True, True]
     small, large = dataset["flops"].values
     whole = 1 - TINY.source_steps * small / (20 * large)
@@ -184,7 +195,7 @@ def test_steps_are_saved_at_the_lowest_loss_both_reach():
 
 
 def test_flops_count_what_is_applied():
-    sizes = gt.config().network(large=True)
+    sizes = gt.presets["default"].network(large=True)
     net, shapes = presets.build(sizes), ways.shapes(sizes)
     n, block = 64, 12 * 64**2 + 13 * 64  # matrices, and biases and norms
     want = 6 * 16 * 64 * (2 * block + 2 * n + n * text.VOCAB)
@@ -221,48 +232,48 @@ def test_text_is_printable_and_held_out_by_module():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("change", "words"),
     [
-        ("task", "mnist"),
-        ("seed", -1),
-        ("replicates", 2),
-        ("methods", ()),
-        ("methods", ("lemon", "lemon")),
-        ("methods", ("lemmon",)),
-        ("methods", ("stack",)),
-        ("width", 0),
-        ("new_width", 16),
-        ("new_width", 32),
-        ("new_layers", 1),
-        ("new_layers", 3),
-        ("head_dim", 3),
-        ("context", 1),
-        ("steps", 0),
-        ("steps", 499),
-        ("source_steps", 1),
-        ("every", 0),
-        ("held_out", 0),
-        ("batch", 0),
-        ("rate", 0.0),
-        ("rate", float("nan")),
-        ("learn_rate", float("inf")),
-        ("warmup", 0),
-        ("optimizer_state", "keep"),
-        ("learn_steps", 0),
-        ("ramp", 0),
+        ({"task": "mnist"}, "task must be one of"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"replicates": 2}, "replicates must be at least 3"),
+        ({"methods": ()}, "methods must be"),
+        ({"methods": ("lemon", "lemon")}, "methods must be"),
+        ({"methods": ("lemmon",)}, "methods: no way .*nearest: 'lemon'"),
+        ({"methods": ("stack",)}, "methods: no way for text to grow in width"),
+        ({"source": {"width": 0}}, "source.width must be at least 1"),
+        ({"large": {"width": 16}}, "large.width must be at least source.width = 32; got 16"),
+        ({"large": {"width": 32}}, "large.width, large.layers: exactly one"),
+        ({"large": {"layers": 1}}, "large.layers must be at least source.layers = 2; got 1"),
+        ({"large": {"layers": 3}}, "large.width, large.layers: exactly one"),
+        ({"head_dim": 3}, "head_dim must divide"),
+        ({"context": 1}, "context must be at least 2"),
+        ({"budget": {"steps": 0}}, "budget.steps must be at least 1"),
+        ({"budget": {"steps": 499}}, "budget.steps must be a multiple of budget.every = 10"),
+        ({"source_steps": 1}, "source_steps must be a multiple of budget.every = 10"),
+        ({"budget": {"every": 0}}, "budget.every must be at least 1"),
+        ({"held_out": 0}, "held_out must be at least 1"),
+        ({"budget": {"batch": 0}}, "budget.batch must be at least 1"),
+        ({"optimizer": {"rate": 0.0}}, "optimizer.rate must be greater than 0"),
+        ({"optimizer": {"rate": math.nan}}, "optimizer.rate must be"),
+        ({"maps": {"rate": math.inf}}, "maps.rate must be finite"),
+        ({"optimizer": {"warmup": 0}}, "optimizer.warmup must be at least 1"),
+        ({"optimizer": {"state": "keep"}}, "optimizer.state must be one of move, restart"),
+        ({"maps": {"steps": 0}}, "maps.steps must be at least 1"),
+        ({"ramp": 0}, "ramp must be at least 1"),
     ],
 )
-def test_bad_fields_are_one_line_that_names_them(field, value):
-    with pytest.raises(ValueError, match=field) as caught:
-        dataclasses.replace(gt.config(), **{field: value})
+def test_bad_fields_are_one_line_that_names_them(change, words):
+    with pytest.raises(ValueError, match=f"^{words}") as caught:
+        varied(gt.presets["default"], **change)
     assert "\n" not in str(caught.value)
 
 
 def test_digits_leave_some_to_learn_from():
     with pytest.raises(ValueError, match="held_out must be below 1797; got 1797"):
-        dataclasses.replace(gt.config.digits_mlp(), held_out=1797)
+        varied(MLP, held_out=1797)
     with pytest.raises(ValueError, match=r"no way for digits_resnet .* 'ligo'"):
-        dataclasses.replace(gt.config.digits_resnet(), methods=("ligo",))
+        varied(RESNET, methods=("ligo",))
 
 
 def test_figures_are_drawn_from_the_dataset(ran):

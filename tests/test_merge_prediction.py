@@ -7,19 +7,19 @@ import pytest
 from scipy import stats
 
 from experiments.lab import registry, store
+from experiments.lab.config import varied
 from experiments.studies.merge_prediction import probes, ranking, run, tasks
-from experiments.studies.merge_prediction.config import Config
 from sail_jax import methods, probe
 from sail_jax.cli import merge_odds
 
-merge_prediction = registry.load("merge_prediction")
+mp = registry.load("merge_prediction")
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    return merge_prediction.run(Config.tiny(), store.direct)
+    return mp.run(mp.presets["tiny"], store.direct)
 
 
 def test_spearman_is_scipys():
@@ -58,7 +58,7 @@ def test_clusters_widen_intervals():
 
 
 def test_every_merge_is_made_of_the_experts_it_says():
-    config, family = Config(), tasks.FAMILIES["digits"]
+    config, family = mp.presets["default"], tasks.FAMILIES["digits"]
     R, T, S = len(family.rates), len(family.tasks), len(config.steps)
     found = run._merges(config, family, 0)
     assert sum(len(m.base) for m, _ in found.values()) == 168
@@ -111,7 +111,7 @@ def test_tasks_of_text_are_ranges_of_what_they_say():
 
 def test_outcomes_and_probes_are_of_the_merge(tiny):
     """The first merge, by hand."""
-    config, name = Config.tiny(), "digits"
+    config, name = mp.presets["tiny"], "digits"
     family, key = tasks.FAMILIES[name], jax.random.fold_in(jax.random.key(config.seed), 0)
     data = family.load(config.seed, family.tasks)
     trained = run._train(config, name, data, key)
@@ -192,5 +192,5 @@ def test_the_verdict_reads_the_band_of_the_cosine():
     ],
 )  # fmt: skip
 def test_bad_configs_name_the_field(field, value):
-    with pytest.raises(ValueError, match=field):
-        Config(**{field: value})
+    with pytest.raises(ValueError, match=rf"^{field}.* must be .*; got"):
+        varied(mp.presets["default"], **{field: value})

@@ -1,15 +1,16 @@
 """Sweeps of a merge's hyperparameters: networks against NumPy, the testbed against the theory."""
 
-import dataclasses
+import re
 
 import jax
 import numpy as np
 import pytest
 
 from experiments.data import digits
-from experiments.lab import store
+from experiments.lab import registry, store
+from experiments.lab.config import varied
 from experiments.studies.merging_scaling import networks, testbed
-from experiments.studies.merging_scaling.config import LAWS, Config
+from experiments.studies.merging_scaling.config import LAWS
 from experiments.studies.merging_scaling.findings import (
     SAYS,
     exponent,
@@ -22,7 +23,10 @@ from experiments.studies.merging_scaling.run import run
 from experiments.studies.merging_scaling.testbed import quadratics
 from theory.merging import Constants, Training, constants, exact, excess_risk_bound
 
-SMALL = dataclasses.replace(Config.tiny(), base_steps=60, steps=(5, 20, 40))
+ms = registry.load("merging_scaling")
+
+TINY = ms.presets["tiny"]
+SMALL = varied(TINY, pretraining={"steps": 60}, swept={"steps": (5, 20, 40)})
 
 
 @pytest.fixture(scope="module")
@@ -34,44 +38,46 @@ def ran():
         stages[name] = store.direct(name, compute)
         return stages[name]
 
-    return run(SMALL, stage), stages
+    return ms.run(SMALL, stage), stages
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("change", "field"),
     [
-        ("seed", -1),
-        ("replicates", 1),
-        ("steps", (5, 20)),
-        ("steps", (0, 1, 2)),
-        ("batch", (4, 8, 8)),
-        ("batch", (1, 2, 3, 4, 5)),
-        ("rate", (0.1, 0.2, 2.0)),
-        ("rate", (0.0, 0.2, 0.4)),
-        ("samples", (1, 2, 3)),
-        ("samples", ()),
-        ("merged", (1, 2, 4)),
-        ("tasks", ("rotate 20", "rotate 20")),
-        ("tasks", ("rotate 20", "shear 3", "upright")),
-        ("widths", ()),
-        ("pool", 1297),
-        ("density", 0.0),
-        ("drop", 1.0),
-        ("runs", 1),
-        ("ada_rate", 0.0),
-        ("condition", 0.5),
-        ("noise", -1.0),
+        ({"seed": -1}, "seed"),
+        ({"replicates": 1}, "replicates"),
+        ({"swept": {"steps": (5, 20)}}, "swept.steps"),
+        ({"swept": {"steps": (0, 1, 2)}}, "swept.steps[0]"),
+        ({"swept": {"batch": (4, 8, 8)}}, "swept.batch"),
+        ({"swept": {"batch": (1, 2, 3, 4, 5)}}, "swept.batch"),
+        ({"swept": {"rate": (0.1, 0.2, 2.0)}}, "swept.rate[2]"),
+        ({"swept": {"rate": (0.0, 0.2, 0.4)}}, "swept.rate[0]"),
+        ({"swept": {"samples": (1, 2, 3)}}, "swept.samples[0]"),
+        ({"swept": {"samples": ()}}, "swept.samples"),
+        ({"swept": {"tasks": (1, 2, 4)}}, "swept.tasks"),
+        ({"tasks": ("rotate 20", "rotate 20")}, "tasks"),
+        ({"tasks": ("rotate 20", "shear 3", "upright")}, "tasks[1]"),
+        ({"widths": ()}, "widths"),
+        ({"pool": 1297}, "pool"),
+        ({"merging": {"density": 0.0}}, "merging.density"),
+        ({"merging": {"drop": 1.0}}, "merging.drop"),
+        ({"quadratics": {"runs": 1}}, "quadratics.runs"),
+        ({"merging": {"ada_rate": 0.0}}, "merging.ada_rate"),
+        ({"quadratics": {"condition": 0.5}}, "quadratics.condition"),
+        ({"quadratics": {"noise": -1.0}}, "quadratics.noise"),
     ],
 )
-def test_bad_fields_are_named(field, value):
-    with pytest.raises(ValueError, match=rf"^{field}"):
-        dataclasses.replace(Config.tiny(), **{field: value})
+def test_bad_fields_are_named(change, field):
+    with pytest.raises(ValueError, match=rf"^{re.escape(field)} must be "):
+        varied(TINY, **change)
 
 
 def test_too_many_samples_are_refused_by_task():
-    config = dataclasses.replace(Config.tiny(), pool=40, samples=(5, 10, 35))
-    with pytest.raises(ValueError, match=r"^samples must be at most \d+, .*digits 0-4.*got 35$"):
-        run(config)
+    config = varied(TINY, pool=40, swept={"samples": (5, 10, 35)})
+    with pytest.raises(
+        ValueError, match=r"^swept.samples must be at most \d+, .*digits 0-4.*got 35$"
+    ):
+        ms.run(config)
 
 
 def test_one_thing_varies_at_a_time():
@@ -109,7 +115,9 @@ def test_averages_are_graded_as_numpy_does(ran):
     """At the centre: losses of float32 networks to 1e-4, accuracies to one near-tied digit."""
     dataset, stages = ran
     merged = stages["networks by steps and by tasks"]["steps1"]["merged"]
-    split = digits.split(SMALL.seed, SMALL.replicates, train=SMALL.pretrain, validation=SMALL.pool)
+    split = digits.split(
+        SMALL.seed, SMALL.replicates, train=SMALL.pretraining.digits, validation=SMALL.pool
+    )
     exam = networks.examine(SMALL, split)
     n, count = SMALL.at()["samples"], SMALL.at()["tasks"]
     at = dataset.sel(law="steps", merge="average").isel(point=1)
@@ -129,10 +137,10 @@ def test_averages_are_graded_as_numpy_does(ran):
 def test_tasks_differ_by_replicate_and_nothing_leaks():
     """Pools and tests share no digit, the twins' sample is none of the experts', and each replicate
     merges tasks in its own order."""
-    config = dataclasses.replace(Config.tiny(), tasks=("upright", "digits 0-4", "digits 5-9"))
-    split = digits.split(0, 6, train=config.pretrain, validation=config.pool)
-    exam = networks.examine(dataclasses.replace(config, replicates=6), split)
-    assert exam.images.shape == (6, 3, max(config.samples) + 1, 64)
+    config = varied(TINY, tasks=("upright", "digits 0-4", "digits 5-9"))
+    split = digits.split(0, 6, train=config.pretraining.digits, validation=config.pool)
+    exam = networks.examine(varied(config, replicates=6), split)
+    assert exam.images.shape == (6, 3, max(config.swept.samples) + 1, 64)
     kinds = {tuple((labels.max(1) < 5) | (2 * (labels.min(1) > 4))) for labels in exam.labels}
     assert len(kinds) > 1
     for images, test in zip(exam.images, exam.test.images, strict=True):
@@ -144,7 +152,7 @@ def test_tasks_differ_by_replicate_and_nothing_leaks():
 def test_twins_differ_by_the_replaced_sample_only():
     """Full batches would draw it in every step; here a twin moves iff the first sample was drawn,
     and longer runs, which contain shorter ones, end where those go on from."""
-    config = Config.tiny()
+    config = TINY
     images = np.random.default_rng(0).random((2, 1, 21, 64), np.float32)
     labels = np.tile(np.arange(21) % 10, (2, 1, 1))
     params = networks.MLP(config.widths, 10).init(jax.random.key(0), images[0, 0, :1])
@@ -186,7 +194,7 @@ def test_the_testbed_is_the_theory_s(ran):
 def test_simulated_points_lie_about_the_exact_ones():
     """|z| < 4 where the distribution is nearly normal: excess, and stability in large batches."""
     bed = quadratics(SMALL, "batch", 8)
-    config, found = dataclasses.replace(SMALL, runs=2000), exact(bed)
+    config, found = varied(SMALL, quadratics={"runs": 2000}), exact(bed)
     drawn = testbed.simulated(config, bed, jax.random.key(0))
     for name in ("excess", "stability"):
         error = drawn[f"simulated_{name}_error"]

@@ -2,11 +2,15 @@
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import numpy as np
+from annotated_types import MinLen
 from jaxtyping import Bool, Float, Int
+from pydantic import AfterValidator
+
+from experiments.lab.config import Different
 
 Array = jax.Array | np.ndarray
 
@@ -29,6 +33,7 @@ class Split(NamedTuple):
 
 EXAMPLES = 1797
 SIDE = 8  # pixels of an image
+NAMES = "'upright', 'rotate <degrees>' or 'digits <first>-<last>'"
 
 
 def parse(task: str) -> tuple[float, range]:
@@ -45,9 +50,19 @@ def parse(task: str) -> tuple[float, range]:
         first, last = int(match[1]), int(match[2])
         if first < last:
             return 0.0, range(first, last + 1)
-    raise ValueError(
-        f"unknown task '{task}': expected 'upright', 'rotate <degrees>' or 'digits <first>-<last>'"
-    )
+    raise ValueError(f"unknown task '{task}': expected {NAMES}")
+
+
+def _parsed(task: str) -> str:
+    try:
+        parse(task)
+    except ValueError:
+        raise ValueError(f"must be {NAMES}") from None
+    return task
+
+
+Tasks = Annotated[Different[Annotated[str, AfterValidator(_parsed)]], MinLen(2)]
+"""Two tasks or more, all different, as a field of a config names them."""
 
 
 def load(task: str = "upright") -> Task:

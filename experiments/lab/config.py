@@ -3,10 +3,11 @@ is made; groups of fields that several studies share are configs themselves."""
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
-from annotated_types import Ge, Gt, Interval, Lt
+from annotated_types import Ge, Gt, Interval, Lt, MinLen
 from pydantic import AfterValidator, AllowInfNan, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
@@ -22,6 +23,12 @@ def _different(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
+def _increasing(values: tuple[T, ...]) -> tuple[T, ...]:
+    if not values or any(a >= b for a, b in itertools.pairwise(values)):  # type: ignore[operator]
+        raise ValueError("must be one or more values, increasing")
+    return values
+
+
 Seed = Annotated[int, Interval(ge=0, lt=2**31)]
 Natural = Annotated[int, Ge(1)]
 Count = Annotated[int, Ge(0)]
@@ -30,8 +37,12 @@ Positive = Annotated[float, Gt(0), AllowInfNan(False)]
 NotNegative = Annotated[float, Ge(0), AllowInfNan(False)]
 Share = Annotated[float, Gt(0), Lt(1)]
 """Strictly between 0 and 1."""
+Some = Annotated[tuple[T, ...], MinLen(1)]
+"""One value or more."""
 Different = Annotated[tuple[T, ...], AfterValidator(_different)]
 """One value or more, no two of them equal."""
+Increasing = Annotated[tuple[T, ...], AfterValidator(_increasing)]
+"""One value or more, each greater than the one before."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -106,6 +117,7 @@ _MUST: Mapping[str, str] = {
     "bool_type": "be true or false",
     "string_type": "be text",
     "tuple_type": "be a tuple",
+    "too_short": "be {min_length} or more values",
     "dataclass_exact_type": "be a {class_name}",
 }
 

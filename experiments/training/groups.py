@@ -53,7 +53,7 @@ class Budget:
 
 @config
 class LearnedMaps:
-    """How LiGO's maps are learned (Wang et al. 2023)."""
+    """How the maps of growth are learned, as LiGO's are (Wang et al. 2023)."""
 
     steps: Natural
     """Steps of learning the maps, counted as steps of the large network."""

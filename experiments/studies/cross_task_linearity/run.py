@@ -95,7 +95,7 @@ def _dataset(config: Config, found: dict[str, dict[str, Any]]) -> xr.Dataset:
             put("stitched_negation", tree["negation"], "replicate task stitch_scale hidden")
             put("stitched_base", tree["base"], "replicate task")
         else:
-            shape = (config.replicates, config.checkpoints, -1)
+            shape = (config.replicates, config.theorem.checkpoints, -1)
             each = {name: value.reshape(shape) for name, value in tree.items()}
             put("theorem", each, "replicate checkpoint checkpoint_pair")
             variables |= r_squared(tree, config.seed)
@@ -108,7 +108,7 @@ def _dataset(config: Config, found: dict[str, dict[str, Any]]) -> xr.Dataset:
 
 
 def _coordinates(config: Config) -> dict[str, Any]:
-    hidden = [f"hidden {i + 1}" for i in range(len(config.widths))]
+    hidden = [f"hidden {i + 1}" for i in range(len(config.mlp.widths))]
     tasks = [f"{angle}°" for angle in config.angles]
     others = [task.removeprefix("digits ") for task in config.splits[1:]]
     return {
@@ -118,7 +118,7 @@ def _coordinates(config: Config) -> dict[str, Any]:
         "task": tasks,
         "layer": [*hidden, "output"],
         "hidden": hidden,
-        "block": [*(f"block {i + 1}" for i in range(len(config.resnet_widths))), "output"],
+        "block": [*(f"block {i + 1}" for i in range(len(config.resnet.widths))), "output"],
         "alpha": list(config.alphas),
         "quantile": list(QUANTILES),
         "setting": list(SETTINGS),
@@ -131,6 +131,6 @@ def _coordinates(config: Config) -> dict[str, Any]:
         "weight": np.linspace(0, 1, config.line_points),
         "scale": list(config.scales),
         "stitch_scale": list(config.stitch_scales),
-        "checkpoint": config.checkpoint_steps * 2 ** np.arange(config.checkpoints),
-        "checkpoint_pair": np.arange(len(pairs(config.pair_members))),
+        "checkpoint": config.theorem.steps * 2 ** np.arange(config.theorem.checkpoints),
+        "checkpoint_pair": np.arange(len(pairs(config.theorem.members))),
     }

@@ -29,8 +29,8 @@ class Runs:
         self.index = models.split(
             config.seed, config.replicates, learn=config.learn, test=config.test
         )
-        self.mlp = MLP(config.widths, models.CLASSES)
-        self.resnet = ResNet(config.resnet_widths, 1, models.CLASSES)
+        self.mlp = MLP(config.mlp.widths, models.CLASSES)
+        self.resnet = ResNet(config.resnet.widths, 1, models.CLASSES)
         self.tasks = [f"rotate {angle}" for angle in config.angles]
 
     def keys(self, part: str, count: int) -> np.ndarray:
@@ -49,10 +49,8 @@ class Runs:
         self, model: models.Model, start: PyTree, learn: Batch, keys: Any, rate: Any, times: int = 1
     ) -> PyTree:
         """Each of [replicate, model, ...], `times` the steps; rates may differ."""
-        c = self.config
-        descent = Descent(c.steps, c.batch, 0.0)
-        if isinstance(model, ResNet):
-            descent = Descent(c.resnet_steps, c.resnet_batch, 0.9)
+        how = self.config.resnet if isinstance(model, ResNet) else self.config.mlp
+        descent = Descent(how.steps, how.batch, how.momentum)
         return self.descend(model, descent, start, learn, keys, rate, times)
 
     def descend(
@@ -82,7 +80,7 @@ class Runs:
 
     def rotations(self) -> dict[str, Any]:
         """The base, and one expert for each rotation."""
-        k, rate = len(self.tasks), self.config.rate
+        k, rate = len(self.tasks), self.config.mlp.rate
         keys = self.keys("base", 2 + k)
         start, upright = self.init(self.mlp, keys[:, :1]), self.data("upright").learn
         base = self.train(self.mlp, start, upright, keys[:, 1:2], rate)
@@ -103,9 +101,9 @@ class Runs:
         keys, data = self.keys("scratch", 3 * len(tasks)), self.data(*tasks)
         first, second, third = (keys[:, i :: len(SETTINGS) + 1] for i in range(3))
         starts = self.init(self.mlp, first)
-        own = self.train(self.mlp, starts, data.learn, second, self.config.rate)
+        own = self.train(self.mlp, starts, data.learn, second, self.config.mlp.rate)
         base = repeated(kept["base"], len(tasks))
-        tuned = self.train(self.mlp, base, data.learn, third, self.config.rate)
+        tuned = self.train(self.mlp, base, data.learn, third, self.config.mlp.rate)
         a, b, batch = [], [], []
         for r in range(self.config.replicates):
             for i in (0, 2):
@@ -150,7 +148,7 @@ class Runs:
 
     def split_classes(self, _: dict[str, Any]) -> dict[str, Any]:
         first, *others = self.config.splits
-        keys, rate = self.keys("split_classes", 2 + len(others)), self.config.resnet_rate
+        keys, rate = self.keys("split_classes", 2 + len(others)), self.config.resnet.rate
         start = self.init(self.resnet, keys[:, :1])
         base = self.train(self.resnet, start, self.data(first).learn, keys[:, 1:2], rate)
         data = self.data(*others)
@@ -171,8 +169,8 @@ class Runs:
         both = joined(upright, random)
         found, shape = {}, (c.replicates, len(TARGETS), kinds)
         for name, model, rate in (
-            ("mlp", self.mlp, c.rate),
-            ("resnet", self.resnet, c.resnet_rate),
+            ("mlp", self.mlp, c.mlp.rate),
+            ("resnet", self.resnet, c.resnet.rate),
         ):
             keys = self.keys("random_labels", 5)
             start = self.init(model, keys[:, :1])
@@ -196,26 +194,28 @@ class Runs:
 
     def theorem(self, _: dict[str, Any]) -> dict[str, Any]:
         """From checkpoints along pre-training, models tuned on one task at different rates."""
-        c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
+        c, at = self.config, self.config.theorem
+        task = self.tasks[len(self.tasks) // 2 - 1]
         data, upright = self.data(task), self.data("upright").learn
-        keys = self.keys("theorem", 1 + 2 ** (c.checkpoints - 1))
+        keys = self.keys("theorem", 1 + 2 ** (at.checkpoints - 1))
         params, bases = self.init(self.mlp, keys[:, :1]), []
-        descent = Descent(c.checkpoint_steps, c.batch, 0.0)
+        descent = Descent(at.steps, c.mlp.batch, c.mlp.momentum)
         for n in range(1, keys.shape[1]):
-            params = self.descend(self.mlp, descent, params, upright, keys[:, n : n + 1], c.rate)
+            params = self.descend(
+                self.mlp, descent, params, upright, keys[:, n : n + 1], c.mlp.rate
+            )
             if n & (n - 1) == 0:
                 bases.append(params)
         base = measure.flat(joined(*bases))
-        tests, learn = (measure.flat(repeated(part, c.checkpoints)) for part in data)
-        keys = jax.random.split(jax.random.key(c.seed + 1), (len(tests.labels), c.pair_members + 1))
+        tests, learn = (measure.flat(repeated(part, at.checkpoints)) for part in data)
+        keys = jax.random.split(jax.random.key(c.seed + 1), (len(tests.labels), at.members + 1))
         keys = np.asarray(jax.random.key_data(keys))
         starts, examples = (
-            repeated(jax.tree.map(lambda x: x[:, None], tree), c.pair_members)
-            for tree in (base, learn)
+            repeated(jax.tree.map(lambda x: x[:, None], tree), at.members) for tree in (base, learn)
         )
-        rates = np.geomspace(*c.rates, c.pair_members)
+        rates = np.geomspace(*c.rates, at.members)
         tuned = self.train(self.mlp, starts, examples, keys[:, 1:], rates)
-        return measure.theorem(self.mlp, base, tuned, tests, keys[:, 0], c.lanczos_steps)
+        return measure.theorem(self.mlp, base, tuned, tests, keys[:, 0], at.lanczos_steps)
 
 
 def repeated(tree: PyTree, count: int) -> PyTree:

@@ -1,78 +1,94 @@
-"""What `growth_training` can be told, and its presets."""
+"""What `growth_training` is told, and its presets."""
 
-import dataclasses
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
 
 from experiments.data import digits, text
-from experiments.lab import validate
+from experiments.lab.config import Different, Natural, Positive, Seed, config, varied
 from experiments.studies.growth_training import tasks, ways
+from experiments.training.groups import LearnedMaps
 from sail_jax.checks import nearest
 
 CLASSES = 10
 Task = Literal["text", "digits_mlp", "digits_resnet"]
 
 
-@dataclasses.dataclass(frozen=True)
+@config
+class Sizes:
+    """The units and layers of a network."""
+
+    width: Natural
+    """Units of the GPT's stream, of the MLP's layers, or of the ResNet's stem."""
+    layers: Natural
+    """Layers of the GPT or the MLP; blocks per stage of the ResNet."""
+
+
+@config
+class Budget:
+    """How long the large networks are trained, and how often all are looked at."""
+
+    steps: Natural
+    """Steps of training a large network, grown or from scratch."""
+    batch: Natural
+    """Windows or digits per step, drawn with replacement."""
+    every: Natural
+    """Steps between two evaluations."""
+
+
+@config
+class Adam:
+    """How every network is trained: by Adam, at a learning rate that rises and then stays."""
+
+    rate: Positive
+    """Highest learning rate."""
+    warmup: Natural = 20
+    """Steps over which the learning rate rises from 0."""
+    state: Literal["move", "restart"] = "move"
+    """Whether Adam's moments grow with the parameters, where a law says how; else they restart."""
+
+
+@config
 class Config:
     """Train a small network, grow it by every method, train on; the larger one from scratch."""
 
     task: Task = "text"
     """What is learned: 'text' (a GPT), 'digits_mlp' or 'digits_resnet'."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the initial weights, minibatches, splits and growth."""
-    replicates: int = 4
+    replicates: Annotated[int, Ge(3)] = 4
     """Independent repetitions, each with its own small network; at least 3, for the spread."""
-    methods: tuple[str, ...] = (*ways.WIDTH, ways.MSG, *ways.LEARNED)
+    methods: Different[str] = (*ways.WIDTH, ways.MSG, *ways.LEARNED)
     """How to grow, beside training from scratch."""
-    width: int = 32
-    """Units of the small network: of the GPT's stream, the MLP's layers, the ResNet's stem."""
-    new_width: int = 64
-    """Units of the large one."""
-    layers: int = 2
-    """Layers of the small network (blocks per stage of the ResNet)."""
-    new_layers: int = 2
-    """Layers of the large one; either the width or the depth grows."""
-    head_dim: int = 16
-    """Units of an attention head, in both."""
-    context: int = 64
+    source: Sizes = Sizes(width=32, layers=2)
+    large: Sizes = Sizes(width=64, layers=2)
+    head_dim: Natural = 16
+    """Units of an attention head, in both networks."""
+    context: Annotated[int, Ge(2)] = 64
     """Characters that the GPT sees."""
-    source_steps: int = 600
+    source_steps: Natural = 600
     """Steps of training the small network."""
-    steps: int = 400
-    """Steps of training the large one, grown or from scratch."""
-    every: int = 10
-    """Steps between two evaluations."""
-    held_out: int = 64
+    budget: Budget = Budget(steps=400, batch=16, every=10)
+    held_out: Natural = 64
     """Held-out windows of `context` characters (the same for every repetition), or digits of the
     1797 (a split for each)."""
-    batch: int = 16
-    """Windows or digits per step, drawn with replacement."""
-    rate: float = 3e-3
-    """Adam's learning rate, for every network."""
-    warmup: int = 20
-    """Steps over which the rate rises from 0, for every network."""
-    optimizer_state: Literal["move", "restart"] = "move"
-    """Whether Adam's moments grow with the parameters, where a law says how; else they restart."""
-    learn_steps: int = 50
-    """Steps of learning LiGO's and SAIL's maps, counted as steps of the large network."""
-    learn_rate: float = 3e-3
-    """Adam's learning rate for them."""
-    ramp: int = 200
+    optimizer: Adam = Adam(rate=3e-3)
+    maps: LearnedMaps = LearnedMaps(steps=50)
+    ramp: Natural = 200
     """Steps over which masked structural growth brings its units in."""
 
     def __post_init__(self) -> None:
-        validate.at_least(self, replicates=3, width=1, layers=1, head_dim=1, context=2)
-        validate.at_least(self, source_steps=1, steps=1, every=1, held_out=1, batch=1, warmup=1)
-        validate.at_least(self, new_width=self.width, new_layers=self.layers)
-        validate.at_least(self, learn_steps=1, ramp=1)
-        validate.positive(self, "rate", "learn_rate")
-        validate.different(self, "methods")
-        validate.one_of(self, task=Task, optimizer_state=("move", "restart"))
-        if (self.width == self.new_width) == (self.layers == self.new_layers):
+        small, large = self.source, self.large
+        for field in ("width", "layers"):
+            least, size = getattr(small, field), getattr(large, field)
+            if size < least:
+                raise ValueError(
+                    f"large.{field} must be at least source.{field} = {least}; got {size}"
+                )
+        if (small.width == large.width) == (small.layers == large.layers):
             raise ValueError(
-                "new_width, new_layers: exactly one must exceed the small network's; got "
-                f"{self.width} to {self.new_width} units and {self.layers} to {self.new_layers} "
-                "layers"
+                "large.width, large.layers: exactly one must exceed the small network's; got "
+                f"{small.width} to {large.width} units and {small.layers} to {large.layers} layers"
             )
         way, known = "depth" if self.deepens else "width", self._known()
         for method in self.methods:
@@ -81,22 +97,25 @@ class Config:
                     f"methods: no way for {self.task} to grow in {way} is called "
                     f"'{method}'{nearest(method, known)}"
                 )
-        for field in ("source_steps", "steps"):
-            if getattr(self, field) % self.every:
+        every = self.budget.every
+        for field, steps in (
+            ("source_steps", self.source_steps),
+            ("budget.steps", self.budget.steps),
+        ):
+            if steps % every:
                 raise ValueError(
-                    f"{field} must be a multiple of every = {self.every}; got "
-                    f"{getattr(self, field)}"
+                    f"{field} must be a multiple of budget.every = {every}; got {steps}"
                 )
-        if self.task == "text" and (self.width % self.head_dim or self.new_width % self.head_dim):
+        if self.task == "text" and (small.width % self.head_dim or large.width % self.head_dim):
             raise ValueError(
-                f"head_dim must divide {self.width} and {self.new_width}; got {self.head_dim}"
+                f"head_dim must divide {small.width} and {large.width}; got {self.head_dim}"
             )
         if self.task != "text" and self.held_out >= digits.EXAMPLES:
             raise ValueError(f"held_out must be below {digits.EXAMPLES}; got {self.held_out}")
 
     @property
     def deepens(self) -> bool:
-        return self.layers < self.new_layers
+        return self.source.layers < self.large.layers
 
     def _known(self) -> tuple[str, ...]:
         learned = ways.LEARNED
@@ -107,7 +126,8 @@ class Config:
 
     def network(self, *, large: bool) -> dict[str, Any]:
         """The configuration of the small or the large network."""
-        n, layers = (self.new_width, self.new_layers) if large else (self.width, self.layers)
+        sizes = self.large if large else self.source
+        n, layers = sizes.width, sizes.layers
         fields: dict[str, Any] = {
             "text": {
                 "vocab": text.VOCAB,
@@ -129,57 +149,53 @@ class Config:
         return {"model_type": tasks.TASKS[self.task], **fields[self.task]}
 
     def schedule(self, steps: int) -> tasks.Schedule:
-        return tasks.Schedule(steps, self.every, self.batch, self.rate, self.warmup, self.ramp)
-
-    @classmethod
-    def tiny(cls) -> "Config":
-        """Seconds, for tests."""
-        methods = ("hypercloning", "sail_random", "msg", "ligo")
-        short: dict[str, Any] = {
-            "source_steps": 60,
-            "steps": 30,
-            "every": 10,
-            "learn_steps": 5,
-            "ramp": 10,
-        }
-        sizes: dict[str, Any] = {"width": 8, "new_width": 16, "held_out": 200, "warmup": 5}
-        return cls(task="digits_mlp", replicates=3, methods=methods, **sizes, **short)
-
-    @classmethod
-    def digits_mlp(cls) -> "Config":
-        sizes: dict[str, Any] = {"width": 32, "new_width": 64, "held_out": 797, "batch": 64}
-        return cls(task="digits_mlp", **sizes, source_steps=300, steps=300, every=5, rate=1e-3)
-
-    @classmethod
-    def digits_resnet(cls) -> "Config":
-        sizes: dict[str, Any] = {
-            "width": 8,
-            "new_width": 16,
-            "layers": 1,
-            "new_layers": 1,
-            "held_out": 797,
-        }
-        methods = (*ways.WIDTH, ways.MSG)
-        steps: dict[str, Any] = {
-            "source_steps": 200,
-            "steps": 200,
-            "every": 5,
-            "ramp": 100,
-            "batch": 32,
-        }
-        return cls(task="digits_resnet", methods=methods, **sizes, **steps, rate=1e-3)
-
-    @classmethod
-    def depth(cls) -> "Config":
-        methods = (*ways.DEPTH, *ways.LEARNED)
-        return cls(methods=methods, width=48, new_width=48, layers=3, new_layers=6)
+        budget, adam = self.budget, self.optimizer
+        return tasks.Schedule(steps, budget.every, budget.batch, adam.rate, adam.warmup, self.ramp)
 
 
+DEFAULT = Config()
 PRESETS: dict[str, Config] = {
-    "default": Config(),
-    "text": Config(),
-    "digits_mlp": Config.digits_mlp(),
-    "digits_resnet": Config.digits_resnet(),
-    "depth": Config.depth(),
-    "tiny": Config.tiny(),
+    "default": DEFAULT,
+    "text": DEFAULT,
+    "digits_mlp": varied(
+        DEFAULT,
+        task="digits_mlp",
+        source_steps=300,
+        budget={"steps": 300, "batch": 64, "every": 5},
+        held_out=797,
+        optimizer={"rate": 1e-3},
+    ),
+    "digits_resnet": varied(
+        DEFAULT,
+        task="digits_resnet",
+        methods=(*ways.WIDTH, ways.MSG),
+        source={"width": 8, "layers": 1},
+        large={"width": 16, "layers": 1},
+        source_steps=200,
+        budget={"steps": 200, "batch": 32, "every": 5},
+        held_out=797,
+        optimizer={"rate": 1e-3},
+        ramp=100,
+    ),
+    "depth": varied(
+        DEFAULT,
+        methods=(*ways.DEPTH, *ways.LEARNED),
+        source={"width": 48, "layers": 3},
+        large={"width": 48, "layers": 6},
+    ),
+    # seconds, for tests
+    "tiny": varied(
+        DEFAULT,
+        task="digits_mlp",
+        replicates=3,
+        methods=("hypercloning", "sail_random", "msg", "ligo"),
+        source={"width": 8},
+        large={"width": 16},
+        source_steps=60,
+        budget={"steps": 30},
+        held_out=200,
+        optimizer={"warmup": 5},
+        maps={"steps": 5},
+        ramp=10,
+    ),
 }

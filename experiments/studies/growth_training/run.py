@@ -74,23 +74,24 @@ def _large(
     if method == ways.SCRATCH:
         start = ways.restarted(tasks.init(net, data[seed], first))
     elif method in ways.LEARNED:
-        how = ways.Learning(method, config.learn_steps, config.batch, config.learn_rate)
+        maps = config.maps
+        how = ways.Learning(method, maps.steps, config.budget.batch, maps.rate)
         start = ways.learn(how, one["variables"], small, large, data[seed], grow)
     else:
-        move = config.optimizer_state == "move"
+        move = config.optimizer.state == "move"
         start = ways.grow(method, one["variables"], kept, small, large, grow, move=move)
-    schedule = config.schedule(config.steps)
+    schedule = config.schedule(config.budget.steps)
     _, _, loss = tasks.train(net, schedule, *start[:2], data[seed], batches, start.masked)
     return {"loss": loss, "exact": start.exact, "moved": start.moved}
 
 
 def _dataset(config: Config, source: Mapping[str, Any], found: Mapping[str, Any]) -> xr.Dataset:
-    methods = list(found)
+    methods, budget = list(found), config.budget
     loss = np.stack([found[m]["loss"] for m in methods]).astype(float)
-    ahead = np.array([config.learn_steps if m in ways.LEARNED else 0 for m in methods])
-    level, reached, steps, scratch = savings(loss, config.every, ahead=ahead)
+    ahead = np.array([config.maps.steps if m in ways.LEARNED else 0 for m in methods])
+    level, reached, steps, scratch = savings(loss, budget.every, ahead=ahead)
     cost = [
-        tasks.flops(presets.build(sizes), ways.shapes(sizes), config.batch)
+        tasks.flops(presets.build(sizes), ways.shapes(sizes), budget.batch)
         for sizes in (config.network(large=False), config.network(large=True))
     ]
     spent, earlier = cost[1] * scratch, cost[0] * config.source_steps
@@ -120,9 +121,9 @@ def _dataset(config: Config, source: Mapping[str, Any], found: Mapping[str, Any]
         {
             "way": methods,
             "seed": np.arange(config.replicates),
-            "step": np.arange(0, config.steps + 1, config.every),
-            "source_step": np.arange(0, config.source_steps + 1, config.every),
+            "step": np.arange(0, budget.steps + 1, budget.every),
+            "source_step": np.arange(0, config.source_steps + 1, budget.every),
             "network": ["small", "large"],
         },
-        {"task": config.task, "steps": config.steps},
+        {"task": config.task, "steps": budget.steps},
     )

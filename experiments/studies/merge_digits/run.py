@@ -17,7 +17,7 @@ from experiments.data.digits import Task
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.models.mlp import MLP
-from experiments.studies.merge_digits.config import Config
+from experiments.studies.merge_digits.config import Config, Training
 from sail_jax import Merge, methods
 
 CLASSES = 10
@@ -63,7 +63,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _scales(config: Config) -> Array:
-    return jnp.linspace(0, config.max_scale, config.scales + 1)[1:]
+    return jnp.linspace(0, config.merging.largest, config.merging.scales + 1)[1:]
 
 
 def _weights(config: Config) -> Array:
@@ -86,20 +86,19 @@ def _pretrain(config: Config, exam: Task, key: Array) -> PyTree:
     first, rest = jax.random.split(key)
     params = MLP(config.widths, CLASSES).init(first, exam.images[0])
     (exam,) = _split(exam, 1)
-    return _train(config, config.base_steps, config.base_rate, params, exam, rest)
+    return _train(config, config.pretraining, params, exam, rest)
 
 
 @_replicated
 def _finetune(config: Config, base: PyTree, exam: Task, key: Array) -> PyTree:
-    train = functools.partial(_train, config, config.tune_steps, config.tune_rate, base)
+    train = functools.partial(_train, config, config.tuning, base)
     return jax.vmap(train)(exam, jax.random.split(key, len(config.tasks)))
 
 
-def _train(
-    config: Config, steps: int, rate: float, params: PyTree, exam: Task, key: Array
-) -> PyTree:
+def _train(config: Config, how: Training, params: PyTree, exam: Task, key: Array) -> PyTree:
     """Stochastic gradient descent on the cross-entropy of one task's members."""
-    optimizer = optax.sgd(optax.cosine_decay_schedule(rate, steps), momentum=config.momentum)
+    schedule = optax.cosine_decay_schedule(how.rate, how.steps)
+    optimizer = optax.sgd(schedule, momentum=how.momentum)
 
     def loss(params: PyTree, some: Task) -> Array:
         logits = _apply(config, params, some.images)
@@ -108,13 +107,13 @@ def _train(
 
     def step(state: tuple, key: Array) -> tuple[tuple, None]:
         params, memory = state
-        drawn = jax.random.randint(key, (config.batch,), 0, exam.labels.shape[0])
+        drawn = jax.random.randint(key, (how.batch,), 0, exam.labels.shape[0])
         gradient = jax.grad(loss)(params, jax.tree.map(lambda x: x[drawn], exam))
         update, memory = optimizer.update(gradient, memory)
         return (optax.apply_updates(params, update), memory), None
 
     start = (params, optimizer.init(params))
-    return jax.lax.scan(step, start, jax.random.split(key, steps))[0][0]
+    return jax.lax.scan(step, start, jax.random.split(key, how.steps))[0][0]
 
 
 def _grade(logits: Float[Array, "task example class"], exam: Task) -> Float[Array, " task"]:
@@ -130,7 +129,8 @@ def _split(stacked: PyTree, count: int) -> list[PyTree]:
 
 def _merges(config: Config, scale: Array) -> tuple[Merge, ...]:
     """In the order of `SWEPT`."""
-    return methods.task_arithmetic(scale=scale), methods.ties(density=config.density, scale=scale)
+    ties = methods.ties(density=config.merging.density, scale=scale)
+    return methods.task_arithmetic(scale=scale), ties
 
 
 @_replicated

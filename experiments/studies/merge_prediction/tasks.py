@@ -6,7 +6,7 @@ which the merging bounds speak, and kept at several steps along the way.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -22,6 +22,8 @@ from sail_jax import probe
 
 CONTEXT, HELD_OUT = 32, 160  # characters of a window; held-out examples of a task
 BATCH, BASE_RATE = 16, 3e-3
+
+Learned = Literal["digits", "text"]
 
 
 class Batch(NamedTuple):

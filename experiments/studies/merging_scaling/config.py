@@ -1,123 +1,165 @@
-"""What `merging_scaling` can be told."""
+"""What `merging_scaling` is told, and its presets."""
 
 import dataclasses
-import itertools
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
+
+from annotated_types import Ge, Interval, Lt
 
 from experiments.data import digits
-from experiments.lab import validate
+from experiments.lab.config import (
+    Count,
+    Finite,
+    Increasing,
+    Natural,
+    NotNegative,
+    Positive,
+    Seed,
+    Some,
+    config,
+    varied,
+)
 from theory.merging.scaling import Law
 
 LAWS: tuple[Law, ...] = get_args(Law)
-FIELDS = {"tasks": "merged"}  # of the config, where they are not called as the law
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
+@config
+class Swept:
     """What is swept, one at a time; the middle value of each is the centre for the others."""
 
-    seed: int = 0
-    """Seed of the splits, weights, minibatches and centres."""
-    replicates: int = 8
-    """Independent repetitions, each with its own split and order of tasks; at least 2."""
-    steps: tuple[int, ...] = (10, 30, 100, 300, 1000)
-    """Steps K of fine-tuning, increasing."""
-    batch: tuple[int, ...] = (1, 4, 16, 64, 128)
+    steps: Increasing[Natural] = (10, 30, 100, 300, 1000)
+    """Steps K of fine-tuning."""
+    batch: Increasing[Natural] = (1, 4, 16, 64, 128)
     """Samples b per step, drawn with replacement."""
-    rate: tuple[float, ...] = (0.02, 0.06, 0.2, 0.5, 1.0)
-    """Rates of fine-tuning; the largest curvature of the quadratics is 1."""
-    samples: tuple[int, ...] = (10, 30, 100, 200, 350)
+    rate: Increasing[Annotated[Positive, Lt(2)]] = (0.02, 0.06, 0.2, 0.5, 1.0)
+    """Learning rates of fine-tuning; from 2 on the quadratics, of largest curvature 1, diverge."""
+    samples: Increasing[Annotated[int, Ge(2)]] = (10, 30, 100, 200, 350)
     """Samples n per task."""
-    merged: tuple[int, ...] = (1, 2, 4, 6, 8)
+    tasks: Increasing[Natural] = (1, 2, 4, 6, 8)
     """How many experts N are merged."""
-    tasks: tuple[str, ...] = (
+
+    def __post_init__(self) -> None:
+        for law, values in dataclasses.asdict(self).items():
+            if not len(values) == len(self.steps) >= 3 or len(values) % 2 == 0:
+                raise ValueError(
+                    f"{law} must be 3, 5, 7, ... values, as many of each; got {values}"
+                )
+
+
+@config
+class Pretraining:
+    """How the network that all experts start from is trained, in steps of 64 upright digits."""
+
+    digits: Natural = 500
+    """Upright digits to pre-train on, of 1797."""
+    steps: Natural = 600
+    """Steps of pre-training."""
+    rate: Positive = 0.2
+    """Learning rate of pre-training."""
+
+
+@config
+class Merging:
+    """The ways to merge."""
+
+    density: Annotated[float, Interval(gt=0, le=1)] = 0.2
+    """Fraction of each task vector that TIES keeps."""
+    drop: Annotated[float, Interval(ge=0, lt=1)] = 0.5
+    """Fraction of each task vector that DARE drops."""
+    ada_steps: Count = 100
+    """Steps of AdaMerging, from the average."""
+    ada_rate: Positive = 0.001
+    """Adam's learning rate in AdaMerging; the default is its authors'."""
+
+
+@config
+class Quadratics:
+    """The testbed: quadratic losses, of which excess risk and stability are known exactly."""
+
+    dimensions: Natural = 8
+    """Dimensions of the quadratics."""
+    condition: Annotated[Finite, Ge(1)] = 100.0
+    """Ratio of the largest to the smallest curvature."""
+    spread: NotNegative = 0.5
+    """Standard deviation of the tasks' centres about a point at distance 1 from the start."""
+    noise: NotNegative = 1.0
+    """Standard deviation of a sample about its task's centre."""
+    runs: Count = 400
+    """Simulations of the quadratics at each value; 0 draws none, and leaves the closed forms."""
+
+    def __post_init__(self) -> None:
+        if self.runs == 1:
+            raise ValueError("runs must be 0, or at least 2 for their spread; got 1")
+
+
+@config
+class Config:
+    """Merge fine-tuned networks, and quadratics, under every setting of the sweep."""
+
+    seed: Seed = 0
+    """Seed of the splits, weights, minibatches and centres."""
+    replicates: Annotated[int, Ge(2)] = 8
+    """Independent repetitions, each with its own split and order of tasks; at least 2."""
+    swept: Swept = Swept()
+    tasks: digits.Tasks = (
         *(f"rotate {angle}" for angle in (-60, -40, -20, 20, 40, 60)),
         "digits 0-4",
         "digits 5-9",
     )
     """What experts learn: 'rotate <degrees>', 'digits <first>-<last>' or 'upright'."""
-    widths: tuple[int, ...] = (64,)
+    widths: Some[Natural] = (64,)
     """Units of each hidden layer."""
-    pretrain: int = 500
-    """Upright digits to pre-train on, of 1797."""
-    pool: int = 800
+    pool: Natural = 800
     """Digits to fine-tune on, none of them seen before; the rest are the test set."""
-    base_steps: int = 600
-    """Steps of pre-training, of 64 digits each."""
-    base_rate: float = 0.2
-    """Rate of pre-training."""
-    density: float = 0.2
-    """Fraction of each task vector that TIES keeps."""
-    drop: float = 0.5
-    """Fraction of each task vector that DARE drops."""
-    ada_steps: int = 100
-    """Steps of AdaMerging, from the average."""
-    ada_rate: float = 0.001
-    """Adam's rate in them, its authors' by default."""
-    dimensions: int = 8
-    """Of the quadratics."""
-    condition: float = 100.0
-    """Ratio of their largest to their smallest curvature."""
-    spread: float = 0.5
-    """Standard deviation of the tasks' centres about a point at distance 1 from the start."""
-    noise: float = 1.0
-    """Standard deviation of a sample about its centre."""
-    runs: int = 400
-    """Simulations of the quadratics at each value; 0 draws none, and leaves the closed forms."""
+    pretraining: Pretraining = Pretraining()
+    merging: Merging = Merging()
+    quadratics: Quadratics = Quadratics()
 
     def __post_init__(self) -> None:
-        validate.at_least(self, replicates=2, pretrain=1, pool=1, base_steps=1, runs=0)
-        validate.at_least(self, ada_steps=0, dimensions=1, condition=1)
-        validate.positive(self, "rate", "base_rate", "ada_rate")
-        validate.positive(self, "spread", "noise", zero=True)
-        room, most = digits.EXAMPLES - self.pretrain, len(self.tasks)
-        swept = {FIELDS.get(law, law): self.values(law) for law in LAWS}
-        checks = [
-            ("density", 0 < self.density <= 1, "in (0, 1]"),
-            ("drop", 0 <= self.drop < 1, "in [0, 1)"),
-            ("widths", self.widths and min(self.widths) >= 1, "one or more, each at least 1"),
-            ("pool", self.pool < room, f"below {room}, to leave digits for the test"),
-            ("tasks", len(set(self.tasks)) == most >= 2, "two or more, all different"),
-            ("merged", max(self.merged, default=0) <= most, f"at most the number of tasks, {most}"),
-            ("rate", max(self.rate, default=0) < 2, "below 2, or the quadratics diverge"),
-            ("runs", self.runs != 1, "0, or at least 2 for their spread"),
-            ("samples", min(self.samples, default=0) >= 2, "at least 2"),
-        ]
-        for field, values in swept.items():
-            whole = field == "rate" or min(values, default=0) >= 1
-            increasing = all(a < b for a, b in itertools.pairwise(values))
-            odd = len(values) == len(self.steps) >= 3 and len(values) % 2 == 1
-            checks += [
-                (field, whole and increasing, "at least 1 and increasing"),
-                (field, odd, "3, 5, 7, ... values, as many of each"),
-            ]
-        validate.holds(self, checks)
-        for task in self.tasks:
-            try:
-                digits.parse(task)
-            except ValueError as exc:
-                raise ValueError(f"tasks: {exc}") from exc
+        room, most = digits.EXAMPLES - self.pretraining.digits, len(self.tasks)
+        if self.pool >= room:
+            raise ValueError(
+                f"pool must be below {room}, to leave digits for the test; got {self.pool}"
+            )
+        if self.swept.tasks[-1] > most:
+            raise ValueError(
+                f"swept.tasks must be at most the number of tasks, {most}; got {self.swept.tasks}"
+            )
 
     def values(self, law: Law) -> tuple[float, ...]:
-        return getattr(self, FIELDS.get(law, law))
+        return getattr(self.swept, law)
 
     def at(self, law: Law | None = None, value: float | None = None) -> dict[str, Any]:
         """The setting at the centre, except for one."""
-        centre = {name: self.values(name)[len(self.steps) // 2] for name in LAWS}
+        centre = {name: self.values(name)[len(self.swept.steps) // 2] for name in LAWS}
         return centre if law is None else centre | {law: value}
 
-    @classmethod
-    def tiny(cls) -> "Config":
-        swept = {"steps": (5, 10, 20), "batch": (4, 8, 16), "rate": (0.1, 0.2, 0.4)}
-        swept |= {"samples": (5, 10, 20), "merged": (1, 2, 3)}
-        tasks = ("rotate -30", "rotate 30", "digits 0-4")
-        small = {"base_steps": 20, "ada_steps": 3, "dimensions": 2, "runs": 0, "widths": (8,)}
-        return cls(replicates=2, tasks=tasks, **swept, **small)
 
-    @classmethod
-    def many(cls) -> "Config":
-        """As many task groups as the paper's, and wider networks."""
-        return cls(replicates=15, widths=(256, 256), runs=4000, ada_steps=500)
-
-
-PRESETS = {"default": Config(), "many": Config.many(), "tiny": Config.tiny()}
+DEFAULT = Config()
+PRESETS: dict[str, Config] = {
+    "default": DEFAULT,
+    # as many task groups as the paper's, and wider networks
+    "many": varied(
+        DEFAULT,
+        replicates=15,
+        widths=(256, 256),
+        merging={"ada_steps": 500},
+        quadratics={"runs": 4000},
+    ),
+    "tiny": varied(
+        DEFAULT,
+        replicates=2,
+        swept={
+            "steps": (5, 10, 20),
+            "batch": (4, 8, 16),
+            "rate": (0.1, 0.2, 0.4),
+            "samples": (5, 10, 20),
+            "tasks": (1, 2, 3),
+        },
+        tasks=("rotate -30", "rotate 30", "digits 0-4"),
+        widths=(8,),
+        pretraining={"steps": 20},
+        merging={"ada_steps": 3},
+        quadratics={"dimensions": 2, "runs": 0},
+    ),
+}

@@ -56,7 +56,7 @@ def _logits(config: Config, params: PyTree, images: Any) -> Any:
 
 def examine(config: Config, split: digits.Split) -> Exam:
     rng = np.random.default_rng(config.seed)
-    most = max(config.samples) + 1
+    most = max(config.swept.samples) + 1
     tasks = [digits.load(task) for task in config.tasks]
     rows = []
     for pool, test in zip(split.validation, split.test, strict=True):
@@ -65,8 +65,8 @@ def examine(config: Config, split: digits.Split) -> Exam:
             own, seen = pool[member[pool]][:most], test[member[test]]
             if len(own) < most or not len(seen):
                 raise ValueError(
-                    f"samples must be at most {len(own) - 1}, which is what {config.tasks[i]!r} has"
-                    f" of {config.pool} digits; got {max(config.samples)}"
+                    f"swept.samples must be at most {len(own) - 1}, which is what "
+                    f"{config.tasks[i]!r} has of {config.pool} digits; got {most - 1}"
                 )
             some = rng.choice(seen, (16, 32))
             part = images[test], labels[test], member[test]
@@ -87,9 +87,9 @@ def pretrain(config: Config, exam: digits.Task, key: Array) -> PyTree:
     def step(params: PyTree, key: Array) -> tuple[PyTree, None]:
         drawn = jax.random.randint(key, (64,), 0, len(exam.labels))
         batch = jnp.asarray(exam.images)[drawn], jnp.asarray(exam.labels)[drawn]
-        return _descend(config, params, batch, config.base_rate), None
+        return _descend(config, params, batch, config.pretraining.rate), None
 
-    return jax.lax.scan(step, params, jax.random.split(rest, config.base_steps))[0]
+    return jax.lax.scan(step, params, jax.random.split(rest, config.pretraining.steps))[0]
 
 
 def _descend(config: Config, params: PyTree, batch: tuple[Array, Array], rate: Any) -> PyTree:
@@ -165,16 +165,18 @@ def measure(
 
     ways = [
         methods.linear()(models, weights=weights),
-        methods.ties(density=config.density)(models, base),
-        methods.dare_linear(density=1 - config.drop, key=key)(models, base, weights=weights),
+        methods.ties(density=config.merging.density)(models, base),
+        methods.dare_linear(density=1 - config.merging.drop, key=key)(
+            models, base, weights=weights
+        ),
         methods.adamerging(
             models,
             base,
             [partial(predict, i) for i in every],
             [exam.unlabelled[i] for i in every],
             init=1 / count,
-            steps=config.ada_steps,
-            optimizer=optax.adam(config.ada_rate),
+            steps=config.merging.ada_steps,
+            optimizer=optax.adam(config.merging.ada_rate),
         ).params,
     ]
     seen = jnp.broadcast_to(jnp.arange(exam.labels.shape[1]) < samples, exam.labels.shape)

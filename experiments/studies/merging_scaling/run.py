@@ -20,9 +20,8 @@ from theory.merging.scaling import Law
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Both halves, on the coordinates `law` and `point`."""
-    split = digits.split(
-        config.seed, config.replicates, train=config.pretrain, validation=config.pool
-    )
+    sizes = {"train": config.pretraining.digits, "validation": config.pool}
+    split = digits.split(config.seed, config.replicates, **sizes)
     upright = jax.tree.map(lambda x: x[:, 0], digits.pick([digits.load()], split.train))
     exam = networks.examine(config, split)
     base_key, key, merge_key, bed_key = jax.random.split(jax.random.key(config.seed), 4)
@@ -47,11 +46,11 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
     def centre() -> dict[str, Any]:
         """Networks at other K are the same ones earlier and later; at other N, more of them."""
-        here, marks = config.at(), config.steps
+        here, marks = config.at(), config.swept.steps
         pairs = trained(here, marks)
         middle = len(marks) // 2
         found = {f"steps{i}": measured(here, pairs, i) for i in range(len(marks))}
-        for i, n in enumerate(config.merged):
+        for i, n in enumerate(config.swept.tasks):
             found[f"tasks{i}"] = measured(here | {"tasks": n}, pairs, middle)
         return found
 
@@ -60,7 +59,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         return measured(setting, trained(setting, (setting["steps"],)), 0)
 
     found = stage("networks by steps and by tasks", centre)
-    middle = len(config.steps) // 2
+    middle = len(config.swept.steps) // 2
     for law in ("batch", "rate", "samples"):
         for i, value in enumerate(config.values(law)):
             found[f"{law}{i}"] = (
@@ -73,7 +72,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         lambda: networks.constants(config, base, found[f"steps{middle}"]["merged"], exam),
     )
     bed = stage("quadratics", lambda: testbed.measure(config, bed_key))
-    points = range(len(config.steps))
+    points = range(len(config.swept.steps))
     stacked = {
         name: np.stack([[found[f"{law}{i}"][name] for i in points] for law in LAWS])
         for name in ("loss", "accuracy", "train_loss", "stability")

@@ -15,14 +15,13 @@ def quadratics(
     config: Config, law: Law | None = None, value: float | None = None
 ) -> QuadraticTasks:
     """The testbed at one setting."""
-    s = config.at(law, value)
-    shape = max(config.merged), config.dimensions
-    centres = 1 / config.dimensions**0.5 + config.spread * np.random.default_rng(
-        config.seed
-    ).standard_normal(shape)
-    curvature = np.geomspace(1, 1 / config.condition, config.dimensions)
+    s, how = config.at(law, value), config.quadratics
+    shape = max(config.swept.tasks), how.dimensions
+    draws = np.random.default_rng(config.seed).standard_normal(shape)
+    centres = 1 / how.dimensions**0.5 + how.spread * draws
+    curvature = np.geomspace(1, 1 / how.condition, how.dimensions)
     n = int(s.pop("tasks"))
-    return QuadraticTasks(curvature, centres[:n], config.noise, **s)
+    return QuadraticTasks(curvature, centres[:n], how.noise, **s)
 
 
 def measure(config: Config, key: Array) -> dict[str, Any]:
@@ -40,8 +39,8 @@ def measure(config: Config, key: Array) -> dict[str, Any]:
         row["exact_generalisation"] = found.exact.generalisation
         row["exact_optimisation"] = found.exact.optimisation
         beds = [quadratics(config, law, value) for value in values]
-        row["dare_excess"] = np.array([dare(bed, config.drop).excess for bed in beds])
-        if config.runs:
+        row["dare_excess"] = np.array([dare(bed, config.merging.drop).excess for bed in beds])
+        if config.quadratics.runs:
             drawn = [
                 simulated(config, bed, jax.random.fold_in(jax.random.fold_in(key, i), j))
                 for j, bed in enumerate(beds)
@@ -53,7 +52,7 @@ def measure(config: Config, key: Array) -> dict[str, Any]:
 
 def simulated(config: Config, bed: QuadraticTasks, key: Array) -> dict[str, float]:
     """Means over runs and their standard errors."""
-    draws, found = simulate(key, bed, config.runs), {}
+    draws, found = simulate(key, bed, config.quadratics.runs), {}
     for name in ("excess", "stability"):
         x = np.asarray(getattr(draws, name))
         found[f"simulated_{name}"] = float(x.mean())
