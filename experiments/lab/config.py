@@ -3,6 +3,7 @@ is made; groups of fields that several studies share are configs themselves."""
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
@@ -22,6 +23,12 @@ def _different(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
+def _increasing(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not values or any(b <= a for a, b in itertools.pairwise(values)):
+        raise ValueError("must be one or more increasing values")
+    return values
+
+
 Seed = Annotated[int, Interval(ge=0, lt=2**31)]
 Natural = Annotated[int, Ge(1)]
 Count = Annotated[int, Ge(0)]
@@ -32,6 +39,8 @@ Share = Annotated[float, Gt(0), Lt(1)]
 """Strictly between 0 and 1."""
 Different = Annotated[tuple[T, ...], AfterValidator(_different)]
 """One value or more, no two of them equal."""
+Increasing = Annotated[tuple[T, ...], AfterValidator(_increasing)]
+"""One value or more, each above the one before it."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -106,6 +115,7 @@ _MUST: Mapping[str, str] = {
     "bool_type": "be true or false",
     "string_type": "be text",
     "tuple_type": "be a tuple",
+    "too_short": "hold at least {min_length} values",
     "dataclass_exact_type": "be a {class_name}",
 }
 
