@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.studies.divergences.config import Config
+from experiments.lab import registry
+from experiments.lab.config import varied
 from sail_jax import distances
 from theory import problems
 from theory.deep_linear import divergence_claims, divergences
@@ -264,17 +265,18 @@ def test_angles_of_the_claims_are_those_of_the_problems():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sigma": 0.0}, "sigma must be finite and > 0; got 0"),
+        ({"sigma": 0.0}, "sigma must be greater than 0; got 0"),
         ({"thetas": 8}, "thetas must be odd; got 8"),
         ({"thetas": 3}, "thetas must be at least 5"),
-        ({"gammas": ()}, "gammas must differ in n"),
+        ({"gammas": ()}, "gammas must be one or more values"),
+        ({"gammas": (0.5, -0.1)}, r"gammas\[1\] must be greater than 0"),
         ({"gammas": (0.5, 1.0)}, "gammas must have .* 4 or more away from d = 500"),
         ({"gammas": (0.5, 0.5001)}, "gammas must differ in n"),
-        ({"gammas": (0.002,)}, r"at least 5, .*got n = \[1\]"),
+        ({"gammas": (0.002,)}, r"gammas must have n = gamma d at least 5, .*got n = \[1\]"),
         ({"points": 10_000}, "points must be at most 8192"),
-        ({"seed": -1}, "seed must be in"),
+        ({"seed": -1}, "seed must be at least 0"),
     ],
 )
 def test_the_experiment_names_bad_fields(change, message):
-    with pytest.raises(ValueError, match=message):
-        Config(**change)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        varied(registry.load("divergences").presets["default"], **change)

@@ -13,6 +13,7 @@ import xarray as xr
 
 from experiments.lab import registry, store
 from experiments.lab.findings import VERDICTS
+from experiments.pages.gallery import preset_of
 from sail_jax.drawing import style
 
 TIMES = ["seconds"]  # measured anew in each run
@@ -59,6 +60,20 @@ def test_presets_are_documented_frozen_configs():
             assert store.config_record(config)
             with pytest.raises(dataclasses.FrozenInstanceError):
                 config.seed = 1
+
+
+def test_presets_are_told_apart_by_what_they_say():
+    """Equal to another is at most the default, under the name of what it is: pages call it the
+    default."""
+    for name in registry.studies():
+        study = registry.load(name)
+        presets = dict(study.presets)
+        default = presets["default"]
+        assert sum(preset == default for preset in presets.values()) <= 2, name
+        for preset, config in presets.items():
+            record = store.config_record(config) | {"seed": 7}
+            told = "default" if config == default else preset
+            assert preset_of(study, record) == told, (name, preset)
 
 
 def test_resumed_and_stored_is_the_direct_result_bit_for_bit(kept):

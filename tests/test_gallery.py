@@ -11,6 +11,7 @@ import pytest
 import xarray as xr
 
 from experiments.lab import registry, store
+from experiments.lab.config import varied
 from experiments.lab.findings import Finding, judged
 from experiments.pages import gallery
 from sail_jax.cli import main as cli
@@ -98,6 +99,19 @@ def test_every_finished_run_is_on_the_page(runs, capsys):
         ("preset", "none of them: see config"),
         ("scale", "another scale than the paper&#39;s"),
     ]
+
+
+def test_a_preset_leaves_open_where_data_are_and_nothing_else():
+    study = registry.load("sail_vision")
+    preset = study.presets["paper"]
+
+    def told(**changes):
+        return gallery.preset_of(study, store.config_record(varied(preset, seed=3, **changes)))
+
+    assert told() == told(data={"folder": "here"}) == "paper"
+    assert told(data={"name": "fashion", "folder": "here"}) is None
+    assert told(optimizer={"clip": 1.0}) is None
+    assert gallery.preset_of(study, {"seed": 3}) is None
 
 
 def test_a_page_is_made_again_and_nothing_else_is_replaced(runs, capsys):

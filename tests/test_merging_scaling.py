@@ -19,7 +19,6 @@ from experiments.studies.merging_scaling.findings import (
     measured,
     summary,
 )
-from experiments.studies.merging_scaling.run import run
 from experiments.studies.merging_scaling.testbed import quadratics
 from theory.merging import Constants, Training, constants, exact, excess_risk_bound
 

@@ -1,17 +1,20 @@
 """Phase diagrams of overtraining: theory against its own limits, networks against theory."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from experiments.lab import registry
+from experiments.lab.config import varied
 from experiments.studies.overtraining_linear.run import closed_forms
 from theory.two_layer import fine_tuning, inflection_index, modes
 
 ol = registry.load("overtraining_linear")
 
-SMALL = {"d": 3, "tau": 4.0, "points": 40, "cells": (2, 3), "seeds": 2, "batch": 32, "decay": 0.7}
+SMALL = {
+    "points": 40,
+    "tasks": {"d": 3, "decay": 0.7, "tau": 4.0},
+    "networks": {"cells": (2, 3), "seeds": 2, "batch": 32},
+}
 
 
 @pytest.mark.parametrize(
@@ -20,7 +23,11 @@ SMALL = {"d": 3, "tau": 4.0, "points": 40, "cells": (2, 3), "seeds": 2, "batch":
 def test_networks_follow_the_closed_forms(name):
     """Error model: O(rate) of the steps and O(1/sqrt(batch)) of the batches, which vanish as
     networks converge: 5 % of the largest loss."""
-    config = dataclasses.replace(ol.presets[name], **SMALL, kept=0, ratio=2.5, rate=0.003)
+    config = varied(
+        ol.presets[name],
+        **SMALL | {"tasks": {**SMALL["tasks"], "kept": 0, "ratio": 2.5}},
+        tuning={"rate": 0.003},
+    )
     dataset = ol.run(config)
     theory = dataset.tuned_theory.interp(x=dataset.cell_x.values, row=dataset.cell_row.values)
     gap = np.abs(dataset.tuned_mean.values - theory.values).max()
@@ -30,11 +37,11 @@ def test_networks_follow_the_closed_forms(name):
 
 def test_the_end_of_pre_training_is_the_last_stage():
     """After all modes are learned the loss is that of the last plateau."""
-    config = dataclasses.replace(ol.presets["anchor"], **SMALL, steps=20_000)
-    sigma = config.spectrum()
+    config = varied(ol.presets["anchor"], **SMALL, tuning={"steps": 20_000})
+    sigma = config.tasks.spectrum()
     for row in (0, -1):
         anchor = np.linspace(*config.rows, config.points)[row]
-        expected = fine_tuning.pretraining_losses(sigma, config.target(sigma), anchor)[-1]
+        expected = fine_tuning.pretraining_losses(sigma, config.tasks.target(sigma), anchor)[-1]
         found = closed_forms(config)["loss"][row, -1]
         # e^{-4 sigma_d t} at t = 1.5 tau / sigma_d is 4e-11, times the distance it starts from
         assert found == pytest.approx(float(expected), rel=1e-6)
@@ -43,38 +50,47 @@ def test_the_end_of_pre_training_is_the_last_stage():
 def test_noise_moves_the_inflection_where_definition_4_2_puts_it():
     """The best time lies within the stage that learns mode r: after it passed half its height, and
     before the next one does."""
-    config = dataclasses.replace(ol.config(), **SMALL | {"tau": 12.0}, rows=(0.42, 0.9))
-    sigma, times = config.spectrum(), config.times(config.spectrum(), config.points)
+    small = SMALL | {"tasks": {**SMALL["tasks"], "tau": 12.0}}
+    config = varied(ol.presets["default"], **small, rows=(0.42, 0.9))
+    tasks = config.tasks
+    sigma, times = tasks.spectrum(), tasks.times(tasks.spectrum(), config.points)
     found = closed_forms(config)["inflection"]
     for gamma, time in zip(np.linspace(*config.rows, config.points), found, strict=True):
-        r = inflection_index(sigma, config.d, gamma)
+        r = inflection_index(sigma, tasks.d, gamma)
         assert r is not None
         if r == 0:
-            assert time < config.tau / sigma[0]
+            assert time < tasks.tau / sigma[0]
             continue
-        stages = modes.crossing_time(sigma / 2, np.exp(-2 * config.tau), sigma)
+        stages = modes.crossing_time(sigma / 2, np.exp(-2 * tasks.tau), sigma)
         step = times[1] / times[0]
         # Other modes are not at rest, which moves the best time by the time scale 1/(2 sigma) of a
         # mode: a share 1/tau of the time tau/(2 sigma) at which it is learned.
-        slack = step * (1 + 1 / config.tau)
+        slack = step * (1 + 1 / tasks.tau)
         assert time > stages[r - 1] / slack
-        assert r == config.d or time < stages[r] * slack
+        assert r == tasks.d or time < stages[r] * slack
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"diagram": "nothing"}, "diagram must be one of perturbation, "),
-        ({"kept": 12}, "kept must be below d = 12; got 12"),
-        ({"cells": (1, 3)}, "cells must be at least 2 along both axes"),
-        ({"rows": (2.0, 1.0)}, "rows must be a range 0 <= low < high"),
-        ({"pre_rate": 0.2}, r"pre_rate must be at most 1 / \(4 scale\) = 0.125 to be stable"),
-        ({"diagram": "anchor", "rate": 0.1}, r"rate must be at most .* to be stable; got 0.1"),
+        ({"tasks": {"kept": 12}}, "tasks.kept must be below d = 12; got 12"),
+        ({"networks": {"cells": (1, 3)}}, r"networks.cells\[0\] must be at least 2; got 1"),
+        ({"rows": (2.0, 1.0)}, "rows must be a range, low < high"),
+        ({"rows": (-1.0, 1.0)}, r"rows\[0\] must be at least 0"),
+        (
+            {"networks": {"rate": 0.2}},
+            r"networks.rate must be at most 1 / \(4 tasks.scale\) = 0.125 to be stable",
+        ),
+        (
+            {"diagram": "anchor", "tuning": {"rate": 0.1}},
+            r"tuning.rate must be at most .* to be stable; got 0.1",
+        ),
         ({"diagram": "learning_rate", "rows": (0.0, 0.5)}, "rows must be at most .* got 0.5"),
-        ({"decay": -1.0}, "decay must be at least 0"),
-        ({"scale": float("nan")}, "scale must be finite and > 0"),
+        ({"tasks": {"decay": -1.0}}, "tasks.decay must be at least 0"),
+        ({"tasks": {"scale": float("nan")}}, "tasks.scale must be"),
     ],
 )
 def test_bad_configurations_are_named(changes, message):
-    with pytest.raises(ValueError, match=message):
-        ol.config(**changes)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        varied(ol.presets["default"], **changes)

@@ -1,7 +1,6 @@
 """Where to start between two models: what the sources are made of, the ends of the line, the mapped
 sweeps against single runs, predictions on lines whose answer is known, and what is refused."""
 
-import dataclasses
 import re
 
 import jax
@@ -13,6 +12,7 @@ import xarray as xr
 
 from experiments.data import spirals, text
 from experiments.lab import registry
+from experiments.lab.config import varied
 from experiments.models.mlp import MLP
 from experiments.studies.proximal_gamma import training as gpt
 from experiments.studies.proximal_spirals import training as mlp
@@ -150,7 +150,7 @@ def two_spirals():
 def test_the_ends_of_the_line_are_the_models(two_spirals):
     """At gamma = 1 and 0 (both on the grid), before training."""
     data, _, found = two_spirals
-    gamma = SPIRALS.gamma().tolist()
+    gamma = SPIRALS.gamma.values().tolist()
     for which, end in ((0, 1.0), (1, 0.0)):
         for seed in range(SPIRALS.replicates):
             model, train = at(found["models"], seed, which), at(data.train, seed)
@@ -172,10 +172,10 @@ def test_the_mapped_sweep_is_single_runs_by_after_training(two_spirals):
         lambda params, some: mlp.loss(SPIRALS, params, some),
         jax.tree.map(lambda leaf: jnp.asarray(leaf)[data.order[1]], train),
         train,
-        optimizer=optax.adam(SPIRALS.rate),
+        optimizer=optax.adam(SPIRALS.training.rate),
     )
     for k in (0, 3, 6):
-        gamma = SPIRALS.gamma()[k]
+        gamma = SPIRALS.gamma.values()[k]
         single = after(jnp.array([gamma, 1 - gamma]))
         np.testing.assert_allclose(found["loss"][1, k, -1], single, rtol=10 * EPS**0.5)
 
@@ -184,12 +184,12 @@ def test_eq_3_descends_and_knows_dead_units(two_spirals):
     """Finite though Adam's root has no slope at the zero gradients of dead units; and no worse than
     the start, 1/2, for the loss that is descended."""
     data, _, found = two_spirals
-    config = dataclasses.replace(SPIRALS, loss_steps=20)
+    config = varied(SPIRALS, loss_steps=20)
     dead = jax.tree.map(lambda leaf: leaf, found["models"])
     dead["params"]["hidden_0"]["bias"] = dead["params"]["hidden_0"]["bias"].at[..., 0].set(-100)
     gamma = mlp.descend(config, data, dead)
     assert jnp.isfinite(gamma).all()
-    steps = config.loss_epochs * config.points // config.batch
+    steps = config.loss_epochs * config.data.points // config.training.batch
     for seed in range(config.replicates):
         train = at(data.train, seed)
         after = proximal.after_training(
@@ -199,7 +199,7 @@ def test_eq_3_descends_and_knows_dead_units(two_spirals):
                 lambda leaf, t=train, s=seed: jnp.asarray(leaf)[data.order[s, :steps]], train
             ),
             train,
-            optimizer=optax.adam(config.rate),
+            optimizer=optax.adam(config.training.rate),
         )
         start, end = (after(jnp.array([g, 1 - g])) for g in (0.5, float(gamma[seed])))
         assert end <= start + 10 * EPS**0.5
@@ -208,7 +208,9 @@ def test_eq_3_descends_and_knows_dead_units(two_spirals):
 def test_symmetric_sources_have_equal_weights():
     """One spiral is the other turned: every distance of the laws gives 1/2. Null of the estimates:
     mean 1/2 over seeds, z < 4."""
-    config = dataclasses.replace(SPIRALS, points=200, test=400, batch=20, replicates=6)
+    config = varied(
+        SPIRALS, data={"points": 200, "test": 400}, training={"batch": 20}, replicates=6
+    )
     found = mlp.apart(config, mlp.load(config, "classes"))
     mean, error = found["weight"].mean(0), found["weight"].std(0, ddof=1) / 6**0.5
     assert (np.abs(mean - 0.5) < 4 * error).all()
@@ -251,9 +253,9 @@ def texts():
 
 def test_texts_start_at_the_losses_of_the_models(texts):
     _, learned, loss = texts
-    gamma = GAMMA.gamma().tolist()
+    gamma = GAMMA.gamma.values().tolist()
     for which, end in ((0, 1.0), (1, 0.0)):
-        own = learned["loss"][:, which, -1]  # source_steps are the last look
+        own = learned["loss"][:, which, -1]  # training.steps are the last look
         np.testing.assert_allclose(loss[:, gamma.index(end), 0], own, rtol=10 * EPS**0.5)
 
 
@@ -272,7 +274,7 @@ def test_the_mapped_sweep_of_texts_is_single_runs(texts):
         return gpt.trained(GAMMA, params, blocks, part, key, GAMMA.looks[-1], measure)[1]
 
     for k in (1, 5):
-        gamma = jnp.asarray(GAMMA.gamma()[k], jnp.float32)
+        gamma = jnp.asarray(GAMMA.gamma.values()[k], jnp.float32)
         np.testing.assert_allclose(loss[1, k], single(gamma), rtol=10 * EPS**0.5)
 
 
@@ -293,38 +295,54 @@ def test_the_text_has_blocks_enough_for_every_preset():
 
 
 @pytest.mark.parametrize(
-    ("module", "change", "message"),
+    ("study", "change", "message"),
     [
         (ps, {"replicates": 1}, "replicates must be at least 2; got 1"),
         (
             ps,
             {"sources": ("halves",)},
-            "sources must be among classes, radii, random; got 'halves'",
+            r"sources\[0\] must be one of classes, radii, random; got halves",
         ),
         (ps, {"starts": ()}, "starts must be one or more values"),
-        (ps, {"points": 501}, "points must be even; got 501"),
-        (ps, {"share": 0.6}, "share must be at most 0.5; got 0.6"),
-        (ps, {"batch": 70}, "batch must be a divisor of 500 training points and of 200"),
-        (ps, {"epochs": 305}, "epochs must be a multiple of every = 10"),
-        (ps, {"looks": (0, 5)}, "looks must be increasing multiples of every = 10"),
-        (ps, {"loss_epochs": 301}, "loss_epochs must be at most epochs = 300"),
-        (ps, {"gamma_max": -1.0}, "gamma_max must be above gamma_min"),
-        (ps, {"test": 100}, "test must be at least 200"),
-        (ps, {"seed": -1}, "seed must be in"),
-        (pg, {"starts": ("same",)}, "starts must be among shared, independent; got 'same'"),
-        (pg, {"alphas": (0.5,)}, r"alphas must rise from 0 and not exceed 1; got \(0.5,\)"),
-        (pg, {"betas": (0.0, 1.5)}, "betas must rise from 0"),
-        (pg, {"looks": (100, 50)}, "looks must be increasing steps"),
-        (pg, {"overlap_steps": 70}, "overlap_steps must be among looks"),
-        (pg, {"heads": 3}, "heads must be a divisor of width = 32; got 3"),
-        (pg, {"source_steps": 150}, "source_steps must be a multiple of 50 .* at least 200"),
-        (pg, {"source_blocks": 100}, "source_blocks must be at least 800"),
-        (pg, {"rate": 0.0}, "rate must be finite and > 0"),
+        (ps, {"data": {"points": 501}}, "data.points must be a multiple of 2; got 501"),
+        (ps, {"data": {"share": 0.6}}, "data.share must be at most 0.5; got 0.6"),
+        (
+            ps,
+            {"training": {"batch": 70}},
+            "training.batch must be a divisor of 500 training points and of 200",
+        ),
+        (
+            ps,
+            {"training": {"epochs": 305}},
+            "training.epochs must be a multiple of every = 10; got 305",
+        ),
+        (ps, {"looks": (0, 5)}, "looks must be multiples of training.every = 10"),
+        (ps, {"looks": (0, 310)}, "looks must be .* up to training.epochs = 300"),
+        (ps, {"looks": (10, 0)}, "looks must be one or more increasing values"),
+        (ps, {"loss_epochs": 301}, "loss_epochs must be at most training.epochs = 300"),
+        (ps, {"gamma": {"largest": -1.0}}, "gamma.largest must be above smallest = -1.0"),
+        (ps, {"data": {"test": 100}}, "data.test must be at least 200"),
+        (ps, {"seed": -1}, "seed must be at least 0"),
+        (pg, {"starts": ("same",)}, r"starts\[0\] must be one of shared, independent; got same"),
+        (pg, {"overlaps": {"alphas": (0.5,)}}, r"overlaps.alphas must begin with 0; got \(0.5,\)"),
+        (pg, {"overlaps": {"betas": (0.0, 1.5)}}, r"overlaps.betas\[1\] must be at most 1"),
+        (pg, {"overlaps": {"betas": (0.0, 0.5, 0.5)}}, "overlaps.betas must be .* increasing"),
+        (pg, {"looks": (100, 50)}, "looks must be one or more increasing values"),
+        (pg, {"looks": (0,)}, "looks must not end before training"),
+        (pg, {"overlaps": {"steps": 70}}, "overlaps.steps must be among looks"),
+        (pg, {"gpt": {"heads": 3}}, "gpt.heads must be a divisor of width = 32; got 3"),
+        (
+            pg,
+            {"training": {"steps": 150}},
+            "training.steps must be a multiple of 50 .* at least 200",
+        ),
+        (pg, {"blocks": {"source": 100}}, "blocks.source must be at least distance = 800"),
+        (pg, {"training": {"rate": 0.0}}, "training.rate must be greater than 0"),
     ],
 )
-def test_bad_fields_are_named(module, change, message):
-    with pytest.raises(ValueError, match=message):
-        module.Config(**change)
+def test_bad_fields_are_named(study, change, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        varied(study.presets["default"], **change)
 
 
 @pytest.mark.parametrize(
@@ -349,8 +367,8 @@ def test_bad_fields_are_named(module, change, message):
             "need 8 of 5",
         ),
         (
-            lambda: gpt.load(dataclasses.replace(GAMMA, held_out=10**6)),
-            "held_out must be at most .* no more blocks of 16 tokens",
+            lambda: gpt.load(varied(GAMMA, blocks={"held_out": 10**6})),
+            "blocks.held_out must be at most .* no more blocks of 16 tokens",
         ),
     ],
 )

@@ -63,7 +63,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     print(
         f"grid: d = {config.d}, {config.draws} draws, {config.gammas} gammas x {config.thetas} "
         f"thetas x {len(config.sigmas)} sigmas, scratch + linear transfer + fine-tuning at "
-        f"L = {', '.join(map(str, config.depths))}: {points} risks per draw"
+        f"L = {', '.join(f'{depth:g}' for depth in config.depths)}: {points} risks per draw"
     )
     print(f"  with compilation {first:.2f} s; then {median:.2f} s ({low:.2f} to {high:.2f})")
     sigma, seconds, worst = config.sigmas[-1], [], 0.0

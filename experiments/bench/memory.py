@@ -17,7 +17,7 @@ PRESETS = (
     "transfer_phase/default",
     "transfer_phase/figure_1",
     "transfer_phase/figure_3",
-    "transfer_phase/figure_6",
+    "transfer_phase/figure_6_7",
     "transfer_phase/depth",
     "transfer_phase/noise",
     "transfer_factors/spectrum",

@@ -4,7 +4,6 @@ Times the exact trajectory of a wide network over many times, and whole phase di
 forms; beside each, what gradient descent would take for the same points.
 """
 
-import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench.grid import median_time
+from experiments.lab.config import varied
 from experiments.studies.overtraining_linear.config import PRESETS
 from experiments.studies.overtraining_linear.run import closed_forms, simulate
 from sail_jax.cli.options import Parser
@@ -58,12 +58,12 @@ def _diagrams(repeats: int) -> None:
             f"diagram {name}, {config.points} x {config.points} points: {median:.2f} s "
             f"({low:.2f} to {high:.2f}; {first:.1f} s with compilation)"
         )
-    config = dataclasses.replace(PRESETS["anchor"], seeds=2)
-    key, sigma = jax.random.key(0), config.spectrum()
+    config = varied(PRESETS["anchor"], networks={"seeds": 2})
+    key, sigma = jax.random.key(0), config.tasks.spectrum()
     simulate(config, key, sigma)
     began = time.perf_counter()
     simulate(config, key, sigma)
-    each = (time.perf_counter() - began) / (config.seeds * np.prod(config.cells))
+    each = (time.perf_counter() - began) / (config.networks.seeds * np.prod(config.networks.cells))
     _, median, *_ = median_time(lambda: closed_forms(config), repeats)
     print(
         f"ratio: {config.points**2} networks by stochastic gradient descent, {each:.3f} s each, "

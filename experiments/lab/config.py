@@ -25,7 +25,7 @@ def _different(values: tuple[T, ...]) -> tuple[T, ...]:
 
 def _increasing(values: tuple[T, ...]) -> tuple[T, ...]:
     if not values or any(a >= b for a, b in itertools.pairwise(values)):  # type: ignore[operator]
-        raise ValueError("must be one or more values, increasing")
+        raise ValueError("must be one or more increasing values")
     return values
 
 

@@ -111,14 +111,25 @@ def _run(place: Path, run: store.Run) -> pages.Section:
 
 
 def preset_of(study: Study, config: Mapping[str, Any]) -> str | None:
-    """Which preset a stored config is, but for its seed and for what the preset leaves open (None:
-    where data are)."""
-    for name, preset in study.presets.items():
-        stated = store.config_record(preset)
-        fixed = {k for k, v in stated.items() if v is not None} - {"seed"}
-        if config.keys() == stated.keys() and all(config[k] == stated[k] for k in fixed):
-            return name
+    """Which preset a stored config is, but for its seed: one that says all of it, or else one that
+    leaves open (None) where data are. Of equal presets it is the first, the default."""
+    for left_open in (False, True):
+        for name, preset in study.presets.items():
+            stated = {**store.config_record(preset), "seed": config.get("seed")}
+            if _says(stated, config, left_open=left_open):
+                return name
     return None
+
+
+def _says(stated: Any, found: Any, *, left_open: bool) -> bool:
+    """Whether a value, or all of a group, is what a preset states."""
+    if isinstance(stated, dict):
+        return (
+            isinstance(found, dict)
+            and stated.keys() == found.keys()
+            and all(_says(stated[k], found[k], left_open=left_open) for k in stated)
+        )
+    return stated == found or (left_open and stated is None and isinstance(found, str | list))
 
 
 def origin(dataset: "xr.Dataset") -> dict[str, str]:

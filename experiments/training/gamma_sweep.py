@@ -3,13 +3,15 @@ on it, and the points that are predicted from distances."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import numpy as np
 import xarray as xr
+from annotated_types import Ge
 from jaxtyping import Array, Float, Int, PyTree
 
+from experiments.lab.config import Finite, config
 from experiments.lab.findings import mean_and_error, stated
 from sail_jax import proximal
 from sail_jax.distances import Distance, median_distance
@@ -22,6 +24,27 @@ PAIRS = ("1-target", "2-target", "1-2")
 DECIDED = 2.0  # standard errors beyond which a difference counts
 SHARP = 0.1  # standard error of a best gamma that others can be held against
 ENDS = (0.0, 0.5, 1.0)  # gammas of both models, and of their mean
+
+
+@config
+class Line:
+    """The points between and beyond two models, evenly spaced in gamma, the weight of the first."""
+
+    points: Annotated[int, Ge(3)] = 31
+    """Number of values of gamma."""
+    smallest: Finite = -1.0
+    """Smallest gamma."""
+    largest: Finite = 2.0
+    """Largest gamma."""
+
+    def __post_init__(self) -> None:
+        if self.largest <= self.smallest:
+            raise ValueError(
+                f"largest must be above smallest = {self.smallest}; got {self.largest}"
+            )
+
+    def values(self) -> np.ndarray:
+        return np.linspace(self.smallest, self.largest, self.points)
 
 
 def on_line(one: PyTree, two: PyTree, gamma: Float[Array, ""]) -> PyTree:

@@ -33,11 +33,11 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     key = jax.random.key(config.seed)
     found = (
         [
-            stage(f"networks {i + 1}/{config.cells[1]}", partial(_column, config, key, i))
-            for i in range(config.cells[1])
+            stage(f"networks {i + 1}/{config.networks.cells[1]}", partial(_column, config, key, i))
+            for i in range(config.networks.cells[1])
         ]
         if config.diagram == "misalignment"
-        else [stage("networks", partial(simulate, config, key, config.spectrum()))]
+        else [stage("networks", partial(simulate, config, key, config.tasks.spectrum()))]
     )
     x, rows = _axis(config, config.points), _rows(config, config.points)
     data: dict[str, Any] = {}
@@ -60,10 +60,17 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     coords = {
         "x": ("x", x, {"long_name": label}),
         "row": ("row", rows, {"long_name": ROWS[config.diagram]}),
-        "cell_x": ("cell_x", _axis(config, config.cells[1])),
-        "cell_row": ("cell_row", _rows(config, config.cells[0])),
+        "cell_x": ("cell_x", _axis(config, config.networks.cells[1])),
+        "cell_row": ("cell_row", _rows(config, config.networks.cells[0])),
     }
-    about = {k: getattr(config, k) for k in ("diagram", "d", "seeds", "steps", "ratio", "rate")}
+    about = {
+        "diagram": config.diagram,
+        "d": config.tasks.d,
+        "seeds": config.networks.seeds,
+        "steps": config.tuning.steps,
+        "ratio": config.tasks.ratio,
+        "rate": config.tuning.rate,
+    }
     return xr.Dataset(data, coords, about)
 
 
@@ -71,7 +78,7 @@ def _axis(config: Config, points: int) -> np.ndarray:
     """Decays, or pre-training times."""
     if config.diagram == "misalignment":
         return np.linspace(*DECAYS, points)
-    return config.times(config.spectrum(), points)
+    return config.tasks.times(config.tasks.spectrum(), points)
 
 
 def _rows(config: Config, points: int) -> np.ndarray:
@@ -80,7 +87,7 @@ def _rows(config: Config, points: int) -> np.ndarray:
 
 def _fall(config: Config, time: Any, power: Any) -> Any:
     """The rate of diagram trade_off at a pre-training time."""
-    return config.rate * np.maximum(time, 1.0) ** -power
+    return config.tuning.rate * np.maximum(time, 1.0) ** -power
 
 
 def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
@@ -91,13 +98,13 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
             costs = [_cost(config, decay, rows) for decay in x]
             loss, tuned = (np.stack(c, axis=-1) for c in zip(*costs, strict=True))
             return {"loss": loss, "tuned": tuned}
-        sigma = config.spectrum()
-        y = modes.mode(x[:, None], np.exp(-2 * config.tau), sigma)
+        sigma = config.tasks.spectrum()
+        y = modes.mode(x[:, None], np.exp(-2 * config.tasks.tau), sigma)
         loss, tuned = _after(config, y, sigma, rows[:, None], x)
         best = x[np.asarray(loss).argmin(1)]
         found = {"loss": loss, "tuned": tuned}
         if config.diagram == "sensitivity":
-            found["trace"] = 4 * config.d * y.sum(-1)
+            found["trace"] = 4 * config.tasks.d * y.sum(-1)
             found["sharpness"] = sharpness.mode_sharpness(y, sigma)
         else:
             found["inflection"] = np.where(best < x[-1], best, np.nan)
@@ -110,11 +117,11 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
 def _after(config: Config, y: Any, sigma: np.ndarray, row: Any, time: Any):
     """Pre-training loss and fine-tuning loss [row, x] of networks with modes y [x, d]; sensitivity
     and its quadratic prediction."""
-    ft = config.target(sigma)
+    ft = config.tasks.target(sigma)
     if config.diagram == "sensitivity":
         calm = perturbation.perturbed_mode_loss(y, sigma, 0.0)
         noisy = perturbation.perturbed_mode_loss(y, sigma, row)
-        return noisy - calm, 2 * config.d * row**2 * jnp.sum(y, -1)
+        return noisy - calm, 2 * config.tasks.d * row**2 * jnp.sum(y, -1)
     if config.diagram == "perturbation":
         noisy = perturbation.perturbed_mode_loss(y, sigma, row)
         return noisy, perturbation.perturbed_mode_loss(y, ft, row)
@@ -122,34 +129,34 @@ def _after(config: Config, y: Any, sigma: np.ndarray, row: Any, time: Any):
         return _noisy(config, y, sigma, _fall(config, time, row))
     row = row[..., None]
     if config.diagram == "learning_rate":
-        after = fine_tuning.mode(row * config.steps, y, ft)
+        after = fine_tuning.mode(row * config.tuning.steps, y, ft)
     else:
-        after = fine_tuning.mode(config.rate * config.steps, y, ft, row)
+        after = fine_tuning.mode(config.tuning.rate * config.tuning.steps, y, ft, row)
     return jnp.sum((after - sigma) ** 2, -1), jnp.sum((after - ft) ** 2, -1)
 
 
 def _noisy(config: Config, y: Any, sigma: np.ndarray, rate: Any):
     """The two losses when fine-tuning at `rate` [rate, x] also adds noise."""
-    ft, gamma = config.target(sigma), np.sqrt(config.nu * rate)
-    after = fine_tuning.mode((rate * config.steps)[..., None], y, ft)
+    ft, gamma = config.tasks.target(sigma), np.sqrt(config.tuning.nu * rate)
+    after = fine_tuning.mode((rate * config.tuning.steps)[..., None], y, ft)
     kinds = (perturbation.perturbed_mode_loss(after, s, gamma) for s in (sigma, ft))
     return tuple(kinds)
 
 
 def _cost(config: Config, decay: float, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What the last of pre-training costs, in units of |A|^2, for each ratio [row]."""
-    sigma = config.spectrum(decay)
-    times = config.times(sigma, LEGS)
-    y = modes.mode(times[:, None], np.exp(-2 * config.tau), sigma)
-    ft = np.stack([config.target(sigma, ratio) for ratio in ratios])[:, None]
-    after = fine_tuning.mode(config.rate * config.steps, y, ft)
+    sigma = config.tasks.spectrum(decay)
+    times = config.tasks.times(sigma, LEGS)
+    y = modes.mode(times[:, None], np.exp(-2 * config.tasks.tau), sigma)
+    ft = np.stack([config.tasks.target(sigma, ratio) for ratio in ratios])[:, None]
+    after = fine_tuning.mode(config.tuning.rate * config.tuning.steps, y, ft)
     losses = [np.asarray(jnp.sum((after - s) ** 2, -1)) for s in (sigma, ft)]
     return tuple((v[:, -1] - v.min(1)) / np.sum(sigma**2) for v in losses)
 
 
 def _column(config: Config, key: jax.Array, i: int) -> dict[str, np.ndarray]:
     """`_cost` of simulated networks at the i-th decay: [seed, row, 1]."""
-    sigma = config.spectrum(float(_axis(config, config.cells[1])[i]))
+    sigma = config.tasks.spectrum(float(_axis(config, config.networks.cells[1])[i]))
     found = simulate(config, jax.random.fold_in(key, i), sigma)
     size = np.sum(sigma**2)
     return {k: (v[..., -1:] - v.min(-1, keepdims=True)) / size for k, v in found.items()}
@@ -157,20 +164,21 @@ def _column(config: Config, key: jax.Array, i: int) -> dict[str, np.ndarray]:
 
 def simulate(config: Config, key: jax.Array, sigma: np.ndarray) -> dict[str, np.ndarray]:
     """Both losses of networks trained by stochastic gradient descent: [seed, row, time]."""
-    times = config.times(sigma, LEGS if config.diagram == "misalignment" else config.cells[1])
+    cells = config.networks.cells
+    times = config.tasks.times(sigma, LEGS if config.diagram == "misalignment" else cells[1])
     legs = np.diff(times, prepend=0.0)
-    rows = _rows(config, config.cells[0])
-    # As many steps in every leg, so that shapes agree: the longest goes at `pre_rate`.
-    one = partial(_network, config, int(np.ceil(legs.max() / config.pre_rate)))
-    keys = jax.random.split(key, config.seeds)
-    targets = np.stack([config.target(sigma, ratio) for ratio in _ratios(config, rows)])
+    rows = _rows(config, cells[0])
+    # As many steps in every leg, so that shapes agree: the longest goes at `networks.rate`.
+    one = partial(_network, config, int(np.ceil(legs.max() / config.networks.rate)))
+    keys = jax.random.split(key, config.networks.seeds)
+    targets = np.stack([config.tasks.target(sigma, ratio) for ratio in _ratios(config, rows)])
     grid = (sigma, targets, _rates(config, rows[:, None], times), rows, legs)
     found = over_devices(jax.jit(jax.vmap(one, (0, None))))(keys, jax.tree.map(jnp.asarray, grid))
     return {k: np.asarray(v, np.float64) for k, v in found.items()}
 
 
 def _ratios(config: Config, rows: np.ndarray) -> np.ndarray:
-    return rows if config.diagram == "misalignment" else np.full(rows.shape, config.ratio)
+    return rows if config.diagram == "misalignment" else np.full(rows.shape, config.tasks.ratio)
 
 
 def _rates(config: Config, rows: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -179,7 +187,7 @@ def _rates(config: Config, rows: np.ndarray, times: np.ndarray) -> np.ndarray:
         return np.broadcast_to(rows, (rows.size, times.size))
     if config.diagram == "trade_off":
         return _fall(config, times, rows)
-    return np.full((rows.size, times.size), config.rate)
+    return np.full((rows.size, times.size), config.tuning.rate)
 
 
 def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[str, jax.Array]:
@@ -187,18 +195,18 @@ def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[st
     both losses [row, time]."""
     sigma, targets, rates, rows, legs = grid
     rotation, pre, post, noise = jax.random.split(key, 4)
-    U = jax.random.orthogonal(rotation, config.d)
+    U = jax.random.orthogonal(rotation, config.tasks.d)
     task = (U * sigma) @ U.T
 
     def train(layers: Layers, leg: tuple[jax.Array, jax.Array]):
         key, time = leg
-        x = jax.random.normal(key, (steps, config.batch, config.d))
+        x = jax.random.normal(key, (steps, config.networks.batch, config.tasks.d))
         layers = networks.sgd(layers, task, x, time / steps)
         return layers, layers
 
-    start = identity_start(config.d, config.tau)
+    start = identity_start(config.tasks.d, config.tasks.tau)
     _, path = jax.lax.scan(train, start, (jax.random.split(pre, legs.size), legs))
-    batches = jax.random.normal(post, (config.steps, config.batch, config.d))
+    batches = jax.random.normal(post, (config.tuning.steps, config.networks.batch, config.tasks.d))
 
     def tune(layers: Layers, target, rate, row):
         """Losses of one pre-trained network in one row."""
@@ -209,9 +217,9 @@ def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[st
             anchor = row if config.diagram == "anchor" else 0.0
             layers = networks.sgd(layers, ft, batches, rate, anchor=anchor)
         if config.diagram == "trade_off":
-            gamma = jnp.sqrt(config.nu * rate)
+            gamma = jnp.sqrt(config.tuning.nu * rate)
         if still or config.diagram == "trade_off":
-            shape = (NOISES, config.d, config.d)
+            shape = (NOISES, config.tasks.d, config.tasks.d)
             z = Layers(*(jax.random.normal(k, shape) for k in jax.random.split(noise)))
             kinds = [networks.perturbed_losses(layers, a, gamma, z).mean() for a in (task, ft)]
         else:

@@ -35,13 +35,13 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         return {"scratch": learned["loss"][:, 2], **found, "parameters": weights}
 
     apart, found, overlapping = {}, {}, {}
-    for overlaps in config.overlaps():
+    for overlaps in config.overlaps.pairs():
         name = "alpha {:g}, beta {:g}".format(*overlaps)
         apart[overlaps] = stage(
             f"distances, {name}", partial(training.apart, config, data, overlaps)
         )
         if overlaps != (0, 0):
-            compute = partial(swept, config.starts[0], overlaps, config.overlap_steps)
+            compute = partial(swept, config.starts[0], overlaps, config.overlaps.steps)
             overlapping[overlaps] = stage(f"sweep, {name}", compute)
             continue
         for start in config.starts:
@@ -51,14 +51,14 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _dataset(config: Config, apart: Mapping, found: Mapping, overlapping: Mapping) -> xr.Dataset:
-    gamma, main = config.gamma(), apart[0, 0]
-    seeds = config.replicates
+    gamma, main = config.gamma.values(), apart[0, 0]
+    seeds, alphas, betas = config.replicates, config.overlaps.alphas, config.overlaps.betas
     loss = np.stack([np.asarray(found[s]["loss"], float) for s in config.starts])
     loss = loss.swapaxes(2, 3)  # [start, seed, look, gamma]
     predicted = np.stack([np.c_[main["weight"], found[s]["parameters"]].T for s in config.starts])
     where = np.broadcast_to(predicted[..., None], (*predicted.shape, len(config.looks)))
     several = np.broadcast_to(loss[:, None], (*where.shape, len(gamma)))
-    first = loss[0, :, config.looks.index(config.overlap_steps)]
+    first = loss[0, :, config.looks.index(config.overlaps.steps)]
     by_overlap = {
         (0.0, 0.0): first,
         **{at: np.asarray(part["loss"], float)[..., -1] for at, part in overlapping.items()},
@@ -66,8 +66,8 @@ def _dataset(config: Config, apart: Mapping, found: Mapping, overlapping: Mappin
     grid = ("alpha", "beta")
 
     def over(parts: Mapping[tuple[float, float], np.ndarray]) -> np.ndarray:
-        array = np.array([parts[at] for at in config.overlaps()])
-        return array.reshape(len(config.alphas), len(config.betas), *array.shape[1:])
+        array = np.array([parts[at] for at in config.overlaps.pairs()])
+        return array.reshape(len(alphas), len(betas), *array.shape[1:])
 
     overlap = over(by_overlap)
     values = {
@@ -109,8 +109,8 @@ def _dataset(config: Config, apart: Mapping, found: Mapping, overlapping: Mappin
             "distance": list(DISTANCES),
             "pair": list(line.PAIRS),
             "end": list(line.ENDS),
-            "alpha": list(config.alphas),
-            "beta": list(config.betas),
+            "alpha": list(alphas),
+            "beta": list(betas),
         },
-        {"overlap_steps": config.overlap_steps, "block": config.block},
+        {"overlap_steps": config.overlaps.steps, "block": config.blocks.length},
     )

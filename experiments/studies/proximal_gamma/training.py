@@ -42,21 +42,21 @@ class Data(NamedTuple):
 
 def load(config: Config) -> Data:
     """Parts by the percentiles of the text to learn from; ValueError where they are too small."""
-    learn, kept = (text.blocks(tokens, config.block) for tokens in text.load())
+    learn, kept = (text.blocks(tokens, config.blocks.length) for tokens in text.load())
     thresholds = np.percentile(learn.mean(1), PERCENTILES)
     parts = text.by_mean(learn, thresholds)
     high = kept[text.by_mean(kept, thresholds)[2]]
     for field, most in (
         ("held_out", len(high)),
-        ("source_blocks", min(*map(len, parts[:2]), len(parts[2]) // 2)),
+        ("source", min(*map(len, parts[:2]), len(parts[2]) // 2)),
     ):
-        if getattr(config, field) > most:
+        if getattr(config.blocks, field) > most:
             raise ValueError(
-                f"{field} must be at most {most}, as the text has no more blocks of "
-                f"{config.block} tokens; got {getattr(config, field)}"
+                f"blocks.{field} must be at most {most}, as the text has no more blocks of "
+                f"{config.blocks.length} tokens; got {getattr(config.blocks, field)}"
             )
     order = np.random.default_rng((config.seed, 0)).permutation(len(high))
-    return Data(learn, parts, high[order[: config.held_out]])
+    return Data(learn, parts, high[order[: config.blocks.held_out]])
 
 
 def sources(
@@ -66,7 +66,7 @@ def sources(
 
     def draw(seed: int) -> np.ndarray:
         rng = np.random.default_rng((config.seed, 1, seed))
-        return text.overlapping(rng, data.parts, config.source_blocks, alpha=alpha, beta=beta)
+        return text.overlapping(rng, data.parts, config.blocks.source, alpha=alpha, beta=beta)
 
     return np.stack([draw(seed) for seed in range(config.replicates)])
 
@@ -81,7 +81,7 @@ def next_token_loss(
 def held_out_loss(config: Config, held_out: Int[Array, "n length"], params: PyTree) -> Array:
     """The mean over all blocks, a few of them at a time."""
     each = lambda block: next_token_loss(config, params, block[None])  # noqa: E731
-    return jax.lax.map(each, held_out.astype(int), batch_size=config.batch).mean()
+    return jax.lax.map(each, held_out.astype(int), batch_size=config.training.batch).mean()
 
 
 def trained(
@@ -97,15 +97,15 @@ def trained(
     and what `measure` says before the first and after every `config.every`. Equal keys give equal
     minibatches."""
     which, count = part
-    optimizer = optax.scale_by_adam()
+    optimizer, how = optax.scale_by_adam(), config.training
 
     def step(state: tuple, t: Array) -> tuple[tuple, None]:
         params, memory = state
-        drawn = jax.random.randint(jax.random.fold_in(key, t), (config.batch,), 0, count)
+        drawn = jax.random.randint(jax.random.fold_in(key, t), (how.batch,), 0, count)
         some = blocks[which[drawn]].astype(int)
         gradient = jax.grad(partial(next_token_loss, config))(params, some)
         update, memory = optimizer.update(gradient, memory)
-        rate = config.rate * jnp.minimum(1, (t + 1) / config.warmup)
+        rate = how.rate * jnp.minimum(1, (t + 1) / how.warmup)
         return (jax.tree.map(lambda p, u: p - rate * u, params, update), memory), None
 
     def chunk(state: tuple, times: Array) -> tuple[tuple, Any]:
@@ -127,7 +127,7 @@ def _keys(config: Config) -> Array:
 def initial(config: Config) -> PyTree:
     """Weights `[seed, 3, ...]`."""
     init = config.network().init
-    tokens = jnp.zeros((1, config.block - 1), int)
+    tokens = jnp.zeros((1, config.blocks.length - 1), int)
     return jax.vmap(jax.vmap(lambda key: init(key, tokens)))(_keys(config)[:, :3])
 
 
@@ -163,7 +163,7 @@ def learn(config: Config, first: PyTree, data: Data, which: Array, count: Array)
     measure = partial(held_out_loss, config, jnp.asarray(data.held_out))
 
     def one(params: PyTree, part: tuple, key: Array) -> dict[str, Any]:
-        blocks, steps = jnp.asarray(data.blocks), config.source_steps
+        blocks, steps = jnp.asarray(data.blocks), config.training.steps
         model, loss = trained(config, params, blocks, part, key, steps, measure)
         return {"model": model, "loss": loss[_looks(config, steps)]}
 
@@ -183,7 +183,7 @@ def tune(config: Config, steps: int, models: PyTree, data: Data) -> dict[str, Ar
         key = _keys(config)[seed, 5]
         return trained(config, params, blocks, part, key, steps, measure)[1][_looks(config, steps)]
 
-    gamma = jnp.asarray(config.gamma(), jnp.float32)
+    gamma = jnp.asarray(config.gamma.values(), jnp.float32)
     pairs = jnp.meshgrid(jnp.arange(config.replicates), gamma, indexing="ij")
     return {"loss": _over(config, one, *pairs)}
 
@@ -207,7 +207,7 @@ def apart(config: Config, data: Data, overlaps: tuple[float, float]) -> dict[str
     for seed, pair in enumerate(sources(config, data, *overlaps)):
         rng = np.random.default_rng((config.seed, 2, seed))
         parts = [
-            data.blocks[rng.permutation(part)[: config.distance_blocks]]
+            data.blocks[rng.permutation(part)[: config.blocks.distance]]
             for part in (*pair, data.parts[2])
         ]
         for i, (name, found) in enumerate(measured(*parts).items()):

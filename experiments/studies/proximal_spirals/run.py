@@ -62,7 +62,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 def _dataset(
     config: Config, scratch: Mapping, apart: Mapping, swept: Mapping, weights: Mapping
 ) -> xr.Dataset:
-    gamma, looks = config.gamma(), [config.epoch().tolist().index(n) for n in config.looks]
+    gamma, looks = config.gamma.values(), [config.epoch().tolist().index(n) for n in config.looks]
 
     def over(fn: Callable[[Sources, Start], Any]) -> np.ndarray:
         return np.array([[fn(how, start) for start in config.starts] for how in config.sources])

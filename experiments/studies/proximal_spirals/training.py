@@ -49,19 +49,21 @@ class Data(NamedTuple):
 def load(config: Config, how: Sources) -> Data:
     """The same points, and order of the target's, for every way to cut sources out of them."""
 
+    shape, training = config.data, config.training
+
     def order(rng: np.random.Generator, n: int) -> np.ndarray:
-        epochs = [rng.permutation(n).reshape(-1, config.batch) for _ in range(config.epochs)]
+        epochs = [rng.permutation(n).reshape(-1, training.batch) for _ in range(training.epochs)]
         return np.concatenate(epochs)
 
     def draw(seed: int) -> Data:
         rng = np.random.default_rng((config.seed, seed))
         train, test = (
-            spirals.spirals(rng, n, turns=config.turns, noise=config.noise)
-            for n in (config.points, config.test)
+            spirals.spirals(rng, n, turns=shape.turns, noise=shape.noise)
+            for n in (shape.points, shape.test)
         )
-        target = order(rng, config.points)
-        some = np.stack(spirals.sources(rng, train, how, config.count))
-        return Data(train, test, some, target, np.stack([order(rng, config.count) for _ in some]))
+        target = order(rng, shape.points)
+        some = np.stack(spirals.sources(rng, train, how, shape.count))
+        return Data(train, test, some, target, np.stack([order(rng, shape.count) for _ in some]))
 
     found = [draw(seed) for seed in range(config.replicates)]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *found)
@@ -96,7 +98,8 @@ def _trained(
 ) -> tuple[PyTree, Any]:
     """The model after `epochs`, and what `measure` says of it before the first and after every
     `every` epochs."""
-    optimizer = optax.adam(config.rate)
+    how = config.training
+    optimizer = optax.adam(how.rate)
 
     def step(state: tuple, some: Array) -> tuple[tuple, None]:
         params, memory = state
@@ -108,7 +111,7 @@ def _trained(
         state, _ = jax.lax.scan(step, state, some)
         return state, measure(state[0])
 
-    chunks = jnp.asarray(order).reshape(config.epochs // config.every, -1, config.batch)
+    chunks = jnp.asarray(order).reshape(how.epochs // how.every, -1, how.batch)
     state, later = jax.lax.scan(chunk, (params, optimizer.init(params)), chunks)
     first = measure(params)
     return state[0], jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, later)
@@ -154,7 +157,7 @@ def sweep(config: Config, first: PyTree, data: Data) -> dict[str, Any]:
             params = line.on_line(one, two, gamma)
             return _trained(config, params, data.train, data.order, measure)[1]
 
-        return {"models": models, **jax.vmap(at)(jnp.asarray(config.gamma(), jnp.float32))}
+        return {"models": models, **jax.vmap(at)(jnp.asarray(config.gamma.values(), jnp.float32))}
 
     return jax.vmap(each)(first, data)
 
@@ -182,7 +185,7 @@ def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
         width = distances.median_distance(learn[seed], fresh[seed])
         measures["mmd"] = partial(distances.mmd, bandwidth=width)
         for i, (name, squared) in enumerate(DISTANCES.items()):
-            target = fresh[seed][: config.count] if name == "w1" else fresh[seed]
+            target = fresh[seed][: config.data.count] if name == "w1" else fresh[seed]
             found = line.distances(measures[name], one, two, target)
             value[seed, i] = [float(found[pair].value) for pair in line.PAIRS]
             error[seed, i] = [float(found[pair].stderr) for pair in line.PAIRS]
@@ -203,13 +206,13 @@ def descend(config: Config, data: Data, models: PyTree) -> Float[Array, " seed"]
     descent = optax.adam(DESCENT_RATE)
 
     def one(data: Data, models: PyTree) -> Array:
-        steps = config.loss_epochs * config.points // config.batch
+        steps = config.loss_epochs * config.data.points // config.training.batch
         after = proximal.after_training(
             [jax.tree.map(lambda leaf, i=i: leaf[i], models) for i in range(2)],
             partial(loss, config),
             _pick(data.train, data.order[:steps]),
             data.train,
-            optimizer=optax.adam(config.rate, eps_root=EPS_ROOT),
+            optimizer=optax.adam(config.training.rate, eps_root=EPS_ROOT),
         )
         slope = jax.grad(lambda gamma: after(jnp.stack([gamma, 1 - gamma])))
 

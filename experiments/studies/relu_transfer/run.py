@@ -1,5 +1,6 @@
 """The run of `relu_transfer`: its stages, and the dataset that they make."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -60,11 +61,11 @@ def _key(config: Config, *path: int) -> jax.Array:
 
 
 def _target(config: Config, teacher: int) -> st.Network:
-    return st.teacher(_key(config, 0, teacher), config.m_star, config.d)
+    return st.teacher(_key(config, 0, teacher), config.sizes.m_star, config.sizes.d)
 
 
 def _student(config: Config, teacher: int) -> st.Network:
-    return st.student(_key(config, 1, teacher), config.m, config.d)
+    return st.student(_key(config, 1, teacher), config.sizes.m, config.sizes.d)
 
 
 def _source(config: Config, teacher: int, mu: float) -> st.Network:
@@ -73,7 +74,7 @@ def _source(config: Config, teacher: int, mu: float) -> st.Network:
 
 
 def _sample(config: Config, teacher: int, draw: int, i: int) -> tuple[jax.Array, jax.Array]:
-    x = jax.random.normal(_key(config, 3, teacher, draw, i), (config.ns[i], config.d))
+    x = jax.random.normal(_key(config, 3, teacher, draw, i), (config.ns[i], config.sizes.d))
     return x, st.predict(_target(config, teacher), x)
 
 
@@ -85,13 +86,17 @@ def _side_by_side(config: Config) -> int | None:
     return config.side_by_side if config.side_by_side > 1 else None
 
 
+def _options(config: Config) -> tuple[float, int, float]:
+    """Of a descent, as `theory.student_teacher` takes them."""
+    how = config.descent
+    return how.rate, how.steps, how.tolerance
+
+
 def _pretrain(config: Config, pairs: np.ndarray) -> dict[str, jax.Array]:
     sources = [_source(config, t, config.mus[mu]) for mu, t in pairs]
     students = [_student(config, t) for _, t in pairs]
-    found = _train("pretrain", _side_by_side(config))(
-        (_stack(students), _stack(sources)),
-        (config.rate, config.steps, config.tolerance),
-    )
+    train = _train("pretrain", _side_by_side(config))
+    found = train((_stack(students), _stack(sources)), _options(config))
     return {"w": found.network.w, "loss": found.loss}
 
 
@@ -99,10 +104,7 @@ def _scratch(config: Config, i: int, samples: np.ndarray) -> dict[str, jax.Array
     students = _stack([_student(config, t) for t, _ in samples])
     data = _stack([_sample(config, t, draw, i) for t, draw in samples])
     single = jax.tree.map(lambda a: a.astype(jnp.float32), (students, *data))
-    found = _train("scratch", _side_by_side(config))(
-        single,
-        (config.rate, config.steps, config.tolerance),
-    )
+    found = _train("scratch", _side_by_side(config))(single, _options(config))
     double = jax.tree.map(lambda a: a.astype(float), found.network)
     targets = _stack([_target(config, t) for t, _ in samples])
     risks = jax.lax.map(lambda pair: st.risk(*pair), (double, targets))
@@ -164,7 +166,7 @@ def _kernels(config: Config, w: np.ndarray) -> dict[str, jax.Array]:
     """Gram matrices of the first teacher's problem before and after pretraining, and the source's;
     and each task's scales."""
     middle = _middle(config)
-    x = jax.random.normal(_key(config, 4), (PROBES, config.d))
+    x = jax.random.normal(_key(config, 4), (PROBES, config.sizes.d))
     source = _source(config, 0, config.mus[middle])
     targets = [_target(config, t) for t in range(config.teachers)]
     return {
@@ -203,7 +205,11 @@ def _scratch_law(config: Config, scratch: list[dict]) -> "tuple[xr.Dataset, st.P
             "n": ("n", list(config.ns), {"long_name": "target samples"}),
             "limit": ("limit", ["mean", "low", "high"], {"long_name": "mean, 95 % interval"}),
         },
-        {name: getattr(config, name) for name in ("d", "m", "m_star", "cutoff", "tolerance")},
+        {
+            **dataclasses.asdict(config.sizes),
+            "cutoff": config.cutoff,
+            "tolerance": config.descent.tolerance,
+        },
     )
     return found, law
 

@@ -1,56 +1,43 @@
 """What `ridge_transfer` can be told, and its presets."""
 
-from dataclasses import dataclass
 from math import pi
+from typing import Annotated
 
-from experiments.lab import validate
+from annotated_types import Ge, Interval
+
+from experiments.lab.config import NotNegative, Positive, Seed, config, varied
+
+Samples = Annotated[int, Ge(5)]
+Angle = Annotated[float, Interval(ge=0, lt=pi / 2)]
 
 
-@dataclass(frozen=True)
+@config
 class Config:
     """Two cases side by side: the paper's, and one with few samples."""
 
-    d: int = 500
+    d: Annotated[int, Ge(2)] = 500
     """Input dimension."""
-    ns: tuple[int, int] = (250, 10)
-    """Target samples of each case."""
-    thetas: tuple[float, float] = (pi / 8, 3 * pi / 8)
-    """Source-target angle of each case, in radians."""
-    sigma: float = 0.2
+    ns: tuple[Samples, Samples] = (250, 10)
+    """Target samples of each case; of fewer than 5 the variance at ridge 0 is infinite."""
+    thetas: tuple[Angle, Angle] = (pi / 8, 3 * pi / 8)
+    """Source-target angle of each case, in radians, below pi/2."""
+    sigma: NotNegative = 0.2
     """Standard deviation of the label noise."""
-    ridges: int = 21
+    ridges: Annotated[int, Ge(2)] = 21
     """Number of ridge strengths, evenly spaced from 0."""
-    ridge_max: tuple[float, float] = (0.5, 2.0)
+    ridge_max: tuple[Positive, Positive] = (0.5, 2.0)
     """Largest ridge strength of each case."""
-    draws: int = 2000
+    draws: Annotated[int, Ge(2)] = 2000
     """Simulated target data sets per case."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the simulated data sets."""
 
-    def __post_init__(self):
-        validate.at_least(self, d=2, draws=2, ridges=2)
-        validate.positive(self, "sigma", zero=True)
-        validate.positive(self, "ridge_max")
-        if min(self.ns) <= 4:
-            raise ValueError(
-                f"ns must be at least 5 (below, the variance at ridge 0 is infinite); got {self.ns}"
-            )
-        if not all(0 <= t < pi / 2 for t in self.thetas):
-            raise ValueError(f"thetas must be in [0, pi/2); got {self.thetas}")
 
-    @classmethod
-    def tiny(cls) -> "Config":
-        """Seconds, for tests."""
-        return cls(d=8, ns=(30, 5), ridges=3, draws=50)
-
-    @classmethod
-    def figure_2(cls) -> "Config":
-        """The paper's 20 draws."""
-        return cls(draws=20)
-
-
+DEFAULT = Config()
 PRESETS: dict[str, Config] = {
-    "default": Config(),
-    "figure_2": Config.figure_2(),
-    "tiny": Config.tiny(),
+    "default": DEFAULT,
+    # the paper's 20 draws
+    "figure_2": varied(DEFAULT, draws=20),
+    # seconds, for tests
+    "tiny": varied(DEFAULT, d=8, ns=(30, 5), ridges=3, draws=50),
 }

@@ -1,0 +1,46 @@
+"""What the studies of transfer in deep linear networks refuse."""
+
+from math import inf, nan
+
+import pytest
+
+from experiments.lab import registry
+from experiments.lab.config import varied
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("transfer_phase", {"d": 3}, "d must be at least 4; got 3"),
+        ("transfer_phase", {"seed": -1}, "seed must be at least 0"),
+        ("transfer_phase", {"thetas": 42}, r"thetas must be 8 k \+ 1 .*; got 42"),
+        ("transfer_phase", {"thetas": 1}, "thetas must be at least 9"),
+        ("transfer_phase", {"gamma_max": inf}, "gamma_max must be finite"),
+        ("transfer_phase", {"sigmas": (0.2, 0.2)}, "sigmas must be .* all different"),
+        ("transfer_phase", {"sigmas": (-0.1,)}, r"sigmas\[0\] must be at least 0"),
+        ("transfer_phase", {"depths": (0.5,)}, r"depths\[0\] must be at least 1; got 0.5"),
+        ("transfer_phase", {"depths": (nan,)}, r"depths\[0\] must be at least 1"),
+        ("transfer_phase", {"modes": ("both",)}, r"modes\[0\] must be one of linear, fine_tune"),
+        ("transfer_phase", {"d": 20}, "the smallest load gives n = 0 samples"),
+        ("transfer_phase", {"gammas": 41}, "n = 500 is within 1 of d = 500"),
+        ("ridge_transfer", {"ns": (250, 4)}, r"ns\[1\] must be at least 5; got 4"),
+        ("ridge_transfer", {"thetas": (0.1, 1.6)}, r"thetas\[1\] must be less than 1.57"),
+        ("ridge_transfer", {"ridge_max": (0.5, 0.0)}, r"ridge_max\[1\] must be greater than 0"),
+        ("ridge_transfer", {"sigma": -1.0}, "sigma must be at least 0"),
+        ("ridge_transfer", {"ridges": 1}, "ridges must be at least 2"),
+        ("transfer_factors", {"factor": "noise"}, "factor must be one of spectrum, time, source"),
+        ("transfer_factors", {"values": (1.0, 0.0)}, "values must be .* increasing"),
+        ("transfer_factors", {"values": (0.0, inf)}, "values must be finite exponents >= 0"),
+        ("transfer_factors", {"factor": "time", "values": (-1.0,)}, "values must be times >= 0"),
+        ("transfer_factors", {"factor": "source"}, "values must be loads > 0"),
+        ("transfer_factors", {"theta": 3.2}, "theta must be at most 3.14"),
+        ("transfer_factors", {"depth": 0}, "depth must be at least 1"),
+        ("transfer_factors", {"loads": {"high": 0.0}}, "loads.high must be greater than 0"),
+        ("transfer_factors", {"loads": {"low": 2.0}}, "loads.high must be above low = 2.0"),
+        ("transfer_factors", {"loads": {"number": 200}}, "loads must give different n >= 3"),
+        ("transfer_factors", {"loads": {"number": 15}}, "n = 160 is within 1 of d = 160"),
+    ],
+)
+def test_bad_fields_are_named(name, change, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        varied(registry.load(name).presets["default"], **change)
