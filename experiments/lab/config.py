@@ -22,6 +22,12 @@ def _different(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
+def _ascending(values: tuple[T, ...]) -> tuple[T, ...]:
+    if len(values) < 2 or list(values) != sorted(set(values)):  # type: ignore[type-var]
+        raise ValueError("must be two or more values, ascending")
+    return values
+
+
 Seed = Annotated[int, Interval(ge=0, lt=2**31)]
 Natural = Annotated[int, Ge(1)]
 Count = Annotated[int, Ge(0)]
@@ -32,6 +38,8 @@ Share = Annotated[float, Gt(0), Lt(1)]
 """Strictly between 0 and 1."""
 Different = Annotated[tuple[T, ...], AfterValidator(_different)]
 """One value or more, no two of them equal."""
+Ascending = Annotated[tuple[T, ...], AfterValidator(_ascending)]
+"""Two values or more, each above the one before."""
 
 
 @dataclass_transform(frozen_default=True)

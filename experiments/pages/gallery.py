@@ -111,11 +111,16 @@ def preset_of(study: Study, config: Mapping[str, Any]) -> str | None:
     """Which preset a stored config is, but for its seed and for what the preset leaves open (None:
     where data are)."""
     for name, preset in study.presets.items():
-        stated = store.config_record(preset)
-        fixed = {k for k, v in stated.items() if v is not None} - {"seed"}
-        if config.keys() == stated.keys() and all(config[k] == stated[k] for k in fixed):
+        if _fits(config, {**store.config_record(preset), "seed": None}):
             return name
     return None
+
+
+def _fits(config: Any, stated: Any) -> bool:
+    if isinstance(stated, Mapping):
+        known = isinstance(config, Mapping) and config.keys() == stated.keys()
+        return known and all(_fits(config[field], value) for field, value in stated.items())
+    return stated is None or config == stated
 
 
 def origin(dataset: "xr.Dataset") -> dict[str, str]:
