@@ -1,6 +1,5 @@
 """Overtraining of language models: its parts by themselves, claims on made-up runs, refusals."""
 
-import dataclasses
 import subprocess
 import sys
 
@@ -11,7 +10,9 @@ import pytest
 import xarray as xr
 
 from experiments.data import text
+from experiments.data.registry import TextData
 from experiments.lab import registry
+from experiments.lab.config import varied
 from experiments.models import presets
 from experiments.studies.overtraining_language import findings as of
 from experiments.studies.overtraining_language import tasks, training
@@ -40,14 +41,14 @@ def ran():
 
 @pytest.fixture(scope="module")
 def corpus():
-    return tasks.load(None, text.VOCAB, TINY.context)
+    return tasks.load(TextData(), text.VOCAB, TINY.model.context)
 
 
 def _batch(seed, *shape):
     """Random sequences of which a random part is scored, at least one token of each."""
     rng = np.random.default_rng(seed)
-    tokens = rng.integers(0, text.VOCAB, (*shape, TINY.context + 1)).astype(np.int32)
-    known = rng.random((*shape, TINY.context)) < 0.5
+    tokens = rng.integers(0, text.VOCAB, (*shape, TINY.model.context + 1)).astype(np.int32)
+    known = rng.random((*shape, TINY.model.context)) < 0.5
     known[..., 0] = True
     return tasks.Batch(tokens, known)
 
@@ -66,7 +67,9 @@ def test_the_loss_is_the_mean_of_what_is_scored():
     log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     for i in range(5):
         told = [
-            -log_p[i, t, batch.tokens[i, t + 1]] for t in range(TINY.context) if batch.scored[i, t]
+            -log_p[i, t, batch.tokens[i, t + 1]]
+            for t in range(TINY.model.context)
+            if batch.scored[i, t]
         ]
         # a softmax over 97 logits of order 1 in float32
         assert found[i] == pytest.approx(np.mean(told), rel=100 * EPS)
@@ -164,7 +167,8 @@ def test_members_of_an_optimizer_are_checked():
 
 def test_shifted_blocks_are_kept_from_pre_training(corpus):
     means = [
-        text.blocks(line[:-1], TINY.context).mean(1) for line in (corpus.line(0), corpus.line(1))
+        text.blocks(line[:-1], TINY.model.context).mean(1)
+        for line in (corpus.line(0), corpus.line(1))
     ]
     level = np.percentile(means[0], tasks.SHIFTED)
     for part in (0, 1):
@@ -206,11 +210,12 @@ def test_a_text_on_disk_is_pre_trained_on_and_tuned_to(tmp_path):
     for name in ("train", "val", "other"):
         np.save(tmp_path / f"{name}.npy", rng.integers(0, 50, 900).astype(np.uint16))
     (tmp_path / "meta.json").write_text('{"vocab_size": 50}')
-    corpus = tasks.load(str(tmp_path), 50, 8)
+    on_disk = TextData("tokens", str(tmp_path))
+    corpus = tasks.load(on_disk, 50, 8)
     task = tasks.task(str(tmp_path / "other.npy"), corpus, (20, 10, 10), 0)
     assert task.learn.tokens.shape == (20, 9)
     with pytest.raises(ValueError, match="has a vocabulary of 50; the network has 40"):
-        tasks.load(str(tmp_path), 40, 8)
+        tasks.load(on_disk, 40, 8)
     with pytest.raises(ValueError, match="'questions' needs the characters of the offline text"):
         tasks.task("questions", corpus, (2, 2, 2), 0)
     with pytest.raises(ValueError, match="200 blocks are asked for, there are 112"):
@@ -220,15 +225,19 @@ def test_a_text_on_disk_is_pre_trained_on_and_tuned_to(tmp_path):
 def test_the_papers_data_are_asked_for_before_anything_is_computed():
     stage = lambda *_, **__: pytest.fail("computed")  # noqa: E731
     for preset in ("paper", "paper_15m", "paper_90m"):
-        with pytest.raises(ValueError, match=r"C4 as OLMo's tokens .* offline default"):
+        with pytest.raises(ValueError, match=r"C4 as OLMo's tokens .* python, needs none"):
             ol.run(ol.presets[preset], stage)
     with pytest.raises(ValueError, match=r"other\.npy is missing"):
-        ol.run(dataclasses.replace(TINY, tasks=("other.npy",)), stage)
+        ol.run(varied(TINY, tune={"tasks": ("other.npy",)}), stage)
+    with pytest.raises(
+        ValueError, match=r"data.name: .* 50304 tokens, .* 97; 'c4' is C4 as OLMo's"
+    ):
+        ol.run(varied(TINY, model={"preset": "olmo-30m"}), stage)
 
 
 def test_the_papers_training_is_table_3():
     config = ol.presets["paper"]
-    assert [config.steps(b) for b in config.budgets] == [
+    assert [config.steps(b) for b in config.pretrain.budgets] == [
         15258,
         30517,
         61035,
@@ -236,7 +245,7 @@ def test_the_papers_training_is_table_3():
         244140,
         488281,
     ]
-    assert len(config.rates) == 27
+    assert len(config.tune.rates) == 27
     net = presets.build(config.network)
     shapes = jax.eval_shape(lambda key: training.first(net, key), jax.random.key(0))
     assert sum(x.size for x in jax.tree.leaves(shapes)) == pytest.approx(33.5e6, rel=0.01)
@@ -246,28 +255,40 @@ def test_the_papers_training_is_table_3():
     ("changes", "message"),
     [
         ({"replicates": 2}, "replicates must be at least 3"),
-        ({"budgets": (9000, 1200)}, "budgets must be 2 or more, ascending"),
-        ({"budgets": (100, 9000)}, "budgets must be at least 10 steps of 96 tokens; got 100"),
-        ({"noise": (0.1, 0.1)}, "noise must be one or more values, all different"),
-        ({"rates": (0.1,)}, "rates must be 2 or more, ascending"),
-        ({"rates": (0.1, -0.1)}, "rates must be finite and > 0"),
-        ({"scales": (0.1, 0.5)}, "scales must end at 1"),
-        ({"tasks": ("shfted",)}, r"tasks: 'shfted' is none.* \(nearest: 'shifted'"),
-        ({"tasks": ("a.txt",)}, "tasks: 'a.txt' is none"),
-        ({"together": 0}, "together must be at least 1"),
+        (
+            {"pretrain": {"budgets": (9000, 1200)}},
+            "pretrain.budgets must be .*increasing",
+        ),
+        (
+            {"pretrain": {"budgets": (100, 9000)}},
+            "pretrain.budgets must be at least 10 steps of 96 tokens; got 100",
+        ),
+        ({"noise": (0.1, 0.1)}, "noise must be one or more increasing values"),
+        (
+            {"tune": {"rates": (0.1,)}},
+            "tune.rates must be 2 or more values",
+        ),
+        ({"tune": {"rates": (0.1, -0.1)}}, r"tune.rates\[1\] must be greater than 0"),
+        ({"tune": {"scales": (0.1, 0.5)}}, "tune.scales must ascend to 1"),
+        ({"tune": {"tasks": ("shfted",)}}, r"tune.tasks: 'shfted' is none.* \(nearest: 'shifted'"),
+        ({"tune": {"tasks": ("a.txt",)}}, "tune.tasks: 'a.txt' is none"),
+        ({"memory": {"together": 0}}, "memory.together must be at least 1"),
         ({"shard": "all"}, "shard must be one of no, data, full, members; got all"),
-        ({"epochs": 1}, "epochs: fine-tuning must take at least 10 steps"),
-        ({"micro_batches": 3}, "micro_batches must divide batch = 4"),
-        ({"heads": 3}, "heads must divide width = 8"),
-        ({"model": "gpt2-small"}, "model must be a language model of OLMo's block"),
-        ({"model": "olmo-31m"}, "no preset 'olmo-31m' .nearest: 'olmo-30m'"),
-        ({"model": "olmo-30m", "context": 2048}, "context must be at most 1024, the positions"),
-        ({"seed": -1}, "seed must be in"),
+        ({"tune": {"epochs": 1}}, "tune.epochs: fine-tuning must take at least 10 steps"),
+        ({"memory": {"micro_batches": 3}}, "memory.micro_batches must divide pretrain.batch = 4"),
+        ({"model": {"heads": 3}}, "model.heads must divide width = 8"),
+        ({"model": {"preset": "gpt2-small"}}, "model.preset must be one of olmo-15m, "),
+        ({"model": {"preset": "olmo-31m"}}, "model.preset must be .* .nearest: 'olmo-30m'"),
+        (
+            {"model": {"preset": "olmo-30m", "context": 2048}},
+            "model.context must be at most 1024, the positions",
+        ),
+        ({"seed": -1}, "seed must be at least 0"),
     ],
 )
 def test_bad_configurations_are_named(changes, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(TINY, **changes)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        varied(TINY, **changes)
 
 
 def test_the_tiny_run_measures_what_it_says(ran, corpus):

@@ -63,7 +63,7 @@ def test_recorded_numbers_are_those_of_the_networks(dataset):
         ({"descent": {"tolerance": math.nan}}, "descent.tolerance must be"),
         ({"cutoff": 1.0}, "cutoff must be less than 1"),
         ({"ns": (10, 10, 20)}, "ns must be one or more increasing values"),
-        ({"ns": (10, 20)}, "ns must hold at least 3 values"),
+        ({"ns": (10, 20)}, "ns must be 3 or more values"),
         ({"ns": (0, 10, 20)}, r"ns\[0\] must be at least 1"),
         ({"mus": (0.5,)}, "mus must be none or 2 and more increasing"),
         ({"mus": (0.5, 1.0)}, r"mus\[1\] must be less than 1"),

@@ -1,6 +1,5 @@
 """SiT, REPA and SAIL on digits: losses, samplers and measures against independent computations."""
 
-import dataclasses
 import re
 from functools import partial
 from types import SimpleNamespace
@@ -11,8 +10,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from experiments.data import latents
 from experiments.data.files import DataError
 from experiments.lab import registry, store
+from experiments.lab.config import varied
 from experiments.lab.findings import told
 from experiments.models import presets
 from experiments.studies.sail_diffusion import data, quality
@@ -262,8 +263,8 @@ def test_splits_and_batches():
     split = data.split(0, 1, len(images.labels), 901)
     assert len(split.learn) == 896
     np.testing.assert_array_equal(np.sort(np.concatenate(split)), np.arange(1797))
-    batch = images.batch(np.array([5, 7]))
-    np.testing.assert_array_equal(batch["x"][..., 0], 2 * images.stored[[5, 7], 0] - 1)
+    batch = data.batch(images, np.array([5, 7]))
+    np.testing.assert_array_equal(batch["x"][..., 0], 2 * images.latents[[5, 7], 0] - 1)
     drawn = [data.draw(split.learn, (0, 1), step, 50) for step in (0, 0, 1)]
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert (drawn[0] != drawn[2]).any()
@@ -279,10 +280,10 @@ def test_the_tiny_run(ran):
     start = dataset["fd"].isel(step=0)
     np.testing.assert_array_equal(start, start.sel(way="sit").broadcast_like(start))
     assert (dataset["fd_real"] < dataset["fd"].min(["way", "step"])).all()
-    assert list(dataset["align_steps"]) == [0, 0, TINY.align_steps]
+    assert list(dataset["align_steps"]) == [0, 0, TINY.alignment.steps]
     assert (dataset["saved_sit"].sel(way="sit") == 0).all()
     steps = dataset["steps_repa"].sel(way="sail")  # REPA's, to a level that both reach
-    assert (dataset["saved_repa"].sel(way="sail") <= steps - TINY.align_steps).all()
+    assert (dataset["saved_repa"].sel(way="sail") <= steps - TINY.alignment.steps).all()
     # the alignment phase ends below where it begins, and training goes on from its weights
     assert (dataset["start_loss"].isel(start_step=-1) < dataset["start_loss"][..., 0]).all()
     aligned = dataset["align_loss"].isel(logged=0)
@@ -295,70 +296,81 @@ BAD = {
     "ways: none is called 'sial'": {"ways": ("sit", "repa", "sial")},
     "ways must hold 'sit' and 'repa'": {"ways": ("sit", "sail")},
     "ways must be one or more values, all different": {"ways": ("sit", "repa", "sit")},
-    "steps must be a multiple of 8; got 100": {"steps": 100},
-    "warmup must be below steps = 1200; got 1200": {"warmup": 1200},
+    "budget.steps must be a multiple of 8; got 100": {"budget": {"steps": 100}},
+    "optimizer.warmup must be below budget.steps = 1200; got 1200": {"optimizer": {"warmup": 1200}},
     "sample_batch must divide samples = 896; got 100": {"sample_batch": 100},
-    "align_layer must be at most the 2 of sit-tiny; got 3": {"align_layer": 3},
-    "ema must be in": {"ema": 1.0},
-    "sampler must be one of euler, heun, sde; got rk4": {"sampler": "rk4"},
+    "alignment.layer must be at most the 2 of sit-tiny; got 3": {"alignment": {"layer": 3}},
+    "ema must be less than 1; got 1.0": {"ema": 1.0},
+    "sampler.method must be one of euler, heun, sde; got rk4": {"sampler": {"method": "rk4"}},
     "shard must be one of no, data, full": {"shard": "some"},
-    "model must be a flax_sit; 'gpt-tiny' is flax_gpt": {"model": "gpt-tiny"},
-    "measure must be a flax_resnet": {"measure": "sit-tiny"},
+    "model must be one of sit-b/2, sit-tiny": {"model": "gpt-tiny"},
+    "classifiers.measure must be one of resnet18, ": {"classifiers": {"measure": "sit-tiny"}},
     "replicates must be at least 2": {"replicates": 1},
-    "rate must be finite and > 0": {"rate": 0.0},
-    "guidance must be finite": {"guidance": float("inf")},
-    "'sail' needs an encoder's features of noised latents": {"features": "f.npy"},
+    "optimizer.rate must be greater than 0": {"optimizer": {"rate": 0.0}},
+    "sampler.guidance must be finite": {"sampler": {"guidance": float("inf")}},
+    "data.labels must not be given for digits; got l.npy": {"data": {"labels": "l.npy"}},
+    "ways: 'sail' needs an encoder's features of noised latents": {
+        "data": {"name": "latents", "features": "f.npy"}
+    },
 }
 
 
 @pytest.mark.parametrize("message", BAD)
 def test_bad_fields_are_named(message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        sd.config(**BAD[message])
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        varied(sd.presets["default"], **BAD[message])
 
 
 def test_bad_data_is_named_before_anything_is_computed(tmp_path):
-    latents, labels = tmp_path / "z.npy", tmp_path / "labels.npy"
+    stored, labels = tmp_path / "z.npy", tmp_path / "labels.npy"
     features, wrong = tmp_path / "f.npy", tmp_path / "short.npy"
-    np.save(latents, np.zeros((6, 1, 8, 8), np.float16))
+    np.save(stored, np.zeros((6, 1, 8, 8), np.float16))
     np.save(labels, np.arange(6, dtype=np.uint8))
     np.save(features, np.zeros((6, 9, 4), np.float16))
     np.save(wrong, np.zeros((5, 16, 4), np.float16))
-    clean = dataclasses.replace(TINY, ways=("sit", "repa", "sail_clean"))
+    clean = varied(TINY, ways=("sit", "repa", "sail_clean"))
+    of = {"name": "latents", "file": str(stored)}
     for change, message in (
         ({"held_out": 1740}, "held_out, samples: 1740 and 64 of the 1797 images"),
-        ({"labels": "l.npy"}, "labels: the digits have their own"),
-        ({"data": "nowhere.npy"}, "nowhere.npy is missing: the latents of ImageNet"),
-        ({"data": str(latents), "model": "sit-b/2", "batch": 256}, "it takes [4, 32, 32], "),
-        ({"data": str(latents), "features": "none.npy"}, "none.npy is missing: the features of"),
-        ({"data": str(latents), "features": str(wrong)}, "where features [6, patch, d]"),
-        ({"data": str(latents), "features": str(features)}, "sit-tiny has 16 patches"),
-        ({"data": str(latents)}, "held_out, samples: 1600 and 64 of the 6 images"),
+        (
+            {"model": "sit-b/2"},
+            "data.name: the digits have 10 classes, the network 1000; 'latents' ",
+        ),
+        ({"data": {**of, "file": "nowhere.npy"}}, "nowhere.npy is missing: the latents of Image"),
+        ({"data": of, "model": "sit-b/2", "budget": {"batch": 256}}, "sit-b/2 takes [4, 32, 32], "),
+        ({"data": {**of, "features": "none.npy"}}, "none.npy is missing: the features of"),
+        ({"data": {**of, "features": str(wrong)}}, "where features [6, patch, d]"),
+        ({"data": {**of, "features": str(features)}}, "sit-tiny has 16 patches"),
+        ({"data": of}, "held_out, samples: 1600 and 64 of the 6 images"),
     ):
-        config = dataclasses.replace(clean, **change)
+        config = varied(clean, **change)
         with pytest.raises(ValueError, match=re.escape(message)):
             sd.run(config, lambda *_, **__: pytest.fail("a stage began"))
     np.save(labels, np.full(6, 10, np.uint8))
     with pytest.raises(DataError, match="label"):
-        study.loaded(dataclasses.replace(clean, data=str(latents)))
-    with pytest.raises(ValueError, match=r"data: sit-b/2 learns from .* the preset 'default'"):
-        sd.run(sd.config.paper())
+        study.loaded(varied(clean, data=of))
+    with pytest.raises(ValueError, match=r"data.file must name where the latents .* digits, needs"):
+        sd.run(sd.presets["paper"])
 
 
 def test_batches_that_the_devices_do_not_divide_are_refused(monkeypatch):
     three = sharding.Layout(SimpleNamespace(size=3), "data")  # type: ignore[arg-type]
     alone = sharding.Layout(None, "no")
     monkeypatch.setattr(sharding, "layout", {"data": three, "no": alone}.get)
-    with pytest.raises(ValueError, match=r"batch must be a multiple of the 3 devices .*; got 16"):
+    with pytest.raises(
+        ValueError, match=r"budget.batch must be a multiple of the 3 devices .*; got 16"
+    ):
         study.loaded(TINY)
-    study.loaded(dataclasses.replace(TINY, shard="no"))
+    study.loaded(varied(TINY, shard="no"))
 
 
 def test_the_paper_s_table_3():
-    paper = sd.config.paper()
-    assert (paper.rate, paper.weight_decay, paper.batch, paper.steps) == (1e-4, 0.01, 256, 400_000)
-    assert (paper.clip, paper.repa_weight, paper.align_weight) == (1.0, 0.5, 0.5)
-    assert data.latents.SCALE == 0.18215
+    paper = sd.presets["paper"]
+    assert (paper.optimizer.rate, paper.optimizer.weight_decay) == (1e-4, 0.01)
+    assert (paper.budget.batch, paper.budget.steps) == (256, 400_000)
+    assert (paper.optimizer.clip, paper.optimizer.decay) == (1.0, "constant")
+    assert (paper.alignment.repa_weight, paper.alignment.weight) == (0.5, 0.5)
+    assert latents.SCALE == 0.18215
     assert [paper.every * k for k in (1, 2, 4, 8)] == [50_000, 100_000, 200_000, 400_000]
     assert PRINTED[1 / 8][0] == (78.2, 67.6)
 

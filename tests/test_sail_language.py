@@ -1,6 +1,5 @@
 """SAIL's start for language models: parts beside independent computations, refusals, verdicts."""
 
-import dataclasses
 import functools
 import json
 import os
@@ -18,6 +17,7 @@ import xarray as xr
 from experiments.data import choices, gpt2_tokens, text, tokens
 from experiments.data.files import DataError
 from experiments.lab import registry, store
+from experiments.lab.config import varied
 from experiments.models import presets
 from experiments.studies.sail_language import data, parts
 from experiments.studies.sail_language import findings as told
@@ -32,8 +32,14 @@ sl = registry.load("sail_language")
 EPS = float(jnp.finfo(jnp.float32).eps)
 TINY = sl.presets["tiny"]
 # all ways, on networks that can be narrower and shallower
-ALL = dataclasses.replace(TINY, ways=tuple(WAYS), layers=2, source_steps=20, steps=20)
-SMALL = dataclasses.replace(ALL, series=(0.5, 0.9), validation=16)
+SMALL = varied(
+    TINY,
+    ways=tuple(WAYS),
+    model={"layers": 2},
+    source={"steps": 20, "series": (0.5, 0.9)},
+    budget={"steps": 20},
+    validation=16,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,13 +57,13 @@ def ran(_compiled_once):
 
 @pytest.fixture(scope="module")
 def corpus():
-    return data.load(TINY, text.VOCAB)
+    return data.load(TINY)
 
 
 @pytest.fixture(scope="module")
 def net():
     """A network whose leaves are all away from their initial zeros and ones."""
-    found = presets.build(TINY.network("target"))
+    found = presets.build(TINY.network("target", text.VOCAB))
     rng = np.random.default_rng(0)
     noisy = lambda x: x + 0.3 * rng.random(x.shape, np.float32)  # noqa: E731
     return found, jax.tree.map(noisy, parts.initial(found, jax.random.key(0)))
@@ -75,15 +81,17 @@ def log_softmax(logits):
 def test_scores_are_log_likelihoods_per_token(net):
     module, variables = net
     items = choices.generate(3, 8, 3)
-    packed = choices.pack(items, text.encode, TINY.context)
+    packed = choices.pack(items, text.encode, TINY.model.context)
     apply = jax.jit(functools.partial(module.apply, variables))
     found = choice_scores.normalised(apply, packed, batch_size=5)
     by_byte = choice_scores.normalised(apply, packed, by="byte", batch_size=5)
     for i, item in enumerate(items):
         for j, choice in enumerate(item.choices):
             context, rest = (text.encode(s.encode()) for s in (item.context, choice))
-            line = np.concatenate([context, rest]).astype(int)[-TINY.context :]
-            padded = np.zeros((5, TINY.context - 1), int)  # attention is causal: the end is free
+            line = np.concatenate([context, rest]).astype(int)[-TINY.model.context :]
+            padded = np.zeros(
+                (5, TINY.model.context - 1), int
+            )  # attention is causal: the end is free
             padded[0, : len(line) - 1] = line[:-1]
             logp = log_softmax(apply(padded)[0, : len(line) - 1])
             want = logp[np.arange(len(line) - 1), line[1:]][-len(rest) :].mean()
@@ -173,7 +181,7 @@ def test_other_tokenizers_are_refused(tmp_path):
 
 
 def test_parts_are_by_mean_token(corpus):
-    line, n = corpus.train, TINY.context
+    line, n = corpus.train, TINY.model.context
     blocks = len(line[: (len(line) - 1) // n * n]) // n
     means = np.asarray(line[: blocks * n], float).reshape(blocks, n).mean(1)
     low, high = np.percentile(means, (33, 66))
@@ -193,10 +201,10 @@ def test_parts_are_by_mean_token(corpus):
 
 def test_eq_11_is_what_the_means_of_blocks_say(corpus):
     """In one dimension eq. 11 is where the target's mean lies: with D_t beyond D_2, below 0."""
-    config = dataclasses.replace(TINY, distance="w1", distance_blocks=200)
+    config = varied(TINY, weight={"distance": "w1", "blocks": 200})
     weight = data.weight(config, corpus, 0)
     one, two = data.sources(config, corpus, 0)
-    means = tokens.block_means(corpus.train, config.context)
+    means = tokens.block_means(corpus.train, config.model.context)
     mean = [means[part].mean() for part in (one, two, corpus.parts[2])]
     d1, d2, d12 = mean[2] - mean[0], mean[2] - mean[1], mean[1] - mean[0]
     assert mean[0] < mean[1] < mean[2]  # so distances of ordered parts are those of means
@@ -206,7 +214,7 @@ def test_eq_11_is_what_the_means_of_blocks_say(corpus):
     error = float(np.hypot(spread[2], np.hypot(*spread[:2]) * max(1, abs(want)))) / d12
     assert abs(weight - want) < 4 * error
     assert weight < 0
-    same = dataclasses.replace(config, alpha=1.0)
+    same = varied(config, source={"alpha": 1.0})
     assert np.isnan(data.weight(same, corpus, 0))
 
 
@@ -241,8 +249,8 @@ def test_the_loss_and_its_line(net, corpus):
 def test_all_ways_begin_where_they_should():
     """With sources of every shape: LiGO and the grown pair have the target's shape, the soups are
     on SAIL's line, and the best of the line is no worse on validation text than either soup."""
-    corpus = data.load(SMALL, text.VOCAB)
-    use, rng = parts.learners(SMALL), np.random.default_rng(0)
+    corpus = data.load(SMALL)
+    use, rng = parts.learners(SMALL, text.VOCAB), np.random.default_rng(0)
     drawn = lambda x: 0.3 * rng.standard_normal(x.shape, np.float32)  # noqa: E731
     found = {}
     for name in SOURCES:
@@ -264,7 +272,7 @@ def test_all_ways_begin_where_they_should():
     np.testing.assert_allclose(loss["greedy"], min(ends), rtol=10 * EPS**0.5)
     cost = parts.costs(SMALL, use)
     # XLA counts a forward and a backward pass: between 2 and 4 times the forward one, and Adam's
-    forward = cost.validation / SMALL.validation * SMALL.batch
+    forward = cost.validation / SMALL.validation * SMALL.budget.batch
     adam = 40 * sum(np.size(x) for x in jax.tree.leaves(starts["scratch"]))
     assert 2 * forward < cost.step["target"] < 4 * forward + adam
     assert cost.step["narrow"] < cost.step["target"] > cost.step["shallow"]
@@ -289,7 +297,7 @@ def test_the_tiny_run(ran):
             ran["loss"].sel(way=way, step=0), held.sel(gamma=gamma), rtol=10 * EPS**0.5
         )
     # costs: two sources of 40 steps, and 7 losses on 8 blocks of a step's 4
-    assert ran["source_cost"].sel(way="sweep") == 2 * TINY.source_steps
+    assert ran["source_cost"].sel(way="sweep") == 2 * TINY.source.steps
     assert 7 * 2 / 4 < ran["ahead"].sel(way="sweep") < 7 * 2 / 2
     assert ran["ahead"].sel(way="uniform") == 0
 
@@ -373,19 +381,20 @@ def test_a_killed_training_goes_on_in_its_stage(tmp_path, ran):
 
 
 _SPREAD = """
-import dataclasses, sys, jax, numpy as np
+import sys, jax, numpy as np
 from experiments.lab import registry
+from experiments.lab.config import varied
 from experiments.studies.sail_language import data
 from experiments.studies.sail_language import parts
 
 assert len(jax.devices()) == 2
 sl = registry.load("sail_language")
-config = dataclasses.replace(sl.presets["tiny"], shard="full")
-corpus, key = data.load(config, 97), parts.keys(config, 0)
-use = parts.learner(config, config.network("target"), config.steps)
+config = varied(sl.presets["tiny"], shard="full")
+corpus, key = data.load(config), parts.keys(config, 0)
+use = parts.learner(config, config.network("target", 97), config.budget.steps)
 start, steps = parts.initial(use.net, key["scratch"]), jax.random.fold_in(key["steps"], 2)
 order = parts._order(config, 0, 2)
-what = corpus, corpus.parts[2], order, steps, (config.steps,), None, config.every
+what = corpus, corpus.parts[2], order, steps, (config.budget.steps,), None, config.budget.every
 np.save(sys.argv[1], parts.trained(config, use, start, *what)[1])
 """
 
@@ -412,75 +421,88 @@ def test_two_devices_agree_with_one(ran, tmp_path):
         ("ways", ("sweep", "scratch")),
         ("ways", ("scratch", "swept")),
         ("ways", ()),
-        ("model", "gpt3"),
-        ("model", "resnet18"),
-        ("context", 1),
-        ("heads", 3),
-        ("narrow_heads", 2),
-        ("shallow_layers", 2),
-        ("start", "same"),
-        ("alpha", 1.5),
-        ("beta", -0.1),
-        ("source_blocks", 10),
-        ("distance", "kl"),
-        ("distance_blocks", 3),
-        ("gammas", 2),
-        ("source_steps", 50),
-        ("steps", 50),
-        ("steps", 1001),
-        ("batch", 0),
-        ("rate", 0.0),
-        ("floor", 2.0),
-        ("weight_decay", -1.0),
-        ("clip", 0.0),
+        ("model.preset", "gpt3"),
+        ("model.preset", "resnet18"),
+        ("model.context", 1),
+        ("model.heads", 3),
+        ("model.narrow_heads", 2),
+        ("model.shallow_layers", 2),
+        ("source.start", "same"),
+        ("source.alpha", 1.5),
+        ("source.beta", -0.1),
+        ("source.blocks", 10),
+        ("weight.distance", "kl"),
+        ("weight.blocks", 3),
+        ("weight.gammas", 2),
+        ("source.steps", 50),
+        ("budget.steps", 50),
+        ("budget.steps", 1001),
+        ("budget.batch", 0),
+        ("optimizer.rate", 0.0),
+        ("optimizer.floor", 2.0),
+        ("optimizer.weight_decay", -1.0),
+        ("optimizer.clip", 0.0),
         ("compute", "float16"),
-        ("learn_steps", 0),
-        ("series", (0.5,)),
-        ("series", (0.9, 0.5)),
-        ("series", (0.5, 1.0)),
+        ("maps.steps", 0),
+        ("source.series", (0.5,)),
+        ("source.series", (0.9, 0.5)),
+        ("source.series", (0.5, 1.0)),
         ("validation", 0),
         ("held_out", 1),
-        ("items", 0),
-        ("choices", 1),
-        ("ending", 48),
+        ("questions.items", 0),
+        ("questions.choices", 1),
+        ("questions.ending", 48),
         ("at_once", 0),
         ("shard", "model"),
     ],
 )
 def test_bad_fields_are_one_line_that_names_them(field, value):
-    with pytest.raises(ValueError, match="model|preset" if field == "model" else field) as caught:
-        dataclasses.replace(sl.config(), **{field: value})
+    group, _, name = field.rpartition(".")
+    changes = {group: {name: value}} if group else {name: value}
+    with pytest.raises(ValueError, match=f"^{field}") as caught:
+        varied(sl.presets["default"], **changes)
     assert "\n" not in str(caught.value)
 
 
 def test_questions_for_a_text_of_files_need_its_tokenizer():
-    with pytest.raises(ValueError, match="tokenizer must be the one that made data"):
-        dataclasses.replace(sl.config(), data="x", questions="q")
+    with pytest.raises(ValueError, match=r"questions\.tokenizer must be the one that made data"):
+        varied(TINY, data={"name": "tokens", "folder": "x"}, questions={"file": "q"})
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"held_out": 10**6}, "held_out, validation: 1000000"),
-        ({"source_blocks": 10**6}, "count must leave each part enough blocks"),
-        ({"data": "nowhere"}, "nowhere.* is missing: a tokenised text .* published at .* offline"),
-        ({"vocab": 50257}, "data: the networks have a vocabulary of 50257 .* published at"),
-        ({"context": 10**7, "ending": 4}, "context must be below"),
+        ({"source": {"blocks": 10**6}}, "count must leave each part enough blocks"),
+        (
+            {"data": {"name": "tokens", "folder": "nowhere"}},
+            "nowhere.* is missing: a tokenised text .* published at .* offline",
+        ),
+        (
+            {"data": {"name": "openwebtext"}},
+            "data.folder must name where OpenWebText .* can be found .published at .* needs none",
+        ),
+        ({"model": {"context": 10**7}}, "model.context must be below"),
         ({"checkpoints": ("a",)}, "checkpoints must be two or more folders"),
-        ({"checkpoints": ("a", "b")}, "data: give the folder of a text in the checkpoints' tokens"),
+        (
+            {"checkpoints": ("a", "b")},
+            "data.folder: give the folder of a text in the checkpoints' tokens",
+        ),
     ],
 )
 def test_what_only_the_data_tell_is_refused_before_training(changes, message, monkeypatch):
     monkeypatch.setattr(parts, "learners", lambda *_: pytest.fail("compute was spent"))
     with pytest.raises(DataError, match=message):
-        sl.run(dataclasses.replace(TINY, **changes))
+        sl.run(varied(TINY, **changes))
 
 
 def test_batches_that_devices_do_not_divide_are_refused(monkeypatch):
     three = sharding.Layout(SimpleNamespace(size=3), "data")  # type: ignore[arg-type]
     monkeypatch.setattr(study, "layout", lambda shard: three)
     monkeypatch.setattr(parts, "learners", lambda *_: pytest.fail("compute was spent"))
-    with pytest.raises(ValueError, match=r"batch must be a multiple of the 3 devices.* got 4"):
+    with pytest.raises(
+        ValueError, match=r"budget.batch must be a multiple of the 3 devices.* got 4"
+    ):
         sl.run(TINY)
 
 
@@ -521,15 +543,15 @@ def on_disk(tmp_path):
     asked = tmp_path / "asked.jsonl"
     rows = [{"question": "the tide", "choices": ["turns", "t"], "answer": 0}] * 5
     asked.write_text("\n".join(map(json.dumps, rows)))
-    less = {"context": 12, "ending": 4, "validation": 4, "held_out": 8, "items": 8, "gammas": 7}
-    return dataclasses.replace(
-        sl.config.of_checkpoints(),
+    return varied(
+        sl.presets["checkpoints"],
         checkpoints=tuple(gpt2(tmp_path / f"model {k}", k, 2 - k // 2) for k in range(3)),
-        data=str(folder),
-        vocab=257,
-        questions=str(asked),
-        tokenizer=str(path),
-        **less,
+        data={"folder": str(folder), "vocab": 257},
+        model={"context": 12},
+        weight={"gammas": 7},
+        validation=4,
+        held_out=8,
+        questions={"items": 8, "ending": 4, "file": str(asked), "tokenizer": str(path)},
     )
 
 
@@ -546,6 +568,8 @@ def test_checkpoints_on_disk_are_merged_and_judged(on_disk):
     np.testing.assert_allclose(found["loss"].sel(model="sweep"), chosen, rtol=10 * EPS**0.5)
     assert len(sl.findings(found)) == 3
     assert sl.summary(found).endswith(".")
+    (rows,) = sl.tables(found)
+    assert [row[0] for row in rows[1:]] == list(found["model"].values)
     (figure,) = sl.plot(found).values()
     assert style.png(figure)[:4] == b"\x89PNG"
 
@@ -553,12 +577,18 @@ def test_checkpoints_on_disk_are_merged_and_judged(on_disk):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vocab": 301}, "the checkpoint's vocabulary has 300 tokens, the data's 301"),
-        ({"context": 17}, "sequences of 17 were asked for, but the checkpoint has positions for"),
+        ({"data": {"vocab": 301}}, "the checkpoint's vocabulary has 300 tokens, the data's 301"),
+        (
+            {"model": {"context": 17}},
+            "sequences of 17 were asked for, but the checkpoint has positions for",
+        ),
         ({"held_out": 10**5}, "held_out must be at most"),
-        ({"questions": "none.jsonl"}, r"none.jsonl.* is missing: multiple choice in JSON lines"),
+        (
+            {"questions": {"file": "none.jsonl"}},
+            r"none.jsonl.* is missing: multiple choice in JSON lines",
+        ),
     ],
 )
 def test_what_checkpoints_do_not_fit(on_disk, changes, message):
     with pytest.raises(DataError, match=message):
-        sl.run(dataclasses.replace(on_disk, **changes))
+        sl.run(varied(on_disk, **changes))

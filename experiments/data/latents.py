@@ -26,15 +26,25 @@ SOURCE = Source(
     "no one place: ImageNet is at image-net.org, its encoding is described by SiT and REPA",
     "scikit-learn's digits (experiments.data.digits)",
 )
+FEATURES = Source(
+    "the features of every patch of every image under a frozen encoder such as DINOv2",
+    "no one place: REPA (Yu et al. 2024) describes how to compute them",
+    "those of a classifier trained here, without data.features",
+)
 SCALE = 0.18215  # Table 3 of SAIL: what a model is shown is SCALE * latent
 CHUNK = 1 << 24  # entries looked at together
 
 
 class Latents(NamedTuple):
-    """Latents as stored, before SCALE, in float16, bfloat16, float32 or float64, and labels."""
+    """Latents as stored, in float16, bfloat16, float32 or float64, and labels; a model is shown
+    scale * latent + bias."""
 
     latents: Float[np.ndarray, "n channel height width"]
     labels: Int32[np.ndarray, " n"]
+    scale: float = SCALE
+    bias: float = 0.0
+    features: Float[np.ndarray, "n patch d"] | None = None
+    """What an encoder makes of the same images."""
 
 
 def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1000) -> Latents:
@@ -67,6 +77,17 @@ def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1
                 f"{path} is damaged: latent {start + int(np.argmin(finite))} is not finite"
             )
     return Latents(latents, checked)
+
+
+def features(path: str | Path, images: int) -> Float[np.ndarray, "n patch d"]:
+    """An encoder's features of so many images, a .npy that is left on disk; else `DataError`."""
+    found = open_npy(Path(path), FEATURES)
+    if found.ndim != 3 or found.dtype.kind != "f" or len(found) != images:
+        raise DataError(
+            f"{path} holds {found.dtype}{list(found.shape)} where features [{images}, patch, d] of "
+            "real numbers are expected, image by image as the latents"
+        )
+    return found
 
 
 def _archive(path: Path) -> dict[str, np.ndarray]:

@@ -1,15 +1,22 @@
 """The data sets that studies know by name: a row for each, and how to read it."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from experiments.data import cifar, idx, image_folders
+import numpy as np
+
+from experiments.data import cifar, digits, idx, image_folders, latents, text, tokens
 from experiments.data.files import DataError, Images, Source
-from experiments.lab.config import config
+from experiments.data.latents import Latents
+from experiments.data.tokens import Tokens
+from experiments.lab.config import Natural, config
 from sail_jax.checks import nearest
 
 OFFLINE = "digits"
+OFFLINE_TEXT = "python"
+_INSTALLED = "none: it is installed"
 
 
 class ImageSet(NamedTuple):
@@ -42,9 +49,7 @@ def _read_tiny(folder: str, split: str) -> Images:
 
 
 IMAGES: Mapping[str, ImageSet] = {
-    OFFLINE: ImageSet(
-        Source("scikit-learn's digits", "scikit-learn", "itself"), 10, "none: it is installed"
-    ),
+    OFFLINE: ImageSet(Source("scikit-learn's digits", "scikit-learn", "itself"), 10, _INSTALLED),
     **{name: _idx(name, family) for name, family in idx.FAMILIES.items()},
     **{
         name: ImageSet(
@@ -61,6 +66,74 @@ IMAGES: Mapping[str, ImageSet] = {
 }
 
 
+class TextSet(NamedTuple):
+    """A text in tokens."""
+
+    source: Source
+    vocab: int | None
+    """Tokens of its vocabulary, where its name says how many."""
+    files: str
+    """What lies in its folder."""
+
+
+_TOKENS = "train and val, .bin or .npy; meta.json or meta.pkl with the vocab_size"
+TEXTS: Mapping[str, TextSet] = {
+    OFFLINE_TEXT: TextSet(
+        Source("the source of Python's standard library", "python.org", "itself"),
+        text.VOCAB,
+        _INSTALLED,
+    ),
+    # nanoGPT leaves no meta beside it
+    "openwebtext": TextSet(
+        tokens.SOURCE._replace(name="OpenWebText in GPT-2's tokens"), 50257, _TOKENS
+    ),
+    "c4": TextSet(
+        Source(
+            "C4 as OLMo's tokens (one row of numbers below 50304)",
+            "allenai/OLMo",
+            tokens.SOURCE.offline,
+        ),
+        None,
+        _TOKENS,
+    ),
+    "tokens": TextSet(tokens.SOURCE, None, _TOKENS),
+}
+
+
+class LatentSet(NamedTuple):
+    """Images, or what an autoencoder makes of them, with labels."""
+
+    source: Source
+    files: str
+    """What is in them."""
+
+
+LATENTS: Mapping[str, LatentSet] = {
+    OFFLINE: LatentSet(IMAGES[OFFLINE].source, _INSTALLED),
+    "latents": LatentSet(
+        latents.SOURCE,
+        "latents [n, channel, side, side] and labels [n], each a .npy or both in one .npz; "
+        "features [n, patch, d], a .npy",
+    ),
+}
+
+
+def _check(data: Any, known: Mapping[str, Any], offline: str, none: str) -> None:
+    """The name is known; and of what is installed nothing else is said."""
+    if data.name not in known:
+        raise ValueError(f"name: {none} called '{data.name}'{nearest(data.name, known)}")
+    for field in dataclasses.fields(data)[1:]:
+        if data.name == offline and (value := getattr(data, field.name)) is not None:
+            raise ValueError(f"{field.name} must not be given for {offline}; got {value}")
+
+
+def _unsaid(field: str, source: Source, offline: str) -> DataError:
+    return DataError(
+        f"data.{field} must name where {source.name} can be found (published at {source.home}); "
+        f"the default, data.name = {offline}, needs none"
+    )
+
+
 @config
 class ImageData:
     """Images with labels, by name."""
@@ -71,12 +144,7 @@ class ImageData:
     """Where the publisher's files of the data set lie."""
 
     def __post_init__(self) -> None:
-        if self.name not in IMAGES:
-            raise ValueError(
-                f"name: no images are called '{self.name}'{nearest(self.name, IMAGES)}"
-            )
-        if self.name == OFFLINE and self.folder is not None:
-            raise ValueError(f"folder must not be given for {OFFLINE}; got {self.folder}")
+        _check(self, IMAGES, OFFLINE, "no images are")
 
     @property
     def classes(self) -> int:
@@ -88,8 +156,71 @@ class ImageData:
         found = IMAGES[self.name]
         assert found.read is not None, f"{self.name} has no files"
         if self.folder is None:
-            raise DataError(
-                f"data.folder must name where {found.source.name} lies: it is published at "
-                f"{found.source.home}; the default, data.name = {OFFLINE}, needs none"
-            )
+            raise _unsaid("folder", found.source, OFFLINE)
         return found.read(self.folder, split)
+
+
+@config
+class TextData:
+    """A text in tokens, by name."""
+
+    name: str = OFFLINE_TEXT
+    """A text that `sail-jax data` lists; all but 'python', the source of Python's standard library
+    in characters, need a folder. 'tokens' is any text."""
+    folder: str | None = None
+    """Where its tokens lie as nanoGPT prepares them: train and val, .bin or .npy."""
+    vocab: Natural | None = None
+    """Tokens of its vocabulary, where neither its name nor the folder says how many."""
+
+    def __post_init__(self) -> None:
+        _check(self, TEXTS, OFFLINE_TEXT, "no text is")
+
+    @property
+    def source(self) -> Source:
+        return TEXTS[self.name].source
+
+    def read(self) -> Tokens:
+        """What to learn from and what is held out; `DataError` says where to get what is missing,
+        and what needs no download."""
+        if self.name == OFFLINE_TEXT:
+            return Tokens(*text.load(), text.VOCAB)
+        if self.folder is None:
+            raise _unsaid("folder", self.source, OFFLINE_TEXT)
+        return tokens.load(self.folder, self.vocab or TEXTS[self.name].vocab)
+
+
+@config
+class LatentData:
+    """Images or latents of images with labels, by name."""
+
+    name: str = OFFLINE
+    """'digits', each image its own latent, or 'latents', which are read from files."""
+    file: str | None = None
+    """The latents [n, channel, side, side], a .npy, or a .npz that holds their labels, too."""
+    labels: str | None = None
+    """The classes of the latents, a .npy; None for `labels.npy` beside them."""
+    features: str | None = None
+    """An encoder's features [n, patch, d] of the same images, a .npy; None for none."""
+
+    def __post_init__(self) -> None:
+        _check(self, LATENTS, OFFLINE, "no latents are")
+
+    def read(self, classes: int) -> Latents:
+        """All of them, of so many classes; `DataError` says where to get what is
+        missing, and what needs no download."""
+        if self.name == OFFLINE:
+            if classes != (own := IMAGES[OFFLINE].classes):
+                other = latents.SOURCE
+                raise DataError(
+                    f"data.name: the digits have {own} classes, the network {classes}; 'latents' "
+                    f"are such as {other.name} ({other.home})"
+                )
+            images, labels, _ = digits.load()
+            pixels = np.asarray(images).reshape(-1, 1, digits.SIDE, digits.SIDE)
+            return Latents(pixels, np.asarray(labels), scale=2.0, bias=-1.0)
+        if self.file is None:
+            raise _unsaid("file", LATENTS[self.name].source, OFFLINE)
+        found = latents.load(self.file, self.labels, classes=classes)
+        if self.features is None:
+            return found
+        return found._replace(features=latents.features(self.features, len(found.labels)))

@@ -43,6 +43,8 @@ Different = Annotated[tuple[T, ...], AfterValidator(_different)]
 """One value or more, no two of them equal."""
 Increasing = Annotated[tuple[T, ...], AfterValidator(_increasing)]
 """One value or more, each greater than the one before."""
+Rising = Annotated[Increasing[T], MinLen(2)]
+"""Two values or more, each greater than the one before."""
 
 
 @dataclass_transform(frozen_default=True)

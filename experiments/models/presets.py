@@ -15,7 +15,7 @@ from experiments.models.sit import SiT
 from experiments.models.vit import ViT
 from sail_jax.checks import nearest
 
-__all__ = ["MODULES", "PRESETS", "build", "config", "describe"]
+__all__ = ["MODULES", "PRESETS", "build", "config", "describe", "of_type"]
 
 MODULES: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
     {
@@ -101,6 +101,23 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
     if name not in PRESETS:
         raise ValueError(f"no preset {name!r}{nearest(name, PRESETS)}: {', '.join(PRESETS)}")
     return {**PRESETS[name], **changes}
+
+
+def of_type(model_type: str) -> Callable[[str], str]:
+    """What a config's field is checked with that names a preset of one type.
+
+    >>> of_type("flax_sit")("gpt-tiny")
+    Traceback (most recent call last):
+    ValueError: must be one of sit-b/2, sit-tiny
+    """
+    known = [name for name, preset in PRESETS.items() if preset["model_type"] == model_type]
+
+    def check(name: str) -> str:
+        if name not in known:
+            raise ValueError(f"must be one of {', '.join(known)}{nearest(name, known)}")
+        return name
+
+    return check
 
 
 def build(configuration: Mapping[str, Any]) -> nn.Module:

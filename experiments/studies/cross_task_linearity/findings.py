@@ -47,7 +47,7 @@ def _larger(
 ) -> Finding:
     """The claim that one measurement is larger than another, paired by repetition."""
     margins = per_replicate(more) - per_replicate(less)
-    return judged(f"{PAPER}, {where}", claim, paper, f"{pm(more)} against {pm(less)}", margins)
+    return judged(f"{PAPER}, {where}", claim, paper, f"{pm(more)} against {pm(less)}", margins.values)
 
 
 def _linear(dataset: "xr.Dataset", name: str, layer: str, words: str, where: str) -> Finding:
@@ -58,7 +58,7 @@ def _linear(dataset: "xr.Dataset", name: str, layer: str, words: str, where: str
         "features than the two models' features are to each other, in every layer",
         "1 - cosine near 0 in all layers (curves without figures)",
         f"{pm(worst)} of 1 - cosine between the models in the worst layer, {worst[layer].item()}",
-        1 - worst,
+        1 - worst.values,
     )
 
 
@@ -124,7 +124,7 @@ def _averaging(dataset: "xr.Dataset") -> Iterator[Finding]:
         "the average of all models of one task is more accurate than they are in the mean",
         "points without figures",
         f"by {pm(lead)}",
-        lead,
+        lead.values,
     )
 
 

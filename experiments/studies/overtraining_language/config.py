@@ -1,213 +1,229 @@
 """What `overtraining_language` can be told."""
 
-import dataclasses
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
+from pydantic import AfterValidator
 
 from experiments.data import text
-from experiments.lab import validate
+from experiments.data.registry import TextData
+from experiments.lab.config import Different, Natural, Positive, Rising, Seed, config, varied
 from experiments.models import presets
 from experiments.studies.overtraining_language import tasks
 from experiments.studies.overtraining_language.training import Shard
 from experiments.training.step import Compute
-from sail_jax.checks import nearest
 
 
-@dataclasses.dataclass(frozen=True)
+@config
+class Model:
+    """The network: a preset, or one of OLMo's blocks with the sizes below.
+
+    The latter has OLMo's LayerNorm without parameters, and tied embeddings.
+    """
+
+    preset: Annotated[str, AfterValidator(presets.of_type("flax_llama"))] | None = None
+    """A network of `experiments.models.presets`, such as 'olmo-30m'; None for the sizes below."""
+    context: Annotated[int, Ge(2)] = 32
+    """Tokens that the network sees, a preset too."""
+    width: Natural = 16
+    """Units of the stream."""
+    layers: Natural = 2
+    """Transformer blocks."""
+    heads: Natural = 2
+    """Attention heads; they divide the width."""
+    hidden: Natural = 48
+    """Units of an MLP."""
+
+    def __post_init__(self) -> None:
+        if self.preset is None:
+            if self.width % (2 * self.heads):
+                raise ValueError(
+                    f"heads must divide width = {self.width} into heads of an even size; got "
+                    f"{self.heads}"
+                )
+        elif self.context > (most := presets.config(self.preset)["context"]):
+            raise ValueError(
+                f"context must be at most {most}, the positions of {self.preset}; got "
+                f"{self.context}"
+            )
+
+
+@config
+class Pretraining:
+    """How models are trained before they are perturbed."""
+
+    budgets: Rising[Natural] = tuple(2**k for k in range(17, 23))
+    """Tokens to train on, ascending: each a training of its own."""
+    batch: Natural = 16
+    """Sequences per step."""
+    rate: Positive = 0.02
+    """Highest learning rate."""
+
+
+@config
+class Tuning:
+    """How models are fine-tuned."""
+
+    tasks: Different[str] = tasks.TASKS
+    """What to fine-tune on: 'shifted', 'rotated', 'questions', or the path of a tokenised text."""
+    rates: Rising[Positive] = tuple(0.00025 * 2**k for k in range(8))
+    """Highest learning rates, ascending; the best on validation is the tuned one."""
+    examples: Natural = 128
+    """Sequences to fine-tune on."""
+    batch: Natural = 8
+    """Sequences per step."""
+    epochs: Natural = 4
+    """How often each sequence is seen."""
+    held_out: Natural = 128
+    """Sequences of a task to tune the rate by, and as many to report."""
+    scales: Different[Positive] = (0.1, 0.25, 0.5, 0.75, 1.0)
+    """Shares of the way to the fine-tuned model (Fig. 10), ascending to 1."""
+
+    def __post_init__(self) -> None:
+        tasks.check(self.tasks)
+        if list(self.scales) != sorted(self.scales) or self.scales[-1] != 1:
+            raise ValueError(f"scales must ascend to 1, the fine-tuned model; got {self.scales}")
+        if self.steps < 10:
+            raise ValueError(
+                "epochs: fine-tuning must take at least 10 steps, epochs * examples / batch; "
+                f"got {self.steps}"
+            )
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * self.examples // self.batch
+
+
+@config
+class Memory:
+    """What is computed one after the other, to save memory."""
+
+    together: Natural | None = None
+    """Networks that are trained side by side at most; None for all of a budget or task."""
+    at_once: Natural = 16
+    """Sequences that losses are measured on together."""
+    micro_batches: Natural = 1
+    """Parts of a batch whose gradients are averaged, one after the other."""
+
+
+@config
 class Config:
     """Pre-train for several budgets, perturb and fine-tune each, measure what was forgotten."""
 
-    seed: int = 0
+    data: TextData = TextData()
+    seed: Seed = 0
     """Seed of everything."""
-    replicates: int = 4
+    replicates: Annotated[int, Ge(3)] = 4
     """Repetitions, each with initial weights, minibatches and noise of its own; at least 3."""
-    data: str | None = None
-    """Folder with the tokens to pre-train on, as nanoGPT prepares it (train and val, .bin or .npy);
-    None for Python's standard library in characters."""
-    model: str | None = None
-    """Name of a preset of `experiments.models.presets`, such as 'olmo-30m'; None for the sizes
-    that follow, with OLMo's LayerNorm without parameters and tied embeddings."""
-    width: int = 16
-    """Units of the stream."""
-    layers: int = 2
-    """Blocks."""
-    heads: int = 2
-    """Attention heads; they divide the width."""
-    hidden: int = 48
-    """Units of an MLP."""
-    context: int = 32
-    """Tokens that the network sees (of a preset too)."""
-    budgets: tuple[int, ...] = tuple(2**k for k in range(17, 23))
-    """Tokens of pre-training, ascending."""
-    batch: int = 16
-    """Sequences per pre-training step."""
-    rate: float = 0.02
-    """Highest rate of pre-training."""
-    noise: tuple[float, ...] = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+    model: Model = Model()
+    pretrain: Pretraining = Pretraining()
+    noise: Rising[Positive] = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
     """Sizes lambda of Gaussian noise, ascending, in standard deviations of the initial weights."""
-    draws: int = 4
+    draws: Annotated[int, Ge(2)] = 4
     """Pairs +epsilon and -epsilon of noise; the same for all budgets and sizes."""
-    held_out: int = 128
+    held_out: Natural = 128
     """Sequences on which the pre-training loss is measured."""
-    tasks: tuple[str, ...] = tasks.TASKS
-    """What to fine-tune on: 'shifted', 'rotated', 'questions', or the path of a tokenised text."""
-    rates: tuple[float, ...] = tuple(0.00025 * 2**k for k in range(8))
-    """Highest rates of fine-tuning, ascending; the best on validation is the tuned one."""
-    examples: int = 128
-    """Sequences to fine-tune on."""
-    tune_batch: int = 8
-    """Of them in a step."""
-    epochs: int = 4
-    """How often each is seen."""
-    task_held_out: int = 128
-    """Sequences of a task to tune the rate by, and as many to report."""
-    scales: tuple[float, ...] = (0.1, 0.25, 0.5, 0.75, 1.0)
-    """Shares of the way to the fine-tuned model (Fig. 10), ascending to 1."""
-    together: int | None = None
-    """Networks that are trained side by side at most; None for all of a budget or task."""
-    at_once: int = 16
-    """Sequences that losses are measured on together, to save memory."""
-    micro_batches: int = 1
-    """Parts of a batch whose gradients are averaged, one after the other, to save memory."""
+    tune: Tuning = Tuning()
+    memory: Memory = Memory()
     compute: Compute = "float32"
     """Type to compute with in training."""
-    save_every: int = 1000
-    """Steps between checkpoints of a training."""
+    save_every: Natural = 1000
+    """Steps between two checkpoints of a training, from which a killed one goes on."""
     shard: Shard = "members"
     """What several devices share: the networks that are trained side by side ('members'), the
     examples ('data'), these and the parameters ('full'), or nothing ('no')."""
 
     def __post_init__(self) -> None:
-        validate.at_least(self, replicates=3, width=1, layers=1, heads=1, hidden=1, context=2)
-        validate.at_least(self, batch=1, draws=2, held_out=1, examples=1, tune_batch=1, epochs=1)
-        validate.at_least(self, task_held_out=1, at_once=1, micro_batches=1, save_every=1)
-        validate.positive(self, "rate", "budgets", "noise", "rates", "scales")
-        validate.different(self, "tasks", "budgets", "noise", "rates", "scales")
-        if self.model is not None:
-            sizes = presets.config(self.model)
-            if sizes["model_type"] != "flax_llama":
-                raise ValueError(
-                    f"model must be a language model of OLMo's block; {self.model} is none"
-                    f"{nearest(self.model, [k for k in presets.PRESETS if 'olmo' in k])}"
-                )
-            if self.context > sizes["context"]:
-                raise ValueError(
-                    f"context must be at most {sizes['context']}, the positions of {self.model}; "
-                    f"got {self.context}"
-                )
-        tasks.check(self.tasks)
-        for field, least in (("budgets", 2), ("noise", 2), ("rates", 2), ("scales", 1)):
-            value = getattr(self, field)
-            if list(value) != sorted(value) or len(value) < least:
-                raise ValueError(f"{field} must be {least} or more, ascending; got {value}")
-        if self.scales[-1] != 1:
-            raise ValueError(f"scales must end at 1, the fine-tuned model; got {self.scales}")
-        if self.steps(self.budgets[0]) < 10:
+        least = self.pretrain.budgets[0]
+        if self.steps(least) < 10:
             raise ValueError(
-                f"budgets must be at least 10 steps of {self.batch * self.context} tokens; got "
-                f"{self.budgets[0]}"
+                "pretrain.budgets must be at least 10 steps of "
+                f"{self.pretrain.batch * self.model.context} tokens; got {least}"
             )
-        if self.together is not None and self.together < 1:
-            raise ValueError(f"together must be at least 1; got {self.together}")
-        validate.one_of(self, shard=Shard, compute=Compute)
-        if self.tune_steps < 10:
-            raise ValueError(
-                "epochs: fine-tuning must take at least 10 steps, epochs * examples / tune_batch; "
-                f"got {self.tune_steps}"
-            )
-        for field in ("batch", "tune_batch"):
-            if getattr(self, field) % self.micro_batches:
+        parts = self.memory.micro_batches
+        for field, size in (("pretrain", self.pretrain.batch), ("tune", self.tune.batch)):
+            if size % parts:
                 raise ValueError(
-                    f"micro_batches must divide {field} = {getattr(self, field)}; got "
-                    f"{self.micro_batches}"
+                    f"memory.micro_batches must divide {field}.batch = {size}; got {parts}"
                 )
-        if self.model is None and self.width % (2 * self.heads):
-            raise ValueError(
-                f"heads must divide width = {self.width} into heads of an even size; got "
-                f"{self.heads}"
-            )
 
     @property
     def network(self) -> dict[str, Any]:
-        if self.model is not None:
-            return presets.config(self.model)
+        model = self.model
+        if model.preset is not None:
+            return presets.config(model.preset)
         return {
             "model_type": "flax_llama",
             "vocab": text.VOCAB,
-            "context": self.context,
-            "width": self.width,
-            "layers": self.layers,
-            "heads": self.heads,
-            "head_dim": self.width // self.heads,
-            "hidden": self.hidden,
+            "context": model.context,
+            "width": model.width,
+            "layers": model.layers,
+            "heads": model.heads,
+            "head_dim": model.width // model.heads,
+            "hidden": model.hidden,
             "tied": True,
             "norm": "layernorm",
         }
 
     def steps(self, budget: int) -> int:
         """Of pre-training on so many tokens."""
-        return budget // (self.batch * self.context)
-
-    @property
-    def tune_steps(self) -> int:
-        return self.epochs * self.examples // self.tune_batch
-
-    @classmethod
-    def tiny(cls) -> "Config":
-        """Seconds, for tests."""
-        sizes: dict[str, Any] = {"width": 8, "layers": 1, "heads": 1, "hidden": 16, "context": 24}
-        few: dict[str, Any] = {"held_out": 16, "examples": 20, "task_held_out": 16, "draws": 2}
-        return cls(
-            replicates=3,
-            **sizes,
-            **few,
-            batch=4,
-            budgets=(1200, 4800),
-            noise=(0.02, 0.3),
-            tasks=("shifted", "questions"),
-            rates=(0.002, 0.02),
-            scales=(0.1, 1.0),
-        )
-
-    @classmethod
-    def longer(cls) -> "Config":
-        """The better part of an hour: 8 times the tokens, twice the examples to tune on."""
-        return cls(
-            budgets=tuple(2**k for k in range(17, 26)),
-            examples=256,
-        )
-
-    @classmethod
-    def paper(cls, model: str = "olmo-30m") -> "Config":
-        """Tables 3 and 4; the tokens of C4 and of the tasks are to be given by path."""
-        return cls(
-            replicates=3,
-            model=model,
-            context=1024,
-            budgets=tuple(k * 10**9 for k in (4, 8, 16, 32, 64, 128)),
-            batch=256,
-            rate=3e-4,
-            held_out=1024,
-            tasks=("gsm8k.npy", "starcoder-python.npy"),
-            rates=(
-                *(4e-6, 8e-6, 1e-5, 2e-5, 4e-5, 5e-5, 6e-5, 7e-5, 8e-5, 9e-5, 1e-4, 1.1e-4),
-                *(1.2e-4, 1.4e-4, 1.6e-4, 1.8e-4, 2e-4, 2.4e-4, 4e-4, 5e-4, 6e-4, 8e-4),
-                *(1e-3, 2e-3, 3e-3, 4e-3, 6e-3),
-            ),
-            examples=5000,
-            tune_batch=64,
-            task_held_out=500,
-            together=1,
-            micro_batches=8,
-            compute="bfloat16",
-            shard="data",
-        )
+        return budget // (self.pretrain.batch * self.model.context)
 
 
+DEFAULT = Config()
+# Tables 3 and 4; the tokens of C4 and of the tasks are to be given by path
+PAPER = varied(
+    DEFAULT,
+    data={"name": "c4"},
+    replicates=3,
+    model={"preset": "olmo-30m", "context": 1024},
+    pretrain={
+        "budgets": tuple(k * 10**9 for k in (4, 8, 16, 32, 64, 128)),
+        "batch": 256,
+        "rate": 3e-4,
+    },
+    held_out=1024,
+    tune={
+        "tasks": ("gsm8k.npy", "starcoder-python.npy"),
+        "rates": (
+            *(4e-6, 8e-6, 1e-5, 2e-5, 4e-5, 5e-5, 6e-5, 7e-5, 8e-5, 9e-5, 1e-4, 1.1e-4),
+            *(1.2e-4, 1.4e-4, 1.6e-4, 1.8e-4, 2e-4, 2.4e-4, 4e-4, 5e-4, 6e-4, 8e-4),
+            *(1e-3, 2e-3, 3e-3, 4e-3, 6e-3),
+        ),
+        "examples": 5000,
+        "batch": 64,
+        "held_out": 500,
+    },
+    memory={"together": 1, "micro_batches": 8},
+    compute="bfloat16",
+    shard="data",
+)
 PRESETS: dict[str, Config] = {
-    "default": Config(),
-    "longer": Config.longer(),
-    "tiny": Config.tiny(),
-    "paper": Config.paper(),
-    "paper_15m": Config.paper("olmo-15m"),
-    "paper_90m": Config.paper("olmo-90m"),
+    "default": DEFAULT,
+    # the better part of an hour: 8 times the tokens, twice the examples to tune on
+    "longer": varied(
+        DEFAULT,
+        pretrain={"budgets": tuple(2**k for k in range(17, 26))},
+        tune={"examples": 256},
+    ),
+    # seconds, for tests
+    "tiny": varied(
+        DEFAULT,
+        replicates=3,
+        model={"context": 24, "width": 8, "layers": 1, "heads": 1, "hidden": 16},
+        pretrain={"budgets": (1200, 4800), "batch": 4},
+        noise=(0.02, 0.3),
+        draws=2,
+        held_out=16,
+        tune={
+            "tasks": ("shifted", "questions"),
+            "rates": (0.002, 0.02),
+            "examples": 20,
+            "held_out": 16,
+            "scales": (0.1, 1.0),
+        },
+    ),
+    "paper": PAPER,
+    "paper_15m": varied(PAPER, model={"preset": "olmo-15m"}),
+    "paper_90m": varied(PAPER, model={"preset": "olmo-90m"}),
 }

@@ -23,15 +23,16 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Pre-trains, perturbs and fine-tunes; a stage for each budget, and for each task."""
     with refused():
         where = training.layout(config.shard)
-        batches = {name: getattr(config, name) for name in ("batch", "tune_batch")}
-        where.check(**{name: size // config.micro_batches for name, size in batches.items()})
+        batches = {"pretrain.batch": config.pretrain.batch, "tune.batch": config.tune.batch}
+        parts = config.memory.micro_batches
+        where.check(**{name: size // parts for name, size in batches.items()})
         net = presets.build(config.network)
-        corpus = tasks.load(config.data, config.network["vocab"], config.context)
-        sizes = (config.examples, config.task_held_out, config.task_held_out)
-        taught = [tasks.task(name, corpus, sizes, config.seed) for name in config.tasks]
+        corpus = tasks.load(config.data, config.network["vocab"], config.model.context)
+        sizes = (config.tune.examples, config.tune.held_out, config.tune.held_out)
+        taught = [tasks.task(name, corpus, sizes, config.seed) for name in config.tune.tasks]
         held_out = corpus.held_out(config.held_out, config.seed)
     bases: list[PyTree] = []
-    for budget in config.budgets:
+    for budget in config.pretrain.budgets:
         for k, some in _parts(config, range(config.replicates)):
             found = stage(
                 f"pre-train {budget} tokens{k}",
@@ -39,15 +40,15 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
                 folder=True,
             )
             bases += training.unstacked(found, len(some))
-    plan = list(itertools.product(range(len(config.budgets)), range(config.replicates)))
+    plan = list(itertools.product(range(len(config.pretrain.budgets)), range(config.replicates)))
     noisy = _joined(
         stage(f"perturb{k}", partial(stages.perturb, config, net, where, held_out, bases, some))
         for k, some in _parts(config, range(len(plan)))
     )
     tuned = []
     for i, task in enumerate(taught):
-        runs = list(itertools.product(range(len(plan)), range(len(config.rates))))
-        name = config.tasks[i] if config.tasks[i] in tasks.TASKS else f"task {i + 1}"
+        runs = list(itertools.product(range(len(plan)), range(len(config.tune.rates))))
+        name = config.tune.tasks[i] if config.tune.tasks[i] in tasks.TASKS else f"task {i + 1}"
         tune = partial(stages.fine_tune, config, net, where, held_out, task, bases)
         found = _joined(
             stage(f"fine-tune {name}{k}", partial(tune, some), folder=True)
@@ -61,7 +62,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     """The members that go together, each time with what their stage's name ends with."""
-    size = config.together or len(members)
+    size = config.memory.together or len(members)
     starts = range(0, len(members), size)
     parts = [list(members[at : at + size]) for at in starts]
     names = [f" {k + 1}/{len(parts)}" if len(parts) > 1 else "" for k in range(len(parts))]
@@ -74,7 +75,7 @@ def _joined(parts: Any) -> dict[str, np.ndarray]:
 
 def _dataset(config: Config, noisy: Any, tuned: Sequence[Any], theory: Any) -> xr.Dataset:
     models, runs = ("budget", "seed"), ("task", "budget", "seed", "rate")
-    shape = (len(config.budgets), config.replicates)
+    shape = (len(config.pretrain.budgets), config.replicates)
     base = noisy["base"].reshape(shape)
     nats = {"units": "nats per token"}
     data: dict[str, Any] = {"base": (models, base, nats)}
@@ -83,22 +84,22 @@ def _dataset(config: Config, noisy: Any, tuned: Sequence[Any], theory: Any) -> x
     for name, value in tuned[0].items():
         each = np.stack([found[name] for found in tuned])
         dims = runs if value.ndim == 1 else (*runs, "scale")
-        each = each.reshape(len(tuned), *shape, len(config.rates), *value.shape[1:])
+        each = each.reshape(len(tuned), *shape, len(config.tune.rates), *value.shape[1:])
         data[f"tuned_{name}"] = (dims, each, {} if name == "distance" else nats)
     for name, found in theory.items():
         data[f"theory_{name}_loss"] = ((f"theory_{name}", f"theory_{name}_time"), found["loss"])
         data[f"theory_{name}_inflection"] = (f"theory_{name}", found["inflection"])
     coords = {
-        "budget": ("budget", np.asarray(config.budgets), {"units": "tokens"}),
+        "budget": ("budget", np.asarray(config.pretrain.budgets), {"units": "tokens"}),
         "seed": np.arange(config.replicates),
         "noise": np.asarray(config.noise),
-        "rate": np.asarray(config.rates),
-        "scale": np.asarray(config.scales),
-        "task": [Path(name).stem for name in config.tasks],
+        "rate": np.asarray(config.tune.rates),
+        "scale": np.asarray(config.tune.scales),
+        "task": [Path(name).stem for name in config.tune.tasks],
         **{f"theory_{name}": found["row"] for name, found in theory.items()},
         **{f"theory_{name}_time": found["time"] for name, found in theory.items()},
     }
     net = presets.build(config.network)
     params = jax.eval_shape(lambda key: training.first(net, key), jax.random.key(0))
     size = sum(x.size for x in jax.tree.leaves(params))
-    return xr.Dataset(data, coords, {"parameters": size, "model": config.model or "small"})
+    return xr.Dataset(data, coords, {"parameters": size, "model": config.model.preset or "small"})

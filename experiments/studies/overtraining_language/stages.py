@@ -49,16 +49,16 @@ def pre_train(
 ) -> PyTree:
     """The parameters of some replicates after a budget, stacked."""
     steps = config.steps(budget)
-    schedule = Schedule(config.rate, steps, round(WARMUP * steps))
+    schedule = Schedule(config.pretrain.rate, steps, round(WARMUP * steps))
     how = Training(
         Optimizer(schedule, weight_decay=WEIGHT_DECAY, b2=B2),
-        config.micro_batches,
+        config.memory.micro_batches,
         config.compute,
     )
     orders = [_order(config, k) for k in some]
 
     def batch(step: int) -> tasks.Batch:
-        parts = [corpus.batch(step, seed=order, size=config.batch) for order in orders]
+        parts = [corpus.batch(step, seed=order, size=config.pretrain.batch) for order in orders]
         return jax.tree.map(lambda *leaves: np.stack(leaves, 1), *parts)
 
     trained = training.together(
@@ -94,7 +94,7 @@ def perturb(
         jnp.stack(where.filled([_keys(config, r)[2] for r in of])),
     )
     found = _perturbed(
-        net, config.draws, config.at_once, held_out, jnp.asarray(config.noise), *each
+        net, config.draws, config.memory.at_once, held_out, jnp.asarray(config.noise), *each
     )
     named = {
         "base": found.loss,
@@ -129,15 +129,17 @@ def fine_tune(
     folder: Path | None,
 ) -> dict[str, np.ndarray]:
     """Losses and distances of some (model, rate) after fine-tuning, [run, ...]."""
-    steps, top = config.tune_steps, config.rates[-1]
+    steps, top = config.tune.steps, config.tune.rates[-1]
     schedule = Schedule(top, steps, round(WARMUP * steps))
-    shares = tuple(config.rates[rate] / top for _, rate in some)
-    how = Training(Optimizer(schedule, members=shares, b2=B2), config.micro_batches, config.compute)
+    shares = tuple(config.tune.rates[rate] / top for _, rate in some)
+    how = Training(
+        Optimizer(schedule, members=shares, b2=B2), config.memory.micro_batches, config.compute
+    )
     orders = [_order(config, k) for k in range(config.replicates)]
     of = np.array([model % config.replicates for model, _ in some])
 
     def batch(step: int) -> tasks.Batch:
-        size = {"examples": config.examples, "size": config.tune_batch}
+        size = {"examples": config.tune.examples, "size": config.tune.batch}
         index = np.stack([stream.indices(step, seed=order, **size) for order in orders], 1)
         return jax.tree.map(lambda x: x[index[:, of]], task.learn)
 
@@ -148,14 +150,18 @@ def fine_tune(
         before,
         batch,
         steps,
-        key=jax.random.fold_in(_keys(config, 0)[1], some[0][0] * len(config.rates) + some[0][1]),
+        key=jax.random.fold_in(
+            _keys(config, 0)[1], some[0][0] * len(config.tune.rates) + some[0][1]
+        ),
         where=where,
         directory=folder,
         config=config,
         save_every=config.save_every,
     )
     each = where.lay(training.stacked(where.filled(before)), training.stacked(where.filled(after)))
-    found = _tuned(net, config.at_once, held_out, task, jnp.asarray(config.scales), *each)
+    found = _tuned(
+        net, config.memory.at_once, held_out, task, jnp.asarray(config.tune.scales), *each
+    )
     return {name: value[: len(some)] for name, value in sharding.gathered(found).items()}
 
 
@@ -199,6 +205,6 @@ def theory() -> dict[str, Any]:
             "loss": forms["loss"],
             "inflection": np.nan_to_num(forms["inflection"]),
             "row": np.linspace(*linear.rows, linear.points),
-            "time": linear.times(linear.spectrum(), linear.points),
+            "time": linear.tasks.times(linear.tasks.spectrum(), linear.points),
         }
     return found

@@ -16,17 +16,12 @@ import numpy as np
 from jaxtyping import Bool, Int, Int32
 
 from experiments.data import choices, stream, text, tokens
-from experiments.data.files import Source, missing
+from experiments.data.registry import OFFLINE_TEXT, TEXTS, TextData
 from sail_jax.checks import nearest
 
 TASKS = ("shifted", "rotated", "questions")
 SUFFIXES = (".bin", ".npy")
 SHIFTED = 66.0  # percentile of the blocks' means from which they are kept for fine-tuning
-SOURCE = Source(
-    "C4 as OLMo's tokens (one row of numbers below 50304)",
-    "allenai/OLMo",
-    "the source of Python's standard library (preset 'default')",
-)
 
 
 class Batch(NamedTuple):
@@ -95,21 +90,22 @@ def scored(sequences: Int32[np.ndarray, "*any token_and_next"]) -> Batch:
     return Batch(sequences, np.ones((*sequences.shape[:-1], sequences.shape[-1] - 1), bool))
 
 
-def load(data: str | None, vocab: int, context: int) -> Corpus:
-    """The text of a folder that nanoGPT prepared, or without one Python's standard library.
+def load(data: TextData, vocab: int, context: int) -> Corpus:
+    """The text in blocks for a network of `vocab` tokens and this context.
 
     `ValueError` (or `DataError`, which is one) for a vocabulary that is not the text's.
     """
-    if data is None:
-        if vocab != text.VOCAB:
-            raise missing(Path("data"), SOURCE)
-        found = tokens.Tokens(*text.load(), text.VOCAB)
-    else:
-        found = tokens.load(data)
-        if found.vocab > vocab:
-            raise ValueError(
-                f"data: {data} has a vocabulary of {found.vocab}; the network has {vocab}"
-            )
+    if data.name == OFFLINE_TEXT and vocab != text.VOCAB:
+        other = TEXTS["c4"].source
+        raise ValueError(
+            f"data.name: the network has {vocab} tokens, {data.source.name} {text.VOCAB}; 'c4' is "
+            f"{other.name}, published at {other.home}"
+        )
+    found = data.read()
+    if found.vocab > vocab:
+        raise ValueError(
+            f"data: {data.folder} has a vocabulary of {found.vocab}; the network has {vocab}"
+        )
     means = [tokens.block_means(part, context) for part in (found.train, found.held_out)]
     level = np.percentile(means[0], SHIFTED)
     learn, held_out = (np.flatnonzero(mean <= level) for mean in means)
@@ -128,8 +124,8 @@ def task(name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int) -> T
     learn, validation, test = sizes
     if name in TASKS[1:] and corpus.text.vocab != text.VOCAB:
         raise ValueError(
-            f"tasks: {name!r} needs the characters of the offline text; give the path of a text "
-            "tokenised as data is"
+            f"tune.tasks: {name!r} needs the characters of the offline text; give the path of a "
+            "text tokenised as data is"
         )
     if name == "questions":
         items = choices.generate(seed, sum(sizes))
@@ -138,15 +134,15 @@ def task(name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int) -> T
         return Task(*(Batch(*(leaf[part] for leaf in some)) for part in parts))
     if name in TASKS:
         sources = [corpus.shifted(k) if name == "shifted" else corpus.usual[k] for k in (0, 1)]
-        blocks = [_some("tasks", sources[0], learn, seed)]
-        blocks += np.split(_some("tasks", sources[1], validation + test, seed), [validation])
+        blocks = [_some("tune.tasks", sources[0], learn, seed)]
+        blocks += np.split(_some("tune.tasks", sources[1], validation + test, seed), [validation])
         batches = [corpus.windows(min(k, 1), some) for k, some in enumerate(blocks)]
         if name == "rotated":
             batches = [Batch(rotated(batch.tokens), batch.scored) for batch in batches]
         return Task(*batches)
     line = tokens.read(name, corpus.text.vocab)
     count = tokens.blocks(line, corpus.context)
-    chosen = _some(f"tasks: {name}", np.arange(count), sum(sizes), seed)
+    chosen = _some(f"tune.tasks: {name}", np.arange(count), sum(sizes), seed)
     parts = np.split(chosen, np.cumsum(sizes)[:-1])
     return Task(*(_windows(line, corpus.context, part) for part in parts))
 
@@ -177,7 +173,7 @@ def _questions(items: Sequence[choices.Item], context: int) -> Batch:
         line = text.encode(f"{item.context}{item.choices[item.answer]}\n".encode())
         if len(line) > context + 1:
             raise ValueError(
-                f"context: a question has {len(line)} tokens, the network sees {context} + 1"
+                f"model.context: a question has {len(line)} tokens, the network sees {context} + 1"
             )
         sequences[i, : len(line)] = line
         known[i, : len(line) - 1] = True

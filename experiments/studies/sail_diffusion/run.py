@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.data import latents
 from experiments.data.files import refused
+from experiments.data.latents import Latents
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
-from experiments.models import presets
 from experiments.studies.sail_diffusion import data, quality
 from experiments.studies.sail_diffusion.config import Config
 from experiments.studies.sail_diffusion.networks import WAYS
@@ -57,33 +56,15 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             fixed = (way, seed, encodings, split, encoder, start, score, measure)
             trained = stage(f"{way}, seed {seed}", partial(lab.generate, *fixed), folder=True)
             found[way].append({k: v for k, v in trained.items() if k != "weights"})
-    real_images = images.batch(_by_class(images.labels, config.sample_batch))["x"]
+    real_images = data.batch(images, _by_class(images.labels, config.sample_batch))["x"]
     return _dataset(config, found, starts, floors, accuracy, real_images)
 
 
-def loaded(config: Config) -> data.Images:
+def loaded(config: Config) -> Latents:
     """The data, once all that can be refused has been."""
-    sharding.layout(config.shard).check(batch=config.batch, sample_batch=config.sample_batch)
-    sizes = presets.config(config.model)
-    if config.data is None and (sizes["side"], sizes["channels"], sizes["classes"]) != (8, 1, 10):
-        source = latents.SOURCE
-        raise ValueError(
-            f"data: {config.model} learns from {source.name} ({source.home}); give their path, or "
-            f"use the preset 'default' for the offline default, {source.offline}"
-        )
-    images = data.load(config.data, config.labels, config.features, sizes)
-    patches = (sizes["side"] // sizes["patch"]) ** 2
-    if images.features is not None and images.features.shape[1] != patches:
-        raise ValueError(
-            f"features: {config.model} has {patches} patches, {config.features} "
-            f"{images.features.shape[1]}"
-        )
-    if config.held_out + config.samples > len(images.labels):
-        raise ValueError(
-            f"held_out, samples: {config.held_out} and {config.samples} of the "
-            f"{len(images.labels)} images"
-        )
-    return images
+    batches = {"budget.batch": config.budget.batch, "sample_batch": config.sample_batch}
+    sharding.layout(config.shard).check(**batches)
+    return data.load(config)
 
 
 def _by_class(labels: np.ndarray, count: int) -> np.ndarray:
@@ -104,7 +85,7 @@ def _dataset(
     stacked = lambda name: np.array([[one[name] for one in found[w]] for w in found], float)  # noqa: E731
     fd = stacked("fd")
     names = list(found)
-    ahead = np.array([config.align_steps * WAYS[way].start for way in names])
+    ahead = np.array([config.alignment.steps * WAYS[way].start for way in names])
     saved = {
         against: savings(fd, config.every, scratch=names.index(against), ahead=ahead)
         for against in ("sit", "repa")
@@ -142,9 +123,9 @@ def _dataset(
         {
             "way": names,
             "seed": np.arange(config.replicates),
-            "step": np.arange(0, config.steps + 1, config.every),
-            "logged": np.arange(0, config.steps, log),
-            **({"start_step": np.arange(0, config.align_steps, log)} if starts else {}),
+            "step": np.arange(0, config.budget.steps + 1, config.every),
+            "logged": np.arange(0, config.budget.steps, log),
+            **({"start_step": np.arange(0, config.alignment.steps, log)} if starts else {}),
         },
-        {"steps": config.steps, "data": Path(config.data or "digits").stem},
+        {"steps": config.budget.steps, "data": Path(config.data.file or config.data.name).stem},
     )

@@ -4,15 +4,16 @@ x_t = (1 - t) x + t e has the velocity E[e - x | x_t] (SiT, Ma et al. 2024, with
 interpolant, in REPA's direction of time).
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from experiments.lab.config import Natural, NotNegative, config
 
 Method = Literal["euler", "heun", "sde"]
 Velocity = Callable[[Array, Array], Array]
@@ -26,20 +27,17 @@ def interpolate(
     return (1 - at) * x + at * noise, noise - x
 
 
-@dataclasses.dataclass(frozen=True)
+@config
 class Sampler:
-    """How the velocity is integrated."""
+    """How samples are made: the velocity is integrated from noise to data."""
 
     method: Method = "heun"
-    """'euler' or 'heun' for the flow; 'sde' for Euler-Maruyama steps of the reverse diffusion."""
-    steps: int = 16
+    """'euler' or 'heun' along the flow, or 'sde', Euler-Maruyama steps of the reverse diffusion."""
+    steps: Natural = 12
     """Steps of equal length; 'heun' evaluates the velocity twice in each."""
-    guidance: float = 1.0
-    """v + (guidance - 1) (v - v of no class) is followed (Ho and Salimans, 2022); 1 is v itself."""
-
-    def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            raise ValueError(f"sampler must be one of {', '.join(get_args(Method))}")
+    guidance: NotNegative = 1.0
+    """Classifier-free guidance g: v + (g - 1) (v - v of no class) is followed (Ho and Salimans
+    2022), and 1 is v itself."""
 
 
 def integrate(

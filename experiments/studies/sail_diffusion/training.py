@@ -12,13 +12,14 @@ import numpy as np
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from experiments.data.latents import Latents
 from experiments.lab import progress
 from experiments.models import presets
 from experiments.models.vit import ViT
 from experiments.studies.sail_diffusion import data, quality
 from experiments.studies.sail_diffusion.config import Config
 from experiments.studies.sail_diffusion.networks import WAYS, Networks, Projector, encoded
-from experiments.studies.sail_diffusion.sampling import Sampler, sample
+from experiments.studies.sail_diffusion.sampling import sample
 from experiments.training import Optimizer, Schedule, Training, init, make_step, sharding, train
 from experiments.training.loop import Trained
 from experiments.training.step import State, Step
@@ -59,24 +60,27 @@ def _encoded(net: nn.Module, variables: PyTree, x: Array) -> tuple[Array, Array]
 class Laboratory:
     """The networks of a run and the steps that train them, each compiled once for all seeds."""
 
-    def __init__(self, config: Config, images: data.Images) -> None:
+    def __init__(self, config: Config, images: Latents) -> None:
         self.config, self.images = config, images
         sizes = presets.config(config.model)
         self.classes = sizes["classes"]
         self.shape = sizes["side"], sizes["side"], sizes["channels"]
-        self.measure = presets.build(presets.config(config.measure, outputs=self.classes))
+        self.measure = presets.build(
+            presets.config(config.classifiers.measure, outputs=self.classes)
+        )
         same = {name: sizes[name] for name in ("patch", "width", "heads", "head_dim", "hidden")}
-        encoder = ViT(outputs=self.classes, layers=config.encoder_layers, **same)
+        encoder = ViT(outputs=self.classes, layers=config.classifiers.encoder_layers, **same)
         given = images.features
         self.encoder = encoder if given is None else None
         self.networks = Networks(
             presets.build(sizes),
-            Projector(config.projector, same["width"] if given is None else given.shape[2]),
+            Projector(
+                config.alignment.projector, same["width"] if given is None else given.shape[2]
+            ),
             self.encoder,
-            config.align_layer,
+            config.alignment.layer,
             config.class_drop,
         )
-        self.sampler = Sampler(config.sampler, config.sampling_steps, config.guidance)
         self.layout = sharding.layout(config.shard)
         self._steps: dict[str, Step] = {}
         self._init = {
@@ -86,11 +90,9 @@ class Laboratory:
         }
 
     def training(self) -> Training:
-        """Of SiTs, and of their alignment phase: the rate rises, then stays."""
+        """Of SiTs, and of their alignment phase: rates by step are the same in both."""
         c = self.config
-        schedule = Schedule(c.rate, c.steps, c.warmup, "constant")
-        rule = Optimizer(schedule, weight_decay=c.weight_decay, clip=c.clip, b1=0.9, b2=0.999)
-        return Training(rule, compute=c.precision, ema=c.ema)
+        return Training(c.optimizer.over(c.budget.steps), compute=c.precision, ema=c.ema)
 
     def _train(
         self,
@@ -109,7 +111,7 @@ class Laboratory:
         where: dict[str, Any] = {
             "directory": folder,
             "config": self.config,
-            "save_every": self.config.save_every,
+            "save_every": self.config.budget.save_every,
         }
         say = None if folder is None else progress.say
         return train(step, start, batch, steps, place=self.layout.place, say=say, **where, **more)
@@ -120,21 +122,21 @@ class Laboratory:
         """The `measure` or an `encoder`, trained on the examples of `index`."""
         c = self.config
         net: Any = self.measure if kind == "measure" else self.encoder
-        steps = c.measure_steps if kind == "measure" else c.encoder_steps
+        steps = c.classifiers.measure_steps if kind == "measure" else c.classifiers.encoder_steps
         key = jax.random.fold_in(jax.random.key(c.seed), 1000 + seed)
         variables = self._init[kind](key, jnp.zeros((1, *self.shape)))
         mutable = {name: tree for name, tree in variables.items() if name != "params"} or None
-        schedule = Schedule(c.classifier_rate, steps)
+        schedule = Schedule(c.classifiers.rate, steps)
         training = Training(Optimizer(schedule, "adam"))
         start = init(training, variables["params"], key, mutable)
         draws = (c.seed, seed, len(kind))
         images = self.images._replace(features=None)
-        batch = lambda t: images.batch(data.draw(index, draws, t, c.batch))  # noqa: E731
+        batch = lambda t: data.batch(images, data.draw(index, draws, t, c.budget.batch))  # noqa: E731
         found = self._train(kind, classification(net), training, start, batch, steps, folder)
         variables = {"params": found.state.params, **(found.state.mutable or {})}
         return {"variables": sharding.gathered(variables)}
 
-    def encoding(self, variables: PyTree) -> tuple[data.Images, np.ndarray]:
+    def encoding(self, variables: PyTree) -> tuple[Latents, np.ndarray]:
         """The images with the features of a trained encoder; which of them it classifies right."""
         everything = np.arange(len(self.images.labels))
         look = partial(_encoded, self.encoder, variables)
@@ -148,7 +150,7 @@ class Laboratory:
         return self._over(index, lambda some: look(self._x(some)))
 
     def _x(self, index: np.ndarray) -> np.ndarray:
-        return self.images._replace(features=None).batch(index)["x"]
+        return data.batch(self.images._replace(features=None), index)["x"]
 
     def _over(self, index: np.ndarray, fn: Callable[[np.ndarray], PyTree]) -> Any:
         """`fn` of the indices, joined; of `sample_batch` at once, so that it is compiled once."""
@@ -175,7 +177,7 @@ class Laboratory:
     def _learn(
         self,
         start: State,
-        images: data.Images,
+        images: Latents,
         split: data.Split,
         draws: tuple[int, ...],
         steps: int,
@@ -184,7 +186,7 @@ class Laboratory:
     ) -> tuple[State, list[dict[str, Any]]]:
         c = self.config
         log = max(1, c.every // 10)
-        batch = lambda t: images.batch(data.draw(split.learn, draws, t, c.batch))  # noqa: E731
+        batch = lambda t: data.batch(images, data.draw(split.learn, draws, t, c.budget.batch))  # noqa: E731
         training = self.training()
         loss = self.networks.loss
         found = self._train(
@@ -195,7 +197,7 @@ class Laboratory:
     def align(
         self,
         seed: int,
-        images: data.Images,
+        images: Latents,
         split: data.Split,
         encoder: PyTree,
         clean: bool,
@@ -205,7 +207,7 @@ class Laboratory:
         c = self.config
         weights = self.networks.weights(None, 0, 0, clean=clean)
         start = self._start(seed, encoder, weights, self._keys(seed)[1])
-        found = self._learn(start, images, split, (c.seed, seed, 1), c.align_steps, folder)
+        found = self._learn(start, images, split, (c.seed, seed, 1), c.alignment.steps, folder)
         params = {name: found[0].params[name] for name in ("sit", "align")}
         params = sharding.gathered(params)
         return {"params": params, "loss": _curve(found[1], "align", max(1, c.every // 10))}
@@ -214,7 +216,7 @@ class Laboratory:
         self,
         name: str,
         seed: int,
-        images: data.Images,
+        images: Latents,
         split: data.Split,
         encoder: PyTree,
         aligned: PyTree | None,
@@ -226,12 +228,12 @@ class Laboratory:
         class by class, and its averaged weights."""
         c, way = self.config, WAYS[name]
         _, _, key, noise = self._keys(seed)
-        weights = self.networks.weights(way, c.repa_weight, c.align_weight)
+        weights = self.networks.weights(way, c.alignment.repa_weight, c.alignment.weight)
         start = self._start(seed, encoder, weights, key, aligned)
 
         def samples(state: State, labels: np.ndarray, key: Array) -> Array:
             net, params = self.networks.sit, state.ema["sit"]
-            return sample(net, params, self.layout.place(labels), key, self.shape, self.sampler)
+            return sample(net, params, self.layout.place(labels), key, self.shape, c.sampler)
 
         def evaluate(state: State) -> dict[str, float]:
             def look(index: np.ndarray) -> quality.Seen:
@@ -246,7 +248,7 @@ class Laboratory:
             images,
             split,
             (c.seed, seed, 2),
-            c.steps,
+            c.budget.steps,
             folder,
             evaluate=evaluate,
             evaluate_every=c.every,

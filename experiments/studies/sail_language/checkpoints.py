@@ -12,12 +12,10 @@ from experiments.data import tokens
 from experiments.data.choices import Packed
 from experiments.data.files import refused
 from experiments.data.tokens import Batch
-from experiments.lab.findings import Finding, judged, stated
 from experiments.lab.progress import Stage
 from experiments.models.pretrained import Pretrained, load_pretrained
 from experiments.studies.sail_language import data, parts
 from experiments.studies.sail_language.config import Config
-from experiments.studies.sail_language.findings import perplexity
 from experiments.training.sail_start import brought, merged
 from sail_jax.methods.soups import greedy_soup
 
@@ -53,7 +51,7 @@ def run(config: Config, stage: Stage) -> xr.Dataset:
             "text": ["validation", "held out"],
             "gamma": config.gamma(),
         },
-        {"choices": config.choices, "items": config.items},
+        {"choices": config.questions.choices, "items": config.questions.items},
     )
 
 
@@ -74,30 +72,31 @@ def load(config: Config) -> tuple[list[Pretrained], list[Draw]]:
             "Llama or OLMo as published at huggingface.co; without any, the preset 'default' "
             "trains small ones"
         )
-    if config.data is None:
+    if config.data.folder is None:
+        about = tokens.SOURCE
         raise ValueError(
-            f"data: give the folder of a text in the checkpoints' tokens; {tokens.SOURCE.name} is "
-            f"published at {tokens.SOURCE.home}; the offline default, characters of Python's "
-            "standard library, is only for networks trained on them"
+            f"data.folder: give the folder of a text in the checkpoints' tokens; {about.name} is "
+            f"published at {about.home}; the offline default, characters of Python's standard "
+            "library, is only for networks trained on them"
         )
-    text = tokens.load(config.data, config.vocab)
-    models = [load_pretrained(p, vocab=text.vocab, context=config.context) for p in paths]
+    text, context = config.data.read(), config.model.context
+    models = [load_pretrained(p, vocab=text.vocab, context=context) for p in paths]
     kinds = {str(one.config["model_type"]) for one in models}
     if len(kinds) > 1:
         raise ValueError(f"checkpoints must be of one architecture; got {', '.join(sorted(kinds))}")
-    blocks = tokens.blocks(text.held_out, config.context)
+    blocks = tokens.blocks(text.held_out, context)
     if config.validation + config.held_out > blocks:
         raise ValueError(
             f"held_out must be at most {blocks - config.validation}, as the held-out text has "
-            f"{blocks} blocks of {config.context} tokens; got {config.held_out}"
+            f"{blocks} blocks of {context} tokens; got {config.held_out}"
         )
     draws = []
     for seed in range(config.replicates):
         order = np.random.default_rng((config.seed, 0, seed)).permutation(blocks)
         first, rest = np.split(order[: config.validation + config.held_out], [config.validation])
-        held = data.take(text.held_out, config.context, rest)
+        held = data.take(text.held_out, context, rest)
         asked = data.questions(config, held, models[0].module.vocab)  # type: ignore[attr-defined]
-        draws.append((data.take(text.held_out, config.context, first), held, asked))
+        draws.append((data.take(text.held_out, context, first), held, asked))
     return models, draws
 
 
@@ -134,47 +133,3 @@ def measure(
         "gamma": best,
         "taken": np.array([k in soup.taken for k in range(count)]),
     }
-
-
-def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Whether the merges are better than the last checkpoint, and SAIL's than the soups."""
-    loss = dataset["loss"]
-    last = str(dataset["checkpoint"].values[-1])
-    claims = [
-        ("The mean of the checkpoints has a lower loss than the last of them", "uniform", last),
-        ("SAIL's start has a lower loss than the uniform soup", "sweep", "uniform"),
-        ("SAIL's start has a lower loss than the greedy soup", "sweep", "greedy"),
-    ]
-    return [
-        judged(
-            "SAIL, App. I",
-            claim,
-            "merges of OLMo's checkpoints are where training starts; their losses are not printed",
-            f"{stated(loss.sel(model=one), 3, sign=False)} against "
-            f"{stated(loss.sel(model=other), 3, sign=False)} nats",
-            (loss.sel(model=other) - loss.sel(model=one)).values,
-        )
-        for claim, one, other in claims
-    ]
-
-
-def summary(dataset: xr.Dataset) -> str:
-    """Loss, perplexity and answers of each model."""
-    tasks = dataset["task"].values.astype(str)
-
-    def of(name: str) -> str:
-        one = dataset.sel(model=name)
-        right = ", ".join(
-            f"{task} {stated(100 * one['accuracy'].sel(task=task), 1, sign=False)} %"
-            for task in tasks
-        )
-        return (
-            f"{name} {stated(one['loss'], 3, sign=False)} nats (perplexity "
-            f"{stated(perplexity(one), sign=False)}; right answers: {right})"
-        )
-
-    said = "; ".join(of(name) for name in dataset["model"].values.astype(str))
-    return (
-        f"Held-out text and questions (mean ± s.e. over {dataset.sizes['seed']} draws of the "
-        f"text): {said}. Best γ, weight of the first, {stated(dataset['gamma_swept'])}."
-    )

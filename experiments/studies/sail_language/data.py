@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 
 from experiments.data import choices, gpt2_tokens, text, tokens
 from experiments.data.choices import Packed
+from experiments.data.registry import OFFLINE_TEXT
 from experiments.data.tokens import Batch, Ids
 from experiments.studies.sail_language.config import Config
 from experiments.training import choice_scores
@@ -34,41 +35,28 @@ class Corpus(NamedTuple):
     questions: dict[str, Packed]
 
 
-def load(config: Config, vocab: int) -> Corpus:
-    """The corpus of a config: at `config.data`, or the source of Python's standard library.
-
-    ValueError, naming the field, for a text that is too short or has another vocabulary.
-    """
-    if config.data is None:
-        found = text.load()
-        train, kept, stated = found.train, found.held_out, text.VOCAB
-        if vocab != stated:
-            raise ValueError(
-                f"data: the networks have a vocabulary of {vocab} tokens, the offline default, the "
-                f"source of Python's standard library, {stated}: give the folder of a text that is "
-                f"tokenised for them; {tokens.SOURCE.name} is published at {tokens.SOURCE.home}"
-            )
-    else:
-        train, kept, _ = tokens.load(config.data, vocab)
-    shortest = min(len(train), len(kept))
-    if shortest <= config.context:
+def load(config: Config) -> Corpus:
+    """The corpus of a config; ValueError, naming the field, for a text that is too short."""
+    train, kept, vocab = config.data.read()
+    shortest, context = min(len(train), len(kept)), config.model.context
+    if shortest <= context:
         raise ValueError(
-            f"context must be below {shortest}, the tokens of the text; got {config.context}"
+            f"model.context must be below {shortest}, the tokens of the text; got {context}"
         )
-    means, of_kept = (tokens.block_means(part, config.context) for part in (train, kept))
+    means, of_kept = (tokens.block_means(part, context) for part in (train, kept))
     thresholds = np.percentile(means, PERCENTILES)
     parts = text.by_mean(means[:, None], thresholds)
     low, _, high = text.by_mean(of_kept[:, None], thresholds)
     if config.held_out > min(len(low), len(high) - config.validation):
         raise ValueError(
             f"held_out, validation: {config.held_out} and {config.validation} blocks of "
-            f"{config.context} tokens are more than the text kept from training has, {len(low)} of "
+            f"{context} tokens are more than the text kept from training has, {len(low)} of "
             f"D_1 and {len(high)} of D_t"
         )
     rng = np.random.default_rng((config.seed, 0))
     low, high = rng.permutation(low), rng.permutation(high)
     count, first = config.held_out, config.validation
-    of = partial(take, kept, config.context)
+    of = partial(take, kept, context)
     held = of(high[first : first + count])
     return Corpus(
         train,
@@ -90,36 +78,35 @@ def take(line: Ids, context: int, which: Int[np.ndarray, " n"]) -> Batch:
 def questions(config: Config, held: Batch, vocab: int) -> dict[str, Packed]:
     """How held-out blocks of the target go on; and those of the file, or generated arithmetic
     where the tokens are the characters of the offline text."""
+    how, context = config.questions, config.model.context
     asked = choice_scores.continuations(
         held.inputs,
-        context=config.context - config.ending,
-        items=min(config.items, len(held.inputs)),
-        choices=config.choices,
+        context=context - how.ending,
+        items=min(how.items, len(held.inputs)),
+        choices=how.choices,
         seed=config.seed,
     )
     found = {"continuation": asked}
-    if config.questions is not None:
-        some = choices.read(config.questions)[: config.items]
-        encode = text.encode if config.tokenizer is None else gpt2_tokens.load(config.tokenizer)
-        packed = choices.pack(some, encode, config.context)
+    if how.file is not None:
+        some = choices.read(how.file)[: how.items]
+        encode = text.encode if how.tokenizer is None else gpt2_tokens.load(how.tokenizer)
+        packed = choices.pack(some, encode, context)
         if packed.tokens.max() >= vocab:
             raise ValueError(
-                f"tokenizer: it has the token {packed.tokens.max()}, but the networks' vocabulary "
-                f"ends at {vocab - 1}"
+                f"questions.tokenizer: it has the token {packed.tokens.max()}, but the networks' "
+                f"vocabulary ends at {vocab - 1}"
             )
         found["file"] = packed
-    elif config.data is None:
-        some = choices.generate(config.seed, config.items, config.choices)
-        found["arithmetic"] = choices.pack(some, text.encode, config.context)
+    elif config.data.name == OFFLINE_TEXT:
+        some = choices.generate(config.seed, how.items, how.choices)
+        found["arithmetic"] = choices.pack(some, text.encode, context)
     return found
 
 
 def sources(config: Config, corpus: Corpus, seed: int) -> Int[np.ndarray, "2 count"]:
     """Which blocks make the two sources of a repetition."""
-    rng = np.random.default_rng((config.seed, 1, seed))
-    return text.overlapping(
-        rng, corpus.parts, config.source_blocks, alpha=config.alpha, beta=config.beta
-    )
+    rng, source = np.random.default_rng((config.seed, 1, seed)), config.source
+    return text.overlapping(rng, corpus.parts, source.blocks, alpha=source.alpha, beta=source.beta)
 
 
 def batch(
@@ -136,8 +123,8 @@ def batch(
         corpus.train,
         step,
         seed=seed,
-        size=size or config.batch,
-        context=config.context,
+        size=size or config.budget.batch,
+        context=config.model.context,
         chosen=chosen,
     )
 
@@ -147,11 +134,12 @@ def weight(config: Config, corpus: Corpus, seed: int) -> float:
     that of the sources is within their noise."""
     rng = np.random.default_rng((config.seed, 2, seed))
     parts = (*sources(config, corpus, seed), corpus.parts[2])
-    count = config.distance_blocks
+    count = config.weight.blocks
     samples = [
-        take(corpus.train, config.context, rng.permutation(part)[:count]).inputs for part in parts
+        take(corpus.train, config.model.context, rng.permutation(part)[:count]).inputs
+        for part in parts
     ]
-    found, squared = _measured(config.distance, samples)
+    found, squared = _measured(config.weight.distance, samples)
     return line.weight(found, squared=squared)
 
 

@@ -31,6 +31,8 @@ _OLMO = "OLMo-1B, means of the six rows"
 
 def findings(dataset: "xr.Dataset") -> list[Finding]:
     """SAIL's claims about language models; 'sweep', gamma by held-out loss, is the paper's way."""
+    if _merged(dataset):
+        return _merged_findings(dataset)
     ways = set(dataset["way"].values.astype(str))
     first, last = (dataset["loss"].isel(step=at) for at in (0, -1))
     found = []
@@ -166,6 +168,8 @@ def perplexity(dataset: "xr.Dataset") -> "xr.DataArray":
 
 def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
     """By way: loss before and after training, perplexity, steps and compute saved, answers."""
+    if _merged(dataset):
+        return _merged_table(dataset)
     rows = [("way", "step 0", "last", "perplexity", "steps saved", "with sources", "answers")]
     for way in dataset["way"].values.astype(str):
         one = dataset.sel(way=way)
@@ -185,6 +189,8 @@ def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
 
 def summary(dataset: "xr.Dataset") -> str:
     """Losses, steps saved and answers of each way, and the weights."""
+    if _merged(dataset):
+        return _merged_summary(dataset)
     _, *rows = table(dataset)
     said = "; ".join(
         f"{way}: {zero} to {last} nats (perplexity {perplexity}), {saved} steps saved, compute "
@@ -206,4 +212,57 @@ def summary(dataset: "xr.Dataset") -> str:
         f"Held-out loss on D_t before and after training (mean ± s.e. over "
         f"{dataset.sizes['seed']} seeds): {said}. Best γ before training, between {swept}; "
         f"{soups}."
+    )
+
+
+# of checkpoints on disk
+
+
+def _merged(dataset: "xr.Dataset") -> bool:
+    return "model" in dataset.coords
+
+
+def _merged_findings(dataset: "xr.Dataset") -> list[Finding]:
+    """Whether the merges are better than the last checkpoint, and SAIL's than the soups."""
+    loss = dataset["loss"]
+    last = str(dataset["checkpoint"].values[-1])
+    claims = [
+        ("The mean of the checkpoints has a lower loss than the last of them", "uniform", last),
+        ("SAIL's start has a lower loss than the uniform soup", "sweep", "uniform"),
+        ("SAIL's start has a lower loss than the greedy soup", "sweep", "greedy"),
+    ]
+    return [
+        judged(
+            "SAIL, App. I",
+            claim,
+            "merges of OLMo's checkpoints are where training starts; their losses are not printed",
+            f"{stated(loss.sel(model=one), 3, sign=False)} against "
+            f"{stated(loss.sel(model=other), 3, sign=False)} nats",
+            (loss.sel(model=other) - loss.sel(model=one)).values,
+        )
+        for claim, one, other in claims
+    ]
+
+
+def _merged_table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
+    """Loss, perplexity and answers of each model."""
+    tasks = dataset["task"].values.astype(str)
+    rows = [("model", "loss", "perplexity", *(f"answers, {task}" for task in tasks))]
+    for name in dataset["model"].values.astype(str):
+        one = dataset.sel(model=name)
+        right = [100 * one["accuracy"].sel(task=task) for task in tasks]
+        cells = stated(one["loss"], 3, sign=False), stated(perplexity(one), sign=False)
+        rows.append((name, *cells, *(f"{stated(share, 1, sign=False)} %" for share in right)))
+    return rows
+
+
+def _merged_summary(dataset: "xr.Dataset") -> str:
+    tasks = dataset["task"].values.astype(str)
+    said = []
+    for name, loss, one, *right in _merged_table(dataset)[1:]:
+        answers = ", ".join(f"{task} {share}" for task, share in zip(tasks, right, strict=True))
+        said.append(f"{name} {loss} nats (perplexity {one}; right answers: {answers})")
+    return (
+        f"Held-out text and questions (mean ± s.e. over {dataset.sizes['seed']} draws of the "
+        f"text): {'; '.join(said)}. Best γ, weight of the first, {stated(dataset['gamma_swept'])}."
     )

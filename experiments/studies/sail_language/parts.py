@@ -22,8 +22,6 @@ from experiments.studies.sail_language import data
 from experiments.studies.sail_language.config import MADE_OF, SCRATCH, SOURCES, Config
 from experiments.studies.sail_language.data import Corpus
 from experiments.training import (
-    Optimizer,
-    Schedule,
     Training,
     choice_scores,
     init,
@@ -68,9 +66,7 @@ def learner(config: Config, sizes: Mapping[str, Any], steps: int) -> Learner:
         dropout = key if sizes.get("dropout") else None
         return next_token_loss(net, {"params": params}, batch, dropout), {}
 
-    schedule = Schedule(config.rate, steps, warmup=config.warmup, floor=config.floor)
-    optimizer = Optimizer(schedule, weight_decay=config.weight_decay, clip=config.clip)
-    training = Training(optimizer, compute=config.compute)
+    training = Training(config.optimizer.over(steps), compute=config.compute)
     lies = sharding.layout(config.shard)
     shapes = jax.eval_shape(partial(_first_state, net, training), jax.random.key(0))
     step = make_step(stateless(loss), training, lies.shardings(shapes))
@@ -81,14 +77,14 @@ def _first_state(net: nn.Module, training: Training, key: PRNGKeyArray) -> State
     return init(training, initial(net, key)["params"], key)
 
 
-def learners(config: Config) -> dict[str, Learner]:
+def learners(config: Config, vocab: int) -> dict[str, Learner]:
     """Of the target, and of its source of each name; those that are alike are one."""
     made: dict[Any, Learner] = {}
-    wanted = {"target": ("target", config.steps)}
-    wanted |= {name: (SHAPE[name], config.source_steps) for name in config.sources}
+    wanted = {"target": ("target", config.budget.steps)}
+    wanted |= {name: (SHAPE[name], config.source.steps) for name in config.sources}
     for what in wanted.values():
         if what not in made:
-            made[what] = learner(config, config.network(what[0]), what[1])
+            made[what] = learner(config, config.network(what[0], vocab), what[1])
     return {name: made[what] for name, what in wanted.items()}
 
 
@@ -135,7 +131,7 @@ def keys(config: Config, seed: int) -> dict[str, PRNGKeyArray]:
     names = (*SOURCES, SCRATCH, "steps", "grow", "ligo")
     first = jax.random.fold_in(jax.random.key(config.seed), seed)
     found = dict(zip(names, jax.random.split(first, len(names)), strict=True))
-    return found | ({"two": found["one"]} if config.start == "shared" else {})
+    return found | ({"two": found["one"]} if config.source.start == "shared" else {})
 
 
 def _order(config: Config, seed: int, part: int) -> int:
@@ -179,6 +175,7 @@ def trained(
             stop,
             directory=here,
             config=config,
+            save_every=config.budget.save_every,
             evaluate=evaluate if every else None,
             evaluate_every=every or 1,
             place=learner.layout.place,
@@ -202,7 +199,7 @@ def learn_sources(
     found: dict[str, Any] = {}
     for name in config.sources:
         part, use = PART[name], learners[name]
-        stops = (*(config.series_steps if name == "one" else ()), config.source_steps)
+        stops = (*(config.series_steps if name == "one" else ()), config.source.steps)
         models, _ = trained(
             config,
             use,
@@ -237,7 +234,7 @@ def choose(
     net, gamma = learner.net, config.gamma()
     pairs = {"sweep": [sources["one"], sources["two"]]}
     if "grown" in config.pairs:
-        pairs["grown"] = of_target_shape(config, sources, seed)
+        pairs["grown"] = of_target_shape(config, sources, corpus.vocab, seed)
     found: dict[str, Any] = {"distance": data.weight(config, corpus, seed)}
     for name, pair in pairs.items():
         losses = [
@@ -252,11 +249,13 @@ def choose(
     return found
 
 
-def of_target_shape(config: Config, sources: Mapping[str, Any], seed: int) -> list[PyTree]:
+def of_target_shape(
+    config: Config, sources: Mapping[str, Any], vocab: int, seed: int
+) -> list[PyTree]:
     """The shallow source, of D_1, and the narrow one, of D_2, grown."""
-    small = [(sources[name], config.network(name)) for name in MADE_OF["grown"]]
+    small = [(sources[name], config.network(name, vocab)) for name in MADE_OF["grown"]]
     key = keys(config, seed)["grow"]
-    return brought(small, config.network("target"), config.grow, key, untie=False)
+    return brought(small, config.network("target", vocab), config.grow, key, untie=False)
 
 
 def started(
@@ -279,7 +278,7 @@ def started(
         soup = pair if way == "uniform" else kept
         return merged(soup, np.full(len(soup), 1 / len(soup)))
     if way == "grown":
-        pair = of_target_shape(config, sources, seed)
+        pair = of_target_shape(config, sources, corpus.vocab, seed)
     gamma = float(chosen[way])
     if np.isnan(gamma):  # eq. 11 has no weight where the sources' texts are the same
         gamma = 0.5
@@ -288,12 +287,14 @@ def started(
 
 def _ligo(config: Config, corpus: Corpus, variables: PyTree, seed: int) -> PyTree:
     """The narrow source widened by LiGO's maps (Wang et al. 2023), learned on windows of D_t."""
-    size = config.batch * config.learn_steps
-    drawn = data.batch(config, corpus, corpus.parts[2], _order(config, seed, 3), 0, size=size)
+    steps, batch = config.maps.steps, config.budget.batch
+    order, size = _order(config, seed, 3), steps * batch
+    drawn = data.batch(config, corpus, corpus.parts[2], order, 0, size=size)
     text = jnp.asarray(drawn.inputs.ravel())
     line = growth_tasks.Batch(text, text)
-    how = growth_ways.Learning("ligo", config.learn_steps, config.batch, config.learn_rate)
-    sizes = config.network("narrow"), config.network("target")
+    how = growth_ways.Learning("ligo", steps, batch, config.maps.rate)
+    vocab = corpus.vocab
+    sizes = config.network("narrow", vocab), config.network("target", vocab)
     held = growth_tasks.Data(line, line)
     return growth_ways.learn(how, variables, *sizes, held, keys(config, seed)["ligo"]).variables
 
@@ -318,9 +319,9 @@ def follow(
         corpus.parts[2],
         _order(config, seed, 2),
         jax.random.fold_in(keys(config, seed)["steps"], 2),
-        (config.steps,),
+        (config.budget.steps,),
         folder,
-        config.every,
+        config.budget.every,
     )
     right = [answers(learner.net, m, corpus.questions, config.at_once) for m in (start, last)]
     return {"loss": loss, "accuracy": np.stack(right)}
@@ -334,7 +335,7 @@ class Costs(NamedTuple):
 
 
 def costs(config: Config, learners: Mapping[str, Learner]) -> Costs:
-    shape = jax.ShapeDtypeStruct((config.batch, config.context), np.int32)
+    shape = jax.ShapeDtypeStruct((config.budget.batch, config.model.context), np.int32)
     batch = Batch(shape, shape)  # type: ignore[arg-type]
     step = {}
     for name in dict.fromkeys(["target", *(SHAPE[name] for name in config.sources)]):
@@ -344,4 +345,4 @@ def costs(config: Config, learners: Mapping[str, Learner]) -> Costs:
     net = learners["target"].net
     variables = jax.eval_shape(partial(initial, net), jax.random.key(0))
     forward = flops(partial(next_token_loss, net), variables, batch)
-    return Costs(step, forward * config.validation / config.batch)
+    return Costs(step, forward * config.validation / config.budget.batch)

@@ -1,19 +1,17 @@
-"""The run of `sail_language`, of networks that it trains or of checkpoints on disk: its stages, the
-dataset that they make, and what is said of it."""
+"""The run of `sail_language`, of networks that it trains or of checkpoints on disk: its stages, and
+the dataset that they make."""
 
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from experiments.data.files import refused
-from experiments.lab.findings import Finding
+from experiments.data.registry import OFFLINE_TEXT
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.studies.sail_language import checkpoints, data, parts
-from experiments.studies.sail_language import findings as claims
 from experiments.studies.sail_language.config import MADE_OF, Config
 from experiments.training.savings import savings
 from experiments.training.sharding import layout
@@ -24,9 +22,9 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     if config.checkpoints is not None:
         return checkpoints.run(config, stage)
     with refused():
-        corpus = data.load(config, config.network("target")["vocab"])
+        corpus = data.load(config)
         _check(config, corpus)
-    learners = parts.learners(config)
+    learners = parts.learners(config, corpus.vocab)
     found: list[dict[str, Any]] = []
     for seed in range(config.replicates):
         learn = partial(parts.learn_sources, config, learners, corpus, seed)
@@ -51,12 +49,12 @@ def _check(config: Config, corpus: data.Corpus) -> None:
     """What only the text and the devices tell, before any training."""
     one, two, target = map(len, corpus.parts)
     data.sources(config, corpus, 0)  # names what the overlaps leave too few blocks of
-    if config.distance_blocks > min(config.source_blocks, target):
+    if config.weight.blocks > target:
         raise ValueError(
-            f"distance_blocks must be at most {min(config.source_blocks, target)}; got "
-            f"{config.distance_blocks} (parts of {one}, {two} and {target} blocks)"
+            f"weight.blocks must be at most {target}; got {config.weight.blocks} (parts of {one}, "
+            f"{two} and {target} blocks)"
         )
-    layout(config.shard).check(batch=config.batch)
+    layout(config.shard).check(**{"budget.batch": config.budget.batch})
 
 
 def _dataset(
@@ -66,18 +64,18 @@ def _dataset(
     ways, tasks = list(config.ways), list(corpus.questions)
     loss = np.stack([over(lambda one, w=w: one["ways"][w]["loss"]) for w in ways]).astype(float)
     right = np.stack([over(lambda one, w=w: one["ways"][w]["accuracy"]) for w in ways])
-    each, step = config.source_steps, cost.step["target"]
+    each, step = config.source.steps, cost.step["target"]
     made = lambda way: sum(cost.step[parts.SHAPE[n]] for n in MADE_OF[way])  # noqa: E731
     # before training: FLOPs of the sources, and of what is done with them
     search = {
-        "ligo": config.learn_steps * step,
+        "ligo": config.maps.steps * step,
         "greedy": 3 * cost.validation,
-        "sweep": config.gammas * cost.validation,
-        "grown": config.gammas * cost.validation,
+        "sweep": config.weight.gammas * cost.validation,
+        "grown": config.weight.gammas * cost.validation,
     }
     earlier = np.array([each * made(way) for way in ways]) / step
     ahead = np.array([search.get(way, 0.0) for way in ways]) / step
-    saved = savings(loss, config.every, ahead=ahead)
+    saved = savings(loss, config.budget.every, ahead=ahead)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = 1 - saved.steps / saved.scratch_steps
         whole = 1 - (saved.steps + earlier[:, None]) / saved.scratch_steps
@@ -112,7 +110,7 @@ def _dataset(
         {
             "way": ways,
             "seed": np.arange(config.replicates),
-            "step": np.arange(0, config.steps + 1, config.every),
+            "step": np.arange(0, config.budget.steps + 1, config.budget.every),
             "when": ["before", "after"],
             "task": tasks,
             "gamma": ("gamma", config.gamma(), {"long_name": "weight of the first source"}),
@@ -124,26 +122,12 @@ def _dataset(
             "source": ["one", "two"],
         },
         {
-            "text": "the source of Python's standard library" if config.data is None else "files",
+            "text": config.data.source.name if config.data.name == OFFLINE_TEXT else "files",
             "vocab": corpus.vocab,
-            "choices": config.choices,
-            "source_steps": config.source_steps,
-            "start": config.start,
-            "distance": config.distance,
-            "items": config.items,
+            "choices": config.questions.choices,
+            "source_steps": config.source.steps,
+            "start": config.source.start,
+            "distance": config.weight.distance,
+            "items": config.questions.items,
         },
     )
-
-
-def _told(dataset: xr.Dataset) -> ModuleType:
-    return checkpoints if "model" in dataset.coords else claims
-
-
-def findings(dataset: xr.Dataset) -> list[Finding]:
-    """The paper's claims that this tests."""
-    return _told(dataset).findings(dataset)
-
-
-def summary(dataset: xr.Dataset) -> str:
-    """Losses, steps saved, answers and weights."""
-    return _told(dataset).summary(dataset)
