@@ -199,6 +199,6 @@ def theory() -> dict[str, Any]:
             "loss": forms["loss"],
             "inflection": np.nan_to_num(forms["inflection"]),
             "row": np.linspace(*linear.rows, linear.points),
-            "time": linear.times(linear.spectrum(), linear.points),
+            "time": linear.tasks.times(linear.tasks.spectrum(), linear.points),
         }
     return found
