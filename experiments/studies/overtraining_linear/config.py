@@ -26,16 +26,16 @@ ROWS: Mapping[Diagram, str] = {
 
 @config
 class Tasks:
-    """The tasks of pre-training and fine-tuning, and the start."""
+    """The tasks of pre-training and of fine-tuning, and the network before them."""
 
     d: Annotated[int, Ge(2)] = 12
     """Width of all layers."""
     scale: Positive = 2.0
     """Largest singular value of the pre-training task."""
     decay: NotNegative = 1.0
-    """Exponent by which its singular values fall."""
+    """Exponent by which the singular values of that task fall."""
     tau: Positive = 6.0
-    """Initial weights are e^-tau I."""
+    """Size of the initial weights, which are e^-tau I."""
     ratio: Positive = 3.0
     """Singular values of the fine-tuning task, as multiples of those of pre-training, in the modes
     that are misaligned."""

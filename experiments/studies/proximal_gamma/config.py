@@ -73,9 +73,9 @@ class Sizes:
     """The size of a GPT."""
 
     width: Natural = 32
-    """Units of its stream."""
+    """Units of the stream that runs through the layers."""
     layers: Natural = 2
-    """Number of its layers, each attention and a network of two layers."""
+    """Number of layers."""
     heads: Natural = 2
     """Attention heads; they divide the width."""
 

@@ -41,7 +41,8 @@ class Config:
     """What varies besides the load: the decay of the input 'spectrum', the training 'time', or the
     load of the 'source'."""
     values: Increasing[float] = (0.0, 0.5, 1.0, 1.5, 2.0)
-    """Its values: exponents >= 0, times >= 0 (inf allowed), or source loads > 0 (inf allowed)."""
+    """Values of the factor: exponents >= 0, times >= 0 (inf allowed), or source loads > 0 (inf
+    allowed)."""
     theta: Annotated[float, Interval(ge=0, le=pi)] = pi / 4
     """Angle between the tasks in the inner product of the inputs, in radians, at most pi."""
     sigma: NotNegative = 0.3
