@@ -47,7 +47,9 @@ def _larger(
 ) -> Finding:
     """The claim that one measurement is larger than another, paired by repetition."""
     margins = per_replicate(more) - per_replicate(less)
-    return judged(f"{PAPER}, {where}", claim, paper, f"{pm(more)} against {pm(less)}", margins.values)
+    return judged(
+        f"{PAPER}, {where}", claim, paper, f"{pm(more)} against {pm(less)}", margins.values
+    )
 
 
 def _linear(dataset: "xr.Dataset", name: str, layer: str, words: str, where: str) -> Finding:
