@@ -158,7 +158,27 @@ def _flags(config, group=""):
             yield group + field.name
 
 
+def test_data_lists_every_data_set_and_reads_one(call, tmp_path):
+    code, out, _ = call("data")
+    assert code == 0
+    for name in ("digits", "mnist", "cifar-100", "tiny-imagenet", "python", "tokens", "latents"):
+        assert re.search(rf"^  {name}: ", out, re.M)
+    code, out, _ = call("data", "digits")
+    assert out.splitlines()[0] == "1797 images of 8 x 8, 10 classes"
+    assert "  sail-jax run sail_vision --data.name digits" in out
+    for part, count in (("train", 90), ("val", 40)):
+        np.save(tmp_path / f"{part}.npy", np.arange(count) % 7)
+    code, out, err = call("data", "tokens", "--folder", str(tmp_path), "--vocab", "7")
+    assert (code, err) == (0, "")
+    assert out.startswith("90 tokens to learn from, 40 held out, of a vocabulary of 7\n")
+    assert f"sail-jax run sail_language --data.name tokens --data.folder {tmp_path}" in out
+
+
 BAD = [
+    ("data cifar", "no data set is called 'cifar' (nearest: 'cifar-10'"),
+    ("data cifar-10", "data.folder must name where CIFAR-10"),
+    ("data cifar-10 --foldr x", "unknown option '--foldr' (nearest: '--folder'"),
+    ("data digits --folder x", "folder must not be given for digits; got x"),
     ("verfy", "unknown command 'verfy' (nearest: 'verify'"),
     ("--versio", "unknown option '--versio' (nearest: '--version'"),
     ("verify --clams x", "unknown option '--clams' (nearest: '--claims'"),

@@ -84,23 +84,25 @@ def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.N
         raise UsageError(f"unknown preset '{preset}'{nearest(preset, study.presets)}")
     config = study.presets[preset]
     add("-h", "--help", action="help", help="show this, and stop")
-    _add_fields(parser, config)
+    add_fields(parser, config)
     args = parser.read(argv)
     try:
-        return args, varied(config, **_given(vars(args), config))
+        return args, varied(config, **given(vars(args), config))
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
 
 
-def _add_fields(parser: Parser, config: Any, group: str = "") -> None:
+def add_fields(parser: Parser, config: Any, group: str = "", *, but: Sequence[str] = ()) -> None:
     """An option for each field, those of a group under its name: `--budget.steps`."""
     about = (type(config).__doc__ or "").partition("\n")[0]
     options = parser.add_argument_group(group or "fields of the config", about if group else None)
     hints, texts = typing.get_type_hints(type(config)), _documentation(type(config))
     for field in dataclasses.fields(config):
+        if field.name in but:
+            continue
         name, value = f"{group}.{field.name}".lstrip("."), getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            _add_fields(parser, value, name)
+            add_fields(parser, value, name)
             continue
         about = f"{texts.get(field.name, '')} (default: {_shown(value)})"
         options.add_argument(
@@ -109,13 +111,13 @@ def _add_fields(parser: Parser, config: Any, group: str = "") -> None:
         )  # fmt: skip
 
 
-def _given(args: Mapping[str, Any], config: Any, group: str = "") -> dict[str, Any]:
+def given(args: Mapping[str, Any], config: Any, group: str = "") -> dict[str, Any]:
     """The fields that were given, those of a group as a mapping."""
     found = {}
     for field in dataclasses.fields(config):
         name, was = f"{group}.{field.name}".lstrip("."), getattr(config, field.name)
         if dataclasses.is_dataclass(was):
-            if changes := _given(args, was, name):
+            if changes := given(args, was, name):
                 found[field.name] = changes
         elif name in args:
             value = args[name]

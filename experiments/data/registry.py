@@ -16,7 +16,8 @@ from sail_jax.checks import nearest
 
 OFFLINE = "digits"
 OFFLINE_TEXT = "python"
-_INSTALLED = "none: it is installed"
+_MANY = 1 << 30  # classes: more than any network has
+_INSTALLED = "installed: nothing is to be given"
 
 
 class ImageSet(NamedTuple):
@@ -29,6 +30,14 @@ class ImageSet(NamedTuple):
     read: Callable[[str, str], Images] | None = None
     """The images of a folder: the part to learn from ("train"), or the "test" set. None for what
     every installation has."""
+
+    @property
+    def size(self) -> str:
+        return f"{self.classes} classes"
+
+    @property
+    def installed(self) -> bool:
+        return self.read is None
 
 
 def _idx(name: str, family: idx.Family) -> ImageSet:
@@ -75,6 +84,14 @@ class TextSet(NamedTuple):
     files: str
     """What lies in its folder."""
 
+    @property
+    def size(self) -> str:
+        return "any vocabulary" if self.vocab is None else f"{self.vocab} tokens"
+
+    @property
+    def installed(self) -> bool:
+        return self.files == _INSTALLED
+
 
 _TOKENS = "train and val, .bin or .npy; meta.json or meta.pkl with the vocab_size"
 TEXTS: Mapping[str, TextSet] = {
@@ -106,6 +123,14 @@ class LatentSet(NamedTuple):
     source: Source
     files: str
     """What is in them."""
+
+    @property
+    def size(self) -> str:
+        return "as many classes as the network"
+
+    @property
+    def installed(self) -> bool:
+        return self.files == _INSTALLED
 
 
 LATENTS: Mapping[str, LatentSet] = {
@@ -159,6 +184,17 @@ class ImageData:
             raise _unsaid("folder", found.source, OFFLINE)
         return found.read(self.folder, split)
 
+    def described(self) -> str:
+        """What is found, once it has been read."""
+        if self.name == OFFLINE:
+            return f"{digits.EXAMPLES} images of {digits.SIDE} x {digits.SIDE}, 10 classes"
+        learn, test = (self.read(split) for split in ("train", "test"))
+        side = " x ".join(map(str, learn.images.shape[1:]))
+        return (
+            f"{len(learn.images)} images of {side} to learn from, {len(test.images)} to test on, "
+            f"{len(learn.names)} classes"
+        )
+
 
 @config
 class TextData:
@@ -187,6 +223,14 @@ class TextData:
         if self.folder is None:
             raise _unsaid("folder", self.source, OFFLINE_TEXT)
         return tokens.load(self.folder, self.vocab or TEXTS[self.name].vocab)
+
+    def described(self) -> str:
+        """What is found, once it has been read."""
+        found = self.read()
+        return (
+            f"{len(found.train)} tokens to learn from, {len(found.held_out)} held out, of a "
+            f"vocabulary of {found.vocab}"
+        )
 
 
 @config
@@ -224,3 +268,24 @@ class LatentData:
         if self.features is None:
             return found
         return found._replace(features=latents.features(self.features, len(found.labels)))
+
+    def described(self) -> str:
+        """What is found, once it has been read."""
+        found = self.read(10 if self.name == OFFLINE else _MANY)
+        shape, features = found.latents.shape, found.features
+        return (
+            f"{shape[0]} latents of {' x '.join(map(str, shape[1:]))}, "
+            f"{int(found.labels.max()) + 1} classes"
+            + (
+                ""
+                if features is None
+                else f", features of {' x '.join(map(str, features.shape[1:]))}"
+            )
+        )
+
+
+KINDS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
+    "images": (ImageData, IMAGES),
+    "texts": (TextData, TEXTS),
+    "latents": (LatentData, LATENTS),
+}

@@ -25,6 +25,7 @@ COMMANDS = {
     "run": Command("Run one experiment; every field of its config is an option.", resumes=True),
     "plot": Command("Redraw a finished run from its stored result."),
     "report": Command("One page of all finished runs, beside the papers' figures."),
+    "data": Command("The data sets that experiments know, and what is found of one."),
     "list": Command("The experiments and what each one asks."),
     "bench": Command("Run one benchmark."),
 }
