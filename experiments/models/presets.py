@@ -106,7 +106,7 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
 def of_type(model_type: str) -> Callable[[str], str]:
     """What a config's field is checked with that names a preset of one type.
 
-    >>> of_type("flax_sit")("gpt-tiny")
+    >>> of_type("flax_sit")("resnet18")
     Traceback (most recent call last):
     ValueError: must be one of sit-b/2, sit-tiny
     """
