@@ -22,6 +22,7 @@ from PIL import Image
 
 from experiments.data import bpe, choices, cifar, idx, image_folders, latents, stream, tokens
 from experiments.data.files import DataError, Images
+from experiments.data.registry import LatentData, TextData
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (3, 5, 4), np.uint8)
@@ -237,6 +238,57 @@ def test_latents(tmp_path, name, dtype):
     np.testing.assert_array_equal(found.latents, LATENTS.astype(dtype))
     assert (found.latents.dtype, found.labels.dtype) == (dtype, np.int32)
     assert found.labels.tolist() == LABELS.tolist()
+
+
+def test_texts_by_name(tmp_path):
+    assert TextData().read().vocab == 97
+    made(tmp_path, "tokens")
+    for name in ("tokens", "c4"):
+        assert TextData(name, str(tmp_path)).read().vocab == 50
+    with pytest.raises(DataError, match="a vocabulary of 50, 50257 are expected"):
+        TextData("openwebtext", str(tmp_path)).read()
+    (tmp_path / "meta.json").unlink()
+    assert TextData("openwebtext", str(tmp_path)).read().vocab == 50257
+    assert TextData("tokens", str(tmp_path), 60).read().vocab == 60
+    for name in ("openwebtext", "c4", "tokens"):
+        with pytest.raises(
+            DataError, match=r"data.folder must name .* .published at .* needs none"
+        ):
+            TextData(name).read()
+
+
+def test_latents_by_name(tmp_path):
+    own = LatentData().read(10)
+    assert own.latents.shape == (1797, 1, 8, 8)
+    shown = own.scale * own.latents + own.bias
+    assert (shown.min(), shown.max(), own.features) == (-1, 1, None)
+    made(tmp_path, "latents")
+    np.save(tmp_path / "f.npy", np.ones((3, 4, 5), np.float16))
+    file, features = str(tmp_path / "z.npy"), str(tmp_path / "f.npy")
+    found = LatentData("latents", file, features=features).read(10)
+    assert (found.scale, found.bias) == (latents.SCALE, 0)
+    assert found.features is not None
+    assert found.features.shape == (3, 4, 5)
+    with pytest.raises(DataError, match=r"data.file must name .* .published at .* needs none"):
+        LatentData("latents").read(10)
+    with pytest.raises(DataError, match="the digits have 10 classes, the network 1000"):
+        LatentData().read(1000)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda: TextData("pyton"), "name: no text is called 'pyton' .nearest: 'python'"),
+        (lambda: TextData(folder="x"), "folder must not be given for python; got x"),
+        (lambda: TextData(vocab=9), "vocab must not be given for python; got 9"),
+        (lambda: TextData("tokens", vocab=0), "vocab must be at least 1; got 0"),
+        (lambda: LatentData("latent"), "name: no latents are called 'latent'"),
+        (lambda: LatentData(features="f"), "features must not be given for digits; got f"),
+    ],
+)
+def test_what_data_are_not_is_refused(data, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        data()
 
 
 ARC = {"question": "Why?", "choices": {"text": ["x", "y", "z"], "label": ["A", "B", "C"]}}

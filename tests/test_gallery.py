@@ -19,10 +19,15 @@ from sail_jax.drawing import style
 
 
 @dataclasses.dataclass(frozen=True)
+class Data:
+    folder: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     seed: int = 0
     steps: int = 2
-    data: str | None = None
+    data: Data = Data()
 
 
 class Fake(SimpleNamespace):
@@ -57,8 +62,8 @@ def runs(monkeypatch, tmp_path):
     """Two finished runs, one of them deep, one unfinished, and what is none."""
     monkeypatch.setattr(registry, "load", lambda _: Fake())
     for place, name, config in (
-        ("fake", "fake", Config(seed=4, data="where")),
-        ("deep/er", "other", Config(steps=9, data="there")),
+        ("fake", "fake", Config(seed=4, data=Data("where"))),
+        ("deep/er", "other", Config(steps=9, data=Data("there"))),
         ("own", "other", Config(steps=3)),
     ):
         with store.Run.open(tmp_path / place, name, config) as run:

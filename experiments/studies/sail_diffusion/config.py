@@ -6,15 +6,7 @@ from annotated_types import Ge, Lt, MultipleOf
 from pydantic import AfterValidator
 
 from experiments.data.registry import LatentData
-from experiments.lab.config import (
-    Different,
-    Natural,
-    NotNegative,
-    Positive,
-    Seed,
-    config,
-    varied,
-)
+from experiments.lab.config import Different, Natural, NotNegative, Positive, Seed, config, varied
 from experiments.models import presets
 from experiments.studies.sail_diffusion.networks import WAYS
 from experiments.studies.sail_diffusion.sampling import Sampler

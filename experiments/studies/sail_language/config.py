@@ -224,12 +224,7 @@ PRESETS: dict[str, Config] = {
     "paper": varied(
         DEFAULT,
         data={"name": "openwebtext"},
-        model={
-            "preset": "nanogpt-6x384",
-            "context": 256,
-            "narrow_heads": 3,
-            "shallow_layers": 3,
-        },
+        model={"preset": "nanogpt-6x384", "context": 256, "narrow_heads": 3, "shallow_layers": 3},
         source={"blocks": 500_000, "steps": 50_000},
         weight={"blocks": 2000},
         budget={"steps": 20_000, "every": 500},
