@@ -272,16 +272,12 @@ class LatentData:
     def described(self) -> str:
         """What is found, once it has been read."""
         found = self.read(10 if self.name == OFFLINE else _MANY)
-        shape, features = found.latents.shape, found.features
-        return (
-            f"{shape[0]} latents of {' x '.join(map(str, shape[1:]))}, "
-            f"{int(found.labels.max()) + 1} classes"
-            + (
-                ""
-                if features is None
-                else f", features of {' x '.join(map(str, features.shape[1:]))}"
-            )
-        )
+        count, *shape = found.latents.shape
+        said = f"{count} latents of {' x '.join(map(str, shape))}"
+        said += f", {int(found.labels.max()) + 1} classes"
+        if found.features is None:
+            return said
+        return f"{said}, features of {' x '.join(map(str, found.features.shape[1:]))}"
 
 
 KINDS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
