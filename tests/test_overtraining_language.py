@@ -363,7 +363,8 @@ CLAIMS = (
     "Under small noise",
     "The inflection budget falls as the noise",
     "Fine-tuning on a at the largest rate",
-    "After fine-tuning on a at the largest rate that keeps the text (0.16) the pre-training",
+    "After fine-tuning on a at the largest rate that keeps the text (0.16, for each seed as the "
+    "others tell it) the pre-training",
     "The inflection budget of the pre-training loss",
     "The distance moved is nearly proportional",
     "The distance moved does not depend",
@@ -412,3 +413,14 @@ def test_what_the_last_budget_costs_is_told_by_the_other_seeds():
     assert biased.mean() > 1
     hurt = flat * 0.01 + xr.DataArray([3.0, 2, 1, 1, 2, 4], dims="budget")
     np.testing.assert_allclose(of.last_costs(hurt), 3.0, atol=0.2)
+
+
+def test_the_rate_that_keeps_the_text_is_told_by_the_other_seeds():
+    """One seed that forgets everything at the largest rate: the others are judged at a smaller one
+    for it, and it at the largest."""
+    dataset = _made_up(unigram=((), 6.0))
+    forgets = dataset["tuned_increase"].copy()
+    forgets.loc[{"seed": 1, "rate": 0.16}] = 99.0
+    found = of.rates_by_others(dataset.assign(tuned_increase=forgets)).sel(task="a")
+    assert found.sel(seed=1) > found.sel(seed=0) == found.sel(seed=2)
+    assert of.kept_rates(dataset.assign(tuned_increase=forgets)).item() == found.sel(seed=0)

@@ -56,7 +56,7 @@ class Config:
     """What is learned: 'text' (a GPT), 'digits_mlp' or 'digits_resnet'."""
     seed: Seed = 0
     """Seed of the initial weights, minibatches, splits and growth."""
-    replicates: Annotated[int, Ge(3)] = 4
+    replicates: Annotated[int, Ge(3)] = 5
     """Independent repetitions, each with its own small network; at least 3, for the spread."""
     methods: Different[str] = (*ways.WIDTH, ways.MSG, *ways.LEARNED)
     """How to grow, beside training from scratch."""

@@ -113,7 +113,7 @@ class Config:
     data: TextData = TextData()
     seed: Seed = 0
     """Seed of everything."""
-    replicates: Annotated[int, Ge(3)] = 4
+    replicates: Annotated[int, Ge(3)] = 5
     """Repetitions, each with initial weights, minibatches and noise of its own; at least 3."""
     model: Model = Model()
     pretrain: Pretraining = Pretraining()

@@ -104,7 +104,7 @@ class Config:
 
     seed: Seed = 0
     """Seed of the sources, initial weights and minibatches."""
-    replicates: Annotated[int, Ge(2)] = 4
+    replicates: Annotated[int, Ge(2)] = 5
     """Independent repetitions, each with its own sources and models; at least 2, for the spread."""
     starts: Different[Start] = ("shared", "independent")
     """Whether the two models start from the 'shared' or from 'independent' initial weights; the

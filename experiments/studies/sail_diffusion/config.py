@@ -70,7 +70,7 @@ class Config:
     data: LatentData = LatentData()
     seed: Seed = 0
     """Seed of the splits, initial weights, minibatches and samples."""
-    replicates: Annotated[int, Ge(2)] = 4
+    replicates: Annotated[int, Ge(2)] = 5
     """Independent repetitions, each with its own split, encoder and initial weights."""
     ways: Different[str] = ("sit", "repa", "sail", "sail_clean")
     """What to train: 'sit' and 'repa', which the others are compared with, and of 'sail',

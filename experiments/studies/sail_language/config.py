@@ -122,7 +122,7 @@ class Config:
     data: TextData = TextData()
     seed: Seed = 0
     """Seed of the sources, initial weights, minibatches and what is held out."""
-    replicates: Annotated[int, Ge(3)] = 4
+    replicates: Annotated[int, Ge(3)] = 5
     """Independent repetitions, each with its own sources and models; at least 3, for the spread."""
     ways: Different[str] = tuple(WAYS)
     """How training on D_t begins; the first is from scratch."""

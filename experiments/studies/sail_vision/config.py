@@ -231,7 +231,7 @@ PRESETS: dict[str, Config] = {
         byol=_FEW,
         source={"blocks": (1, 2)},
         large={"width": 8, "blocks": (2, 3)},
-        replicates=4,
+        replicates=5,
     ),
     "paper": PAPER,
     # standard ResNet-18 on CIFAR-10 (Fig. 3b)
