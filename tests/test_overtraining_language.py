@@ -356,6 +356,7 @@ def _verdict(dataset, start):
     return found
 
 
+BY_OTHERS = "for each seed as the others tell it"
 CLAIMS = (
     "Noise of any fixed size",
     "The increase grows from each budget",
@@ -363,8 +364,7 @@ CLAIMS = (
     "Under small noise",
     "The inflection budget falls as the noise",
     "Fine-tuning on a at the largest rate",
-    "After fine-tuning on a at the largest rate that keeps the text (0.16, for each seed as the "
-    "others tell it) the pre-training",
+    f"After fine-tuning on a at the largest rate that keeps the text (0.16, {BY_OTHERS}) the pre",
     "The inflection budget of the pre-training loss",
     "The distance moved is nearly proportional",
     "The distance moved does not depend",

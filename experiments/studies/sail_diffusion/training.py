@@ -13,16 +13,16 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from experiments.data.latents import Latents
-from experiments.lab import progress
 from experiments.models import presets
 from experiments.models.vit import ViT
 from experiments.studies.sail_diffusion import data, quality
 from experiments.studies.sail_diffusion.config import Config
 from experiments.studies.sail_diffusion.networks import WAYS, Networks, Projector, encoded
 from experiments.studies.sail_diffusion.sampling import sample
-from experiments.training import Optimizer, Schedule, Training, init, make_step, sharding, train
+from experiments.training import Optimizer, Schedule, Training, init, sharding
+from experiments.training.fit import Fit, curve
 from experiments.training.loop import Trained
-from experiments.training.step import State, Step
+from experiments.training.step import State
 
 TERMS = ("velocity", "repa", "align")
 
@@ -82,7 +82,7 @@ class Laboratory:
             config.class_drop,
         )
         self.layout = sharding.layout(config.shard)
-        self._steps: dict[str, Step] = {}
+        self._fits: dict[str, Fit] = {}
         self._init = {
             "measure": unoptimised(self.measure.init),
             "encoder": unoptimised(encoder.init),
@@ -105,16 +105,10 @@ class Laboratory:
         folder: Path | None,
         **more: Any,
     ) -> Trained:
-        if kind not in self._steps:
-            self._steps[kind] = make_step(loss, training, self.layout.shardings(start))
-        step, start = self._steps[kind], self.layout.lay(start)
-        where: dict[str, Any] = {
-            "directory": folder,
-            "config": self.config,
-            "save_every": self.config.budget.save_every,
-        }
-        say = None if folder is None else progress.say
-        return train(step, start, batch, steps, place=self.layout.place, say=say, **where, **more)
+        if kind not in self._fits:
+            save_every = self.config.budget.save_every
+            self._fits[kind] = Fit(loss, training, self.layout, self.config, save_every)
+        return self._fits[kind].run(self.layout.lay(start), batch, steps, folder, **more)
 
     def classifier(
         self, kind: str, index: np.ndarray, seed: int, folder: Path | None
@@ -183,16 +177,15 @@ class Laboratory:
         steps: int,
         folder: Path | None,
         **more: Any,
-    ) -> tuple[State, list[dict[str, Any]]]:
+    ) -> Trained:
         c = self.config
         log = max(1, c.every // 10)
         batch = lambda t: data.batch(images, data.draw(split.learn, draws, t, c.budget.batch))  # noqa: E731
         training = self.training()
         loss = self.networks.loss
-        found = self._train(
+        return self._train(
             "sit", loss, training, start, batch, steps, folder, log_every=log, **more
         )
-        return found.state, found.rows
 
     def align(
         self,
@@ -208,9 +201,9 @@ class Laboratory:
         weights = self.networks.weights(None, 0, 0, clean=clean)
         start = self._start(seed, encoder, weights, self._keys(seed)[1])
         found = self._learn(start, images, split, (c.seed, seed, 1), c.alignment.steps, folder)
-        params = {name: found[0].params[name] for name in ("sit", "align")}
+        params = {name: found.state.params[name] for name in ("sit", "align")}
         params = sharding.gathered(params)
-        return {"params": params, "loss": _curve(found[1], "align", max(1, c.every // 10))}
+        return {"params": params, "loss": curve(found, "align", max(1, c.every // 10))}
 
     def generate(
         self,
@@ -243,7 +236,7 @@ class Laboratory:
 
             return score(self._over(np.arange(c.samples, dtype=np.int32), look))
 
-        state, rows = self._learn(
+        trained = self._learn(
             start,
             images,
             split,
@@ -254,16 +247,12 @@ class Laboratory:
             evaluate_every=c.every,
         )
         labels = np.arange(c.sample_batch, dtype=np.int32) % self.classes
+        state = trained.state
         shown = sharding.gathered(samples(state, labels, noise))
         log = max(1, c.every // 10)
         return {
-            **{m: [row[m] for row in rows if m in row] for m in quality.MEASURES},
-            **{term: _curve(rows, term, log) for term in TERMS},
+            **{m: curve(trained, m) for m in quality.MEASURES},
+            **{term: curve(trained, term, log) for term in TERMS},
             "samples": shown,
             "weights": sharding.gathered(state.ema["sit"]),
         }
-
-
-def _curve(rows: list[dict[str, Any]], term: str, every: int) -> list[float]:
-    """The values of a loss at every `every`-th step."""
-    return [row[term] for row in rows if term in row and row["step"] % every == 0]

@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from experiments.data.choices import Packed
 from experiments.data.tokens import Batch
-from experiments.lab import progress
 from experiments.models import presets
 from experiments.models.next_token import token_losses
 from experiments.studies.growth_training import tasks as growth_tasks
@@ -25,16 +24,14 @@ from experiments.training import (
     Training,
     choice_scores,
     init,
-    make_step,
     sharding,
     stateless,
-    train,
 )
+from experiments.training.fit import Fit
 from experiments.training.flops import flops
 from experiments.training.loop import METRICS
 from experiments.training.sail_start import brought, merged
-from experiments.training.sharding import Layout
-from experiments.training.step import State, Step
+from experiments.training.step import State
 from sail_jax import proximal
 from sail_jax.methods.soups import greedy_soup
 
@@ -43,13 +40,11 @@ PART = {"one": 0, "two": 1, "narrow": 1, "shallow": 0}  # the source text that e
 
 
 class Learner(NamedTuple):
-    """A network and its compiled step."""
+    """A network and how it is trained."""
 
     sizes: Mapping[str, Any]
     net: nn.Module
-    training: Training
-    step: Step
-    layout: Layout
+    fit: Fit
 
 
 def next_token_loss(
@@ -67,14 +62,8 @@ def learner(config: Config, sizes: Mapping[str, Any], steps: int) -> Learner:
         return next_token_loss(net, {"params": params}, batch, dropout), {}
 
     training = Training(config.optimizer.over(steps), compute=config.compute)
-    lies = sharding.layout(config.shard)
-    shapes = jax.eval_shape(partial(_first_state, net, training), jax.random.key(0))
-    step = make_step(stateless(loss), training, lies.shardings(shapes))
-    return Learner(sizes, net, training, step, lies)
-
-
-def _first_state(net: nn.Module, training: Training, key: PRNGKeyArray) -> State:
-    return init(training, initial(net, key)["params"], key)
+    where, save_every = sharding.layout(config.shard), config.budget.save_every
+    return Learner(sizes, net, Fit(stateless(loss), training, where, config, save_every))
 
 
 def learners(config: Config, vocab: int) -> dict[str, Learner]:
@@ -154,7 +143,7 @@ def trained(
     """The variables after each of `stops` steps on the chosen blocks, and the held-out loss on the
     target before the first and after every `every` steps, if it is given."""
     params = jax.tree.map(jnp.asarray, variables["params"])
-    state = learner.layout.lay(init(learner.training, params, key))
+    state = learner.fit.start(params, key)
     models, losses = [], []
 
     def evaluate(state: State) -> dict[str, float]:
@@ -168,19 +157,9 @@ def trained(
         if here is not None and int(state.step):  # the rows before are those of another folder
             here.mkdir(parents=True, exist_ok=True)
             (here / METRICS).touch()
-        state, rows, *_ = train(
-            learner.step,
-            state,
-            partial(data.batch, config, corpus, chosen, order),
-            stop,
-            directory=here,
-            config=config,
-            save_every=config.budget.save_every,
-            evaluate=evaluate if every else None,
-            evaluate_every=every or 1,
-            place=learner.layout.place,
-            say=None if folder is None else progress.say,
-        )
+        batch = partial(data.batch, config, corpus, chosen, order)
+        looks = {"evaluate": evaluate, "evaluate_every": every} if every else {}
+        state, rows, *_ = learner.fit.run(state, batch, stop, here, **looks)
         models.append({"params": sharding.gathered(state.params)})
         losses += [row["held_out"] for row in rows if "held_out" in row]
     return models, np.array(losses)
@@ -340,8 +319,9 @@ def costs(config: Config, learners: Mapping[str, Learner]) -> Costs:
     step = {}
     for name in dict.fromkeys(["target", *(SHAPE[name] for name in config.sources)]):
         one = learners[name]
-        state = jax.eval_shape(partial(_first_state, one.net, one.training), jax.random.key(0))
-        step[name] = flops(one.step, state, batch)
+        key = jax.random.key(0)
+        first = lambda key, one=one: init(one.fit.training, initial(one.net, key)["params"], key)  # noqa: E731
+        step[name] = one.fit.cost(jax.eval_shape(first, key), batch)
     net = learners["target"].net
     variables = jax.eval_shape(partial(initial, net), jax.random.key(0))
     forward = flops(partial(next_token_loss, net), variables, batch)

@@ -20,7 +20,6 @@ from jaxtyping import Array, Float, Int, Num, PRNGKeyArray, PyTree
 
 from experiments.data import stream
 from experiments.data.augment import Augment, augment, pixels
-from experiments.lab import progress
 from experiments.lab.config import varied
 from experiments.models import presets
 from experiments.models.resnet import ResNet
@@ -31,16 +30,13 @@ from experiments.training import (
     State,
     Training,
     init,
-    make_step,
     sharding,
-    train,
 )
 from experiments.training.byol import Byol, Head
-from experiments.training.flops import flops
+from experiments.training.fit import Fit, curve
 from sail_jax.align import reset_statistics
 
 CHUNK = 500  # images that are evaluated at once
-LONG = 1000  # steps of a training that tells of itself
 RECIPES: dict[str, Augment] = {
     "none": Augment(),
     "digits": Augment(shift=1, brightness=0.2, noise=0.05),
@@ -81,11 +77,9 @@ class Learner:
         # BYOL's encoder carries the classifier's weights along, unused
         undecayed = (*Optimizer.undecayed, "encoder/head/*")
         self.training = Training(optimizer.over(steps, undecayed=undecayed))
-        self.loss = self._supervised if supervised else self._byol
-        self.layout = sharding.layout(config.shard)
-        key = jax.random.key(0)
-        like = jax.eval_shape(lambda: self.state(self.scratch(key), key))
-        self.step = make_step(self.loss, self.training, self.layout.shardings(like))
+        loss = self._supervised if supervised else self._byol
+        where = sharding.layout(config.shard)
+        self.fitting = Fit(loss, self.training, where, config, config.budget.save_every)
         self._predict = jax.jit(self._logits)
         self._features = jax.jit(self._pooled)
 
@@ -123,35 +117,24 @@ class Learner:
     ) -> tuple[PyTree, dict[str, np.ndarray]]:
         """The trained variables, and by name what was measured before the first and after every
         `config.budget.every` steps; the loss of the batch then trained on is `train_loss`."""
-        config, state = self.config, self.layout.lay(self.state(variables, key))
+        every = self.config.budget.every
 
         def batch(t: int) -> Examples:
-            chosen = stream.indices(
-                t, examples=len(learn.labels), size=config.budget.batch, seed=seed
-            )
-            return learn.where(chosen)
+            size = self.config.budget.batch
+            return learn.where(stream.indices(t, examples=len(learn.labels), size=size, seed=seed))
 
-        trained = train(
-            self.step,
-            state,
+        trained = self.fitting.run(
+            self.fitting.layout.lay(self.state(variables, key)),
             batch,
             self.steps,
-            directory=folder,
-            config=config,
-            save_every=config.budget.save_every,
-            log_every=config.budget.every,
+            folder,
+            log_every=every,
             evaluate=lambda state: self.measure(self.variables(state), data),
-            evaluate_every=config.budget.every,
-            place=self.layout.place,
-            say=progress.say if self.steps >= LONG else None,
+            evaluate_every=every,
         )
-        rows = trained.rows
-        names = MEASURES[self.paradigm]
-        seen = {row["step"]: row for row in rows if names[0] in row}
-        at = sorted(seen)
-        curves = {name: np.array([seen[t][name] for t in at], np.float32) for name in names}
-        own = {row["step"]: row["loss"] for row in rows if "loss" in row}
-        curves["train_loss"] = np.array([own[t] for t in at[:-1]], np.float32)
+        curves = {name: curve(trained, name) for name in MEASURES[self.paradigm]}
+        curves["train_loss"] = curve(trained, "loss", every)
+        curves = {name: values.astype(np.float32) for name, values in curves.items()}
         return sharding.gathered(self.variables(trained.state)), curves
 
     def measure(self, variables: PyTree, data: Data) -> dict[str, float]:
@@ -185,11 +168,10 @@ class Learner:
             return Learner(self.config, sizes, self.paradigm, self.steps, self.data).cost()
         key = jax.random.key(0)
         state = jax.eval_shape(lambda: self.state(self.scratch(key), key))
-        images = jax.ShapeDtypeStruct(
-            (self.config.budget.batch, *self.image.shape[1:]), jnp.float32
-        )
-        labels = jax.ShapeDtypeStruct((self.config.budget.batch,), jnp.int32)
-        return flops(make_step(self.loss, self.training), state, Examples(images, labels))  # type: ignore[arg-type]
+        n = self.config.budget.batch
+        images = jax.ShapeDtypeStruct((n, *self.image.shape[1:]), jnp.float32)
+        labels = jax.ShapeDtypeStruct((n,), jnp.int32)
+        return self.fitting.cost(state, Examples(images, labels))  # type: ignore[arg-type]
 
     def seen(self, images: Num[Array, "*n height width channel"]) -> Float[Array, "..."]:
         return standardised(images, self.scale)
