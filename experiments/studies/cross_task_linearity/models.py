@@ -21,6 +21,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PyTree, UInt32
 from experiments.data import digits
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
+from experiments.training.descent import descend
 from sail_jax.align import activation_matching, weight_matching
 from sail_jax.architectures import of
 from sail_jax.basis.change_basis import change_basis
@@ -179,7 +180,6 @@ def train(
 ) -> PyTree:
     """Gradient descent at a constant rate on the cross-entropy of the first `count` digits (of a
     ResNet normalised by each minibatch, whose statistics it follows)."""
-    optimizer = optax.trace(descent.momentum)
 
     def cost(params: PyTree, rest: PyTree, some: Batch) -> tuple[Array, PyTree]:
         variables, x = {"params": params, **rest}, _seen(model, some.images)
@@ -190,21 +190,15 @@ def train(
         each = optax.softmax_cross_entropy_with_integer_labels(logits, some.labels)
         return each.mean(), rest
 
-    def step(state: Any, key: Array) -> tuple[Any, None]:
-        params, rest, memory = state
+    def draw(key: Array) -> Batch:
         drawn = jax.random.randint(key, (descent.batch,), 0, count)
-        gradient, rest = jax.grad(cost, has_aux=True)(
-            params, rest, jax.tree.map(lambda x: x[drawn], batch)
-        )
-        update, memory = optimizer.update(gradient, memory)
-        params = jax.tree.map(lambda p, u: p - rate * u, params, update)
-        return (params, rest, memory), None
+        return jax.tree.map(lambda x: x[drawn], batch)
 
     rest = {name: x for name, x in start.items() if name != "params"}
-    state = start["params"], rest, optimizer.init(start["params"])
     keys = jax.random.split(jax.random.wrap_key_data(key), descent.steps)
-    params, rest, _ = jax.lax.scan(step, state, keys)[0]
-    return {"params": params, **rest}
+    direction, params = optax.trace(descent.momentum), start["params"]
+    end = descend(cost, direction, lambda _: rate, params, keys, draw, mutable=rest)
+    return {"params": end.params, **end.mutable}
 
 
 def each(fn: Callable[..., PyTree], *stacked: PyTree) -> PyTree:

@@ -15,6 +15,7 @@ from experiments.data import digits, text
 from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
+from experiments.training.descent import descend
 from sail_jax import growth
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
@@ -139,34 +140,26 @@ def train(
     """Variables and Adam's state in the end, and the held-out loss before the first step and after
     every `schedule.every`. Equal keys give equal minibatches to all networks."""
 
-    def loss(params: PyTree, rest: PyTree, batch: Batch, t: ArrayLike, train: bool) -> Any:
+    def loss(params: PyTree, rest: PyTree, some: tuple[Batch, Any], train: bool = True) -> Any:
+        batch, t = some
         seen, weights = {"params": params, **rest}, None
         if masked is not None:
             seen, weights = masked.view(seen, growth.ramp(t, 0, schedule.ramp))
         return evaluate(net, seen, batch, train=train, weights=weights)
 
-    def step(carry: Any, t: Array) -> tuple[Any, None]:
-        params, rest, state = carry
-        batch = draw(net, data, jax.random.fold_in(key, t), schedule.batch)
-        gradient, rest = jax.grad(loss, has_aux=True)(params, rest, batch, t, True)
-        update, state = ADAM.update(gradient, state)
-        rate = schedule.rate * jnp.minimum(1, (t + 1) / schedule.warmup)
-        return (jax.tree.map(lambda p, u: p - rate * u, params, update), rest, state), None
-
-    def held_out(carry: Any, t: ArrayLike) -> Array:
-        params, rest, _ = carry
-        return loss(params, rest, data.held_out, t, False)[0]
-
-    def chunk(carry: Any, start: Array) -> tuple[Any, Array]:
-        carry, _ = jax.lax.scan(step, carry, start + jnp.arange(schedule.every))
-        return carry, held_out(carry, start + schedule.every)
-
-    rest = {k: v for k, v in variables.items() if k != "params"}
-    carry = variables["params"], rest, state
-    first = held_out(carry, 0)
-    starts = jnp.arange(0, schedule.steps, schedule.every)
-    (params, rest, state), losses = jax.lax.scan(chunk, carry, starts)
-    return {"params": params, **rest}, state, jnp.concatenate([first[None], losses])
+    end = descend(
+        loss,
+        ADAM,
+        lambda t: schedule.rate * jnp.minimum(1, (t + 1) / schedule.warmup),
+        variables["params"],
+        jnp.arange(schedule.steps),
+        lambda t: (draw(net, data, jax.random.fold_in(key, t), schedule.batch), t),
+        mutable={k: v for k, v in variables.items() if k != "params"},
+        memory=state,
+        measure=lambda params, rest, t: loss(params, rest, (data.held_out, t), False)[0],
+        every=schedule.every,
+    )
+    return {"params": end.params, **end.mutable}, end.memory, end.measured
 
 
 def flops(net: nn.Module, variables: PyTree, batch: int) -> float:

@@ -18,6 +18,7 @@ from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.models.mlp import MLP
 from experiments.studies.merge_digits.config import Config, Training
+from experiments.training.descent import descend
 from sail_jax import Merge, methods
 
 CLASSES = 10
@@ -97,23 +98,19 @@ def _finetune(config: Config, base: PyTree, exam: Task, key: Array) -> PyTree:
 
 def _train(config: Config, how: Training, params: PyTree, exam: Task, key: Array) -> PyTree:
     """Stochastic gradient descent on the cross-entropy of one task's members."""
-    schedule = optax.cosine_decay_schedule(how.rate, how.steps)
-    optimizer = optax.sgd(schedule, momentum=how.momentum)
 
-    def loss(params: PyTree, some: Task) -> Array:
+    def loss(params: PyTree, _: None, some: Task) -> tuple[Array, None]:
         logits = _apply(config, params, some.images)
         each = optax.softmax_cross_entropy_with_integer_labels(logits, some.labels)
-        return (each * some.member).sum() / jnp.maximum(some.member.sum(), 1)
+        return (each * some.member).sum() / jnp.maximum(some.member.sum(), 1), None
 
-    def step(state: tuple, key: Array) -> tuple[tuple, None]:
-        params, memory = state
+    def draw(key: Array) -> Task:
         drawn = jax.random.randint(key, (how.batch,), 0, exam.labels.shape[0])
-        gradient = jax.grad(loss)(params, jax.tree.map(lambda x: x[drawn], exam))
-        update, memory = optimizer.update(gradient, memory)
-        return (optax.apply_updates(params, update), memory), None
+        return jax.tree.map(lambda x: x[drawn], exam)
 
-    start = (params, optimizer.init(params))
-    return jax.lax.scan(step, start, jax.random.split(key, how.steps))[0][0]
+    rate = optax.cosine_decay_schedule(how.rate, how.steps)
+    keys = jax.random.split(key, how.steps)
+    return descend(loss, optax.trace(how.momentum), rate, params, keys, draw).params
 
 
 def _grade(logits: Float[Array, "task example class"], exam: Task) -> Float[Array, " task"]:

@@ -15,6 +15,7 @@ from experiments.data import text
 from experiments.models.next_token import token_losses
 from experiments.studies.proximal_gamma.config import Config
 from experiments.training import gamma_sweep as line
+from experiments.training.descent import descend
 from sail_jax import distances
 from sail_jax.distances import Distance
 
@@ -96,26 +97,23 @@ def trained(
     """The model after `steps` on the blocks of a part (which they are, how many of these count),
     and what `measure` says before the first and after every `config.every`. Equal keys give equal
     minibatches."""
-    which, count = part
-    optimizer, how = optax.scale_by_adam(), config.training
+    (which, count), how = part, config.training
 
-    def step(state: tuple, t: Array) -> tuple[tuple, None]:
-        params, memory = state
+    def draw(t: Array) -> Array:
         drawn = jax.random.randint(jax.random.fold_in(key, t), (how.batch,), 0, count)
-        some = blocks[which[drawn]].astype(int)
-        gradient = jax.grad(partial(next_token_loss, config))(params, some)
-        update, memory = optimizer.update(gradient, memory)
-        rate = how.rate * jnp.minimum(1, (t + 1) / how.warmup)
-        return (jax.tree.map(lambda p, u: p - rate * u, params, update), memory), None
+        return blocks[which[drawn]].astype(int)
 
-    def chunk(state: tuple, times: Array) -> tuple[tuple, Any]:
-        state, _ = jax.lax.scan(step, state, times)
-        return state, measure(state[0])
-
-    times = jnp.arange(steps).reshape(-1, config.every)
-    first = measure(params)
-    state, later = jax.lax.scan(chunk, (params, optimizer.init(params)), times)
-    return state[0], jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, later)
+    end = descend(
+        lambda params, _, some: (next_token_loss(config, params, some), None),
+        optax.scale_by_adam(),
+        lambda t: how.rate * jnp.minimum(1, (t + 1) / how.warmup),
+        params,
+        jnp.arange(steps),
+        draw,
+        measure=lambda params, *_: measure(params),
+        every=config.every,
+    )
+    return end.params, end.measured
 
 
 def _keys(config: Config) -> Array:

@@ -16,6 +16,7 @@ from experiments.data.spirals import Points, Sources
 from experiments.models.mlp import MLP
 from experiments.studies.proximal_spirals.config import Config
 from experiments.training import gamma_sweep as line
+from experiments.training.descent import descend
 from sail_jax import distances, proximal
 from sail_jax.distances import Distance
 
@@ -99,22 +100,18 @@ def _trained(
     """The model after `epochs`, and what `measure` says of it before the first and after every
     `every` epochs."""
     how = config.training
-    optimizer = optax.adam(how.rate)
-
-    def step(state: tuple, some: Array) -> tuple[tuple, None]:
-        params, memory = state
-        gradient = jax.grad(partial(loss, config))(params, _pick(points, some))
-        update, memory = optimizer.update(gradient, memory)
-        return (optax.apply_updates(params, update), memory), None
-
-    def chunk(state: tuple, some: Array) -> tuple[tuple, Any]:
-        state, _ = jax.lax.scan(step, state, some)
-        return state, measure(state[0])
-
-    chunks = jnp.asarray(order).reshape(how.epochs // how.every, -1, how.batch)
-    state, later = jax.lax.scan(chunk, (params, optimizer.init(params)), chunks)
-    first = measure(params)
-    return state[0], jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, later)
+    feed = jnp.asarray(order).reshape(-1, how.batch)
+    end = descend(
+        lambda params, _, some: (loss(config, params, some), None),
+        optax.scale_by_adam(),
+        lambda _: how.rate,
+        params,
+        feed,
+        partial(_pick, points),
+        measure=lambda params, *_: measure(params),
+        every=len(feed) * how.every // how.epochs,
+    )
+    return end.params, end.measured
 
 
 def _pick(points: Points, index: Any) -> Points:
@@ -196,11 +193,11 @@ def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
 def weights(config: Config, data: Data, models: PyTree, target: PyTree) -> dict[str, np.ndarray]:
     """Model 1's weight by eq. 4 (the target: the model trained on it) and by eq. 3: `[seed]`."""
     by_parameters = line.weights_by_parameters(models, target)
-    return {"parameters": by_parameters, "loss": np.asarray(descend(config, data, models))}
+    return {"parameters": by_parameters, "loss": np.asarray(gamma_by_loss(config, data, models))}
 
 
 @partial(jax.jit, static_argnums=0)
-def descend(config: Config, data: Data, models: PyTree) -> Float[Array, " seed"]:
+def gamma_by_loss(config: Config, data: Data, models: PyTree) -> Float[Array, " seed"]:
     """What `proximal.from_loss` does, of all seeds at once: gamma from 1/2 down the gradient of the
     loss after training for `loss_epochs`."""
     descent = optax.adam(DESCENT_RATE)
