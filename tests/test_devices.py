@@ -23,9 +23,11 @@ SWEPT = {
 WHERE = """
     import sys
     import jax, numpy as np
+    import experiments.lab.sweep as shared
     from experiments.lab.sweep import over_devices, sweep
 
     count = int(sys.argv[1])
+    shared.cores = lambda: count  # nothing here waits for LAPACK
     assert jax.local_device_count() == count
     where = over_devices(lambda x, y: {"x": x + y, "at": 0 * x + jax.lax.axis_index("points")})
     for n in range(1, 14):

@@ -1,5 +1,6 @@
 """A long list of points, computed and remembered chunk by chunk, on all devices at once."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from math import ceil
@@ -38,7 +39,7 @@ def sweep(
         raise ValueError(f"chunk must be at least 1, got {chunk}")
     if len(points) == 0:
         raise ValueError("points must not be empty")
-    devices = jax.device_count() // jax.process_count()  # the same for every process
+    devices = _sharing(jax.device_count() // jax.process_count())  # the same for every process
     chunk = devices * ceil(chunk / devices)
     slices = [points[i : i + chunk] for i in range(0, len(points), chunk)]
     parts = []
@@ -52,6 +53,17 @@ def sweep(
                 )
         parts.append(part)
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def cores() -> int:
+    """Of the CPU that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _sharing(devices: int) -> int:
+    """How many of the devices take part. Of a CPU that was told to be several, no more than it has
+    cores: beyond, LAPACK's batches wait for threads that wait for them (jaxlib 0.10, dgesdd)."""
+    return min(devices, cores()) if jax.default_backend() == "cpu" else devices
 
 
 def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -69,7 +81,7 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     def shared(points: PyTree, *common: PyTree) -> PyTree:
         n = len(jax.tree.leaves(points)[0])
-        each = ceil(n / jax.local_device_count())
+        each = ceil(n / _sharing(jax.local_device_count()))
         devices = jax.local_devices()[: ceil(n / each)]  # more would repeat points alone
         if len(devices) == 1:
             return fn(points, *common)
