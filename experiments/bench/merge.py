@@ -9,7 +9,6 @@ cache. Other modes: --parity (the numbers, not the time), --memory-curve, --devi
 
 import argparse
 import json
-import os
 import platform
 import shlex
 import shutil
@@ -119,9 +118,10 @@ def _measure(args: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
 
 def _machine() -> dict[str, Any]:
     """Processor, cores that this process may use, and the operating system."""
+    from experiments.lab.sweep import cores  # imports jax, which this process does without
+
     cpus = Path("/proc/cpuinfo")
     lines = cpus.read_text().splitlines() if cpus.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     name = names[0] if names else platform.processor() or platform.machine()
-    return {"processor": name, "cores": cores, "system": platform.platform()}
+    return {"processor": name, "cores": cores(), "system": platform.platform()}

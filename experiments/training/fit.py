@@ -13,8 +13,6 @@ from experiments.training.flops import flops
 from experiments.training.loop import Trained, train
 from experiments.training.step import Loss, State, Step, Training, init, make_step
 
-LONG = 1000  # steps of a training that tells of itself
-
 
 class Fit:
     """Trains networks of one shape, any number of them by one compiled step.
@@ -58,7 +56,8 @@ class Fit:
         **looks: Any,
     ) -> Trained:
         """Trains from a state of `start` to step `steps`, or from what `folder` holds; `looks` are
-        `evaluate`, `evaluate_every` and `log_every` of `train`."""
+        `evaluate`, `evaluate_every`, `log_every` and `say` of `train`, which tells of itself where
+        there is a folder."""
         where: dict[str, Any] = {"directory": folder, "config": self.config}
         return train(
             self.step(state),
@@ -68,8 +67,7 @@ class Fit:
             **where,
             save_every=self.save_every,
             place=self.layout.place,
-            say=progress.say if folder is not None and steps >= LONG else None,
-            **looks,
+            **{"say": None if folder is None else progress.say, **looks},
         )
 
     def cost(self, like: State, batch: PyTree) -> float:

@@ -12,12 +12,13 @@ What the paper leaves open, and what is chosen here:
 - f_P(z_t), the target of eq. (16): as printed, the frozen encoder's features of the noised latents
   (`sail`), where it can be evaluated there; or those of the data, as in REPA (`sail_clean`), the
   only ones that features by path can give. The norm is averaged over patches and units.
-- f_A: three layers, a projector of its own beside REPA's; both read the states after `align_layer`
-  blocks (REPA has 4 of B/2's 12).
+- f_A: three layers, a projector of its own beside REPA's; both read the states after
+  `alignment.layer` blocks (REPA has 4 of B/2's 12).
 - Eq. (14): a SiT of the target's shape, trained from its usual initial weights on the alignment
-  loss alone, with the same optimiser, over times uniform in [0, 1], for `align_steps`, of which the
-  paper says nothing. What it does not reach, later blocks and the velocity's head, stays initial;
-  moments and averages begin again. `saved` counts these steps, the table of the paper does not.
+  loss alone, with the same optimiser, over times uniform in [0, 1], for `alignment.steps`, of which
+  the paper says nothing. What it does not reach, later blocks and the velocity's head, stays
+  initial; moments and averages begin again. `saved` counts these steps, the table of the paper
+  does not.
 - The encoder, frozen: a ViT classifier of the SiT's own sizes, trained on the images that the SiT
   learns from; the measuring classifier is a ResNet trained on all images.
 - Averaged weights are sampled, by the flow or the reverse diffusion, without guidance.

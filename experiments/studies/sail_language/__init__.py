@@ -8,9 +8,9 @@ uniform and the greedy soup (Wortsman et al. 2022), and SAIL from a narrower and
 that are grown. Also the mean of several checkpoints of one run (as of OLMo's) beside the last.
 
 What the paper leaves open: LiGO's source (here the narrow one, of D_2, which is nearer D_t), if
-sources share their initial weights (`start`), which features the distance is of (`distance`), how
-many steps sources take (here as many as the target). Sources of other shapes are brought to the
-target's by the `grow` method. Weights are chosen on text that nothing is judged on. Its questions
-come as files; offline, held-out text asks how it goes on, and generated arithmetic is at chance for
-networks that have seen none.
+sources share their initial weights (`source.start`), which features the distance is of
+(`weight.distance`), how many steps sources take (here as many as the target). Sources of other
+shapes are brought to the target's by the `grow` method. Weights are chosen on text that nothing is
+judged on. Its questions come as files; offline, held-out text asks how it goes on, and generated
+arithmetic is at chance for networks that have seen none.
 """

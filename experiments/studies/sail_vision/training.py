@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, Num, PRNGKeyArray, PyTree
 
 from experiments.data import stream
 from experiments.data.augment import Augment, augment, pixels
+from experiments.lab import progress
 from experiments.lab.config import varied
 from experiments.models import presets
 from experiments.models.resnet import ResNet
@@ -37,6 +38,7 @@ from experiments.training.fit import Fit, curve
 from sail_jax.align import reset_statistics
 
 CHUNK = 500  # images that are evaluated at once
+LONG = 1000  # steps of a training that tells of itself
 RECIPES: dict[str, Augment] = {
     "none": Augment(),
     "digits": Augment(shift=1, brightness=0.2, noise=0.05),
@@ -131,6 +133,7 @@ class Learner:
             log_every=every,
             evaluate=lambda state: self.measure(self.variables(state), data),
             evaluate_every=every,
+            say=progress.say if self.steps >= LONG else None,
         )
         curves = {name: curve(trained, name) for name in MEASURES[self.paradigm]}
         curves["train_loss"] = curve(trained, "loss", every)
