@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.data.registry import ImagePool
 from experiments.lab import registry
 from experiments.lab.config import varied
 from experiments.models.mlp import MLP
@@ -23,19 +24,20 @@ ctl = registry.load("cross_task_linearity")
 EPS = float(jnp.finfo(jnp.float32).eps)
 SOFTMAX, ONE, TWO = MLP((), 10), MLP((12,), 10), MLP((12, 9), 10)
 FAST = ("rotated", "scratch", "averaging", "arithmetic", "stitching", "theorem")
+POOL = ImagePool().pool(0)
 TINY = varied(ctl.presets["tiny"], parts=FAST)
 
 
 @pytest.fixture(scope="module")
 def digits():
-    index = models.split(0, 2, learn=6, test=5)
-    return jax.tree.map(lambda x: x[0], models.pick("rotate 45", index.test))
+    index = models.split(POOL.labels, 10, 0, 2, learn=6, test=5)
+    return jax.tree.map(lambda x: x[0], models.pick(POOL, "rotate 45", index.test))
 
 
 def _init(model, seed):
     """No bias, scale or statistic at its initial zeros and ones."""
     rng = np.random.default_rng(seed)
-    params = models.init(model, jax.random.key_data(jax.random.key(seed)))
+    params = models.init(model, (8, 8, 1), jax.random.key_data(jax.random.key(seed)))
     return jax.tree.map(lambda x: x + 0.1 * rng.random(x.shape, np.float32), params)
 
 
@@ -64,7 +66,7 @@ def test_two_linear_layers_have_the_gap_of_their_product(digits):
     stacked = [jnp.stack(layer) for layer in zip(*kernels, strict=True)]
     alpha = 0.3
     (gap,) = product_gap(tuple(stacked), jnp.array([alpha, 1 - alpha]))
-    want = digits.images @ np.asarray(gap).T
+    want = digits.images.reshape(-1, 64) @ np.asarray(gap).T
     ends = [models.network(ONE)(p, digits)[0] for p in (a, b)]
     right = alpha * ends[0] + (1 - alpha) * ends[1]
     relative = np.sqrt(np.sum(want**2) / np.sum(right**2))
@@ -179,22 +181,22 @@ def test_r_squared_of_what_follows_the_main_term_and_of_independent_factors():
 
 
 def test_splits_are_stratified_and_disjoint():
-    index = models.split(0, 3, learn=20, test=10)
+    index = models.split(POOL.labels, 10, 0, 3, learn=20, test=10)
     for part in index:
-        labels = models.pick("upright", part).labels.reshape(3, 10, -1)
+        labels = models.pick(POOL, "upright", part).labels.reshape(3, 10, -1)
         assert (labels == np.arange(10)[:, None]).all()
     for learn, test in zip(*index, strict=True):
         assert len(np.union1d(learn, test)) == 300
-    assert models.pick("digits 4-5", index.test).labels.shape == (3, 20)
-    batch = models.pick("upright", index.learn)
+    assert models.pick(POOL, "classes 4-5", index.test).labels.shape == (3, 20)
+    batch = models.pick(POOL, "upright", index.learn)
     random = models.shuffled(batch, 0)
     np.testing.assert_array_equal(np.sort(random.labels), np.sort(batch.labels))
     assert (random.labels != batch.labels).mean() > 0.5
 
 
 def test_padding_is_never_drawn_and_digits_are_learned():
-    index = models.split(0, 1, learn=50, test=50)
-    learn, test = (jax.tree.map(lambda x: x[0], models.pick("digits 0-1", x)) for x in index)
+    index = models.split(POOL.labels, 10, 0, 1, learn=50, test=50)
+    learn, test = (jax.tree.map(lambda x: x[0], models.pick(POOL, "classes 0-1", x)) for x in index)
     padded = Batch(*(np.concatenate([x, np.full_like(x, 9)]) for x in learn))
     start, key = _init(TWO, 0), jax.random.key_data(jax.random.key(1))
     descent = Descent(60, 32, 0.9)
@@ -221,8 +223,8 @@ def test_tasks_and_random_labels_are_trained_in_one_shape():
     keys = runs.keys("random_labels", 2)
     assert keys.shape == (3, 2, 2)
     assert len(np.unique(keys.reshape(-1, 2), axis=0)) == 6
-    data = runs.data("digits 4-5", "digits 6-7")
-    assert data.learn.images.shape == (3, 2, 2 * config.learn, 64)
+    data = runs.data("classes 4-5", "classes 6-7")
+    assert data.learn.images.shape == (3, 2, 2 * config.learn, 8, 8, 1)
 
 
 def test_the_run_measures_what_it_says(ran):
@@ -282,8 +284,8 @@ def test_figures_are_drawn_for_the_parts_that_ran(ran):
         ({"mlp": {"rate": math.nan}}, "mlp.rate"),
         ({"resnet": {"rate": 0.0}}, "resnet.rate"),
         ({"memorise": 0}, "memorise"),
-        ({"splits": ("digits 0-3", "digits 4-5")}, "splits"),
-        ({"splits": ("digits 0-3", "digits 4-5", "digits 9")}, "splits[2]"),
+        ({"splits": ("classes 0-3", "classes 4-5")}, "splits"),
+        ({"splits": ("classes 0-3", "classes 4-5", "classes 9")}, "splits[2]"),
         ({"alphas": (0.25,)}, "alphas"),
         ({"alphas": (0.5, 1.5)}, "alphas[1]"),
         ({"scales": (0.0, 1.0)}, "scales[0]"),

@@ -68,7 +68,7 @@ _loss = jax.jit(lambda *args: tasks.evaluate(*args)[0], static_argnums=(0, 3))
 
 def _perturbed(config):
     """Data, and the small network of a config with no leaf at its initial zeros or ones."""
-    (data,) = tasks.load(config.task, 0, 1, context=config.context, held_out=32)
+    (data, *_) = run.load(varied(config, held_out=32))
     net = presets.build(config.network(large=False))
     batch = tasks.draw(net, data, jax.random.key(0), 1)
     variables = jax.jit(net.init)(jax.random.key(0), batch.inputs)
@@ -91,7 +91,7 @@ def test_lossless_growth_starts_at_the_loss_of_the_source(config, method, lossle
     data, net, variables = _perturbed(config)
     state = tasks.ADAM.init(variables["params"])
     sizes = config.network(large=False), config.network(large=True)
-    grown = ways.grow(method, variables, state, *sizes, jax.random.key(1), move=False)
+    grown = ways.grow(method, variables, state, *sizes, data, jax.random.key(1), move=False)
     assert grown.exact == lossless
     source = _loss(net, variables, data.held_out)
     large = presets.build(sizes[1])
@@ -99,7 +99,7 @@ def test_lossless_growth_starts_at_the_loss_of_the_source(config, method, lossle
     # float32 forward passes; what is not lossless is far from it
     assert bool(abs(loss - source) < 10 * EPS**0.5) == lossless
     assert jax.tree.map(jnp.shape, grown.variables) == jax.tree.map(
-        jnp.shape, ways.shapes(sizes[1])
+        jnp.shape, ways.shapes(sizes[1], data)
     )
 
 
@@ -195,23 +195,23 @@ def test_steps_are_saved_at_the_lowest_loss_both_reach():
 
 
 def test_flops_count_what_is_applied():
-    sizes = gt.presets["default"].network(large=True)
-    net, shapes = presets.build(sizes), ways.shapes(sizes)
+    (data, *_), sizes = run.load(GPT), gt.presets["default"].network(large=True)
+    net, shapes = presets.build(sizes), ways.shapes(sizes, data)
     n, block = 64, 12 * 64**2 + 13 * 64  # matrices, and biases and norms
     want = 6 * 16 * 64 * (2 * block + 2 * n + n * text.VOCAB)
-    assert tasks.flops(net, shapes, 16) == want
-    sizes = RESNET.network(large=False)
-    net, shapes = presets.build(sizes), ways.shapes(sizes)
+    assert tasks.flops(net, shapes, data, 16) == want
+    (data, *_), sizes = run.load(RESNET), RESNET.network(large=False)
+    net, shapes = presets.build(sizes), ways.shapes(sizes, data)
     fine = 9 * 4 + 2 * 9 * 16 + 3 * 8
     coarse = 9 * 4 * 8 + 9 * 8 * 8 + 4 * 8 + 3 * 16
-    assert tasks.flops(net, shapes, 1) == 6 * (64 * fine + 16 * coarse + 8 * 10 + 10)
+    assert tasks.flops(net, shapes, data, 1) == 6 * (64 * fine + 16 * coarse + 8 * 10 + 10)
 
 
 def test_msg_starts_as_the_source_and_ends_unmasked():
     data, small, variables = _perturbed(GPT)
     state = tasks.ADAM.init(variables["params"])
     sizes = GPT.network(large=False), GPT.network(large=True)
-    grown = ways.grow("msg", variables, state, *sizes, jax.random.key(1), move=False)
+    grown = ways.grow("msg", variables, state, *sizes, data, jax.random.key(1), move=False)
     assert grown.masked is not None
     net = presets.build(sizes[1])
     whole = _loss(net, grown.variables, data.held_out)
@@ -272,7 +272,7 @@ def test_bad_fields_are_one_line_that_names_them(change, words):
 def test_digits_leave_some_to_learn_from():
     with pytest.raises(ValueError, match="held_out must be below 1797; got 1797"):
         varied(MLP, held_out=1797)
-    with pytest.raises(ValueError, match=r"no way for digits_resnet .* 'ligo'"):
+    with pytest.raises(ValueError, match=r"no way for images_resnet .* 'ligo'"):
         varied(RESNET, methods=("ligo",))
 
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from experiments.data import digits
+from experiments.data import digits, image_tasks
 from experiments.lab import registry, store
 from experiments.lab.config import varied
 
@@ -15,7 +15,7 @@ md = registry.load("merge_digits")
 SMALL = varied(
     md.presets["default"],
     replicates=2,
-    tasks=("rotate -20", "rotate 20", "digits 0-4"),
+    tasks=("rotate -20", "rotate 20", "classes 0-4"),
     widths=(24, 16),
     pretraining={"steps": 150},
     tuning={"steps": 60},
@@ -35,67 +35,6 @@ def ran():
         return stages[name]
 
     return md.run(SMALL, stage), stages
-
-
-@pytest.mark.parametrize(
-    ("name", "angle", "classes"),
-    [
-        ("upright", 0, range(10)),
-        ("rotate 20", 20, range(10)),
-        ("rotate -135", -135, range(10)),
-        ("rotate +7", 7, range(10)),
-        ("digits 0-4", 0, range(5)),
-        ("digits 8-9", 0, range(8, 10)),
-    ],
-)
-def test_task_names(name, angle, classes):
-    assert digits.parse(name) == (angle, classes)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["", "rotate", "rotate 1e3", "rotate  20", "digits 4-4", "digits 5-2", "digits 1-12", "x"],
-)
-def test_unknown_tasks_are_named(name):
-    with pytest.raises(ValueError, match=f"unknown task '{name}'"):
-        digits.parse(name)
-
-
-def test_a_rotation_turns_the_images_anticlockwise():
-    upright, turned = digits.load(), digits.load("rotate 90")
-    expected = np.rot90(upright.images.reshape(-1, 8, 8), axes=(1, 2)).reshape(-1, 64)
-    # linear interpolation at the nodes: rounding of float32 coordinates of size 8
-    np.testing.assert_allclose(turned.images, expected, atol=1e-5)
-    np.testing.assert_array_equal(turned.labels, upright.labels)
-    assert upright.images.dtype == np.float32
-    assert (upright.images.min(), upright.images.max()) == (0, 1)
-    assert len(upright.images) == digits.EXAMPLES
-
-
-def test_classes_choose_members_only():
-    task = digits.load("digits 0-4")
-    np.testing.assert_array_equal(task.member, task.labels <= 4)
-    np.testing.assert_array_equal(task.images, digits.load().images)
-
-
-def test_splits_are_partitions_and_depend_on_seed_and_replicate():
-    split = digits.split(1, 3, train=1000, validation=300)
-    whole = np.concatenate(split, axis=1)
-    np.testing.assert_array_equal(np.sort(whole, axis=1), np.tile(np.arange(1797), (3, 1)))
-    assert [part.shape[1] for part in split] == [1000, 300, 497]
-    assert len({row.tobytes() for row in whole}) == 3
-    again = np.concatenate(digits.split(1, 3, train=1000, validation=300), axis=1)
-    np.testing.assert_array_equal(whole, again)
-    other = np.concatenate(digits.split(2, 3, train=1000, validation=300), axis=1)
-    assert (whole != other).any()
-
-
-def test_a_split_without_members_of_a_task_is_refused():
-    ones = np.flatnonzero(digits.load().labels == 1)[None]
-    tasks = [digits.load("digits 0-4"), digits.load("digits 5-9")]
-    assert digits.pick(tasks[:1], ones).images.shape == (1, 1, ones.size, 64)
-    with pytest.raises(ValueError, match="tasks: one has no digits in a split"):
-        digits.pick(tasks, ones)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +120,10 @@ def _ties(base, experts, density, scale):
 
 def test_every_model_is_graded_as_numpy_does(ran):
     dataset, stages = ran
-    tasks = [digits.load(task) for task in SMALL.tasks]
-    split = digits.split(SMALL.seed, SMALL.replicates, train=SMALL.train, validation=300)
+    pool = SMALL.data.pool(SMALL.seed)
+    tasks = [image_tasks.of(pool, task) for task in SMALL.tasks]
+    how = {"examples": digits.EXAMPLES, "train": SMALL.train, "validation": 300}
+    split = image_tasks.split(SMALL.seed, SMALL.replicates, **how)
     k = len(tasks)
     for r in range(SMALL.replicates):
         base = _map(lambda x, r=r: x[r], stages["pre-train the base"])

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.data import digits
+from experiments.data import image_tasks
 from experiments.lab import registry, store
 from experiments.lab.config import varied
 from experiments.studies.merging_scaling import networks, testbed
@@ -74,7 +74,7 @@ def test_bad_fields_are_named(change, field):
 def test_too_many_samples_are_refused_by_task():
     config = varied(TINY, pool=40, swept={"samples": (5, 10, 35)})
     with pytest.raises(
-        ValueError, match=r"^swept.samples must be at most \d+, .*digits 0-4.*got 35$"
+        ValueError, match=r"^swept.samples must be at most \d+, .*classes 0-4.*got 35$"
     ):
         ms.run(config)
 
@@ -110,14 +110,19 @@ def _loss_and_accuracy(params, images, labels):
     return -logp[np.arange(len(labels)), labels].mean(), (logits.argmax(1) == labels).mean()
 
 
+def _split(config, replicates):
+    """The images, and which of them are for what."""
+    pool = config.data.pool(config.seed)
+    sizes = {"train": config.pretraining.images, "validation": config.pool}
+    how = {"examples": len(pool.labels), **sizes}
+    return pool, image_tasks.split(config.seed, replicates, **how)
+
+
 def test_averages_are_graded_as_numpy_does(ran):
     """At the centre: losses of float32 networks to 1e-4, accuracies to one near-tied digit."""
     dataset, stages = ran
     merged = stages["networks by steps and by tasks"]["steps1"]["merged"]
-    split = digits.split(
-        SMALL.seed, SMALL.replicates, train=SMALL.pretraining.digits, validation=SMALL.pool
-    )
-    exam = networks.examine(SMALL, split)
+    exam = networks.examine(SMALL, *_split(SMALL, SMALL.replicates))
     n, count = SMALL.at()["samples"], SMALL.at()["tasks"]
     at = dataset.sel(law="steps", merge="average").isel(point=1)
     for r in range(SMALL.replicates):
@@ -136,9 +141,8 @@ def test_averages_are_graded_as_numpy_does(ran):
 def test_tasks_differ_by_replicate_and_nothing_leaks():
     """Pools and tests share no digit, the twins' sample is none of the experts', and each replicate
     merges tasks in its own order."""
-    config = varied(TINY, tasks=("upright", "digits 0-4", "digits 5-9"))
-    split = digits.split(0, 6, train=config.pretraining.digits, validation=config.pool)
-    exam = networks.examine(varied(config, replicates=6), split)
+    config = varied(TINY, tasks=("upright", "classes 0-4", "classes 5-9"))
+    exam = networks.examine(varied(config, replicates=6), *_split(config, 6))
     assert exam.images.shape == (6, 3, max(config.swept.samples) + 1, 64)
     kinds = {tuple((labels.max(1) < 5) | (2 * (labels.min(1) > 4))) for labels in exam.labels}
     assert len(kinds) > 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, Num, UInt8
+from jaxtyping import Float, Int32, Num, UInt8
 
 from sail_jax import disk
 from sail_jax.checkpoint.formats import files
@@ -35,6 +35,13 @@ class Images(NamedTuple):
     images: UInt8[np.ndarray, "n height width channel"]
     labels: Int32[np.ndarray, " n"]
     names: tuple[str, ...]
+
+
+class Pool(NamedTuple):
+    """Images that a study splits itself, pixels in [0, 1], and their labels."""
+
+    images: Float[np.ndarray, "n height width channel"]
+    labels: Int32[np.ndarray, " n"]
 
 
 def missing(path: Path, source: Source) -> DataError:

@@ -1,6 +1,5 @@
 """The data sets that studies know by name: a row for each, and how to read it."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -8,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.data import cifar, digits, idx, image_folders, latents, text, tokens
-from experiments.data.files import DataError, Images, Source
+from experiments.data.files import DataError, Images, Pool, Source
 from experiments.data.latents import Latents
 from experiments.data.tokens import Tokens
 from experiments.lab.config import Natural, config
@@ -143,13 +142,13 @@ LATENTS: Mapping[str, LatentSet] = {
 }
 
 
-def _check(data: Any, known: Mapping[str, Any], offline: str, none: str) -> None:
-    """The name is known; and of what is installed nothing else is said."""
+def _check(data: Any, known: Mapping[str, Any], offline: str, none: str, *files: str) -> None:
+    """The name is known; and of what is installed, nothing is said of its files."""
     if data.name not in known:
         raise ValueError(f"name: {none} called '{data.name}'{nearest(data.name, known)}")
-    for field in dataclasses.fields(data)[1:]:
-        if data.name == offline and (value := getattr(data, field.name)) is not None:
-            raise ValueError(f"{field.name} must not be given for {offline}; got {value}")
+    for field in files:
+        if data.name == offline and (value := getattr(data, field)) is not None:
+            raise ValueError(f"{field} must not be given for {offline}; got {value}")
 
 
 def _unsaid(field: str, source: Source, offline: str) -> DataError:
@@ -169,7 +168,7 @@ class ImageData:
     """Where the publisher's files of the data set lie."""
 
     def __post_init__(self) -> None:
-        _check(self, IMAGES, OFFLINE, "no images are")
+        _check(self, IMAGES, OFFLINE, "no images are", "folder")
 
     @property
     def classes(self) -> int:
@@ -197,6 +196,35 @@ class ImageData:
 
 
 @config
+class ImagePool(ImageData):
+    """Images with labels, by name, which the study splits itself."""
+
+    examples: Natural | None = None
+    """How many of the images are used, drawn once for all repetitions; None for all of them."""
+
+    @property
+    def size(self) -> int | None:
+        """How many images there are; None where only the files can say."""
+        return self.examples or (digits.EXAMPLES if self.name == OFFLINE else None)
+
+    def pool(self, seed: int) -> Pool:
+        """All images, or so many of them, drawn by the seed; `DataError` as of `read`."""
+        if self.name == OFFLINE:
+            images, labels = digits.load()
+        else:
+            parts = [self.read(split) for split in ("train", "test")]
+            images = np.concatenate([part.images for part in parts])
+            labels = np.concatenate([part.labels for part in parts])
+        if self.examples is not None:
+            if self.examples > len(labels):
+                raise DataError(f"data.examples must be at most {len(labels)}; got {self.examples}")
+            # a stream of its own: the study draws its splits by the same seed
+            drawn = np.random.default_rng((seed, 1)).permutation(len(labels))[: self.examples]
+            images, labels = images[drawn], labels[drawn]
+        return Pool(images if self.name == OFFLINE else images / np.float32(255), labels)
+
+
+@config
 class TextData:
     """A text in tokens, by name."""
 
@@ -209,7 +237,7 @@ class TextData:
     """Tokens of its vocabulary, where neither its name nor the folder says how many."""
 
     def __post_init__(self) -> None:
-        _check(self, TEXTS, OFFLINE_TEXT, "no text is")
+        _check(self, TEXTS, OFFLINE_TEXT, "no text is", "folder", "vocab")
 
     @property
     def source(self) -> Source:
@@ -247,7 +275,7 @@ class LatentData:
     """An encoder's features [n, patch, d] of the same images, a .npy; None for none."""
 
     def __post_init__(self) -> None:
-        _check(self, LATENTS, OFFLINE, "no latents are")
+        _check(self, LATENTS, OFFLINE, "no latents are", "file", "labels", "features")
 
     def read(self, classes: int) -> Latents:
         """All of them, of so many classes; `DataError` says where to get what is
@@ -259,9 +287,8 @@ class LatentData:
                     f"data.name: the digits have {own} classes, the network {classes}; 'latents' "
                     f"are such as {other.name} ({other.home})"
                 )
-            images, labels, _ = digits.load()
-            pixels = np.asarray(images).reshape(-1, 1, digits.SIDE, digits.SIDE)
-            return Latents(pixels, np.asarray(labels), scale=2.0, bias=-1.0)
+            images, labels = digits.load()
+            return Latents(images.transpose(0, 3, 1, 2), labels, scale=2.0, bias=-1.0)
         if self.file is None:
             raise _unsaid("file", LATENTS[self.name].source, OFFLINE)
         found = latents.load(self.file, self.labels, classes=classes)

@@ -21,7 +21,7 @@ import numpy as np
 from sail_jax import disk
 
 RECORD = "examples.json"
-TASKS = ("rotate -20", "rotate 20", "digits 5-9")
+TASKS = ("rotate -20", "rotate 20", "classes 5-9")
 HELD_OUT = ("upright", *TASKS)
 MODELS = ("base", *(f"expert-{i}" for i in range(len(TASKS))))
 INPUTS, WIDTHS, CLASSES = 64, (128, 128), 10
@@ -68,11 +68,14 @@ def _admit(folder: Path, force: bool) -> None:
 def _tasks(seed: int, part: str) -> Any:
     """The digits to learn from ("train") or those kept back ("test"), upright and under each of
     `TASKS`: leaves [task, example, ...]."""
-    from experiments.data import digits
+    from experiments.data import image_tasks
+    from experiments.data.registry import ImagePool
 
-    split = digits.split(seed, 1, train=1300, validation=0)
-    picked = digits.pick([digits.load(name) for name in HELD_OUT], getattr(split, part))
-    return digits.Task(*(leaf[0] for leaf in picked))
+    pool = ImagePool().pool(seed)
+    split = image_tasks.split(seed, 1, examples=len(pool.labels), train=1300, validation=0)
+    tasks = [image_tasks.of(pool, name) for name in HELD_OUT]
+    picked = image_tasks.pick(tasks, getattr(split, part))
+    return image_tasks.Task(*(leaf[0] for leaf in picked))
 
 
 def train(seed: int = 0) -> list[dict[str, np.ndarray]]:
@@ -80,7 +83,7 @@ def train(seed: int = 0) -> list[dict[str, np.ndarray]]:
     import jax
     import optax
 
-    from experiments.data.digits import Task
+    from experiments.data.image_tasks import Task
     from experiments.models.mlp import MLP
 
     model, optimizer = MLP(WIDTHS, CLASSES), optax.sgd(0.05, momentum=0.9)

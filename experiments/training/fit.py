@@ -2,16 +2,23 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from experiments.lab import progress
-from experiments.training import sharding
 from experiments.training.flops import flops
 from experiments.training.loop import Trained, train
 from experiments.training.step import Loss, State, Step, Training, init, make_step
+
+
+class Layout(Protocol):
+    """Where the arrays of a training lie; see `sharding.Layout`."""
+
+    def shardings(self, state: Any) -> Any: ...
+    def lay(self, state: Any) -> Any: ...
+    def place(self, batch: Any) -> Any: ...
 
 
 class Fit:
@@ -20,7 +27,7 @@ class Fit:
     Args:
       loss: What is minimised, as `experiments.training.step.Loss`.
       training: The optimiser, the type that is computed in, the moving average of weights.
-      layout: Where the arrays lie, as `sharding.layout` gives it.
+      layout: Where the arrays lie, such as `sharding.layout` gives it.
       config: All that the trainings depend on: checkpoints of another config are refused.
       save_every: Steps between two checkpoints.
     """
@@ -29,7 +36,7 @@ class Fit:
         self,
         loss: Loss,
         training: Training,
-        layout: sharding.Layout,
+        layout: Layout,
         config: Any = None,
         save_every: int = 1000,
     ) -> None:
@@ -57,18 +64,14 @@ class Fit:
     ) -> Trained:
         """Trains from a state of `start` to step `steps`, or from what `folder` holds; `looks` are
         `evaluate`, `evaluate_every`, `log_every` and `say` of `train`, which tells of itself where
-        there is a folder."""
-        where: dict[str, Any] = {"directory": folder, "config": self.config}
-        return train(
-            self.step(state),
-            state,
-            batch,
-            steps,
-            **where,
-            save_every=self.save_every,
-            place=self.layout.place,
-            **{"say": None if folder is None else progress.say, **looks},
-        )
+        there is a folder, or another `config` and `save_every` than are usual here."""
+        usual: dict[str, Any] = {
+            "config": self.config,
+            "save_every": self.save_every,
+            "say": None if folder is None else progress.say,
+        }
+        step, place = self.step(state), self.layout.place
+        return train(step, state, batch, steps, directory=folder, place=place, **(usual | looks))
 
     def cost(self, like: State, batch: PyTree) -> float:
         """Floating-point operations of a step, of a state and a batch of these shapes."""

@@ -118,7 +118,7 @@ def worst_ratio(dataset: "xr.Dataset", name: str, layer: str) -> "xr.DataArray":
 def _rotated(dataset: "xr.Dataset") -> list[str]:
     own, other = dataset["rotated_own_loss"], dataset["rotated_other_loss"]
     return [
-        f"CTL, rotated digits, MLP, middle of the line: {_ctl(dataset, 'rotated', 'layer')}.",
+        f"CTL, rotated images, MLP, middle of the line: {_ctl(dataset, 'rotated', 'layer')}.",
         (
             f"On a task the loss is {pm(own)} of its own model, {pm(other)} of another, and the "
             f"barrier above the straight line between them {pm(dataset['rotated_barrier'])} nats."
@@ -129,7 +129,7 @@ def _rotated(dataset: "xr.Dataset") -> list[str]:
 def _split(dataset: "xr.Dataset") -> list[str]:
     how = {
         "interpolated": "running statistics interpolated",
-        "batch": "statistics of the digits probed",
+        "batch": "statistics of the images probed",
     }
     return [
         f"CTL, split classes, ResNet, {words}: {_ctl(dataset, f'split_{name}', 'block')}."
@@ -159,7 +159,7 @@ def _random(dataset: "xr.Dataset") -> list[str]:
     for name, words in (
         ("mlp_interpolated", "MLP"),
         ("resnet_interpolated", "ResNet, running statistics interpolated"),
-        ("resnet_batch", "ResNet, statistics of the digits probed"),
+        ("resnet_batch", "ResNet, statistics of the images probed"),
     ):
         layer = "layer" if name.startswith("mlp") else "block"
         gap = dataset[f"random_{name}_gap"].sel({layer: "output"})
@@ -209,7 +209,7 @@ def _averaging(dataset: "xr.Dataset") -> list[str]:
         (
             f"Averaged weights beside averaged logits, one task: accuracies differ by "
             f"{pm((average - ensemble).mean('subset'))}, classes agree for {pm(agree, 3)} of the "
-            f"digits, and {linked}. Averaging all {k} is ahead of their mean by {pm(lead)}."
+            f"images, and {linked}. Averaging all {k} is ahead of their mean by {pm(lead)}."
         ),
         (
             f"From 2 to {k} models the relative gap at the output grows by the factor "

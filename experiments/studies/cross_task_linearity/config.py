@@ -4,7 +4,8 @@ from typing import Annotated, Literal, get_args
 
 from annotated_types import Ge, Interval, MinLen
 
-from experiments.data import digits
+from experiments.data import image_tasks
+from experiments.data.registry import ImagePool
 from experiments.lab.config import Different, Natural, Positive, Seed, Some, config, varied
 
 OnRotations = Literal["rotated", "scratch", "averaging", "arithmetic", "stitching"]
@@ -14,7 +15,7 @@ ON_ROTATIONS: tuple[Part, ...] = get_args(OnRotations)
 RESNET: tuple[Part, ...] = get_args(OnResnet)
 PARTS: tuple[Part, ...] = get_args(Part)
 Angle = Annotated[int, Interval(gt=-1000, lt=1000)]
-LEAST = 174  # digits of the rarest class
+LEAST = 174  # images of the rarest class of the digits
 
 
 @config
@@ -26,7 +27,7 @@ class Network:
     steps: Natural
     """Steps of pre-training, and of fine-tuning."""
     batch: Natural
-    """Digits per step, drawn with replacement."""
+    """Images per step, drawn with replacement."""
     rate: Positive
     """Learning rate."""
     momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.0
@@ -55,21 +56,22 @@ class Config:
     """Seed of the splits, initial weights, minibatches and random labels."""
     replicates: Annotated[int, Ge(3)] = 5
     """Independent repetitions, each with its own split; at least 3, for the spread."""
+    data: ImagePool = ImagePool()
     parts: Different[Part] = PARTS
     """What to measure."""
     angles: Annotated[Different[Angle], MinLen(2)] = (22, 45, 68, 90)
-    """Degrees by which the digits of the MLP's fine-tuning tasks are rotated."""
-    splits: Annotated[digits.Tasks, MinLen(3)] = (
-        "digits 0-3",
-        "digits 4-5",
-        "digits 6-7",
-        "digits 8-9",
+    """Degrees by which the images of the MLP's fine-tuning tasks are rotated."""
+    splits: Annotated[image_tasks.Tasks, MinLen(3)] = (
+        "classes 0-3",
+        "classes 4-5",
+        "classes 6-7",
+        "classes 8-9",
     )
     """The ResNet's tasks: the first to pre-train on, the others to fine-tune on."""
     learn: Natural = 120
-    """Digits of each class to learn from."""
+    """Images of each class to learn from."""
     test: Natural = 50
-    """Digits of each class to test on."""
+    """Images of each class to test on."""
     mlp: Network = Network(widths=(100, 100, 100), steps=900, batch=64, rate=0.1)
     resnet: Network = Network(widths=(8, 16), steps=200, batch=32, rate=0.05, momentum=0.9)
     memorise: Natural = 4
@@ -89,12 +91,18 @@ class Config:
     theorem: Theorem = Theorem()
 
     def __post_init__(self) -> None:
-        if self.learn + self.test > LEAST:
-            raise ValueError(f"test must be at most {LEAST} - learn; got {self.test}")
+        image_tasks.check_classes("splits", self.splits, self.data.classes)
+        if self.data == ImagePool():
+            self.check_left(LEAST)
         if 0.5 not in self.alphas:
             raise ValueError(f"alphas must include 0.5; got {self.alphas}")
         if self.rates[0] >= self.rates[1]:
             raise ValueError(f"rates must be increasing; got {self.rates}")
+
+    def check_left(self, least: int) -> None:
+        """Raises `ValueError` where the rarest class has too few images."""
+        if self.learn + self.test > least:
+            raise ValueError(f"test must be at most {least} - learn; got {self.test}")
 
 
 DEFAULT = Config()
@@ -111,7 +119,7 @@ PRESETS: dict[str, Config] = {
         DEFAULT,
         replicates=3,
         angles=(45, 90),
-        splits=("digits 0-3", "digits 4-5", "digits 6-7"),
+        splits=("classes 0-3", "classes 4-5", "classes 6-7"),
         learn=12,
         test=6,
         mlp={"widths": (16, 16), "steps": 30, "batch": 16},

@@ -22,7 +22,7 @@ PAPER = "cross-task linearity"
 NETWORKS = {
     "mlp_interpolated": "an MLP",
     "resnet_interpolated": "a ResNet with running statistics interpolated",
-    "resnet_batch": "a ResNet with statistics of the digits probed",
+    "resnet_batch": "a ResNet with statistics of the images probed",
 }
 
 
@@ -65,7 +65,7 @@ def _linear(dataset: "xr.Dataset", name: str, layer: str, words: str, where: str
 
 
 def _rotated(dataset: "xr.Dataset") -> Iterator[Finding]:
-    yield _linear(dataset, "rotated", "layer", "MLPs tuned on rotated digits", "Fig. 2")
+    yield _linear(dataset, "rotated", "layer", "MLPs tuned on rotated images", "Fig. 2")
     yield _larger(
         "Sec. 4.1",
         "models tuned on different rotations are not linearly mode connected: on a task another's "
@@ -194,7 +194,7 @@ def _theorem(dataset: "xr.Dataset") -> Iterator[Finding]:
             f"{PAPER}, App. B.2",
             f"the product of curvature and squared distance predicts the gap better than {rival}",
             f"R² {PUBLISHED['main_term']} against {PUBLISHED[name]} (ResNet-20, CIFAR-10)",
-            f"R² {r[0]:.2f} against {r[1]:.2f}, ahead by {low:.2f} to {high:.2f} (MLP, digits; "
+            f"R² {r[0]:.2f} against {r[1]:.2f}, ahead by {low:.2f} to {high:.2f} (MLP, images; "
             "95 % interval, not corrected)",
             "holds" if low > 0 else "fails" if high < 0 else "undecided",
         )

@@ -1,9 +1,9 @@
-"""What `cross_task_linearity` trains and probes: digits, a ReLU MLP and a ResNet, and gradient
+"""What `cross_task_linearity` trains and probes: images, a ReLU MLP and a ResNet, and gradient
 descent on them.
 
 Splits are stratified, so that the test sets of all tasks have one shape, and unions of them too.
 BatchNorm's running statistics are parameters like others to the probes, which interpolate them;
-or they are forgotten, and a network normalises by the very digits that it is probed on.
+or they are forgotten, and a network normalises by the very images that it is probed on.
 """
 
 import functools
@@ -18,7 +18,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree, UInt32
 
-from experiments.data import digits
+from experiments.data import image_tasks
+from experiments.data.files import Pool
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
 from experiments.training.descent import descend
@@ -27,55 +28,56 @@ from sail_jax.architectures import of
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.probe import Apply, features, flax_network, sequential
 
-CLASSES = 10
 Model = MLP | ResNet
 Key = UInt32[Array, "2"]  # the data of a key
 
 
 class Batch(NamedTuple):
-    """Digits, pixels in [0, 1], with labels; some axes may stand before these."""
+    """Images, pixels in [0, 1], with labels; some axes may stand before these."""
 
-    images: Float[np.ndarray, "*any n 64"]
+    images: Float[np.ndarray, "*any n height width channel"]
     labels: Int[np.ndarray, "*any n"]
 
 
 class Index(NamedTuple):
-    """Which digits to learn from and to test on, of every class."""
+    """Which images to learn from and to test on, of every class."""
 
     learn: Int[np.ndarray, "replicate class n"]
     test: Int[np.ndarray, "replicate class n"]
 
 
 class Examples(NamedTuple):
-    """The digits of one task, or of several, [replicate, task, ...]."""
+    """The images of one task, or of several, [replicate, task, ...]."""
 
     learn: Batch
     test: Batch
 
 
 class Descent(NamedTuple):
-    """Stochastic gradient descent: steps of `batch` digits, drawn with replacement."""
+    """Stochastic gradient descent: steps of `batch` images, drawn with replacement."""
 
     steps: int
     batch: int
     momentum: float
 
 
-def split(seed: int, replicates: int, *, learn: int, test: int) -> Index:
-    """Independent draws of `learn` and `test` digits of each class, with no digit in both."""
+def split(
+    labels: Int[np.ndarray, " n"], classes: int, seed: int, replicates: int, *, learn: int,
+    test: int,
+) -> Index:  # fmt: skip
+    """Independent draws of `learn` and `test` images of each class, with no image in both."""
     rng = np.random.default_rng(seed)
-    labels = digits.load().labels
-    where = [np.flatnonzero(labels == c) for c in range(CLASSES)]
+    where = [np.flatnonzero(labels == c) for c in range(classes)]
     drawn = [[rng.permutation(w)[: learn + test] for w in where] for _ in range(replicates)]
     return Index(*np.split(np.array(drawn), [learn], axis=2))
 
 
-def pick(task: str, index: Int[np.ndarray, "replicate class n"]) -> Batch:
-    """The digits of a task (`experiments.data.digits`): [replicate, class of the task x n]."""
-    _, classes = digits.parse(task)
-    every = digits.load(task)
-    chosen = index[:, list(classes)].reshape(len(index), -1)
-    return Batch(np.asarray(every.images[chosen]), np.asarray(every.labels[chosen]))
+def pick(pool: Pool, task: str, index: Int[np.ndarray, "replicate class n"]) -> Batch:
+    """The images of a task (`experiments.data.image_tasks`): [replicate, class of the task x n]."""
+    angle, classes = image_tasks.parse(task)
+    own = index if classes is None else index[:, list(classes)]
+    chosen = own.reshape(len(index), -1)
+    return Batch(image_tasks.turned(pool.images, angle)[chosen], pool.labels[chosen])
 
 
 def shuffled(batch: Batch, seed: int) -> Batch:
@@ -89,12 +91,13 @@ def union(one: Batch, two: Batch) -> Batch:
 
 
 def _seen(model: Model, images: Any) -> Array:
-    return images.reshape(-1, digits.SIDE, digits.SIDE, 1) if isinstance(model, ResNet) else images
+    return images if isinstance(model, ResNet) else images.reshape(len(images), -1)
 
 
-@partial(jax.jit, static_argnames="model")
-def init(model: Model, key: Key) -> PyTree:
-    return model.init(jax.random.wrap_key_data(key), _seen(model, jnp.zeros((1, digits.SIDE**2))))
+@partial(jax.jit, static_argnames=("model", "shape"))
+def init(model: Model, shape: tuple[int, ...], key: Key) -> PyTree:
+    """The initial variables of a network that sees images of this shape."""
+    return model.init(jax.random.wrap_key_data(key), _seen(model, jnp.zeros((1, *shape))))
 
 
 def _mlp(
@@ -104,7 +107,7 @@ def _mlp(
 
     def layer(name: str) -> Callable[[PyTree, Any], Array]:
         def apply(p: PyTree, x: Any) -> Array:
-            x = x.images if isinstance(x, Batch) else x
+            x = x.images.reshape(len(x.images), -1) if isinstance(x, Batch) else x
             y = x @ p["params"][name]["kernel"] + p["params"][name]["bias"]
             return y if name == "out" else nn.relu(y)
 
@@ -120,7 +123,7 @@ def network(model: Model, normalise: str = "interpolated") -> Apply:
     ResNet what each block gives, and the logits. One object for each model, to compile once.
 
     normalise: "interpolated", by running statistics that are variables like others; "batch", by
-    the statistics of the digits seen, all at once.
+    the statistics of the images seen, all at once.
     """
     kept: Any = model
     return _mlp if isinstance(model, MLP) else _resnet(kept, normalise)
@@ -178,7 +181,7 @@ def train(
     rate: ArrayLike,
     descent: Descent,
 ) -> PyTree:
-    """Gradient descent at a constant rate on the cross-entropy of the first `count` digits (of a
+    """Gradient descent at a constant rate on the cross-entropy of the first `count` images (of a
     ResNet normalised by each minibatch, whose statistics it follows)."""
 
     def cost(params: PyTree, rest: PyTree, some: Batch) -> tuple[Array, PyTree]:
@@ -216,7 +219,7 @@ def stack(trees: list[PyTree], axis: int = 0) -> PyTree:
 def aligned(model: MLP, how: str, reference: PyTree, params: PyTree, batch: Batch) -> PyTree:
     """`params` with their units in the order of the reference's (Git Re-Basin): by "weights" or,
     by the correlations over a batch, by "activations"."""
-    sizes = {"model_type": "flax_mlp", "widths": list(model.widths), "outputs": CLASSES}
+    sizes = {"model_type": "flax_mlp", "widths": list(model.widths), "outputs": model.outputs}
     spec = of(sizes).rules(sizes).spec(params)
     if how == "weights":
         maps = weight_matching(reference, params, spec)

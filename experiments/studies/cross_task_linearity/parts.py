@@ -93,7 +93,7 @@ def linearity(
 def distribution(
     model: Model, normalise: str, alpha: float, a: PyTree, b: PyTree, batch: Batch
 ) -> Arrays:
-    """Quantiles over the digits, [layer, quantile], of 1 - cosine, the coefficient, and 1 - the
+    """Quantiles over the images, [layer, quantile], of 1 - cosine, the coefficient, and 1 - the
     cosine between both models."""
     net = network(model, normalise)
     mixed, one, two = (
@@ -119,7 +119,7 @@ def _cosine(x: Array, y: Array) -> Array:
 
 
 def rotated(model: MLP, experts: PyTree, tests: Batch, alphas: Sequence[float]) -> Arrays:
-    """(a) Linearity of every pair on the union of its tasks, how it spreads over the digits, and
+    """(a) Linearity of every pair on the union of its tasks, how it spreads over the images, and
     the loss on the first one's task along the line: does linear mode connectivity hold?"""
 
     def one(a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:

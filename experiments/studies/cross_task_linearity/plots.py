@@ -23,12 +23,12 @@ KINDS = {"turn": TURN, "coefficient": "coefficient", "gap": "relative gap"}
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """A figure for each part that was run."""
     figures = {
-        "rotated": lambda: _line(dataset, {"rotated": "rotated digits, MLP"}, "layer"),
+        "rotated": lambda: _line(dataset, {"rotated": "rotated images, MLP"}, "layer"),
         "split_classes": lambda: _line(
             dataset,
             {
                 "split_interpolated": "ResNet, statistics interpolated",
-                "split_batch": "ResNet, statistics of the digits",
+                "split_batch": "ResNet, statistics of the images",
             },
             "block",
         ),
@@ -61,7 +61,7 @@ def _points(ax: "Axes", x: Any, values: "xr.DataArray", i: int, label: str, **lo
 
 
 def _interval(ax: "Axes", x: np.ndarray, quantiles: "xr.DataArray", color: str, way: str) -> None:
-    """Median, quartiles and 5 to 95 % over the digits, means over pairs and repetitions."""
+    """Median, quartiles and 5 to 95 % over the images, means over pairs and repetitions."""
     low, first, middle, third, high = mean_error(quantiles)[0].T
     ax.vlines(x, low, high, color=color, lw=1)
     ax.vlines(x, first, third, color=color, lw=5, alpha=0.55)
@@ -93,7 +93,7 @@ def _line(dataset: "xr.Dataset", rows: dict[str, str], layer: str) -> "Figure":
         row[2].set_ylabel("coefficient by digit, α = 0.5")
         row[1].set_title(words)
     handles = axes[0, 0].get_legend_handles_labels()
-    title = f"{_seeds(dataset)}, mean over pairs; over the digits: median, quartiles, 5 to 95 %"
+    title = f"{_seeds(dataset)}, mean over pairs; over the images: median, quartiles, 5 to 95 %"
     fig.legend(*handles, title=title, ncols=4, **LEGEND)
     return fig
 
@@ -145,7 +145,7 @@ def _random(dataset: "xr.Dataset") -> "Figure":
     rows = {
         "mlp_interpolated": ("MLP", "layer"),
         "resnet_interpolated": ("ResNet, statistics interpolated", "block"),
-        "resnet_batch": ("ResNet, statistics of the digits", "block"),
+        "resnet_batch": ("ResNet, statistics of the images", "block"),
     }
     fig, axes = style.figure(len(rows), len(KINDS), width=3.4, height=2.4)
     for row, (name, (words, layer)) in zip(axes, rows.items(), strict=True):

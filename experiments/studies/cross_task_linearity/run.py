@@ -21,7 +21,7 @@ from experiments.studies.cross_task_linearity.runs import (
 )
 
 _NAMES = {
-    "rotated": "rotated digits, line and distribution",
+    "rotated": "rotated images, line and distribution",
     "scratch": "from scratch, aligned or not",
     "averaging": "weights or logits averaged",
     "arithmetic": "addition and negation",
@@ -110,7 +110,7 @@ def _dataset(config: Config, found: dict[str, dict[str, Any]]) -> xr.Dataset:
 def _coordinates(config: Config) -> dict[str, Any]:
     hidden = [f"hidden {i + 1}" for i in range(len(config.mlp.widths))]
     tasks = [f"{angle}°" for angle in config.angles]
-    others = [task.removeprefix("digits ") for task in config.splits[1:]]
+    others = [task.removeprefix("classes ") for task in config.splits[1:]]
     return {
         "replicate": np.arange(config.replicates),
         "pair": [f"{tasks[i]}, {tasks[j]}" for i, j in pairs(len(tasks))],

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from experiments.data.files import refused
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
 from experiments.studies.cross_task_linearity import models
@@ -16,7 +17,7 @@ from experiments.studies.cross_task_linearity.models import Batch, Descent, Exam
 
 SETTINGS = ("one task", "two tasks")
 WAYS = ("none", "weight matching", "activation matching", "pre-trained")
-TARGETS = ("the same digits", "rotated digits")
+TARGETS = ("the same images", "rotated images")
 LABELS = ("true", "random", "none")
 STATISTICS = ("interpolated", "batch")
 
@@ -26,11 +27,17 @@ class Runs:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.index = models.split(
-            config.seed, config.replicates, learn=config.learn, test=config.test
-        )
-        self.mlp = MLP(config.mlp.widths, models.CLASSES)
-        self.resnet = ResNet(config.resnet.widths, 1, models.CLASSES)
+        classes = config.data.classes
+        with refused():
+            self.pool = config.data.pool(config.seed)
+            labels = self.pool.labels
+            config.check_left(int(np.bincount(labels, minlength=classes).min()))
+            self.index = models.split(
+                labels, classes, config.seed, config.replicates,
+                learn=config.learn, test=config.test,
+            )  # fmt: skip
+        self.mlp = MLP(config.mlp.widths, classes)
+        self.resnet = ResNet(config.resnet.widths, 1, classes)
         self.tasks = [f"rotate {angle}" for angle in config.angles]
 
     def keys(self, part: str, count: int) -> np.ndarray:
@@ -40,9 +47,12 @@ class Runs:
         return np.asarray(jax.random.key_data(keys))
 
     def data(self, *tasks: str) -> Examples:
-        """Digits to learn from and to test on, of tasks of one size, [replicate, task, ...]."""
+        """Images to learn from and to test on, of tasks of one size, [replicate, task, ...]."""
         return Examples(
-            *(models.stack([models.pick(t, part) for t in tasks], 1) for part in self.index)
+            *(
+                models.stack([models.pick(self.pool, t, part) for t in tasks], 1)
+                for part in self.index
+            )
         )
 
     def train(
@@ -58,7 +68,7 @@ class Runs:
         rate: Any, times: int = 1,
     ) -> PyTree:  # fmt: skip
         count = learn.labels.shape[-1]
-        rest = models.CLASSES * self.config.learn - count  # one length, to compile once
+        rest = self.config.data.classes * self.config.learn - count  # one length, to compile once
 
         def fit(params: PyTree, learn: Batch, key: models.Key, rate: Any) -> PyTree:
             padded = jax.tree.map(
@@ -76,7 +86,7 @@ class Runs:
         return measure.of_each(fit, start, learn, keys, rate)
 
     def init(self, model: models.Model, keys: Any) -> PyTree:
-        return measure.of_each(partial(models.init, model), keys)
+        return measure.of_each(partial(models.init, model, self.pool.images.shape[1:]), keys)
 
     def rotations(self) -> dict[str, Any]:
         """The base, and one expert for each rotation."""
@@ -158,7 +168,7 @@ class Runs:
 
     def random_labels(self, _: dict[str, Any]) -> dict[str, Any]:
         """Two models tuned at two rates, on each of `TARGETS`, from each of `LABELS`: a base that
-        learned the labels of upright digits, shuffled ones, or none (the initial weights)."""
+        learned the labels of upright images, shuffled ones, or none (the initial weights)."""
         c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
         data, kinds = self.data("upright", task), len(LABELS)
         learn, tests = (

@@ -4,14 +4,14 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from experiments.data import digits, text
+from experiments.data import image_tasks, text
+from experiments.data.registry import ImagePool
 from experiments.lab.config import Different, Natural, Positive, Seed, config, varied
 from experiments.studies.growth_training import tasks, ways
 from experiments.training.groups import LearnedMaps
 from sail_jax.checks import nearest
 
-CLASSES = 10
-Task = Literal["text", "digits_mlp", "digits_resnet"]
+Task = Literal["text", "images_mlp", "images_resnet"]
 
 
 @config
@@ -31,7 +31,7 @@ class Budget:
     steps: Natural
     """Steps of training a large network, grown or from scratch."""
     batch: Natural
-    """Windows or digits per step, drawn with replacement."""
+    """Windows or images per step, drawn with replacement."""
     every: Natural
     """Steps between two evaluations."""
 
@@ -53,7 +53,9 @@ class Config:
     """Train a small network, grow it by every method, train on; the larger one from scratch."""
 
     task: Task = "text"
-    """What is learned: 'text' (a GPT), 'digits_mlp' or 'digits_resnet'."""
+    """What is learned: 'text', the source of Python's standard library, by a GPT; or images, by an
+    MLP ('images_mlp') or a ResNet ('images_resnet')."""
+    data: ImagePool = ImagePool()
     seed: Seed = 0
     """Seed of the initial weights, minibatches, splits and growth."""
     replicates: Annotated[int, Ge(3)] = 5
@@ -70,8 +72,8 @@ class Config:
     """Steps of training the small network."""
     budget: Budget = Budget(steps=400, batch=16, every=10)
     held_out: Natural = 64
-    """Held-out windows of `context` characters (the same for every repetition), or digits of the
-    1797 (a split for each)."""
+    """Held-out windows of `context` characters (the same for every repetition), or images (a
+    split for each)."""
     optimizer: Adam = Adam(rate=3e-3)
     maps: LearnedMaps = LearnedMaps(steps=50)
     ramp: Natural = 200
@@ -106,12 +108,16 @@ class Config:
                 raise ValueError(
                     f"{field} must be a multiple of budget.every = {every}; got {steps}"
                 )
-        if self.task == "text" and (small.width % self.head_dim or large.width % self.head_dim):
+        if self.task != "text":
+            return self.check_left(self.data.size)
+        if small.width % self.head_dim or large.width % self.head_dim:
             raise ValueError(
                 f"head_dim must divide {small.width} and {large.width}; got {self.head_dim}"
             )
-        if self.task != "text" and self.held_out >= digits.EXAMPLES:
-            raise ValueError(f"held_out must be below {digits.EXAMPLES}; got {self.held_out}")
+
+    def check_left(self, examples: int | None) -> None:
+        """Raises `ValueError` where nothing of so many images is left to learn from."""
+        image_tasks.check_left("held_out", self.held_out, 0, examples, "to learn from")
 
     @property
     def deepens(self) -> bool:
@@ -120,7 +126,7 @@ class Config:
     def _known(self) -> tuple[str, ...]:
         learned = ways.LEARNED
         # a mix of running variances may be negative; layers of unlike shapes cannot be mixed
-        if self.task == "digits_resnet" or (self.deepens and self.task != "text"):
+        if self.task == "images_resnet" or (self.deepens and self.task != "text"):
             learned = ()
         return (*ways.DEPTH, *learned) if self.deepens else (*ways.WIDTH, ways.MSG, *learned)
 
@@ -138,12 +144,12 @@ class Config:
                 "head_dim": self.head_dim,
                 "hidden": 4 * n,
             },
-            "digits_mlp": {"widths": [n] * layers, "outputs": CLASSES},
-            "digits_resnet": {
+            "images_mlp": {"widths": [n] * layers, "outputs": self.data.classes},
+            "images_resnet": {
                 "widths": [n, 2 * n],
                 "inner": [n, 2 * n],
                 "blocks": layers,
-                "outputs": CLASSES,
+                "outputs": self.data.classes,
             },
         }
         return {"model_type": tasks.TASKS[self.task], **fields[self.task]}
@@ -159,7 +165,7 @@ PRESETS: dict[str, Config] = {
     "text": DEFAULT,
     "digits_mlp": varied(
         DEFAULT,
-        task="digits_mlp",
+        task="images_mlp",
         source_steps=300,
         budget={"steps": 300, "batch": 64, "every": 5},
         held_out=797,
@@ -167,7 +173,7 @@ PRESETS: dict[str, Config] = {
     ),
     "digits_resnet": varied(
         DEFAULT,
-        task="digits_resnet",
+        task="images_resnet",
         methods=(*ways.WIDTH, ways.MSG),
         source={"width": 8, "layers": 1},
         large={"width": 16, "layers": 1},
@@ -186,7 +192,7 @@ PRESETS: dict[str, Config] = {
     # seconds, for tests
     "tiny": varied(
         DEFAULT,
-        task="digits_mlp",
+        task="images_mlp",
         replicates=3,
         methods=("hypercloning", "sail_random", "msg", "ligo"),
         source={"width": 8},

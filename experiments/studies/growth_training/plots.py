@@ -33,8 +33,8 @@ EPS = float(np.finfo(np.float32).eps)
 
 TASKS = {
     "text": "GPT on Python source",
-    "digits_mlp": "MLP on digits",
-    "digits_resnet": "ResNet on digits",
+    "images_mlp": "MLP on {data}",
+    "images_resnet": "ResNet on {data}",
 }
 
 
@@ -62,7 +62,9 @@ def _label(method: str) -> str:
 
 
 def _heading(dataset: "xr.Dataset") -> str:
-    return f"{TASKS[dataset.attrs['task']]}, {dataset.sizes['seed']} seeds"
+    task, data = str(dataset.attrs["task"]), dataset.attrs.get("data", "")
+    # a run of an earlier version has the data in the name of its task
+    return f"{TASKS.get(task, task).format(data=data)}, {dataset.sizes['seed']} seeds"
 
 
 def _loss(dataset: "xr.Dataset") -> "Figure":

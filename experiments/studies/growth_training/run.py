@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PyTree
 
+from experiments.data.files import refused
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.models import presets
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the small networks, grows them, trains the large ones; one stage per method."""
-    load = partial(tasks.load, config.task, config.seed, config.replicates)
-    data = load(context=config.context, held_out=config.held_out)
+    data = load(config)
     source = stage("train the source", lambda: _seeds(config, partial(_source, config, data)))
     found = {
         method: stage(
@@ -34,7 +34,22 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         )
         for method in (ways.SCRATCH, *config.methods)
     }
-    return _dataset(config, source, found)
+    return _dataset(config, data[0], source, found)
+
+
+def load(config: Config) -> list[tasks.Data]:
+    """The data of every repetition: of text the same, of images a split of its own.
+
+    Raises `DataError` for what cannot be read, or does not suffice.
+    """
+    with refused():
+        if config.task == "text":
+            sizes = {"context": config.context, "held_out": config.held_out}
+            return [tasks.of_text(config.seed, **sizes)] * config.replicates
+        pool, rows = config.data.pool(config.seed), config.task == "images_mlp"
+        config.check_left(len(pool.labels))
+        how = config.seed, config.replicates
+        return tasks.of_images(pool, *how, held_out=config.held_out, rows=rows)
 
 
 def _seeds(config: Config, fn: Callable[[int], PyTree]) -> PyTree:
@@ -79,19 +94,21 @@ def _large(
         start = ways.learn(how, one["variables"], small, large, data[seed], grow)
     else:
         move = config.optimizer.state == "move"
-        start = ways.grow(method, one["variables"], kept, small, large, grow, move=move)
+        start = ways.grow(method, one["variables"], kept, small, large, data[seed], grow, move=move)
     schedule = config.schedule(config.budget.steps)
     _, _, loss = tasks.train(net, schedule, *start[:2], data[seed], batches, start.masked)
     return {"loss": loss, "exact": start.exact, "moved": start.moved}
 
 
-def _dataset(config: Config, source: Mapping[str, Any], found: Mapping[str, Any]) -> xr.Dataset:
+def _dataset(
+    config: Config, data: tasks.Data, source: Mapping[str, Any], found: Mapping[str, Any]
+) -> xr.Dataset:
     methods, budget = list(found), config.budget
     loss = np.stack([found[m]["loss"] for m in methods]).astype(float)
     ahead = np.array([config.maps.steps if m in ways.LEARNED else 0 for m in methods])
     level, reached, steps, scratch = savings(loss, budget.every, ahead=ahead)
     cost = [
-        tasks.flops(presets.build(sizes), ways.shapes(sizes), budget.batch)
+        tasks.flops(presets.build(sizes), ways.shapes(sizes, data), data, budget.batch)
         for sizes in (config.network(large=False), config.network(large=True))
     ]
     spent, earlier = cost[1] * scratch, cost[0] * config.source_steps
@@ -125,5 +142,5 @@ def _dataset(config: Config, source: Mapping[str, Any], found: Mapping[str, Any]
             "source_step": np.arange(0, config.source_steps + 1, budget.every),
             "network": ["small", "large"],
         },
-        {"task": config.task, "steps": budget.steps},
+        {"task": config.task, "data": config.data.name, "steps": budget.steps},
     )

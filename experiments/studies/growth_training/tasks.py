@@ -11,7 +11,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
-from experiments.data import digits, text
+from experiments.data import image_tasks, text
+from experiments.data.files import Pool
 from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
@@ -20,7 +21,7 @@ from sail_jax import growth
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
 
-TASKS = {"text": "flax_gpt", "digits_mlp": "flax_mlp", "digits_resnet": "flax_resnet"}
+TASKS = {"text": "flax_gpt", "images_mlp": "flax_mlp", "images_resnet": "flax_resnet"}
 
 
 class Batch(NamedTuple):
@@ -70,18 +71,21 @@ def init(net: nn.Module, data: Data, key: PRNGKeyArray) -> PyTree:
     return net.init(key, draw(net, data, key, 1).inputs)
 
 
-def load(task: str, seed: int, replicates: int, *, context: int, held_out: int) -> list[Data]:
-    """The data of every seed: of text the same, of digits a split of its own."""
-    if task == "text":
-        learn, kept = text.load()
-        starts = np.random.default_rng(seed).integers(len(kept) - context - 1, size=held_out)
-        line = jnp.asarray(learn)
-        return [Data(Batch(line, line), _windows(jnp.asarray(kept), starts, context))] * replicates
-    images, labels, _ = digits.load()
-    if task == "digits_resnet":
-        images = np.reshape(images, (-1, digits.SIDE, digits.SIDE, 1))
-    split = digits.split(seed, replicates, train=digits.EXAMPLES - held_out, validation=held_out)
-    pick = lambda index: Batch(jnp.asarray(images[index]), jnp.asarray(labels[index]))  # noqa: E731
+def of_text(seed: int, *, context: int, held_out: int) -> Data:
+    """All of the text to learn from, and windows of what is held out of it."""
+    learn, kept = text.load()
+    starts = np.random.default_rng(seed).integers(len(kept) - context - 1, size=held_out)
+    line = jnp.asarray(learn)
+    return Data(Batch(line, line), _windows(jnp.asarray(kept), starts, context))
+
+
+def of_images(pool: Pool, seed: int, replicates: int, *, held_out: int, rows: bool) -> list[Data]:
+    """Images for every seed, a split for each; in rows, or as images."""
+    n = len(pool.labels)
+    sizes = {"examples": n, "train": n - held_out, "validation": held_out}
+    split = image_tasks.split(seed, replicates, **sizes)
+    images = pool.images.reshape(n, -1) if rows else pool.images
+    pick = lambda i: Batch(jnp.asarray(images[i]), jnp.asarray(pool.labels[i]))  # noqa: E731
     return [Data(pick(a), pick(b)) for a, b in zip(split.train, split.validation, strict=True)]
 
 
@@ -162,21 +166,21 @@ def train(
     return {"params": end.params, **end.mutable}, end.memory, end.measured
 
 
-def flops(net: nn.Module, variables: PyTree, batch: int) -> float:
+def flops(net: nn.Module, variables: PyTree, data: Data, batch: int) -> float:
     """Of one training step: 6 N D, N being the parameters that are applied to each of the D tokens,
     images, or (of a convolution) positions; embeddings are looked up, not applied."""
     total = 0.0
     for path, leaf in jax.tree.leaves_with_path(variables["params"]):
         names = [str(entry.key) for entry in path]
         if not any("embed" in name and name != "unembed" for name in names):
-            total += np.prod(np.shape(leaf)) * _positions(net, names[0])
+            total += np.prod(np.shape(leaf)) * _positions(net, names[0], data)
     return 6 * float(total) * batch
 
 
-def _positions(net: nn.Module, module: str) -> int:
+def _positions(net: nn.Module, module: str, data: Data) -> int:
     if isinstance(net, GPT):
         return net.context
     if isinstance(net, MLP) or module == "head":
         return 1
     stage = int(module[len("stage")]) if module.startswith("stage") else 0
-    return (-(-digits.SIDE // 2**stage)) ** 2
+    return (-(-data.learn.inputs.shape[1] // 2**stage)) ** 2

@@ -9,7 +9,7 @@ import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
 from experiments.models.presets import build
-from experiments.studies.growth_training.tasks import ADAM, Data, Masked, draw, evaluate
+from experiments.studies.growth_training.tasks import ADAM, Data, Masked, draw, evaluate, init
 from sail_jax import architectures, change_basis, growth
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
@@ -62,19 +62,14 @@ def rules(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
     return architectures.of(sizes).rules(sizes).spec(variables)
 
 
-def shapes(sizes: Mapping[str, Any]) -> PyTree:
-    """The variables of a network, as shapes."""
-    inputs = {
-        "flax_gpt": jax.ShapeDtypeStruct((1, 1), int),
-        "flax_mlp": jax.ShapeDtypeStruct((1, 64), float),
-        "flax_resnet": jax.ShapeDtypeStruct((1, 8, 8, 1), float),
-    }
-    return jax.eval_shape(build(sizes).init, jax.random.key(0), inputs[sizes["model_type"]])
+def shapes(sizes: Mapping[str, Any], data: Data) -> PyTree:
+    """The variables of a network that learns from these data, as shapes."""
+    return jax.eval_shape(partial(init, build(sizes)), data, jax.random.key(0))
 
 
-def masked(source: Mapping[str, Any], target: Mapping[str, Any]) -> Masked:
+def masked(source: Mapping[str, Any], target: Mapping[str, Any], data: Data) -> Masked:
     """Which units are new, between two networks of equal depth."""
-    before, after = (rules(sizes, shapes(sizes)) for sizes in (source, target))
+    before, after = (rules(sizes, shapes(sizes, data)) for sizes in (source, target))
     pairs = [(space.name, after.space(space.name).size) for space in before.spaces]
     return Masked(before, tuple((n, new) for n, new in pairs if new != before.space(n).size))
 
@@ -85,6 +80,7 @@ def grow(
     state: PyTree,
     source: Mapping[str, Any],
     target: Mapping[str, Any],
+    data: Data,
     key: PRNGKeyArray,
     *,
     move: bool,
@@ -92,7 +88,7 @@ def grow(
     """A method of `WIDTH`, `DEPTH` or `MSG`; Adam's state comes along where it has a law, if
     `move`."""
     if method == MSG:
-        return _msg(variables, state, source, target, key, move=move)
+        return _msg(variables, state, source, target, data, key, move=move)
     name, options = (WIDTH | DEPTH)[method]
     large, plan = networks.grow(variables, source, target, name, key=key, **options)
     grown = restarted(large)._replace(exact=plan.report.exact)
@@ -106,12 +102,13 @@ def _msg(
     state: PyTree,
     source: Mapping[str, Any],
     target: Mapping[str, Any],
+    data: Data,
     key: PRNGKeyArray,
     *,
     move: bool,
 ) -> Grown:
     """Masked structural growth (Yao et al. 2023): random new units, absent at first."""
-    ramped = masked(source, target)
+    ramped = masked(source, target, data)
     wide = change_basis(variables, ramped.spec, ramped.maps)
     wide = growth.fresh_units(wide, ramped.spec, ramped.maps, key)
     grown = restarted(wide)._replace(masked=ramped, exact=True)
@@ -162,7 +159,7 @@ def _learn(
         variables = growth.stack_layers(variables, LAYERS_OF)
         spec, new = _stacked(source, variables), {"layer": target["layers"]}
     else:
-        ramped = masked(source, target)
+        ramped = masked(source, target, data)
         spec, new = ramped.spec, dict(ramped.sizes)
     if how.way == "ligo":
         free_spec, maps = learned.ligo_spec(spec), learned.ligo_maps

@@ -4,7 +4,8 @@ from typing import Annotated
 
 from annotated_types import Ge, Interval
 
-from experiments.data import digits
+from experiments.data import image_tasks
+from experiments.data.registry import ImagePool
 from experiments.lab.config import Natural, Positive, Seed, Some, config, varied
 
 
@@ -17,14 +18,14 @@ class Training:
     rate: Positive = 0.1
     """Learning rate in the beginning."""
     batch: Natural = 64
-    """Digits per step, drawn with replacement."""
+    """Images per step, drawn with replacement."""
     momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.9
     """Momentum: the share of a step that the next one repeats."""
 
 
 @config
 class Merging:
-    """Task arithmetic and TIES, whose scales are chosen on held-out digits."""
+    """Task arithmetic and TIES, whose scales are chosen on held-out images."""
 
     density: Annotated[float, Interval(gt=0, le=1)] = 0.2
     """Fraction of each task vector that TIES keeps."""
@@ -36,20 +37,21 @@ class Merging:
 
 @config
 class Config:
-    """Pre-train on upright digits, fine-tune on each task, merge."""
+    """Pre-train on upright images, fine-tune on each task, merge."""
 
     seed: Seed = 0
     """Seed of the splits, initial weights and minibatches."""
     replicates: Annotated[int, Ge(2)] = 5
     """Independent repetitions, each with its own split; at least 2, for the spread."""
-    tasks: digits.Tasks = ("rotate -20", "rotate 20", "digits 0-4", "digits 5-9")
-    """What the experts learn: 'rotate <degrees>', 'digits <first>-<last>' or 'upright'."""
+    data: ImagePool = ImagePool()
+    tasks: image_tasks.Tasks = ("rotate -20", "rotate 20", "classes 0-4", "classes 5-9")
+    """What the experts learn: 'rotate <degrees>', 'classes <first>-<last>' or 'upright'."""
     widths: Some[Natural] = (256,)
     """Units of each hidden layer."""
     train: Natural = 1000
-    """Digits to learn from, of 1797."""
+    """Images to learn from."""
     validation: Natural = 300
-    """Digits to choose the scales with; the rest are the test set."""
+    """Images to choose the scales with; the rest are the test set."""
     pretraining: Training = Training(steps=300)
     tuning: Training = Training(steps=200)
     merging: Merging = Merging()
@@ -57,12 +59,12 @@ class Config:
     """Points on the line between the first two experts, ends included."""
 
     def __post_init__(self) -> None:
-        room = digits.EXAMPLES - self.train
-        if self.validation >= room:
-            raise ValueError(
-                f"validation must be below {room}, to leave digits for the test; got "
-                f"{self.validation}"
-            )
+        image_tasks.check_classes("tasks", self.tasks, self.data.classes)
+        self.check_left(self.data.size)
+
+    def check_left(self, examples: int | None) -> None:
+        """Raises `ValueError` where nothing of so many images is left for the test."""
+        image_tasks.check_left("validation", self.validation, self.train, examples)
 
 
 DEFAULT = Config()
@@ -79,7 +81,7 @@ PRESETS: dict[str, Config] = {
     "tiny": varied(
         DEFAULT,
         replicates=2,
-        tasks=("rotate -20", "digits 0-4"),
+        tasks=("rotate -20", "classes 0-4"),
         widths=(8,),
         pretraining={"steps": 20},
         tuning={"steps": 10},

@@ -12,8 +12,9 @@ import optax
 import xarray as xr
 from jaxtyping import Array, Float, PyTree
 
-from experiments.data import digits
-from experiments.data.digits import Task
+from experiments.data import image_tasks
+from experiments.data.files import refused
+from experiments.data.image_tasks import Task
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.models.mlp import MLP
@@ -21,17 +22,12 @@ from experiments.studies.merge_digits.config import Config, Training
 from experiments.training.descent import descend
 from sail_jax import Merge, methods
 
-CLASSES = 10
 SWEPT = ("task arithmetic", "TIES")
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains, merges and measures; everything is repeated over the leading axis `replicate`."""
-    sizes = {"train": config.train, "validation": config.validation}
-    split = digits.split(config.seed, config.replicates, **sizes)
-    tasks = [digits.load(task) for task in config.tasks]
-    upright = digits.pick([digits.load()], split.train)
-    learn, choose, test = (digits.pick(tasks, index) for index in split)
+    upright, learn, choose, test = load(config)
     keys = jax.random.split(jax.random.key(config.seed), (config.replicates, 2))
 
     base = stage("pre-train the base", lambda: _pretrain(config, upright, keys[:, 0]))
@@ -63,6 +59,20 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     )
 
 
+def load(config: Config) -> tuple[Task, Task, Task, Task]:
+    """Upright images to learn from, then the images of every task to learn from, to choose scales
+    with, and to test on. Raises `DataError` for what cannot be read, or does not suffice."""
+    with refused():
+        pool = config.data.pool(config.seed)
+        config.check_left(n := len(pool.labels))
+        sizes = {"train": config.train, "validation": config.validation}
+        split = image_tasks.split(config.seed, config.replicates, examples=n, **sizes)
+        upright = image_tasks.pick([image_tasks.of(pool)], split.train)
+        tasks = [image_tasks.of(pool, task) for task in config.tasks]
+        learn, choose, test = (image_tasks.pick(tasks, index) for index in split)
+    return upright, learn, choose, test
+
+
 def _scales(config: Config) -> Array:
     return jnp.linspace(0, config.merging.largest, config.merging.scales + 1)[1:]
 
@@ -78,14 +88,14 @@ def _replicated(fn: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def _apply(config: Config, params: PyTree, images: digits.Array) -> Any:
-    return MLP(config.widths, CLASSES).apply(params, images)
+def _apply(config: Config, params: PyTree, images: image_tasks.Array) -> Any:
+    return MLP(config.widths, config.data.classes).apply(params, images)
 
 
 @_replicated
 def _pretrain(config: Config, exam: Task, key: Array) -> PyTree:
     first, rest = jax.random.split(key)
-    params = MLP(config.widths, CLASSES).init(first, exam.images[0])
+    params = MLP(config.widths, config.data.classes).init(first, exam.images[0])
     (exam,) = _split(exam, 1)
     return _train(config, config.pretraining, params, exam, rest)
 

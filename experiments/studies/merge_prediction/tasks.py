@@ -15,7 +15,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
-from experiments.data import digits, text
+from experiments.data import digits, image_tasks, text
+from experiments.data.files import Pool
 from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
 from sail_jax import probe
@@ -57,13 +58,14 @@ class Family(NamedTuple):
 
 def rotations_and_classes(seed: int, tasks: tuple[str, ...]) -> Data:
     """Digits turned, and digits of some classes; every task has examples of its own members."""
-    split = digits.split(seed, 1, train=1197, validation=0)
+    pool = Pool(*digits.load())
+    split = image_tasks.split(seed, 1, examples=digits.EXAMPLES, train=1197, validation=0)
     learn, kept = split.train[0], split.test[0]
-    images, labels, _ = digits.load()
+    images, labels, _ = image_tasks.of(pool)
     base = Batch(images[learn], labels[learn])
     sides: tuple[list[Batch], list[Batch]] = [], []
     for task in tasks:
-        images, labels, member = digits.load(task)
+        images, labels, member = image_tasks.of(pool, task)
         a, b = (index[member[index]] for index in (learn, kept))
         for side, i in zip(sides, (a[:300], b[:HELD_OUT]), strict=True):
             side.append(Batch(images[i], labels[i]))
@@ -101,7 +103,7 @@ def _windows(rng: np.random.Generator, line: np.ndarray, n: int) -> Batch:
 FAMILIES = {
     "digits": Family(
         MLP((48, 48), 10),
-        ("rotate -30", "rotate 30", "rotate 60", "digits 0-4", "digits 5-9", "digits 2-7"),
+        ("rotate -30", "rotate 30", "rotate 60", "classes 0-4", "classes 5-9", "classes 2-7"),
         (0.03, 0.3),
         "hidden_?",
         rotations_and_classes,

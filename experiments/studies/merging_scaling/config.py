@@ -5,7 +5,8 @@ from typing import Annotated, Any, get_args
 
 from annotated_types import Ge, Interval, Lt
 
-from experiments.data import digits
+from experiments.data import image_tasks
+from experiments.data.registry import ImagePool
 from experiments.lab.config import (
     Count,
     Finite,
@@ -48,10 +49,10 @@ class Swept:
 
 @config
 class Pretraining:
-    """How the network that all experts start from is trained, in steps of 64 upright digits."""
+    """How the network that all experts start from is trained, in steps of 64 upright images."""
 
-    digits: Natural = 500
-    """Upright digits to pre-train on, of 1797."""
+    images: Natural = 500
+    """Upright images to pre-train on."""
     steps: Natural = 600
     """Steps of pre-training."""
     rate: Positive = 0.2
@@ -101,30 +102,33 @@ class Config:
     replicates: Annotated[int, Ge(2)] = 8
     """Independent repetitions, each with its own split and order of tasks; at least 2."""
     swept: Swept = Swept()
-    tasks: digits.Tasks = (
+    data: ImagePool = ImagePool()
+    tasks: image_tasks.Tasks = (
         *(f"rotate {angle}" for angle in (-60, -40, -20, 20, 40, 60)),
-        "digits 0-4",
-        "digits 5-9",
+        "classes 0-4",
+        "classes 5-9",
     )
-    """What experts learn: 'rotate <degrees>', 'digits <first>-<last>' or 'upright'."""
+    """What experts learn: 'rotate <degrees>', 'classes <first>-<last>' or 'upright'."""
     widths: Some[Natural] = (64,)
     """Units of each hidden layer."""
     pool: Natural = 800
-    """Digits to fine-tune on, none of them seen before; the rest are the test set."""
+    """Images to fine-tune on, none of them seen before; the rest are the test set."""
     pretraining: Pretraining = Pretraining()
     merging: Merging = Merging()
     quadratics: Quadratics = Quadratics()
 
     def __post_init__(self) -> None:
-        room, most = digits.EXAMPLES - self.pretraining.digits, len(self.tasks)
-        if self.pool >= room:
-            raise ValueError(
-                f"pool must be below {room}, to leave digits for the test; got {self.pool}"
-            )
+        image_tasks.check_classes("tasks", self.tasks, self.data.classes)
+        self.check_left(self.data.size)
+        most = len(self.tasks)
         if self.swept.tasks[-1] > most:
             raise ValueError(
                 f"swept.tasks must be at most the number of tasks, {most}; got {self.swept.tasks}"
             )
+
+    def check_left(self, examples: int | None) -> None:
+        """Raises `ValueError` where nothing of so many images is left for the test."""
+        image_tasks.check_left("pool", self.pool, self.pretraining.images, examples)
 
     def values(self, law: Law) -> tuple[float, ...]:
         return getattr(self.swept, law)
@@ -156,7 +160,7 @@ PRESETS: dict[str, Config] = {
             "samples": (5, 10, 20),
             "tasks": (1, 2, 3),
         },
-        tasks=("rotate -30", "rotate 30", "digits 0-4"),
+        tasks=("rotate -30", "rotate 30", "classes 0-4"),
         widths=(8,),
         pretraining={"steps": 20},
         merging={"ada_steps": 3},

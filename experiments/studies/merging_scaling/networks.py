@@ -9,13 +9,14 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
-from experiments.data import digits
+from experiments.data import image_tasks
+from experiments.data.files import Pool
+from experiments.data.image_tasks import Split, Task
 from experiments.models.mlp import MLP
 from experiments.studies.merging_scaling.config import Config
 from sail_jax import methods
 from theory.merging.measure import measure_constants
 
-CLASSES = 10
 MERGES = ("average", "TIES", "DARE", "AdaMerging")
 
 
@@ -26,7 +27,7 @@ class Exam(NamedTuple):
     images: Float[np.ndarray, "R T n 64"]
     labels: np.ndarray
     unlabelled: Float[np.ndarray, "R T batches 32 64"]
-    test: digits.Task
+    test: Task
 
 
 def constants(config: Config, base: PyTree, merged: PyTree, exam: Exam) -> dict[str, Any]:
@@ -51,22 +52,22 @@ def _losses(config: Config, params: PyTree, images: Any, labels: Any) -> Array:
 
 
 def _logits(config: Config, params: PyTree, images: Any) -> Any:
-    return MLP(config.widths, CLASSES).apply(params, images)
+    return MLP(config.widths, config.data.classes).apply(params, images)
 
 
-def examine(config: Config, split: digits.Split) -> Exam:
+def examine(config: Config, pool: Pool, split: Split) -> Exam:
     rng = np.random.default_rng(config.seed)
     most = max(config.swept.samples) + 1
-    tasks = [digits.load(task) for task in config.tasks]
+    tasks = [image_tasks.of(pool, task) for task in config.tasks]
     rows = []
-    for pool, test in zip(split.validation, split.test, strict=True):
+    for tuning, test in zip(split.validation, split.test, strict=True):
         for i in rng.permutation(len(tasks)):
             images, labels, member = tasks[i]
-            own, seen = pool[member[pool]][:most], test[member[test]]
+            own, seen = tuning[member[tuning]][:most], test[member[test]]
             if len(own) < most or not len(seen):
                 raise ValueError(
                     f"swept.samples must be at most {len(own) - 1}, which is what "
-                    f"{config.tasks[i]!r} has of {config.pool} digits; got {most - 1}"
+                    f"{config.tasks[i]!r} has of {config.pool} images; got {most - 1}"
                 )
             some = rng.choice(seen, (16, 32))
             part = images[test], labels[test], member[test]
@@ -75,14 +76,14 @@ def examine(config: Config, split: digits.Split) -> Exam:
     own, labels, some, *test = (
         np.stack(x).reshape(*shape, *np.shape(x[0])) for x in zip(*rows, strict=True)
     )
-    return Exam(own, labels, some, digits.Task(*test))
+    return Exam(own, labels, some, Task(*test))
 
 
 @partial(jax.jit, static_argnums=0)
 @partial(jax.vmap, in_axes=(None, 0, 0))
-def pretrain(config: Config, exam: digits.Task, key: Array) -> PyTree:
+def pretrain(config: Config, exam: Task, key: Array) -> PyTree:
     first, rest = jax.random.split(key)
-    params = MLP(config.widths, CLASSES).init(first, exam.images[:1])
+    params = MLP(config.widths, config.data.classes).init(first, exam.images[:1])
 
     def step(params: PyTree, key: Array) -> tuple[PyTree, None]:
         drawn = jax.random.randint(key, (64,), 0, len(exam.labels))

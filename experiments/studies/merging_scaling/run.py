@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from experiments.data import digits
+from experiments.data import image_tasks
+from experiments.data.files import refused
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.studies.merging_scaling import networks, testbed
@@ -20,10 +21,14 @@ from theory.merging.scaling import Law
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Both halves, on the coordinates `law` and `point`."""
-    sizes = {"train": config.pretraining.digits, "validation": config.pool}
-    split = digits.split(config.seed, config.replicates, **sizes)
-    upright = jax.tree.map(lambda x: x[:, 0], digits.pick([digits.load()], split.train))
-    exam = networks.examine(config, split)
+    with refused():
+        pool = config.data.pool(config.seed)
+        config.check_left(n := len(pool.labels))
+        sizes = {"train": config.pretraining.images, "validation": config.pool}
+        split = image_tasks.split(config.seed, config.replicates, examples=n, **sizes)
+        upright = image_tasks.pick([image_tasks.of(pool)], split.train)
+        upright = jax.tree.map(lambda x: x[:, 0], upright)
+        exam = networks.examine(config, pool, split)
     base_key, key, merge_key, bed_key = jax.random.split(jax.random.key(config.seed), 4)
     keys = jax.random.split(key, config.replicates)
     merge_keys = jax.random.split(merge_key, config.replicates)

@@ -88,7 +88,7 @@ def perturb(
     initial = _initial(config, net, range(config.replicates))
     deviations = [jax.tree.map(lambda x: np.float32(x.std()), one) for one in initial]
     of = [k % config.replicates for k in some]
-    each = where.lay(
+    each = where.spread(
         training.stacked(where.filled([bases[k] for k in some])),
         training.stacked(where.filled([deviations[r] for r in of])),
         jnp.stack(where.filled([_keys(config, r)[2] for r in of])),
@@ -158,7 +158,9 @@ def fine_tune(
         config=config,
         save_every=config.save_every,
     )
-    each = where.lay(training.stacked(where.filled(before)), training.stacked(where.filled(after)))
+    each = where.spread(
+        training.stacked(where.filled(before)), training.stacked(where.filled(after))
+    )
     found = _tuned(
         net, config.memory.at_once, held_out, task, jnp.asarray(config.tune.scales), *each
     )

@@ -18,8 +18,9 @@ from jaxtyping import Array, Float, PyTree
 
 from experiments.models.next_token import token_losses
 from experiments.studies.overtraining_language.tasks import Batch
-from experiments.training import Training, init, make_step, sharding, train
-from experiments.training.step import State, Step
+from experiments.training import Training, sharding
+from experiments.training.fit import Fit
+from experiments.training.step import State
 
 Shard = Literal[sharding.Shard, "members"]
 
@@ -55,7 +56,12 @@ class Layout(NamedTuple):
         spread = {k: self._leading(getattr(state, k)) for k in ("params", "opt_state")}
         return sharding.replicated(self.one.mesh, state)._replace(**spread)
 
-    def lay(self, *trees: PyTree) -> tuple[PyTree, ...]:
+    def lay(self, state: State) -> State:
+        """The state where the step expects it."""
+        where = self.shardings(state)
+        return state if where is None else sharding.place(state, where)
+
+    def spread(self, *trees: PyTree) -> tuple[PyTree, ...]:
         """Arrays with a leading axis of members."""
         if self.one.mesh is None or not self.by_member:
             return self.one.lay(trees)
@@ -112,8 +118,8 @@ def stacked(trees: Sequence[PyTree]) -> PyTree:
 
 
 @functools.lru_cache(maxsize=16)
-def _step(net: nn.Module, training: Training, count: int, where: Layout) -> tuple[Any, Step]:
-    """What makes the first state, and the jitted step of `count` members."""
+def _fit(net: nn.Module, training: Training, count: int, where: Layout) -> Fit:
+    """The training of `count` members by one compiled step."""
 
     def loss(params: PyTree, mutable: PyTree, batch: Batch, key: Array) -> Any:
         one = lambda p, b, k: nll(net, p, b, k).mean()  # noqa: E731
@@ -122,12 +128,7 @@ def _step(net: nn.Module, training: Training, count: int, where: Layout) -> tupl
         total = each.sum()
         return each.mean() + (total - jax.lax.stop_gradient(total)), {}, mutable
 
-    begin = jax.jit(functools.partial(init, training))
-    one = jax.eval_shape(functools.partial(first, net), jax.random.key(0))
-    many = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), one)
-    return begin, make_step(
-        loss, training, where.shardings(jax.eval_shape(begin, many, jax.random.key(0)))
-    )
+    return Fit(loss, training, where)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -154,21 +155,15 @@ def together(
     many = where.filled(params)
     shares = training.optimizer.members or (1.0,) * len(params)
     optimizer = dataclasses.replace(training.optimizer, members=tuple(where.filled(shares)))
-    begin, step = _step(net, dataclasses.replace(training, optimizer=optimizer), len(many), where)
-    state = begin(stacked(many), key)
-    shardings = where.shardings(state)
-    if shardings is not None:
-        state = sharding.place(state, shardings)
+    fit = _fit(net, dataclasses.replace(training, optimizer=optimizer), len(many), where)
     which = np.asarray(where.filled(range(len(params))))
-    trained = train(
-        step,
-        state,
+    trained = fit.run(
+        fit.start(stacked(many), key),
         lambda t: jax.tree.map(lambda x: x[:, which], batch(t)),
         steps,
-        directory=directory,
+        directory,
         config=config,
         save_every=save_every,
         log_every=max(1, steps // 10),
-        place=where.place,
     )
     return unstacked(sharding.gathered(trained.state.params), len(params))

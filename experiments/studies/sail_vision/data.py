@@ -7,6 +7,7 @@ from jaxtyping import Float, Int, Num
 
 from experiments.data import digits
 from experiments.data.files import DataError
+from experiments.data.image_tasks import split
 from experiments.data.registry import OFFLINE
 from experiments.studies.sail_vision.config import Config
 from sail_jax.proximal import pair_weight
@@ -40,11 +41,9 @@ def load(config: Config) -> list[Data]:
     `DataError` (a `ValueError`) says where to get what is missing, and what needs no download.
     """
     if config.data.name == OFFLINE:
-        images, labels, _ = digits.load()
-        pixels = np.asarray(images).reshape(-1, digits.SIDE, digits.SIDE, 1)
-        every = Examples(pixels, np.asarray(labels))
-        n = digits.EXAMPLES - config.held_out
-        index = digits.split(config.seed, config.replicates, train=n, validation=config.held_out)
+        every, n = Examples(*digits.load()), digits.EXAMPLES - config.held_out
+        sizes = {"train": n, "validation": config.held_out}
+        index = split(config.seed, config.replicates, examples=digits.EXAMPLES, **sizes)
         pairs = zip(index.train, index.validation, strict=True)
         return [_data(config, every.where(a), every.where(b), 10) for a, b in pairs]
     learn, test = (config.data.read(split) for split in ("train", "test"))
