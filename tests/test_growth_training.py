@@ -185,7 +185,7 @@ def test_steps_are_saved_at_the_lowest_loss_both_reach():
         for m, c in curves.items()
     }
     source = {"loss": np.full((3, 7), 2.0)}
-    dataset = run._dataset(config, source, found)
+    dataset = run._dataset(config, run.load(config)[0], source, found)
     saved = dict(zip(dataset["way"].values, dataset["saved"].values[:, 0], strict=True))
     assert saved == {"scratch": 0, "pad": 5, "msg": 20, "ligo": 10 - TINY.maps.steps}
     assert dataset["reached"].values[:, 0].tolist() == [True, False, True, True]
@@ -270,7 +270,9 @@ def test_bad_fields_are_one_line_that_names_them(change, words):
 
 
 def test_digits_leave_some_to_learn_from():
-    with pytest.raises(ValueError, match="held_out must be below 1797; got 1797"):
+    with pytest.raises(
+        ValueError, match=r"held_out must be below 1797, to leave images .*; got 1797"
+    ):
         varied(MLP, held_out=1797)
     with pytest.raises(ValueError, match=r"no way for images_resnet .* 'ligo'"):
         varied(RESNET, methods=("ligo",))

@@ -1,15 +1,14 @@
-"""Which table a configuration asks for."""
+"""The known architectures, and which of them a configuration asks for."""
 
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sail_jax.architectures import flax, forward, text, vision
-from sail_jax.architectures.forward.inputs import Inputs, both, images, of_part, tokens, vectors
+from sail_jax.architectures.forward.inputs import Inputs, tokens
 from sail_jax.architectures.table import Config, Rules
 from sail_jax.checks import nearest
 
-__all__ = ["Architecture", "of"]
+__all__ = ["Architecture", "architecture", "of"]
 
 
 class Architecture(NamedTuple):
@@ -30,31 +29,28 @@ class Architecture(NamedTuple):
     causal: bool = False
 
 
-_FAMILIES = (
-    Architecture("gpt2", text.gpt2, forward.gpt2, causal=True),
-    Architecture("llama", text.llama, forward.llama, causal=True),
-    Architecture("bert", text.bert, forward.bert),
-    Architecture("roberta", text.roberta, forward.roberta),
-    Architecture("t5", text.t5, forward.t5, both(tokens, tokens)),
-    Architecture("vit", vision.vit, forward.vit, images),
-    Architecture(
-        "clip",
-        vision.clip,
-        forward.clip,
-        both(of_part("text_config", tokens), of_part("vision_config", images)),
-    ),
-    Architecture("mlp", flax.mlp, forward.mlp, vectors),
-    Architecture("flax_mlp", flax.flax_mlp),
-    Architecture("flax_resnet", flax.flax_resnet),
-    Architecture("flax_gpt", flax.flax_gpt),
-    Architecture("flax_llama", flax.flax_llama),
-    Architecture("flax_sit", flax.flax_sit),
-    Architecture("flax_vit", flax.flax_vit),
-)
-# model types that are a family under another name
-_KIN = {"mistral": "llama", "qwen2": "llama", "qwen3": "llama", "xlm-roberta": "roberta"}
-_BY_NAME = {family.name: family for family in _FAMILIES}
-_MODEL_TYPES = _BY_NAME | {model_type: _BY_NAME[name] for model_type, name in _KIN.items()}
+_BY_TYPE: dict[str, Architecture] = {}
+
+
+def architecture(
+    *others: str,
+    logits: Callable[[Any, Config, Any], Any] | None = None,
+    inputs: Inputs = tokens,
+    causal: bool = False,
+) -> Callable[[Callable[[Config], Rules]], Callable[[Config], Rules]]:
+    """Registers a table under its name, which configurations call their `model_type`.
+
+    Args:
+      others: Further model types that have the same table.
+      logits: As of `Architecture`, like `inputs` and `causal`.
+    """
+
+    def register(rules: Callable[[Config], Rules]) -> Callable[[Config], Rules]:
+        record = Architecture(rules.__name__, rules, logits, inputs, causal)
+        _BY_TYPE.update(dict.fromkeys((record.name, *others), record))
+        return rules
+
+    return register
 
 
 def of(config: Config) -> Architecture:
@@ -75,9 +71,9 @@ def of(config: Config) -> Architecture:
         name = {"xlmroberta": "xlm-roberta"}.get(name, name)
     if not name:
         raise ValueError("the configuration states neither 'model_type' nor 'architectures'")
-    if name not in _MODEL_TYPES:
+    if name not in _BY_TYPE:
         raise ValueError(
-            f"no table for the architecture {name!r}{nearest(name, _MODEL_TYPES)}; write rules "
+            f"no table for the architecture {name!r}{nearest(name, _BY_TYPE)}; write rules "
             "for it, starting from sail_jax.architectures.draft(params)"
         )
-    return _MODEL_TYPES[name]
+    return _BY_TYPE[name]

@@ -3,16 +3,21 @@
 Kernels are [..., in, out]; a tree may start at its collections ("params/...") or inside one.
 """
 
+from sail_jax.architectures import forward
+from sail_jax.architectures.detect import architecture
+from sail_jax.architectures.forward.inputs import vectors
 from sail_jax.architectures.table import Config, Rules, count, divided, flag, pairs, setting
 
 __all__ = ["flax_gpt", "flax_llama", "flax_mlp", "flax_resnet", "flax_sit", "flax_vit", "mlp"]
 
 
+@architecture()
 def flax_mlp(config: Config) -> Rules:
     """Layers `hidden_0, hidden_1, ..., out` of ReLU units; `config` has their `widths`."""
     return _mlp(config, "**hidden_#/", "**out/")
 
 
+@architecture(logits=forward.mlp, inputs=vectors)
 def mlp(config: Config) -> Rules:
     """The same in a flat checkpoint: `layers.0.kernel, layers.0.bias, ..., out.kernel`."""
     return _mlp(config, "layers.#.", "out.")
@@ -31,6 +36,7 @@ def _mlp(config: Config, layer: str, last: str) -> Rules:
     return Rules(*_with(table, spaces), settings=settings, layers=layers)
 
 
+@architecture()
 def flax_resnet(config: Config) -> Rules:
     """A ResNet with BatchNorm, its running statistics in `batch_stats`; `config` has `widths`,
     one per stage, `blocks` of each stage or a list of them by stage, and may have `inner`, the
@@ -73,6 +79,7 @@ def _widths(config: Config) -> list[int] | tuple[int, ...]:
     return widths
 
 
+@architecture()
 def flax_gpt(config: Config) -> Rules:
     """A decoder of pre-norm blocks; `config` has `tied`, false where not stated."""
     tied = flag(config, "tied", default=False)
@@ -86,6 +93,7 @@ def flax_gpt(config: Config) -> Rules:
     return Rules(*_with(table, _SPACES | {"vocab": "outer"}), settings=_SETTINGS, layers=_LAYERS)
 
 
+@architecture()
 def flax_llama(config: Config) -> Rules:
     """A decoder of RMSNorm, SwiGLU and rotary positions, whose units are told apart; `config` has
     `heads` and `head_dim`, and may have `kv_heads` (each serving a group of queries), `tied`, and
@@ -124,6 +132,7 @@ def flax_llama(config: Config) -> Rules:
     )
 
 
+@architecture()
 def flax_vit(config: Config) -> Rules:
     """A vision transformer: convolved patches, the mean of the last norm classified."""
     table = {
@@ -137,6 +146,7 @@ def flax_vit(config: Config) -> Rules:
     return Rules(*_with(table, _SPACES | {"labels": "outer"}), settings=_SETTINGS, layers=_LAYERS)
 
 
+@architecture()
 def flax_sit(config: Config) -> Rules:
     """A diffusion transformer whose norms have no parameters of their own: shifts, scales and gates
     are read, layer by layer, from one condition of time and class.

@@ -1,6 +1,9 @@
 """Tables of language models, for the tensor names of Hugging Face: GPT-2, Llama and its kin,
 BERT, RoBERTa, T5. Torch's linear layers are [out, in], GPT-2's [in, out]."""
 
+from sail_jax.architectures import forward
+from sail_jax.architectures.detect import architecture
+from sail_jax.architectures.forward.inputs import both, tokens
 from sail_jax.architectures.table import Config, Rules, count, divided, flag, pairs
 
 __all__ = ["attention", "bert", "gpt2", "llama", "roberta", "t5"]
@@ -27,6 +30,7 @@ def attention(
     return out | {f"?{name}.bias": axes for name, axes in biases.items()}
 
 
+@architecture(logits=forward.gpt2, causal=True)
 def gpt2(config: Config) -> Rules:
     """GPT-2 (Radford et al. 2019): fused queries, keys and values; tied unless said otherwise."""
     h = "{transformer.,}h.{i}."
@@ -71,6 +75,7 @@ def gpt2(config: Config) -> Rules:
     )
 
 
+@architecture("mistral", "qwen2", "qwen3", logits=forward.llama, causal=True)
 def llama(config: Config) -> Rules:
     """Llama, Mistral, Qwen2 (biases) and Qwen3 (normed queries and keys): RMSNorm, SwiGLU, rotary
     positions (so the units of a query are told apart), heads of keys and values shared."""
@@ -122,6 +127,7 @@ def llama(config: Config) -> Rules:
     )
 
 
+@architecture(logits=forward.bert)
 def bert(config: Config) -> Rules:
     """BERT (Devlin et al. 2019): norms after the sums; the head for masked words is tied, and
     so applies its nonlinearity in the space of the embeddings."""
@@ -141,6 +147,7 @@ def bert(config: Config) -> Rules:
     return _bert(config, "{bert.,}", head)
 
 
+@architecture("xlm-roberta", logits=forward.roberta)
 def roberta(config: Config) -> Rules:
     """RoBERTa (Liu et al. 2019), also XLM-R: BERT with other names at the head."""
     head = {
@@ -213,6 +220,7 @@ def _bert(config: Config, p: str, head: dict[str, str]) -> Rules:
     )
 
 
+@architecture(logits=forward.t5, inputs=both(tokens, tokens))
 def t5(config: Config) -> Rules:
     """T5 (Raffel et al. 2020), also v1.1: encoder and decoder in the one space of their shared
     embeddings, RMSNorm, no biases; the biases by relative position, held by the first layer,

@@ -2,12 +2,16 @@
 
 from typing import Any
 
+from sail_jax.architectures import forward
+from sail_jax.architectures.detect import architecture
+from sail_jax.architectures.forward.inputs import both, images, of_part, tokens
 from sail_jax.architectures.table import Config, Rules, count, divided, pairs, setting
 from sail_jax.architectures.text import attention
 
 __all__ = ["clip", "vit"]
 
 
+@architecture(logits=forward.vit, inputs=images)
 def vit(config: Config) -> Rules:
     """ViT (Dosovitskiy et al. 2021), also DeiT without distillation: pixels are in no space."""
     x = "{vit.,}encoder.layer.{i}."
@@ -41,6 +45,10 @@ def vit(config: Config) -> Rules:
     return Rules(axes, spaces, sizes, optional, ends, settings=settings, layers=layers)
 
 
+@architecture(
+    logits=forward.clip,
+    inputs=both(of_part("text_config", tokens), of_part("vision_config", images)),
+)
 def clip(config: Config) -> Rules:
     """CLIP (Radford et al. 2021): two towers whose projections meet in one space, normalised."""
     table = {
