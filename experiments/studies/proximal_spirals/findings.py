@@ -7,7 +7,6 @@ from experiments.lab.findings import Finding, judged, stated
 from experiments.studies.proximal_spirals.training import LABELS
 from experiments.training import gamma_sweep as line
 
-
 PREDICTED = "mmd"  # SAIL's distance, in its eq. 11
 SOURCES = {
     "classes": "one spiral each",
@@ -30,7 +29,9 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 def _of_sources(one: xr.Dataset, sources: str) -> list[Finding]:
     loss, accuracy, gradient = (_predicted(one, n) for n in ("loss", "accuracy", "gradient"))
     early, end = one["epoch"] <= one["epoch"][-1] / 2, {"epoch": -1}
-    smaller = (np.log(one["scratch_gradient"]) - np.log(gradient)).where(early).mean("epoch")
+    ratio = one["scratch_gradient"] / gradient
+    smaller = ratio.copy(data=np.log(ratio.values)).where(early).mean("epoch")
+    best = f"the best start on the line (chosen by the other seeds; sources: {sources})"
     start = f"SAIL's start (eq. 11, MMD; sources: {sources})"
     claims = (  # figure, claim, what the paper has, margins, their unit
         (
@@ -56,8 +57,7 @@ def _of_sources(one: xr.Dataset, sources: str) -> list[Finding]:
         ),
         (
             "8",
-            f"the best start on the line (chosen by the other seeds; sources: {sources}) ends at a "
-            "lower training loss than scratch",
+            f"{best} ends at a lower training loss than scratch",
             "curves by gamma, beside scratch",
             line.lead(one["loss"].isel(end), one["scratch_loss"].isel(end)),
             "nats",

@@ -1,20 +1,15 @@
 """What `transfer_factors` found: from the stored dataset alone."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import xarray as xr
 
 from experiments.lab.findings import Finding, judged, stated
 from experiments.studies.transfer_phase.regions import ROUNDING, judged_regions
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-
 NAMES = {"linear": "linear transfer", "fine_tune": "fine-tuning"}
 
 
-def findings(dataset: "xr.Dataset") -> list[Finding]:
+def findings(dataset: xr.Dataset) -> list[Finding]:
     """Whether transfer hurts and helps where it should, and whether stopping early pays."""
     if "region" not in dataset:  # a run of a version that kept no data set by itself
         return []
@@ -32,19 +27,19 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     return [*found, _stopping(dataset)] if _stops(dataset) else found
 
 
-def _stops(dataset: "xr.Dataset") -> bool:
+def _stops(dataset: xr.Dataset) -> bool:
     """Whether trainings were stopped, and one was not."""
     unlimited = dataset.attrs["factor"] == "time" and np.isinf(dataset.value[-1])
     return bool(unlimited) and dataset.sizes["value"] > 1
 
 
-def _stopping(dataset: "xr.Dataset") -> Finding:
+def _stopping(dataset: xr.Dataset) -> Finding:
     """The time is chosen on the first half of the draws, and judged on the others."""
-    log_risk = np.log(dataset["risk_near"])
-    lower = log_risk.isel(value=-1) - log_risk.isel(value=slice(-1))
-    half = dataset.sizes["draw"] // 2
-    best = int(lower[:half].mean("draw").values.argmax())
-    margins = lower[half:, best]
+    log_risk = np.log(dataset["risk_near"].values)
+    lower = log_risk[:, -1:] - log_risk[:, :-1]
+    half = len(lower) // 2
+    best = int(lower[:half].mean(0).argmax())
+    margins = xr.DataArray(lower[half:, best], dims="draw")
     return judged(
         "features are fate, Fig. 3",
         "stopping early lowers the risk of fine-tuning nearest to n = d (the time chosen on other "
@@ -55,7 +50,7 @@ def _stopping(dataset: "xr.Dataset") -> Finding:
     )
 
 
-def summary(dataset: "xr.Dataset") -> str:
+def summary(dataset: xr.Dataset) -> str:
     """Agreement of theory and simulation, and what the factor does."""
     factor, sentences = dataset.attrs["factor"], []
     for mode, name in NAMES.items():
