@@ -22,7 +22,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     estimate of W1 tells two laws from one."""
     if "gain" not in dataset:  # a run of a version that kept no data set by itself
         return []
-    found = [
+    declared = [
         judged(
             FIG_5,
             f"transferability is not negatively correlated with {name}, of {words} (above {NONE})",
@@ -36,7 +36,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     largest = float(dataset["w1_bounds"].max())
     for norm in NORMS:
         same = dataset["sampled_w1"].sel(norm=norm).isel(theta=0)
-        found.append(
+        declared.append(
             judged(
                 FIG_5,
                 f"samples read as W1 ({norm}) tell two laws from one: those of one law are nearer "
@@ -47,7 +47,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
                 largest - same.values,
             )
         )
-    return found
+    return declared
 
 
 def _axes(dataset: xr.Dataset, some: np.ndarray) -> dict[str, np.ndarray]:

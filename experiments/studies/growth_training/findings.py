@@ -24,7 +24,7 @@ OTHERS = ("a method of sail_jax.growth", "not compared")
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """Of each method, whether it saves steps to the lowest loss that scratch reaches too."""
-    found = []
+    declared = []
     for way in dataset["way"].values.astype(str):
         if way == ways.SCRATCH:
             continue
@@ -32,8 +32,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
         saved, beside = (dataset[name].sel(way=way) for name in ("saved", "scratch_steps"))
         here = f"{stated(saved, 0)} of {stated(beside, 0, sign=False)}"
         claim = f"{way} saves steps of training to the lowest held-out loss that scratch also meets"
-        found.append(judged(where, claim, paper, here, saved.values))
-    return found
+        declared.append(judged(where, claim, paper, here, saved.values))
+    return declared
 
 
 def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:

@@ -23,18 +23,18 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     """Which merge keeps more, on digits that chose no scale; and whether adding weights acts as
     adding outputs does."""
     mean = dataset["accuracy"].mean("task")
-    found = []
+    declared = []
     for better, worse, where in CLAIMS:
         ahead = mean.sel(model=better) - mean.sel(model=worse)
         claim = f"{better} is more accurate than {worse}, in the mean over the tasks"
-        found.append(judged(where, claim, PRINTED, f"by {stated(ahead, 3)}", ahead.values))
+        declared.append(judged(where, claim, PRINTED, f"by {stated(ahead, 3)}", ahead.values))
     wrong = [
         ((dataset[f"line_{how}"] - dataset["line_accuracy"]) ** 2).mean(("weight", "end")) ** 0.5
         for how in ("chord", "predicted")
     ]
-    chord, outputs = (stated(one, 3, sign=False) for one in wrong)
+    chord, outputs = (stated(error, 3, sign=False) for error in wrong)
     return [
-        *found,
+        *declared,
         judged(
             "cross-task linearity, Sec. 3",
             "along the line between two experts adding their outputs predicts the accuracy of "

@@ -28,10 +28,10 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     groups = [within & (clusters == base) for base in np.unique(clusters)]
     rho = [ranking.spearman(x[some], y[some])[0] for some in groups if some.sum() >= FEWEST]
     columns = np.reshape(rho, (-1, dataset.sizes["predictor"])).T
-    found = []
+    declared = []
     for name, margins in zip(dataset["predictor"].values.astype(str), columns, strict=True):
         here = stated(xr.DataArray(margins, dims="base")) if margins.size else "undefined"
-        found.append(
+        declared.append(
             judged(
                 WHERE.get(name, PROBES),
                 f"{probes.PREDICTORS[name].label}: the more of it, the more loss averaging adds, "
@@ -41,7 +41,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
                 margins,
             )
         )
-    return found
+    return declared
 
 
 def _ordinary(dataset: xr.Dataset) -> str:

@@ -26,10 +26,10 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     ]
 
 
-def _of_sources(one: xr.Dataset, sources: str) -> list[Finding]:
-    loss, accuracy, gradient = (_predicted(one, n) for n in ("loss", "accuracy", "gradient"))
-    early, end = one["epoch"] <= one["epoch"][-1] / 2, {"epoch": -1}
-    ratio = one["scratch_gradient"] / gradient
+def _of_sources(case: xr.Dataset, sources: str) -> list[Finding]:
+    loss, accuracy, gradient = (_predicted(case, n) for n in ("loss", "accuracy", "gradient"))
+    early, end = case["epoch"] <= case["epoch"][-1] / 2, {"epoch": -1}
+    ratio = case["scratch_gradient"] / gradient
     smaller = ratio.copy(data=np.log(ratio.values)).where(early).mean("epoch")
     best = f"the best start on the line (chosen by the other seeds; sources: {sources})"
     start = f"SAIL's start (eq. 11, MMD; sources: {sources})"
@@ -38,14 +38,14 @@ def _of_sources(one: xr.Dataset, sources: str) -> list[Finding]:
             "8",
             f"{start} has a lower training loss along training than scratch",
             "a lower loss significantly faster, as curves",
-            (one["scratch_loss"] - loss).mean("epoch"),
+            (case["scratch_loss"] - loss).mean("epoch"),
             "nats",
         ),
         (
             "8",
             f"{start} ends at a higher test accuracy than scratch",
             "a higher final accuracy, as curves",
-            100 * (accuracy - one["scratch_accuracy"]).isel(end),
+            100 * (accuracy - case["scratch_accuracy"]).isel(end),
             "points",
         ),
         (
@@ -59,7 +59,7 @@ def _of_sources(one: xr.Dataset, sources: str) -> list[Finding]:
             "8",
             f"{best} ends at a lower training loss than scratch",
             "curves by gamma, beside scratch",
-            line.lead(one["loss"].isel(end), one["scratch_loss"].isel(end)),
+            line.lead(case["loss"].isel(end), case["scratch_loss"].isel(end)),
             "nats",
         ),
     )
@@ -69,12 +69,12 @@ def _of_sources(one: xr.Dataset, sources: str) -> list[Finding]:
     ]
 
 
-def _predicted(one: xr.Dataset, measure: str) -> xr.DataArray:
+def _predicted(case: xr.Dataset, measure: str) -> xr.DataArray:
     """A measure along training from the predicted gamma, by interpolation between those run."""
-    values = one[measure].transpose("seed", "epoch", "gamma")
-    where = np.broadcast_to(one["predicted"].sel(way=PREDICTED).values[:, None], values.shape[:2])
-    found = line.at(one["gamma"].values, values.values.astype(float), where)
-    return values.isel(gamma=0, drop=True).copy(data=found)
+    values = case[measure].transpose("seed", "epoch", "gamma")
+    where = np.broadcast_to(case["predicted"].sel(way=PREDICTED).values[:, None], values.shape[:2])
+    values_there = line.at(case["gamma"].values, values.values.astype(float), where)
+    return values.isel(gamma=0, drop=True).copy(data=values_there)
 
 
 def _here(margins: xr.DataArray, unit: str) -> str:

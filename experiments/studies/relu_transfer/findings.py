@@ -32,7 +32,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     scratch = dataset.scratch_risk
     law = st.fit_power_law(dataset.n.values, scratch.mean("draw").values)
     exponents = DataArray(law.exponents, dims="teacher")
-    found = [
+    declared = [
         judged(
             f"{FIG_4} (c)",
             "the risk of training from scratch falls faster than 1/n",
@@ -42,11 +42,11 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
         )
     ]
     if "outside" not in dataset:
-        return found
+        return declared
     outside = np.log(dataset.outside / dataset.norm)
     grown = outside.isel(mu=-1) - outside.isel(mu=0)
     first, last = dataset.mu.values[[0, -1]]
-    found.append(
+    declared.append(
         judged(
             f"{FIG_4} (d)",
             "what frozen features cannot express of the target grows with the fraction that the "
@@ -60,7 +60,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     below = _below(dataset, law)
     for side, sign, words in ((below, 1, "better"), (~below, -1, "worse")):
         ahead = sign * lead.where(side).mean(("mu", "n"))
-        found.append(
+        declared.append(
             judged(
                 f"{FIG_4} (e)",
                 f"frozen features are {words} than training from scratch with "
@@ -71,7 +71,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
                 ahead.values,
             )
         )
-    return found
+    return declared
 
 
 def _below(dataset: "xr.Dataset", law: st.PowerLaw) -> "xr.DataArray":

@@ -14,7 +14,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     if "region" not in dataset:  # a run of a version that kept no data set by itself
         return []
     where = "features are fate, Sec. 3", "white inputs, trained to the end from a known source"
-    found = [
+    declared = [
         finding
         for mode, name in NAMES.items()
         for finding in judged_regions(
@@ -24,7 +24,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
             dataset[f"{mode}_region_theory"],
         )
     ]
-    return [*found, _stopping(dataset)] if _stops(dataset) else found
+    return [*declared, _stopping(dataset)] if _stops(dataset) else declared
 
 
 def _stops(dataset: xr.Dataset) -> bool:

@@ -43,14 +43,16 @@ def judged_regions(
     claims = {
         "hurts": f"{name} hurts where theory says so, in the mean over those points",
         "helps": f"{name} helps where theory says so, in the mean over those points",
-        "disputed": f"{name} helps where the paper's formula says so and the corrected one does "
+        "disputed": f"{name} helps where the paper's formula says so and the corrected by_draw does "
         "not, in the mean over those points",
     }
     for region, claim in claims.items():
-        one = gain.sel(region=region)
-        if not np.isfinite(one).all():
+        by_draw = gain.sel(region=region)
+        if not np.isfinite(by_draw).all():
             if region != "disputed":
                 yield Finding(where, claim, paper, "there is no such point", "not tested")
             continue
-        here = f"T = {stated(one, 3)}, in theory {float(theory.sel(region=region)):+.3f}"
-        yield judged(where, claim, paper, here, -one.values if region == "hurts" else one.values)
+        here = f"T = {stated(by_draw, 3)}, in theory {float(theory.sel(region=region)):+.3f}"
+        yield judged(
+            where, claim, paper, here, -by_draw.values if region == "hurts" else by_draw.values
+        )
