@@ -43,7 +43,7 @@ def judged_regions(
     claims = {
         "hurts": f"{name} hurts where theory says so, in the mean over those points",
         "helps": f"{name} helps where theory says so, in the mean over those points",
-        "disputed": f"{name} helps where the paper's formula says so and the corrected by_draw does "
+        "disputed": f"{name} helps where the paper's formula says so and the corrected one does "
         "not, in the mean over those points",
     }
     for region, claim in claims.items():
