@@ -96,6 +96,7 @@ def test_wrong_verdicts_among_many_claims_are_rare():
 
 def test_one_seed_is_said():
     assert stated(xr.DataArray([2.0], dims="seed"), 1, sign=False) == "2.0 (one seed)"
+    assert stated(xr.DataArray([2.0], dims="draw"), 0) == "+2 (one draw)"
 
 
 def test_savings_count_what_came_before():

@@ -106,6 +106,13 @@ def test_every_finished_run_is_on_the_page(runs, capsys):
     ]
 
 
+def test_what_was_found_is_computed_once_for_each_run(runs, monkeypatch):
+    asked, findings = [], Fake.findings
+    monkeypatch.setattr(Fake, "findings", lambda *a: asked.append(a) or findings(*a))
+    assert cli.main(["report", str(runs)]) == 0
+    assert len(asked) == 3
+
+
 def test_a_preset_leaves_open_where_data_are_and_nothing_else():
     study = registry.load("sail_vision")
     preset = study.presets["paper"]

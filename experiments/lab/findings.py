@@ -1,4 +1,5 @@
-"""What an experiment found, beside what a paper printed: means over seeds, verdicts on claims."""
+"""What an experiment found, beside what a paper printed: means over seeds, or over whatever else
+it repeats, and verdicts on claims."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,7 +23,7 @@ class Finding(NamedTuple):
     paper: str
     """The printed figures, with their scale."""
     here: str
-    """The measured ones: mean ± standard error over seeds."""
+    """The measured ones: mean ± standard error over repetitions."""
     verdict: str
     """One of `VERDICTS`, at the scale of this run."""
     p: float = np.nan
@@ -32,7 +33,7 @@ class Finding(NamedTuple):
 
 
 def judged(where: str, claim: str, paper: str, here: str, margins: ArrayLike) -> Finding:
-    """The claim that `margins`, one number per seed, are positive in the mean, judged alone.
+    """The claim that `margins`, one number per repetition, are positive in the mean, judged alone.
 
     It holds if Student's two-sided test rejects a mean of 0 at `LEVEL` and the mean is above 0, and
     fails if it is below; margins that are not finite, or fewer than two, decide nothing.
@@ -95,14 +96,15 @@ def rule(findings: Sequence[Finding]) -> str:
     if not count:
         return ""
     return (
-        f"Verdicts: Student's two-sided test over seeds, corrected for the number of claims, "
+        f"Verdicts: Student's two-sided test over repetitions, corrected for the number of claims, "
         f"{count} (Holm), to {LEVEL:.0%} in all; d: mean over standard deviation."
     )
 
 
-def mean_and_error(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over the seeds where there is a value, and its standard error (NaN of fewer than 2)."""
-    array = np.moveaxis(values.values, values.get_axis_num("seed"), 0)
+def mean_and_error(values: xr.DataArray, over: str = "seed") -> tuple[np.ndarray, np.ndarray]:
+    """Mean over the seeds, or what else is repeated, where there is a value, and its standard error
+    (NaN of fewer than 2)."""
+    array = np.moveaxis(values.values, values.get_axis_num(over), 0)
     known = np.isfinite(array)
     count = known.sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -113,13 +115,14 @@ def mean_and_error(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def stated(values: xr.DataArray, digits: int = 2, *, sign: bool = True) -> str:
-    """Mean ± standard error over seeds, or that there is none.
+    """Mean ± standard error over the one dimension there is, or that there is none.
 
     >>> stated(xr.DataArray([1.0, 3.0], dims="seed")), stated(xr.DataArray([np.nan], dims="seed"))
     ('+2.00 ± 1.00', 'undefined')
     """
-    mean, error = (float(v) for v in mean_and_error(values))
+    (over,) = map(str, values.dims)
+    mean, error = (float(v) for v in mean_and_error(values, over))
     spelt = f"{mean:{'+' if sign else ''}.{digits}f}"
     if not np.isfinite(error):
-        return f"{spelt} (one seed)" if np.isfinite(mean) else "undefined"
+        return f"{spelt} (one {over})" if np.isfinite(mean) else "undefined"
     return f"{spelt} ± {error:.{digits}f}"

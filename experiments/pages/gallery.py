@@ -2,12 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.lab import registry, store
-from experiments.lab.findings import evidence, rule
+from experiments.lab.findings import Finding, evidence, rule
 from experiments.lab.registry import Study
 from sail_jax import disk
 from sail_jax.cli.progress import say
@@ -76,16 +76,17 @@ def section(
     study: Study,
     dataset: "xr.Dataset",
     figures: Mapping[str, "Figure"],
+    findings: Sequence[Finding],
     scale: str = OTHER,
 ) -> pages.Section:
     """One run: question, answer, figures, and where the study has them its tables and what became
     of the papers' claims."""
     pictures = [(style.describe(figure), style.png(figure)) for figure in figures.values()]
     tables, answer = study.tables(dataset), study.summary(dataset)
-    if found := study.findings(dataset):
-        rows = [(f.claim, f.where, f.paper, f.here + evidence(f), f.verdict) for f in found]
+    if findings:
+        rows = [(f.claim, f.where, f.paper, f.here + evidence(f), f.verdict) for f in findings]
         tables.append(((*HEADER, f"here, at {scale}", "verdict"), *rows))
-        answer = "\n".join(filter(None, (answer, rule(found))))
+        answer = "\n".join(filter(None, (answer, rule(findings))))
     return pages.Section(heading, study.question, answer, pictures, tables)
 
 
@@ -94,20 +95,21 @@ def _run(place: Path, run: store.Run) -> pages.Section:
     name = record["experiment"]
     study = registry.load(name)
     dataset, figures = store.drawn(run, study)
+    findings = study.findings(dataset)
     heading = name if place.name == name or place == Path() else f"{name} ({place})"
     preset = preset_of(study, record["config"])
     scale = "the paper's scale" if (preset or "").startswith("paper") else OTHER
     options = (f" --preset {preset}" if preset else "") + f" --seed {record['seed']}"
     details = {
         "preset": preset or "none of them: see config",
-        **({"scale": scale} if study.findings(dataset) else {}),  # beside the printed
+        **({"scale": scale} if findings else {}),  # beside the printed
         **origin(dataset),
         "computing time": f"{float(dataset.attrs['wall_seconds']):.0f} s",
         "result": f"{store.RESULT}, SHA-256 {record['result']['sha256']}",
         **({"again": f"sail-jax run {name}{options}"} if preset else {}),
         "config": json.dumps(record["config"], ensure_ascii=False),
     }
-    return section(heading, study, dataset, figures, scale)._replace(details=details)
+    return section(heading, study, dataset, figures, findings, scale)._replace(details=details)
 
 
 def preset_of(study: Study, config: Mapping[str, Any]) -> str | None:

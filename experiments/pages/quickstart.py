@@ -52,8 +52,10 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
         for name, run in runs.items():
             say(f"{HEADINGS[name]}: {studies[name].question}")
             start = time.perf_counter()
-            dataset, figures = store.complete(run, studies[name], configs[name], reporting)
-            sections.append(gallery.section(HEADINGS[name], studies[name], dataset, figures))
+            study, heading = studies[name], HEADINGS[name]
+            dataset, figures = store.complete(run, study, configs[name], reporting)
+            found = study.findings(dataset)
+            sections.append(gallery.section(heading, study, dataset, figures, found))
             datasets[name], spent[name] = dataset, time.perf_counter() - start
             say(f"  {sections[-1].answer}\n")
     wall = {name: float(dataset.attrs["wall_seconds"]) for name, dataset in datasets.items()}

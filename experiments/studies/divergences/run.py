@@ -44,6 +44,7 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     grid, curve = ("mode", "gamma", "theta"), ("mode", "gamma", "fine_theta")
     found = {
         "theory": (curve, closed["theory"], {"long_name": "transferability", "units": "1"}),
+        "gain": (("draw", *grid), gains["gain"], {"long_name": "transferability", "units": "1"}),
         "gain_mean": (grid, gains["gain"].mean(0)),
         "gain_std": (grid, gains["gain"].std(0, ddof=1)),
         "sampled_w1": (("sampling", "norm", "theta"), sampled["w1"]),

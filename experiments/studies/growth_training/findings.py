@@ -1,15 +1,39 @@
 """What `growth_training` found: from the stored dataset alone."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import xarray as xr
 
-from experiments.lab.findings import mean_and_error
+from experiments.lab.findings import Finding, judged, mean_and_error, stated
 from experiments.studies.growth_training import ways
 
-if TYPE_CHECKING:
-    import xarray as xr
+# by method: its paper, and the compute or steps that it prints as saved
+PRINTED = {
+    "net2net": ("Net2Net, arXiv 1511.05641", "faster, as curves"),
+    "fpi": ("bert2BERT, arXiv 2110.07143", "30.4 % (BERT)"),
+    "aki": ("bert2BERT, arXiv 2110.07143", "38.4 % (BERT)"),
+    "lemon": ("LEMON, arXiv 2310.07999", "56.7 % (ViT), 33.2 % (BERT)"),
+    "ligo": ("LiGO, arXiv 2303.00980", "44.7 % (BERT)"),
+    "g_stack": ("G_stack, arXiv 2405.15319", "54.6 % (7B parameters)"),
+    "hypercloning": ("HyperCloning, arXiv 2409.12903", "not compared"),
+    "hypercloning_noise": ("HyperCloning, arXiv 2409.12903", "not compared"),
+    "msg": ("masked structural growth, arXiv 2305.02869", "not compared"),
+    **dict.fromkeys(("sail", "sail_svd", "sail_random"), ("SAIL", "faster, as curves")),
+}
+OTHERS = ("a method of sail_jax.growth", "not compared")
+
+
+def findings(dataset: xr.Dataset) -> list[Finding]:
+    """Of each method, whether it saves steps to the lowest loss that scratch reaches too."""
+    declared = []
+    for way in dataset["way"].values.astype(str):
+        if way == ways.SCRATCH:
+            continue
+        where, paper = PRINTED.get(way, OTHERS)
+        saved, beside = (dataset[name].sel(way=way) for name in ("saved", "scratch_steps"))
+        here = f"{stated(saved, 0)} of {stated(beside, 0, sign=False)}"
+        claim = f"{way} saves steps of training to the lowest held-out loss that scratch also meets"
+        declared.append(judged(where, claim, paper, here, saved.values))
+    return declared
 
 
 def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
@@ -35,29 +59,14 @@ def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Who saves steps, who loses, and what the losses after growth say."""
-    mean, error = mean_and_error(dataset["saved"])
+    """How far training from scratch gets, and what the losses after growth say."""
     name = dataset["way"].values.astype(str)
-    order = [i for i in np.argsort(-mean) if name[i] != ways.SCRATCH]
-    clear = [i for i in order if abs(mean[i]) > 2 * error[i]]
-    said = {
-        "Saved": [i for i in clear if mean[i] > 0],
-        "Lost": [i for i in clear if mean[i] < 0][::-1],
-        "Undecided": [i for i in order if i not in clear],
-    }
-    listed = "; ".join(
-        f"{word.lower()}: " + ", ".join(f"{name[i]} {mean[i]:.0f} ± {error[i]:.0f}" for i in some)
-        for word, some in said.items()
-        if some
-    )
     exact = dataset["exact"].values & (name != ways.SCRATCH)
     excess = np.abs(dataset["step0_excess"].values[exact])
     kept = f"; function-preserving growth moved the loss by {excess.max(initial=0):.1g} at most"
     level = dataset["level"].sel(way=ways.SCRATCH)
-    value, spread = map(float, mean_and_error(level))
     return (
-        f"From scratch the held-out loss falls to {value:.3f} ± {spread:.3f} nats in "
-        f"{dataset.attrs['steps']} steps. Steps saved to the lowest loss that both reach (mean ± "
-        f"s.e. of paired differences over {level.size} seeds; undecided within 2 s.e.): "
-        f"{listed}{kept if exact.any() else ''}."
+        f"From scratch the held-out loss falls to {stated(level, 3, sign=False)} nats in "
+        f"{dataset.attrs['steps']} steps (mean ± s.e. over {level.size} seeds)"
+        f"{kept if exact.any() else ''}."
     )

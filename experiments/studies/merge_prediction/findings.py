@@ -1,34 +1,68 @@
 """What `merge_prediction` found: from the stored dataset alone."""
 
+import numpy as np
 import xarray as xr
 
+from experiments.lab.findings import Finding, judged, stated
 from experiments.studies.merge_prediction import plots as figures
-from experiments.studies.merge_prediction import probes
+from experiments.studies.merge_prediction import probes, ranking
+
+CTL, UNIFIED = "cross-task linearity", "unified merging"
+WHERE = {  # who has it; the others are probes of ours
+    **dict.fromkeys(("ctl_cosine", "ctl_gap", "ctl_output", "ensemble"), CTL),
+    **dict.fromkeys(("members", "lemma", "main_term"), f"{CTL}, Lemma 1 and Theorem 1"),
+    **dict.fromkeys(("gradients", "bound", "bound_corrected"), f"{UNIFIED}, Theorem 3"),
+    "sign_conflict": "TIES (Yadav et al. 2023)",
+    "task_cosine": "task arithmetic (Ilharco et al. 2023)",
+}
+PROBES = "sail_jax.probe and sail_jax.distances"
+FEWEST = 3  # merges that have an order
+
+
+def findings(dataset: xr.Dataset) -> list[Finding]:
+    """Of each predictor, whether it ranks the merges of one base model; base models are what is
+    repeated."""
+    within = dataset["within"].sel(scope=_ordinary(dataset)).values
+    x, y = dataset["value"].values, dataset["result"].sel(outcome="averaging").values[:, None]
+    clusters = dataset["cluster"].values
+    groups = [within & (clusters == base) for base in np.unique(clusters)]
+    rho = [ranking.spearman(x[some], y[some])[0] for some in groups if some.sum() >= FEWEST]
+    columns = np.reshape(rho, (-1, dataset.sizes["predictor"])).T
+    declared = []
+    for name, margins in zip(dataset["predictor"].values.astype(str), columns, strict=True):
+        here = stated(xr.DataArray(margins, dims="base")) if margins.size else "undefined"
+        declared.append(
+            judged(
+                WHERE.get(name, PROBES),
+                f"{probes.PREDICTORS[name].label}: the more of it, the more loss averaging adds, "
+                "among merges of one base model",
+                "not a claim about ranks",
+                f"Spearman's correlation {here}, over {margins.size} base models",
+                margins,
+            )
+        )
+    return declared
+
+
+def _ordinary(dataset: xr.Dataset) -> str:
+    """The scope of experts tuned from one pre-trained model, or of all merges if they are few."""
+    tuned = dataset["within"].sel(scope="all, tuned")
+    return "all, tuned" if int(tuned.sum()) >= FEWEST else "all"
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Which predictors rank the outcomes of averaging, in each family and across them."""
+    """Which predictors rank the outcomes of averaging best, in each family and across them."""
     n, families = dataset.sizes["merge"], dataset["learned"].values
     lines = []
-    ordinary = "all, tuned" if bool(dataset["within"].sel(scope="all, tuned").sum() > 2) else "all"
-    for scope in dict.fromkeys([*families, "all", ordinary]):
+    for scope in dict.fromkeys([*families, "all", _ordinary(dataset)]):
         some = dataset.sel(scope=scope, outcome="averaging")
         order = [p for p in figures.order(some) if p != "sample"]
         said = [_said(some, p) for p in order[:4]]
         lines.append(f"{scope} ({int(some['within'].sum())} merges): {', '.join(said)}")
-    some = dataset.sel(scope=ordinary, outcome="averaging")
-    names = figures.order(some)[::-1]
-    low, high = (
-        dict(zip(some["predictor"].values, some[x].values, strict=True)) for x in ("low", "high")
-    )
-    wrong = [_said(some, p) for p in names if high[p] < 0]
-    blind = [_said(some, p) for p in names if low[p] <= 0 <= high[p]]
-    told = [("The wrong way round there", wrong), ("Not told from chance there", blind)]
-    words = "".join(f"{what}: {', '.join(those)}. " for what, those in told if those)
-    sample = some.sel(predictor="sample")
+    sample = dataset.sel(scope=_ordinary(dataset), outcome="averaging", predictor="sample")
     return (
         f"{n} merges; Spearman's correlation with the loss that averaging adds to the experts' "
-        f"own, 95 % intervals over base models. Best of {', then of '.join(lines)}. {words}"
+        f"own, 95 % intervals over base models. Best of {', then of '.join(lines)}. "
         f"To run the merge itself on {probes.PROBED} examples of each task gives "
         f"{float(sample['rho']):.2f} [{float(sample['low']):.2f}, {float(sample['high']):.2f}]."
     )

@@ -9,6 +9,7 @@ from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 
 from experiments.lab.bands import band
+from experiments.studies.proximal_spirals.findings import SOURCES
 from experiments.studies.proximal_spirals.training import LABELS
 from experiments.training.gamma_plots import (
     BELOW,
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
 
-SPIRALS = {
-    "classes": "one spiral each",
-    "radii": "inner and outer parts",
-    "random": "random parts",
-}
 MEASURES = {
     "loss": "training loss (nats)",
     "accuracy": "test accuracy",
@@ -50,7 +46,7 @@ def _panels(dataset: "xr.Dataset") -> "tuple[Figure, np.ndarray]":
     fig, axes = style.figure(len(how), 3, width=3.7, height=2.5, sharex=True)
     for row, name in zip(axes, how, strict=True):
         for ax, (measure, label) in zip(row, MEASURES.items(), strict=True):
-            ax.set_title(f"sources: {SPIRALS[name]}", pad=9)
+            ax.set_title(f"sources: {SOURCES[name]}", pad=9)
             ax.set_ylabel(label)
             if measure != "accuracy":
                 ax.set_yscale("log")
@@ -100,7 +96,7 @@ def _weights(dataset: "xr.Dataset") -> "Figure":
             rows = {f"best, after {n} epochs": one["best"].sel(look=n) for n in looks}
             rows |= {LABELS[w]: one["predicted"].sel(way=w) for w in ways}
             weights(ax, rows, len(looks), span)
-            ax.set_title(f"{SPIRALS[name]}, {start} start")
+            ax.set_title(f"{SOURCES[name]}, {start} start")
     for ax in axes[-1]:
         ax.set_xlabel(f"{GAMMA} (mean ± s.e.; ticks: seeds)")
     return fig

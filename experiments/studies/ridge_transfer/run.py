@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
-    """Exact risk, its limit n -> inf, and the simulated mean, `[case, ridge]`."""
+    """Exact risk, its limit n -> inf, and the simulated mean, `[case, ridge]`; and what a ridge
+    adds to the risk of each data set, at the best one and at the largest."""
     import xarray as xr
 
     with jax.enable_x64(True):
@@ -36,12 +37,14 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
             "limit": (grid, both("limit")),
             "mean": (grid, both("mean")),
             "std": (grid, both("std")),
+            "added": (("case", "strength", "draw"), both("added"), {"long_name": "risk added"}),
             "best_ridge": ("case", both("best_ridge")),
             "best_risk": ("case", both("best_risk")),
         },
         {
             "n": ("case", list(config.ns), {"long_name": "target samples"}),
             "theta": ("case", list(config.thetas), {"units": "rad"}),
+            "strength": ["best", "largest"],
         },
         {"sigma": config.sigma, "draws": config.draws, "d": config.d},
     )
@@ -51,14 +54,16 @@ def _case(config: Config, i: int) -> Mapping[str, jax.Array]:
     n, theta = config.ns[i], config.thetas[i]
     ridge = jnp.linspace(0, config.ridge_max[i], config.ridges)
     key = jax.random.fold_in(jax.random.key(config.seed), i)
-    risks = _simulate(key, n, config.d, theta, config.sigma, ridge, config.draws)
     best = dl.optimal_ridge(n, theta, config.sigma)
+    every = jnp.append(ridge, best)
+    risks = _simulate(key, n, config.d, theta, config.sigma, every, config.draws)
     return {
         "ridge": ridge,
         "exact": dl.linear_transfer_risk(n, theta, config.sigma, ridge),
         "limit": dl.linear_transfer_limit(theta, ridge),
-        "mean": risks.mean(0),
-        "std": risks.std(0, ddof=1),
+        "mean": risks[:, :-1].mean(0),
+        "std": risks[:, :-1].std(0, ddof=1),
+        "added": (risks[:, [-1, -2]] - risks[:, :1]).T,
         "best_ridge": best,
         "best_risk": dl.linear_transfer_risk(n, theta, config.sigma, best),
     }

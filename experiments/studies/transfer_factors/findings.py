@@ -1,31 +1,73 @@
 """What `transfer_factors` found: from the stored dataset alone."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import xarray as xr
 
-if TYPE_CHECKING:
-    import xarray as xr
+from experiments.lab.findings import Finding, judged, stated
+from experiments.studies.transfer_phase.regions import ROUNDING, judged_regions
+
+NAMES = {"linear": "linear transfer", "fine_tune": "fine-tuning"}
 
 
-def summary(dataset: "xr.Dataset") -> str:
+def findings(dataset: xr.Dataset) -> list[Finding]:
+    """Whether transfer hurts and helps where it should, and whether stopping early pays."""
+    if "region" not in dataset:  # a run of a version that kept no data set by itself
+        return []
+    where = "features are fate, Sec. 3", "white inputs, trained to the end from a known source"
+    declared = [
+        finding
+        for mode, name in NAMES.items()
+        for finding in judged_regions(
+            f"{name}, by load and {dataset.attrs['factor']},",
+            *where,
+            dataset[f"{mode}_region"],
+            dataset[f"{mode}_region_theory"],
+        )
+    ]
+    return [*declared, _stopping(dataset)] if _stops(dataset) else declared
+
+
+def _stops(dataset: xr.Dataset) -> bool:
+    """Whether trainings were stopped, and one was not."""
+    unlimited = dataset.attrs["factor"] == "time" and np.isinf(dataset.value[-1])
+    return bool(unlimited) and dataset.sizes["value"] > 1
+
+
+def _stopping(dataset: xr.Dataset) -> Finding:
+    """The time is chosen on the first half of the draws, and judged on the others."""
+    log_risk = np.log(dataset["risk_near"].values)
+    lower = log_risk[:, -1:] - log_risk[:, :-1]
+    half = len(lower) // 2
+    best = int(lower[:half].mean(0).argmax())
+    margins = xr.DataArray(lower[half:, best], dims="draw")
+    return judged(
+        "features are fate, Fig. 3",
+        "stopping early lowers the risk of fine-tuning nearest to n = d (the time chosen on other "
+        "data sets)",
+        "all training ends at a loss of 1e-6 or after 1e5 steps",
+        f"log of the risk lower by {stated(margins)} at t = {float(dataset.value[best]):g}",
+        margins.values,
+    )
+
+
+def summary(dataset: xr.Dataset) -> str:
     """Agreement of theory and simulation, and what the factor does."""
     factor, sentences = dataset.attrs["factor"], []
-    names = {"linear": "Linear transfer", "fine_tune": "Fine-tuning"}
-    for mode, name in names.items():
+    for mode, name in NAMES.items():
         theory, mean = dataset[f"{mode}_theory"].values, dataset[f"{mode}_mean"].values
         z = (mean - theory) / (dataset[f"{mode}_std"].values / np.sqrt(dataset.attrs["draws"]))
         hurts = {
-            float(value): f"{np.mean(row < -1e-9):.0%} of the loads at {factor} {value:g}"
+            float(value): f"{np.mean(row < -ROUNDING):.0%} of the loads at {factor} {value:g}"
             for value, row in zip(dataset.value.values, theory, strict=True)
             if np.isfinite(row).all()
         }
         ends = " and ".join(dict.fromkeys([*hurts.values()][i] for i in (0, -1)))
         z = np.abs(z[np.isfinite(z)])
         sentences.append(
-            f"{name} hurts at {ends}; median |z| of simulation against theory {np.median(z):.2f}."
+            f"{name[:1].upper()}{name[1:]} hurts at {ends}; median |z| of simulation against "
+            f"theory {np.median(z):.2f}."
         )
-    if factor == "time" and np.isinf(dataset.value[-1]) and dataset.sizes["value"] > 1:
+    if _stops(dataset):
         nearest = int(np.abs(dataset.gamma.values - 1).argmin())
         risk = dataset.risk_mean.sel(way="fine_tune").isel(gamma=nearest).values
         stopped = ", ".join(

@@ -12,6 +12,7 @@ from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.lab.sweep import over_devices, sweep
 from experiments.studies.transfer_factors.config import Config
+from experiments.studies.transfer_phase import regions
 from theory import deep_linear as dl
 from theory.deep_linear import covariance, training_time
 
@@ -24,7 +25,8 @@ CHUNK = 2  # draws between two points at which a run can be resumed
 
 def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     """Risks of scratch training, linear transfer and fine-tuning over (value, gamma), and the
-    transferability R_scratch - R_method of the last two; quantiles are 16, 50 and 84 %."""
+    transferability R_scratch - R_method of the last two; quantiles are 16, 50 and 84 %. `*_region`
+    are means over `regions.REGIONS`."""
     import xarray as xr
 
     keys = jax.random.split(jax.random.key(config.seed), config.draws + 1)
@@ -47,8 +49,15 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
         data[f"{mode}_std"] = (grid[1:], gain.std(0, ddof=1))
         for name, share in shares.items():
             data[f"{mode}_{name}"] = (grid[1:], np.quantile(gain, share, axis=0))
+        expected = theory[0] - theory[i]
+        parts = regions.split(expected, np.abs(config.counts() - config.d) >= regions.FAR)
+        data[f"{mode}_region"] = (("region", "draw"), regions.means(gain, parts))
+        data[f"{mode}_region_theory"] = ("region", regions.means(expected[None], parts)[:, 0])
+    nearest = np.abs(config.counts() - config.d).argmin()
+    data["risk_near"] = (("draw", "value"), found[:, WAYS.index("fine_tune"), :, nearest])
     coords = {
         "way": list(WAYS),
+        "region": list(regions.REGIONS),
         "value": ("value", list(config.values), {"long_name": config.factor}),
         "gamma": ("gamma", config.counts() / config.d, {"long_name": "load n/d", "units": "1"}),
     }

@@ -11,6 +11,7 @@ import numpy as np
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.lab.sweep import over_devices, sweep
+from experiments.studies.transfer_phase import regions
 from experiments.studies.transfer_phase.config import Config
 from theory import deep_linear as dl
 
@@ -27,7 +28,7 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
 
     Simulated values are means over draws of the paired difference R_sc - R_tx; `*_std` is their
     standard deviation over draws, `*_low`, `*_median` and `*_high` are quantiles (16, 50, 84 %),
-    which exist where moments do not: near n = d.
+    which exist where moments do not: near n = d. `*_region` are means over `regions.REGIONS`.
     """
     found = simulate(config, stage)
     return _dataset(config, found, stage("closed forms", partial(_closed_forms, config)))
@@ -116,6 +117,16 @@ def _slice_index(config: Config) -> tuple[int, ...]:
     return step, 2 * step, 3 * step
 
 
+def _regions(config: Config, mode: str, theory: np.ndarray) -> np.ndarray:
+    """`regions.split` of the grid; the paper's formula that is corrected is eq. (17)."""
+    n = config.counts()
+    eq_17 = np.multiply.outer(n < config.d, 2 * np.cos(_angles(config)) - 1)
+    rest = [1] * (theory.ndim - 2)
+    far = (np.abs(n - config.d) >= regions.FAR).reshape(-1, 1, *rest)
+    printed = eq_17.reshape(*eq_17.shape, *rest) if mode == "fine_tune" else np.nan
+    return regions.split(theory, far, printed)
+
+
 def _dataset(config: Config, found: Mapping, theory: Mapping) -> "xr.Dataset":
     import xarray as xr
 
@@ -130,6 +141,10 @@ def _dataset(config: Config, found: Mapping, theory: Mapping) -> "xr.Dataset":
         data[f"{mode}_curve"] = (("curve", "slice", *dims[2:]), theory[f"{mode}_curve"])
         for name, share in QUANTILES.items():
             data[f"{mode}_{name}"] = (dims, np.quantile(found[mode], share, axis=0))
+        parts = _regions(config, mode, theory[f"{mode}_theory"])
+        data[f"{mode}_region"] = (("region", "draw", *dims[2:]), regions.means(found[mode], parts))
+        of_theory = regions.means(theory[f"{mode}_theory"][None], parts)[:, 0]
+        data[f"{mode}_region_theory"] = (("region", *dims[2:]), of_theory)
     if "linear" in config.modes:
         for edge in ("lower", "upper", "over"):
             data[f"linear_{edge}"] = (("edge", "sigma"), theory[f"linear_{edge}"])
@@ -145,5 +160,6 @@ def _dataset(config: Config, found: Mapping, theory: Mapping) -> "xr.Dataset":
         "slice": ("slice", angles[list(_slice_index(config))], {"units": "rad"}),
         "edge": ("edge", theory["edge"], {"long_name": "angle", "units": "rad"}),
         "below": ("below", theory["below"], {"long_name": "load n/d < 1", "units": "1"}),
+        "region": list(regions.REGIONS),
     }
     return xr.Dataset(data, coords, {"draws": config.draws, "d": config.d})
