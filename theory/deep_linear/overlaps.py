@@ -109,7 +109,7 @@ def scale_by_seen(p: ArrayLike, seen: ArrayLike, depth: ArrayLike) -> Array:
 
     # Bounds from below: q e^{-bx} <= 1, and where x < 0 the right side is at most seen, where
     # 0 <= x <= 1 at most seen + q b x.
-    lowest = jnp.log(jnp.maximum(q, tiny)) / jnp.maximum(b, tiny)
+    lowest = jnp.log1p(-seen) / jnp.maximum(b, tiny)
     start = jnp.clip((p / np.e - seen) / jnp.maximum(b * q, tiny), 0.0, 1.0)
     start = jnp.where(shorter, jnp.maximum(log_p - jnp.log(seen), lowest), start)
     x = jax.lax.fori_loop(0, 16, lambda _, x: newton(x), start)
