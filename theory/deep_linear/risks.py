@@ -143,7 +143,8 @@ def fine_tune_risk(
     problems.check_theta(theta)
     problems.check_depth(depth)
     scratch = scratch_limit(gamma, sigma, allow_infinite=allow_infinite)
-    return scratch - _fine_tune_gain(gamma, theta, sigma, depth, size)
+    gamma = jnp.asarray(gamma, dtype=float)
+    return scratch - _fine_tune_gain(gamma, 1 - gamma, theta, sigma, depth, size)
 
 
 @problems.in_float64
@@ -170,12 +171,18 @@ def transferability(
         linear = linear_transfer_risk(n, theta, sigma, ridge, allow_infinite=allow_infinite)
         both = concrete(jnp.isinf(scratch) & jnp.isinf(linear))
         if both is not None:
-            difference = "such that one of the two means is finite (their difference is not defined)"
+            difference = (
+                "such that one of the two means is finite (their difference is not defined)"
+            )
             problems.check("n", n, lambda _: ~both, difference)
         return scratch - linear
+    if mode != "fine_tune":
+        raise ValueError(f"mode must be 'linear' or 'fine_tune'; got {mode!r}")
+    problems.check("n", n, lambda n: (n >= 0) & (n < np.inf), "a finite number of samples >= 0")
     _check_dimension(d)
-    gamma = jnp.asarray(n, dtype=float) / jnp.asarray(d, dtype=float)
-    return transferability_limit(mode, gamma, theta, sigma, depth=depth, size=size)
+    _check_tasks(theta, sigma, depth)
+    n, d = jnp.asarray(n, dtype=float), jnp.asarray(d, dtype=float)
+    return _fine_tune_gain(n / d, (d - n) / d, theta, sigma, depth, size)
 
 
 @problems.in_float64
@@ -193,11 +200,10 @@ def transferability_limit(
     """`transferability` as n, d -> inf at load gamma: eq. (13) for "linear", and for "fine_tune"
     (1-gamma) c (2 cos - c), which replaces eq. (17)."""
     problems.check_gamma(gamma)
-    problems.check_theta(theta)
-    problems.check_sigma(sigma)
-    problems.check_depth(depth)
+    _check_tasks(theta, sigma, depth)
     if mode == "fine_tune":
-        return _fine_tune_gain(gamma, theta, sigma, depth, size)
+        gamma = jnp.asarray(gamma, dtype=float)
+        return _fine_tune_gain(gamma, 1 - gamma, theta, sigma, depth, size)
     if mode != "linear":
         raise ValueError(f"mode must be 'linear' or 'fine_tune'; got {mode!r}")
     scratch = scratch_limit(gamma, sigma, allow_infinite=allow_infinite)
@@ -248,22 +254,23 @@ def fine_tune_boundary(gamma: ArrayLike, sigma: ArrayLike, depth: ArrayLike = 2)
     check_below_one = "a load in [0, 1): from n = d on fine-tuning equals scratch training"
     problems.check("gamma", gamma, lambda g: (g >= 0) & (g < 1), check_below_one)
     problems.check_sigma(sigma)
-    c = _limit_null_scale(gamma, sigma, depth, 1.0)
+    gamma = jnp.asarray(gamma, dtype=float)
+    c = _limit_null_scale(gamma, 1 - gamma, sigma, depth, 1.0)
     return jnp.arccos(jnp.minimum(c / 2, 1.0))
 
 
-def _fine_tune_gain(gamma, theta, sigma, depth, size) -> Array:
+def _fine_tune_gain(gamma, unseen, theta, sigma, depth, size) -> Array:
+    """`unseen` is 1 - gamma, to which a rounded gamma near 1 is no guide."""
     problems.check("size", size, lambda r: (r > 0) & (r < np.inf), "a finite norm > 0")
-    c = jnp.asarray(size, dtype=float) * _limit_null_scale(gamma, sigma, depth, size)
-    unseen = jnp.maximum(1 - jnp.asarray(gamma, dtype=float), 0.0)
+    c = jnp.asarray(size, dtype=float) * _limit_null_scale(gamma, unseen, sigma, depth, size)
     # c grows like (1-gamma)^{-1/2 (1-1/depth)}: the product has the limit 0 at gamma = 1.
     cos, _ = problems.cos_sin(theta)
     return jnp.where(unseen > 0, unseen * c * (2 * cos - c), 0.0)
 
 
-def _limit_null_scale(gamma, sigma, depth, size) -> Array:
-    gamma, sigma, size = (jnp.asarray(v, dtype=float) for v in (gamma, sigma, size))
-    q = jnp.where(gamma < 1, 1 - gamma, 1.0)
+def _limit_null_scale(gamma, unseen, sigma, depth, size) -> Array:
+    sigma, size = jnp.asarray(sigma, dtype=float), jnp.asarray(size, dtype=float)
+    q = jnp.where(unseen > 0, unseen, 1.0)
     seen = jnp.minimum(gamma, 1)
     return scale_by_seen(seen * (1 + sigma**2 / q) / size**2, seen, depth)
 
@@ -285,6 +292,12 @@ def _ridge_moments(n: Array, k: Array) -> tuple[Array, Array]:
     density = jnp.exp(-k * t - n * s)
     kept = (k * w) * (k * t) * density * jnp.exp(2 * s)  # k^2 alone can overflow
     return jnp.sum(kept, -1), jnp.sum(w * t * density * n, -1)
+
+
+def _check_tasks(theta: ArrayLike, sigma: ArrayLike, depth: ArrayLike) -> None:
+    problems.check_theta(theta)
+    problems.check_sigma(sigma)
+    problems.check_depth(depth)
 
 
 def _check_dimension(d: ArrayLike) -> None:

@@ -79,6 +79,7 @@ def inflection_index(
     return int(rising[0]) if rising.size else None
 
 
+@problems.in_float64
 def turning_times(
     sigma: Float[ArrayLike, " d"], gamma: ArrayLike, start: ArrayLike
 ) -> Float[Array, " d"]:
@@ -89,8 +90,11 @@ def turning_times(
     sigma, start = jnp.asarray(sigma, dtype=float), jnp.asarray(start, dtype=float)
     level = sigma - sigma.shape[-1] * jnp.asarray(gamma, dtype=float) ** 2
     inside = level > start
-    time = modes.crossing_time(jnp.where(inside, level, start), start, sigma)
-    return jnp.where(inside, time, 0.0)
+    # any mode that crosses, where none does
+    level, start, sigma = (
+        jnp.where(inside, x, y) for x, y in zip((level, start, sigma), (1, 1, 2))
+    )
+    return jnp.where(inside, modes.crossing_time(level, start, sigma), 0.0)
 
 
 def check_gamma(gamma: ArrayLike) -> None:
