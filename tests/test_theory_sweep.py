@@ -5,25 +5,52 @@ true value beyond the largest float may be inf; NaN is never right, and what has
 refused.
 """
 
+import importlib
+import inspect
+import itertools
+import pkgutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
 
-from theory.deep_linear import pretraining, risks, training_time
+import theory
+from theory import (
+    deep_linear,
+    initialisation,
+    linearity,
+    merging,
+    problems,
+    student_teacher,
+    two_layer,
+)
+from theory.deep_linear import (
+    covariance,
+    divergences,
+    overlaps,
+    pretraining,
+    risks,
+    subspace,
+    training_time,
+)
 from theory.initialisation import descent, discriminant, transfer
 from theory.linearity import correlation
-from theory.two_layer import fine_tuning, modes
+from theory.student_teacher import arc_cosine, projection
+from theory.student_teacher import networks as st_networks
+from theory.student_teacher import transfer as st_transfer
+from theory.two_layer import fine_tuning, modes, perturbation, sharpness
 
+EPS = float(np.finfo(np.float32).eps)
 PRECISIONS = (np.float32, np.float64)
 LEDGERS = ("claims", "coverage", "settings", "testbeds", "linearity.tasks", "two_layer.tasks")
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """Raised by a reference where there is no value."""
 
 
@@ -45,6 +72,8 @@ KINDS: dict[str, tuple[Sequence[float], Callable]] = {
     "nonnegative": ((0, 1e-30, 1e-3, 1, 1e30, -1), around(-3, 3)),
     "real": ((0, -0.0, 1e-30, 1, -1, 1e15, -1e15), lambda r, n: r.normal(0, 3, n)),
     "unit": ((0, 1e-30, 0.5, 1, 2, -1), lambda r, n: r.uniform(0, 1, n)),
+    "mass": ((0, 1e-30, 1e-3, 1, 1e30), around(-3, 3)),
+    "seen": ((0, 1e-30, 0.5, 1), lambda r, n: r.uniform(0, 1, n)),
     "probability": ((1e-30, 0.5, 0, 1), lambda r, n: r.uniform(0.01, 0.99, n)),
     "time": ((0, 1e-30, 1, 1e30, np.inf, -1), around(-3, 3)),
     "length": ((0, 1e-30, 1, 600, 601), lambda r, n: r.uniform(0, 600, n)),
@@ -91,19 +120,22 @@ class Row:
     C: float = 16.0
     few: int | None = None
     """Inputs, where the reference is slow."""
-    borders: dict = field(default_factory=dict)
+    of: str = ""
+    """The function's name, where `compute` calls it."""
+    parts: Callable | None = None
+    """Sizes of what the value is a difference of: rounding is relative to these."""
 
 
 def held(row: Row, dtype: type, count: int) -> None:
     """AssertionError for an input at which the value is wrong, or not refused."""
     columns = drawn(row.kinds, count, dtype, seed=count)
     eps, big, tiny = (float(getattr(np.finfo(dtype), name)) for name in ("eps", "max", "tiny"))
-    right, allowed, refused = [], [], []
+    right, refused = [], []
     for i, given in enumerate(zip(*columns, strict=True)):
         at = [number(kind, x) for kind, x in zip(row.kinds, given, strict=True)]
         try:
             value = _values(row.exact(*at))
-        except Refused:
+        except RefusedError:
             refused.append(i)
             continue
         right.append((i, at, value))
@@ -116,7 +148,8 @@ def held(row: Row, dtype: type, count: int) -> None:
             with pytest.raises(ValueError, match="must"):
                 pytest.fail(f"{given}: {row.compute(*given)} is not refused")
     for place, (i, at, value) in enumerate(right):
-        errors = [row.C * eps * abs(v) + 4 * tiny if mp.isfinite(v) else mp.mpf(0) for v in value]
+        sizes = [row.parts(*at)] if row.parts else [abs(v) for v in value]
+        errors = [row.C * eps * v + 4 * tiny if mp.isfinite(v) else mp.mpf(0) for v in sizes]
         for again in (False, True):
             wrong = [
                 (x, v, e)
@@ -125,7 +158,10 @@ def held(row: Row, dtype: type, count: int) -> None:
                 and not (x == v or abs(mp.mpf(x) - v) <= e)
             ]
             if wrong and not again:
-                errors = [e + row.C * m for e, m in zip(errors, conditioning(row, at, value, eps))]
+                errors = [
+                    e + row.C * m
+                    for e, m in zip(errors, conditioning(row, at, value, eps), strict=True)
+                ]
         assert not wrong, f"{[column[i] for column in columns]}: " + ", ".join(
             f"{x} for {mp.nstr(v, 17)} +- {mp.nstr(e, 3)}" for x, v, e in wrong
         )
@@ -141,10 +177,13 @@ def conditioning(row: Row, at: Sequence, value: Sequence, eps: float) -> list:
         for sign in (1, -1):
             try:
                 near = _values(row.exact(*at[:k], at[k] * (1 + sign * eps), *at[k + 1 :]))
-            except Refused:
+            except RefusedError:
                 continue
-            moved = [max(m, abs(x - v)) if x != v else m for m, x, v in zip(moved, near, value)]
-        total = [t + m for t, m in zip(total, moved)]
+            moved = [
+                max(m, abs(x - v)) if x != v else m
+                for m, x, v in zip(moved, near, value, strict=True)
+            ]
+        total = [t + m for t, m in zip(total, moved, strict=True)]
     return total
 
 
@@ -157,7 +196,7 @@ def _values(found: object) -> list:
 
 def need(*conditions: bool) -> None:
     if not all(conditions):
-        raise Refused
+        raise RefusedError
 
 
 def deviation(sigma: object) -> None:
@@ -217,6 +256,7 @@ def best_ridge(n, theta, sigma):
 
 def scale(p, seen, depth):
     """Bisection of p e^{-x} + q e^{-x / depth} = 1."""
+    need(depth >= 1)
     b = 0 if mp.isinf(depth) else 1 / depth
     if p == 0 and seen == 0:
         return mp.mpf(1)
@@ -232,6 +272,10 @@ def scale(p, seen, depth):
         middle = sum(ends) / 2
         ends[p * mp.exp(-middle) - seen + q * mp.expm1(-b * middle) <= 0] = middle
     return mp.exp((1 - b) / 2 * ends[0])
+
+
+def null_scale(p, q, depth):
+    return scale(p, 1 - q, depth)
 
 
 def limit_scale(gamma, sigma, depth, size=1):
@@ -293,8 +337,9 @@ def source_limit(gamma, theta, sigma):
     if gamma == 1 and sigma > 0:
         return mp.inf, mp.pi / 2
     noise = 0 if mp.isinf(gamma) else sigma**2 * min(gamma, 1) / abs(gamma - 1) if sigma else 0
-    size = mp.sqrt(min(gamma, 1) + noise)
-    return size, mp.acos(mp.cos(theta) * min(gamma, 1) / size)
+    known = min(gamma, mp.mpf(1))
+    across = mp.sqrt(noise + known * (1 - known) + (known * mp.sin(theta)) ** 2)
+    return mp.sqrt(known + noise), mp.atan2(across, known * mp.cos(theta))
 
 
 def mode(time, start, sigma):
@@ -327,13 +372,6 @@ def cv2(a, b, c):
     return ((1 + a) * (1 + b) - 1) / total, b / total, a / total
 
 
-def direction(h, i):
-    need(h >= 1, i >= 1)
-    p = h * (i + 1)
-    first = 4 * mp.gamma(mp.mpf(h + 1) / 2) / (mp.sqrt(mp.pi) * mp.gamma(mp.mpf(h) / 2) * p)
-    return mp.mpf(4 * h) / (p * (p + 2)) / first**2 - 1
-
-
 def bound_of_risk(risk, complexity, n, delta, C):
     need(complexity >= 0, n >= 1, 0 < delta < 1, C > 0)
     return risk + 2 * complexity + 3 * C * mp.sqrt(mp.log(2 / delta) / (2 * n))
@@ -342,10 +380,6 @@ def bound_of_risk(risk, complexity, n, delta, C):
 def bound_of_transfer(risk, tv, complexity, n, delta, C):
     need(0 <= tv <= 1)
     return bound_of_risk(risk, complexity, n, delta, C) + C * tv
-
-
-def threshold(t, first, second):
-    return (mp.ncdf(t - first) + mp.ncdf(second - t)) / 2
 
 
 def discriminant_distance(tv, constant):
@@ -358,48 +392,9 @@ def left(mu, rate, steps):
     return (1 - rate * mu) ** steps
 
 
-def excess(curvature, error, rate, steps):
-    need(curvature > 0, rate > 0)
-    return curvature * (1 - rate * curvature) ** (2 * steps) * error**2 / 2
-
-
 def excess_bound(L, distance):
     need(L > 0)
     return L * distance**2 / 2
-
-
-def mean_inverse(dim, m):
-    if dim < 3:
-        return mp.inf
-    return mp.quad(lambda v: v ** (dim - 3) * mp.exp(-m * (1 - v * v) / 2), [0, 0.5, 0.9, 0.99, 1])
-
-
-def noncentral(dim, m, of):
-    """A Poisson mixture over j of `of(dim / 2 + j)`."""
-    total, weight, j = mp.mpf(0), mp.exp(-m / 2), 0
-    while weight > mp.mpf(10) ** -24 or j < m / 2:
-        total += weight * of(mp.mpf(dim) / 2 + j)
-        j += 1
-        weight *= m / 2 / j
-    return total
-
-
-def cdf(y, m, dim):
-    need(y >= 0, 0 <= m <= 600)
-    return noncentral(dim, m, lambda a: mp.gammainc(a, 0, y / 2, regularized=True))
-
-
-def tail(u, m, dim, rank):
-    need(u >= 0, 0 <= m <= 600)
-    if mp.isinf(u):
-        return mp.mpf(1)
-    x = u / (1 + u)
-    return noncentral(dim, m, lambda a: mp.betainc(a, mp.mpf(rank) / 2, 0, x, regularized=True))
-
-
-def law(of, columns: int):
-    """Functions of vectors of a fixed length, entry by entry."""
-    return lambda *x: of(*x[:columns])
 
 
 ROWS = [
@@ -421,11 +416,13 @@ ROWS = [
         gain,
         128,
         few=60,
+        of="deep_linear.risks.transferability_limit",
     ),
     Row(
         partial(risks.transferability, "linear"),
         ("n", "d", "theta", "sigma"),
         lambda n, d, theta, sigma: scratch(n, d, sigma) - linear(n, theta, sigma),
+        parts=lambda n, d, theta, sigma: scratch(n, d, sigma) + linear(n, theta, sigma),
     ),
     Row(
         lambda n, d, t, s, L: risks.transferability("fine_tune", n, d, t, s, depth=L),
@@ -433,7 +430,10 @@ ROWS = [
         gain_at,
         128,
         few=60,
+        of="deep_linear.risks.transferability",
     ),
+    Row(overlaps.scale_by_seen, ("mass", "seen", "depth"), scale, 128, few=60),
+    Row(overlaps.null_scale, ("mass", "seen", "depth"), null_scale, 128, few=60),
     Row(risks.linear_transfer_boundary, ("theta", "sigma"), linear_boundary),
     Row(risks.fine_tune_boundary, ("gamma", "sigma", "depth"), fine_tune_boundary, few=60),
     Row(training_time.linear_transfer_flow_risk, ("n", "theta", "sigma", "time"), linear_flow),
@@ -466,7 +466,7 @@ ROWS = [
 
 def name(row: Row) -> str:
     of = getattr(row.compute, "func", row.compute)
-    return f"{of.__name__}-{'-'.join(row.kinds)}"
+    return f"{row.of or of.__name__}-{'-'.join(row.kinds)}"
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -474,3 +474,735 @@ def name(row: Row) -> str:
 def test_values_are_right_or_refused(row, dtype):
     with mp.workdps(60):
         held(row, dtype, row.few or 150)
+
+
+# --- functions of arrays: a few inputs, float32 beside float64 ------------------------------------
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    drawn = np.random.default_rng(seed).normal(size=shape)
+    return jnp.asarray(drawn.astype(np.float32), float)  # the same in both precisions
+
+
+def basis(d: int, k: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.linalg.qr(np.random.default_rng(seed).normal(size=(d, k)))[0], float)
+
+
+def key() -> jax.Array:
+    return jax.random.key(0)
+
+
+def layers(scale: float = 1.0) -> two_layer.Layers:
+    return two_layer.Layers(scale * normal(1, 3, 3), scale * normal(2, 3, 3))
+
+
+def aligned(scale: float = 1.0) -> two_layer.Layers:
+    return two_layer.Layers(scale * jnp.eye(3), scale * jnp.eye(3))
+
+
+def neurons(seed: int = 0, scale: float = 1.0) -> st_networks.Network:
+    return st_networks.Network(normal(seed, 4), scale * normal(seed + 9, 4, 3))
+
+
+def testbed(**changes: object) -> merging.QuadraticTasks:
+    given = {"curvature": [1.0, 0.2], "centres": [[1.0, 0.0], [0.0, 1.0]], "noise": 0.5,
+             "samples": 40, "steps": 20, "batch": 4, "rate": 0.1}  # fmt: skip
+    return merging.QuadraticTasks(**(given | changes))
+
+
+def bounds_of(tasks: merging.QuadraticTasks) -> tuple:
+    return merging.constants(tasks), tasks.training
+
+
+def cubic(theta: jax.Array) -> jax.Array:
+    return jnp.sum(theta**3)
+
+
+def weighted(of: Callable, models: jax.Array) -> object:
+    return of(models, WEIGHTS)
+
+
+def of_cubic(of: Callable, models: jax.Array) -> object:
+    return of(cubic, models, WEIGHTS)
+
+
+def points() -> jax.Array:
+    return normal(3, 3, 4)
+
+
+WEIGHTS = (0.5, 0.25, 0.25)
+SPECTRUM = ((3.0, 2.0, 1.0), (1.0, 1.0, 1.0), (1e15, 1.0, 1e-15), (1.0, 0.0, 0.0))
+PLACES = (0.0, 1e-15, 0.3, np.pi / 2, np.pi)
+
+
+def pairs() -> tuple[jax.Array, ...]:
+    """Tasks: equal, opposite, zero, near, far, long, short and drawn ones."""
+    source = np.random.default_rng(1).normal(size=(40, 3))
+    target = np.random.default_rng(2).normal(size=(40, 3))
+    target[0], target[1], target[2], source[3] = source[0], -source[1], 0, 0
+    source[4], target[4] = 0, 0
+    target[5] = source[5] * (1 + 2.0**-10)
+    source[6:8] *= 1e6
+    target[7:9] *= 1e6
+    source[9:11] *= 1e-6
+    target[10:12] *= 1e-6
+    single = (x.astype(np.float32) for x in (source, target))
+    return tuple(jnp.asarray(x, float) for x in single)
+
+
+def over(compute: Callable, *columns: Sequence) -> list[Callable]:
+    """A call for each row of the columns' product."""
+    return [partial(compute, *row) for row in itertools.product(*columns)]
+
+
+def each(compute: Callable, *given: Callable) -> list[Callable]:
+    """A call whose arrays are made in the precision that is asked for."""
+    return [lambda: compute(*(make() for make in given))]
+
+
+SIGMAS = (0.0, 1e-15, 0.5, 1e15)
+DATA = (lambda: normal(1, 4, 3), lambda: normal(2, 4))
+WIDE = (lambda: normal(1, 3, 5), lambda: normal(2, 3))
+
+# Calls by the functions' names: every result is finite, or inf where `INFINITE` says so, or
+# refused; and float32 agrees with float64 to 1e4 eps of the largest
+# entry, or of 1e-3.
+FEW: dict[str, list[Callable]] = {
+    "deep_linear.advice.advise": over(
+        lambda n, theta, sigma: deep_linear.advise(n, 5, theta, sigma).risks,
+        (1, 3, 4, 5, 2**25),
+        PLACES,
+        SIGMAS[:3],
+    ),
+    "deep_linear.advice.transfer_risks": over(
+        lambda n, theta, sigma: deep_linear.transfer_risks(n, 2**25, theta, sigma),
+        (1, 2, 3, 2**25 - 2, 2**25 + 2, 2**25 + 3),
+        PLACES,
+        SIGMAS,
+    ),
+    "deep_linear.advice.advise_tasks": [
+        lambda s=s, d=d: (
+            deep_linear.advise_tasks(normal(1, 4), s * normal(2, 4), 9, 0.1, inputs=d).risks
+        )
+        for s in (1e-9, 1.0, 1e9)
+        for d in (None, np.diag([4.0, 2.0, 1.0, 0.5]))
+    ],
+    "deep_linear.advice.advise_features": [
+        lambda n=n: deep_linear.advise_features(normal(1, 5, 2), normal(2, 5, 1), n, 0.1).risks
+        for n in (1, 2, 9, 99)
+    ],
+    "deep_linear.advice.advise_sample": each(
+        lambda x, y, b: deep_linear.advise_sample(x, x @ b + 0.1 * y, b, blocks=4).advice.risks,
+        lambda: normal(1, 60, 3),
+        lambda: normal(2, 60),
+        lambda: normal(3, 3),
+    ),
+    "deep_linear.advice.angle": [
+        lambda s=s, k=k: deep_linear.angle(normal(1, 3), s * normal(k, 3))
+        for s in (1e-15, 1, -1, 1e15)
+        for k in (1, 2)
+    ],
+    "deep_linear.covariance.power_law": over(
+        covariance.power_law, (1, 2, 500), (0.0, 1.0, 3.0, 30.0)
+    ),
+    "deep_linear.covariance.diagonalise": each(
+        lambda: covariance.diagonalise(jnp.diag(jnp.array([3.0, 0.0, 1.0])), jnp.ones(3))
+    ),
+    "deep_linear.covariance.effective_ridge": over(
+        lambda s, n, r: covariance.effective_ridge(jnp.array(s), n, r),
+        SPECTRUM,
+        (1, 2, 4, 10**6),
+        (0.0, 1e-9, 1.0, 1e15),
+    ),
+    "deep_linear.covariance.equivalent": over(
+        lambda s, n: covariance.equivalent(jnp.array(s), n).kappa, SPECTRUM, (1, 2, 3, 9)
+    ),
+    "deep_linear.covariance.scratch_risk": over(
+        lambda s, n, sigma, r: covariance.scratch_risk(jnp.array(s), jnp.ones(3), n, sigma, r),
+        SPECTRUM[:2],
+        (1, 2, 9, 10**6),
+        SIGMAS,
+        (0.0, 1.0, 1e15),
+    ),
+    "deep_linear.covariance.fine_tune_risk": over(
+        lambda s, n, sigma, L: covariance.fine_tune_risk(
+            jnp.array(s), jnp.ones(3), jnp.array([1.0, 0.0, 1.0]), n, sigma, L
+        ),
+        SPECTRUM[:2],
+        (1, 2, 9, 10**6),
+        SIGMAS,
+        (1, 2, np.inf),
+    ),
+    "deep_linear.covariance.linear_transfer_risk": over(
+        lambda s, n, sigma: covariance.linear_transfer_risk(
+            jnp.array(s), jnp.ones(3), jnp.array([1.0, 0.0, 1.0]), n, sigma
+        ),
+        SPECTRUM,
+        (3, 9, 10**6),
+        SIGMAS,
+    ),
+    "deep_linear.covariance.sigma_angle": over(
+        lambda s, u: covariance.sigma_angle(jnp.array(s), jnp.ones(3), jnp.array(u)),
+        SPECTRUM,
+        ((1.0, 1.0, 1.0), (-1.0, -1.0, -1.0), (1.0, -1.0, 1.0), (0.0, 1.0, 0.0)),
+    ),
+    "deep_linear.distributions.fine_tune_law": over(
+        lambda n, theta, sigma: (
+            deep_linear.fine_tune_law(key(), n, 4, theta, sigma, draws=50).draws
+        ),
+        (1, 3, 4, 9),
+        PLACES,
+        (0.0, 0.5),
+    ),
+    "deep_linear.distributions.linear_transfer_law": over(
+        lambda n, theta, sigma, of: of(deep_linear.linear_transfer_law(n, theta, sigma)),
+        (1, 3, 9, 10**6),
+        PLACES,
+        (0.0, 0.5, 1e9),
+        (
+            lambda x: x.mean(),
+            lambda x: x.variance(),
+            lambda x: x.cdf(1.0),
+            lambda x: x.quantile(0.5),
+        ),
+    ),
+    "deep_linear.distributions.scratch_law": over(
+        lambda n, d, sigma, of: of(deep_linear.scratch_law(n, d, sigma)),
+        (1, 3, 4, 9),
+        (1, 4, 5, 10**5),
+        (0.0, 0.5, 1e9),
+        (
+            lambda x: x.mean(),
+            lambda x: x.variance(),
+            lambda x: x.cdf(1.0),
+            lambda x: x.quantile(0.5),
+        ),
+    ),
+    **{
+        f"deep_linear.divergences.{of.__name__}": [
+            lambda of=of, sigma=sigma: of(*pairs(), sigma) for sigma in (0.0, 1e-9, 1.0, 1e9)
+        ]
+        for of in (
+            divergences.cosine_gap,
+            divergences.dudley_bounds,
+            divergences.kl,
+            divergences.total_variation,
+            divergences.wasserstein1_bounds,
+            divergences.wasserstein2,
+        )
+    },
+    "deep_linear.divergences.coupled_samples": over(
+        lambda sigma: divergences.coupled_samples(key(), 9, jnp.ones(2), jnp.ones(2), sigma), SIGMAS
+    ),
+    "deep_linear.estimators.scratch_fit": [
+        *each(deep_linear.scratch_fit, *DATA),
+        *each(deep_linear.scratch_fit, *WIDE),
+        *each(lambda: deep_linear.scratch_fit(jnp.zeros((2, 3)), jnp.ones(2))),
+    ],
+    "deep_linear.estimators.linear_transfer_fit": [
+        *each(deep_linear.linear_transfer_fit, *DATA, lambda: normal(3, 3)),
+        *each(lambda: deep_linear.linear_transfer_fit(jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3))),
+        *each(
+            lambda: deep_linear.linear_transfer_fit(
+                jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3), 1.0
+            )
+        ),
+    ],
+    "deep_linear.estimators.fine_tune_limit": [
+        lambda L=L, x=x, d=d: deep_linear.fine_tune_limit(x[0](), x[1](), normal(3, d), L)
+        for L in (1, 2, np.inf)
+        for x, d in ((DATA, 3), (WIDE, 5))
+    ]
+    + [
+        lambda: deep_linear.fine_tune_limit(jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3)),
+        lambda: deep_linear.fine_tune_limit(jnp.eye(3), jnp.zeros(3), jnp.ones(3), jnp.inf),
+    ],
+    "deep_linear.flow.fine_tune_flow": [
+        lambda: deep_linear.fine_tune_flow(*(f() for f in DATA), normal(3, 3), [0.0, 1.0]),
+        lambda: deep_linear.fine_tune_flow(jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3), [0.0, 1.0]),
+    ],
+    "deep_linear.flow.linear_flow": [
+        lambda: deep_linear.linear_flow(*(f() for f in DATA), jnp.zeros(3), [0.0, 1.0, jnp.inf]),
+        lambda: deep_linear.linear_flow(
+            jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3), [0.0, jnp.inf]
+        ),
+    ],
+    "deep_linear.grid.simulate_overlaps": each(
+        lambda: deep_linear.simulate_overlaps(jax.random.split(key(), 2), [1, 3, 4, 6], 4).gram
+    ),
+    "deep_linear.grid.nested_overlaps": each(
+        lambda: deep_linear.nested_overlaps(normal(1, 5, 3), normal(2, 5), jnp.eye(3, 2), [1, 2, 5])
+    ),
+    "deep_linear.laws.overlaps_law": over(
+        lambda n, d: tuple(deep_linear.overlaps_law(key(), n, d, 9)[:2]), (1, 2, 3, 9), (2, 3, 9)
+    ),
+    "deep_linear.overlaps.bordered": each(
+        lambda: overlaps.bordered(jnp.eye(2), jnp.zeros(2), jnp.ones(()))
+    ),
+    "deep_linear.pretraining.source_from": over(
+        lambda n, theta, sigma: (
+            deep_linear.source_from(deep_linear.overlaps_law(key(), n, 3, 9), theta, sigma).theta
+        ),
+        (1, 3, 9),
+        PLACES,
+        (0.0, 0.5),
+    ),
+    "deep_linear.pretraining.source_law": over(
+        lambda n, theta: deep_linear.source_law(key(), n, 3, theta, 0.5, 9).theta, (1, 3, 9), PLACES
+    ),
+    "deep_linear.subspace.overlap": over(
+        lambda k: tuple(subspace.overlap(basis(5, k), normal(1, 5, 2))[:2]), (1, 2, 5)
+    ),
+    "deep_linear.subspace.overlap_from_angles": over(
+        lambda t: tuple(subspace.overlap_from_angles(jnp.array([t]), 1, 2)[:2]),
+        (0.0, 1.0, np.pi / 2),
+    ),
+    "deep_linear.subspace.principal_angles": [
+        lambda: subspace.principal_angles(basis(5, 2), basis(5, 2)),
+        lambda: subspace.principal_angles(jnp.eye(4, 2), jnp.eye(4)[:, 2:]),
+        lambda: subspace.principal_angles(basis(5, 1), basis(5, 3, 1)),
+    ],
+    "deep_linear.subspace.linear_transfer_risk": over(
+        lambda n, e, m, sigma: subspace.linear_transfer_risk(
+            n, subspace.Overlap(jnp.array(e), jnp.array(m), 4, 1), sigma
+        ),
+        (0, 1, 2, 6, 10**6),
+        (0.0, 1e-30, 1.0),
+        (0.0, 0.5),
+        SIGMAS[:3],
+    ),
+    "deep_linear.training_time.flow_risk": over(
+        lambda s, n, sigma: deep_linear.flow_risk(s, jnp.ones(3), n, sigma, [0.0, 1e-9, 1.0, 1e3]),
+        SPECTRUM[:2],
+        (1, 3, 9, 10**6),
+        (0.0, 0.5),
+    ),
+    "initialisation.descent.excess": over(
+        lambda T, rate: initialisation.excess([1.0, 2.0], [0.5, 0.0], rate, T),
+        (0, 1, 10**6),
+        (1e-9, 0.5, 1.0, 0.75),
+    ),
+    "initialisation.descent.excess_ratio": over(
+        lambda T, rate: initialisation.excess_ratio([1.0, 2.0], [0.5, 0.1], [0.1, 0.5], rate, T),
+        (0, 1, 100, 10**6),
+        (1e-3, 0.5, 0.75),
+    ),
+    "initialisation.discriminant.lda_parameters": over(
+        lambda s, p: initialisation.lda_parameters(normal(1, 2, 3), s, p),
+        (1e-15, 1.0, 1e15),
+        (1e-15, 0.5, 1 - 2.0**-20),
+    ),
+    "initialisation.discriminant.lda_total_variation": over(
+        lambda k, s: initialisation.lda_total_variation(normal(1, 2, 3), normal(k, 2, 3), s),
+        (1, 2),
+        (1e-15, 1.0, 1e15),
+    ),
+    "initialisation.discriminant.lda_constant": over(
+        lambda g, s: initialisation.lda_constant(g * jnp.ones(3), s),
+        (0.0, 1e-15, 1.0, 1e15),
+        (1e-9, 1.0),
+    ),
+    "initialisation.discriminant.symmetric": each(initialisation.symmetric, lambda: normal(1, 3)),
+    "initialisation.proximity.mean_distance": over(
+        initialisation.mean_distance, (1, 9), (0.0, 600.0)
+    ),
+    "initialisation.proximity.mean_inverse_distance": over(
+        initialisation.mean_inverse_distance, (3, 4, 9, 10**4), (0.0, 1.0, 600.0)
+    ),
+    "initialisation.proximity.distance_cdf": over(
+        initialisation.distance_cdf, (0.0, 1.0, 1e3, np.inf), (1, 9, 10**4), (0.0, 600.0)
+    ),
+    "initialisation.proximity.tail": over(
+        lambda u, d, m, rank: initialisation.tail(u, d, m, rank=rank),
+        (0.0, 1e-15, 1.0, 1e15, np.inf),
+        (1, 9, 10**4),
+        (0.0, 600.0),
+        (1, 9),
+    ),
+    "initialisation.proximity.tail_bound": over(
+        initialisation.tail_bound, (0.0, 1.0, 1e15), (1, 2, 3, 9), (0.0, 600.0)
+    ),
+    "initialisation.transfer.empirical_risks": each(
+        lambda: initialisation.empirical_risks(jnp.array([1.0, -1.0, 1.0]))
+    ),
+    "initialisation.transfer.empirical_total_variation": over(
+        lambda p, n, m: initialisation.empirical_total_variation([p, 1 - p], [0.5, 0.5], n, m),
+        (0.0, 0.5, 1.0),
+        (1, 9, 2000),
+        (1, 9),
+    ),
+    "initialisation.transfer.threshold_complexity": over(
+        initialisation.threshold_complexity, (1, 2, 3, 10**3, 10**9)
+    ),
+    "initialisation.transfer.threshold_risk": over(
+        lambda t: initialisation.threshold_risk(t, [1.0, -1.0]), (-np.inf, -1e9, 0.0, 1e9, np.inf)
+    ),
+    "initialisation.transfer.worst_gap": each(
+        lambda: initialisation.worst_gap(jnp.array([-1.0, 1.0]), jnp.array([-1, 1]), [1.0, -1.0])
+    ),
+    "linearity.correlation.direction_cv2": over(
+        lambda h, i: linearity.direction_cv2(h, i), (1, 2, 10, 10**3, 10**6), (1, 10, 10**3)
+    ),
+    "linearity.identities.squared_loss": each(
+        lambda: linearity.squared_loss(points(), jnp.ones(4), WEIGHTS, 0.5)
+    ),
+    **{
+        f"linearity.identities.{of.__name__}": each(partial(weighted, of), points)
+        for of in (linearity.mean, linearity.deviations, linearity.ambiguity)
+    },
+    "linearity.identities.quadratic_gap": each(
+        lambda: linearity.quadratic_gap(jnp.eye(4), points(), WEIGHTS)
+    ),
+    "linearity.identities.product_gap": each(
+        lambda: linearity.product_gap([normal(1, 3, 2, 2), normal(2, 3, 2, 2)], WEIGHTS)
+    ),
+    **{
+        f"linearity.bounds.{of.__name__}": each(partial(of_cubic, of), points)
+        for of in (linearity.second_order_gap, linearity.integral_gap, linearity.supremum_bound)
+    },
+    "linearity.networks.gap": each(lambda: linearity.gap(cubic, points(), WEIGHTS)),
+    "linearity.trees.telescope": each(lambda: linearity.telescope(cubic, points(), WEIGHTS).gaps),
+    "linearity.trees.growth": over(linearity.growth, ((0.5, 0.5), (1.0, 0.0), WEIGHTS)),
+    "linearity.trees.chain": over(lambda k: np.array(linearity.chain(k)), (1, 2, 9)),
+    "linearity.trees.huffman": over(
+        lambda w: np.array(linearity.huffman(w)), ((1.0, 0.0), WEIGHTS, (1.0,))
+    ),
+    "linearity.bounds.second_derivative": each(
+        lambda: linearity.second_derivative(cubic, jnp.zeros(3), jnp.ones(3))
+    ),
+    "linearity.bounds.curvature": each(lambda: linearity.curvature(cubic, jnp.zeros(3))),
+    "linearity.bounds.spread": each(lambda: linearity.spread(points(), WEIGHTS)),
+    "linearity.bounds.main_term": over(
+        lambda x: linearity.main_term(x, points(), WEIGHTS), (0.0, 1.0, 1e15, np.inf, np.nan, -1.0)
+    ),
+    "linearity.bounds.remainder": over(
+        lambda x: linearity.remainder(x, points(), WEIGHTS), (0.0, 1.0, 1e15, np.inf, np.nan, -1.0)
+    ),
+    "linearity.bounds.loss_bound": over(
+        lambda g, L: linearity.loss_bound(jnp.ones(3), WEIGHTS, g, L),
+        (0.0, -1.0, np.inf),
+        (0.0, 1.0, np.inf),
+    ),
+    **{
+        f"linearity.bounds.{of.__name__}": each(
+            lambda of=of, n=n: of(*(normal(k, 3) for k in range(n)), 0.5)
+        )
+        for of, n in ((linearity.addition, 3), (linearity.negation, 2), (linearity.forgetting, 2))
+    },
+    "linearity.bounds.superposition": each(
+        lambda: linearity.superposition(normal(1, 3), normal(2, 2, 3), 0.5)
+    ),
+    "merging.bounds.excess_risk_bound": [
+        lambda form=form, c=c: merging.excess_risk_bound(*bounds_of(testbed(**c)), form=form)
+        for form in ("printed", "corrected")
+        for c in (
+            {},
+            {"noise": 0.0},
+            {"batch": np.inf},
+            {"weights": [1.0, 0.0]},
+            {"steps": 10**6},
+            {"samples": 1},
+            {"centres": [[1.0, 0.0], [1.0, 0.0]], "noise": 0.0},
+        )
+    ],
+    "merging.bounds.local_stability": [
+        lambda form=form, c=c: merging.local_stability(*bounds_of(testbed(**c)), form=form)
+        for form in ("printed", "corrected")
+        for c in ({}, {"noise": 0.0}, {"batch": np.inf})
+    ],
+    "merging.bounds.surrogate_gradient": [
+        lambda form=form, c=c: merging.surrogate_gradient(*bounds_of(testbed(**c)), form=form)
+        for form in ("printed", "corrected")
+        for c in ({}, {"noise": 0.0}, {"batch": np.inf})
+    ],
+    "merging.bounds.chi_square": [
+        lambda w=w, form=form: merging.chi_square(w, form=form)
+        for w in ([0.5, 0.5], [1.0], [1e-3, 0.999], [0.0, 1.0])
+        for form in ("printed", "corrected")
+    ],
+    "merging.heterogeneity.heterogeneity": over(
+        lambda w: merging.heterogeneity(normal(1, 2, 3), w), ([0.5, 0.5], [1.0, 0.0])
+    ),
+    "merging.heterogeneity.dare_heterogeneity": over(
+        lambda p: merging.dare_heterogeneity(normal(1, 2, 3), [0.5, 0.5], p),
+        (0.0, 0.5, 1 - 2.0**-20, 1.0),
+    ),
+    "merging.quadratic.exact": [
+        lambda c=c: merging.exact(testbed(**c))
+        for c in (
+            {},
+            {"noise": 0.0},
+            {"batch": np.inf},
+            {"steps": 10**6},
+            {"samples": 1},
+            {"rate": 1.0},
+            {"rate": 1.99},
+            {"rate": 1e-15},
+            {"start": 10.0},
+        )
+    ],
+    "merging.quadratic.constants": each(lambda: merging.constants(testbed())),
+    "merging.quadratic.dare": over(
+        lambda p: merging.dare(testbed(), p), (0.0, 0.5, 1 - 2.0**-20, 1.0)
+    ),
+    "problems.angle": each(problems.angle, lambda: normal(1, 9, 3), lambda: normal(2, 9, 3)),
+    "problems.cos_sin": over(problems.cos_sin, PLACES),
+    "problems.draw": over(lambda theta: tuple(problems.draw(key(), 3, 2, theta, 0.5)), PLACES),
+    "problems.risk": each(problems.risk, lambda: normal(1, 9, 3), lambda: normal(2, 9, 3)),
+    "problems.tasks": over(lambda theta: problems.tasks(3, theta), PLACES),
+    "student_teacher.arc_cosine.coactivation": [
+        *each(arc_cosine.coactivation, lambda: normal(1, 4, 3), lambda: normal(2, 5, 3)),
+        *each(lambda: arc_cosine.coactivation(jnp.zeros((1, 3)), normal(2, 5, 3))),
+    ],
+    "student_teacher.arc_cosine.gram": over(
+        lambda s: arc_cosine.gram(
+            s * normal(1, 4, 3), jnp.concatenate([normal(1, 4, 3), -normal(1, 4, 3)])
+        ),
+        (0.0, 1e-15, 1.0, 1e15),
+    ),
+    "student_teacher.arc_cosine.relu_mean": over(
+        lambda s: arc_cosine.relu_mean(s * normal(1, 4, 3)), (0.0, 1e-15, 1.0, 1e15)
+    ),
+    "student_teacher.networks.inner": each(st_networks.inner, neurons, partial(neurons, 1)),
+    "student_teacher.networks.risk": each(st_networks.risk, neurons, partial(neurons, 1)),
+    "student_teacher.networks.variance": over(
+        lambda s: st_networks.variance(neurons(0, s)), (0.0, 1.0)
+    ),
+    "student_teacher.networks.kernel": over(
+        lambda s: st_networks.kernel(s * normal(1, 4, 3), normal(2, 5, 3)), (0.0, 1.0)
+    ),
+    "student_teacher.networks.ablate": over(
+        lambda mu: st_networks.ablate(key(), neurons(), mu), (0.0, 0.5, 0.75, 1.0)
+    ),
+    "student_teacher.projection.mercer": over(
+        lambda s: projection.mercer(s * normal(1, 2, 3)).eigenvalues, (0.0, 1.0)
+    ),
+    "student_teacher.projection.project": over(
+        lambda s: tuple(projection.project(s * normal(1, 2, 3), neurons())[:2]), (0.0, 1.0)
+    ),
+    "student_teacher.transfer.linear_transfer": over(
+        lambda s: st_transfer.linear_transfer(s * normal(1, 2, 3), normal(2, 5, 3), normal(3, 5)),
+        (0.0, 1.0),
+    ),
+    "student_teacher.transfer.fit_power_law": [
+        lambda: tuple(
+            student_teacher.fit_power_law([1, 2, 4], [[4.0, 2.0, 1.0], [4.0, 1.9, 1.0]])[:2]
+        ),
+        lambda: tuple(
+            student_teacher.fit_power_law([1, 2, 4], [[4.0, 0.0, 1.0], [4.0, 1.9, 1.0]])[:2]
+        ),
+    ],
+    "student_teacher.transfer.interval": over(
+        lambda v, level: tuple(student_teacher.interval(np.array(v), level)),
+        ([1.0, 2.0], [1.0], [1.0, np.nan]),
+        (0.5, 0.95, 0.0, 1.0, 2.0),
+    ),
+    "student_teacher.transfer.boundary": over(
+        lambda outside: student_teacher.boundary(
+            student_teacher.fit_power_law([1, 2, 4], [[4.0, 2.0, 1.0], [4.0, 1.9, 1.0]]), outside
+        ),
+        ([0.5, 0.5], [0.0, 0.5], [-1.0, 0.5]),
+    ),
+    "two_layer.fine_tuning.step": over(
+        fine_tuning.step, (0.0, 0.5), (0.1,), (0.0, 1.0), (2.0,), (0.5,)
+    ),
+    "two_layer.fine_tuning.fine_tuned_spectrum": over(
+        lambda n, a: two_layer.fine_tuned_spectrum([2.0, 1.0], [3.0, 0.0], n, a),
+        (0, 1, 2, 3),
+        (0.0, 1.0, 1e15, np.inf),
+    ),
+    **{
+        f"two_layer.fine_tuning.{of.__name__}": over(
+            lambda a, of=of: of(jnp.array([2.0, 1.0]), jnp.array([3.0, 0.0]), a),
+            (0.0, 1.0, 1e15, np.inf),
+        )
+        for of in (
+            fine_tuning.pretraining_losses,
+            fine_tuning.degradations,
+            fine_tuning.fine_tuning_losses,
+        )
+    },
+    "two_layer.fine_tuning.unaligned_losses": over(
+        lambda a: fine_tuning.unaligned_losses(normal(1, 2, 2), normal(2, 2, 2), a), (0.0, 1.0, 1e9)
+    ),
+    "two_layer.modes.plateau_times": over(
+        lambda s, tau: two_layer.plateau_times(jnp.array(s), tau), SPECTRUM, (0.0, 1.0, 1e9)
+    ),
+    "two_layer.modes.plateau_rates": over(
+        lambda s: two_layer.plateau_rates(jnp.array(s)), SPECTRUM
+    ),
+    "two_layer.modes.learned_modes": over(
+        lambda s: two_layer.learned_modes(jnp.diag(jnp.array(s))), SPECTRUM
+    ),
+    "two_layer.perturbation.perturbed_loss": over(
+        lambda g: two_layer.perturbed_loss(*layers(), jnp.eye(3), g), (0.0, 1e-9, 1.0, 1e4, np.inf)
+    ),
+    "two_layer.perturbation.perturbed_mode_loss": over(
+        lambda g: perturbation.perturbed_mode_loss(jnp.ones(3), jnp.ones(3), g),
+        (0.0, 1.0, 1e4, -1.0),
+    ),
+    "two_layer.perturbation.plateau_losses": over(
+        lambda s, g: perturbation.plateau_losses(jnp.array(s), g), SPECTRUM[:2], (0.0, 1.0, 1e4)
+    ),
+    "two_layer.perturbation.inflection_index": over(
+        lambda g: np.array(two_layer.inflection_index([2.0, 1.0], 3, g) or 0),
+        (0.0, 1.0, -1.0, np.nan),
+    ),
+    "two_layer.perturbation.turning_times": over(
+        lambda s, g, y: perturbation.turning_times(jnp.array(s), g, y),
+        SPECTRUM,
+        (1e-3, 0.5, 1e3),
+        (1e-30, 1e-3, 0.5, 9.0),
+    ),
+    "two_layer.sharpness.hessian": each(lambda: sharpness.hessian(layers(), jnp.eye(3))),
+    "two_layer.sharpness.trace": each(lambda: sharpness.trace(layers())),
+    "two_layer.sharpness.sharpness": each(lambda: sharpness.sharpness(layers(), jnp.eye(3))),
+    "two_layer.sharpness.mode_sharpness": over(
+        lambda y: sharpness.mode_sharpness(jnp.array([y, 1.0]), jnp.array([2.0, 1.0])),
+        (0.0, 1.0, 2.0, 9.0),
+    ),
+    "two_layer.sharpness.sensitivity": over(
+        lambda g: sharpness.sensitivity(layers(), g), (0.0, 1e-9, 1.0, 1e4, np.inf)
+    ),
+    "two_layer.layers.identity_start": over(
+        lambda tau: two_layer.identity_start(2, tau), (0.0, 1.0, 80.0, np.inf, -np.inf, np.nan)
+    ),
+    "two_layer.layers.ideal": over(lambda n: two_layer.ideal(normal(1, 3, 2), n), (0, 1, 2, 3)),
+    "two_layer.layers.thin": over(
+        lambda n: two_layer.theta(two_layer.thin(layers(), n)), (0, 2, 3)
+    ),
+    **{
+        f"two_layer.layers.{of.__name__}": each(of, layers)
+        for of in (two_layer.theta, two_layer.size, two_layer.grams, two_layer.imbalance)
+    },
+    "two_layer.layers.loss": each(lambda: two_layer.loss(layers(), jnp.eye(3))),
+    "two_layer.layers.tangent_kernel": each(
+        lambda: two_layer.tangent_kernel(layers(), normal(1, 2, 3), normal(2, 2, 3))
+    ),
+    "two_layer.riccati.flow": over(
+        lambda t, s, a: two_layer.theta(
+            two_layer.flow(aligned(0.1), jnp.diag(jnp.array(s)), [0.0, t], anchor=a)
+        ),
+        (0.0, 1e-15, 1.0, 20.0),
+        (*SPECTRUM[:2], (0.0, 0.0, 0.0)),
+        (0.0, 1.0),
+    ),
+    "two_layer.riccati.trajectory": each(
+        lambda: two_layer.trajectory(*aligned(0.1), jnp.eye(3), [0.0, 1.0]).loss
+    ),
+}
+
+# Values by chance, by training, or of networks that are given: their own files hold them.
+SIMULATED = [
+    "deep_linear.networks.fine_tune",
+    "deep_linear.networks.linear_transfer",
+    "deep_linear.networks.predictor",
+    "deep_linear.networks.pretrain",
+    "deep_linear.networks.small_weights",
+    "deep_linear.subspace.simulate_fine_tuning",
+    "deep_linear.training_time.complex_ridge",
+    "initialisation.descent.descend",
+    "linearity.bounds.sizes",
+    "linearity.correlation.random_differences",
+    "linearity.correlation.regression",
+    "linearity.networks.cross_entropy",
+    "linearity.networks.experts",
+    "linearity.networks.features",
+    "linearity.networks.hessian",
+    "linearity.networks.init",
+    "linearity.networks.mean_squared_error",
+    "linearity.networks.network",
+    "linearity.networks.stack",
+    "linearity.networks.train",
+    "linearity.trees.node_weights",
+    "merging.heterogeneity.effect",
+    "merging.heterogeneity.updates",
+    "merging.measure.measure_constants",
+    "merging.scaling.scaling",
+    "merging.simulation.simulate",
+    "problems.in_float64",
+    "student_teacher.networks.features",
+    "student_teacher.networks.predict",
+    "student_teacher.networks.pretrain",
+    "student_teacher.networks.scratch",
+    "student_teacher.networks.sphere",
+    "student_teacher.networks.student",
+    "student_teacher.networks.teacher",
+    "student_teacher.projection.floor",
+    "student_teacher.projection.operator",
+    "student_teacher.transfer.crossing",
+    "two_layer.fine_tuning.inflection",
+    "two_layer.fine_tuning.misaligned",
+    "two_layer.modes.inflection",
+    "two_layer.modes.monotone_from",
+    "two_layer.networks.batch_objective",
+    "two_layer.networks.descend",
+    "two_layer.networks.gradient_flow",
+    "two_layer.networks.hessian",
+    "two_layer.networks.objective",
+    "two_layer.networks.perturbed_losses",
+    "two_layer.networks.sgd",
+    "two_layer.networks.stable_rate",
+    "two_layer.riccati.substeps",
+]
+
+SAMPLERS = ("_law", "samples", "draw", "simulate_overlaps", "ablate", "source_from")
+
+INFINITE = {  # means and times that the documentation says are infinite
+    "deep_linear.advice.advise", "deep_linear.advice.transfer_risks",
+    "deep_linear.advice.advise_features", "deep_linear.distributions.linear_transfer_law",
+    "deep_linear.distributions.scratch_law", "initialisation.proximity.tail_bound",
+    "merging.bounds.chi_square", "merging.bounds.excess_risk_bound",
+    "merging.bounds.local_stability", "student_teacher.transfer.boundary",
+}  # fmt: skip
+
+
+def public() -> set[str]:
+    """The public functions of `theory` but its ledgers and its checks of arguments."""
+    names = set()
+    for module in pkgutil.walk_packages(theory.__path__, "theory."):
+        short = module.name.removeprefix("theory.")
+        if short.endswith(LEDGERS):
+            continue
+        for of, value in vars(importlib.import_module(module.name)).items():
+            own = callable(value) and getattr(value, "__module__", "") == module.name
+            if own and not inspect.isclass(value) and not of.startswith(("_", "check")):
+                names.add(f"{short}.{of}")
+    return names - {f"problems.{of}" for of in ("Given", "Result")}
+
+
+def test_every_public_function_is_swept():
+    rows = {row.of or _where(row.compute) for row in ROWS}
+    swept = rows | FEW.keys() | set(SIMULATED)
+    assert public() == swept, sorted(public() ^ swept)
+
+
+def _where(of: Callable) -> str:
+    of = getattr(of, "func", of)
+    return f"{of.__module__.removeprefix('theory.')}.{of.__name__}"
+
+
+@pytest.mark.parametrize("of", FEW)
+def test_arrays_are_finite_or_refused_and_float32_agrees(of):
+    for i, call in enumerate(FEW[of]):
+        found = []
+        for dtype in PRECISIONS:
+            with jax.enable_x64(dtype is np.float64):
+                try:
+                    leaves = jax.tree.leaves(call())
+                    found.append([np.asarray(x, float) for x in leaves])
+                except ValueError as error:
+                    found.append(str(error))
+        at = f"call {i}: {getattr(call, 'args', '')}"
+        if any(isinstance(x, str) for x in found):
+            assert all(isinstance(x, str) for x in found), (at, found)
+            continue
+        for single, double in zip(*found, strict=True):
+            allowed = ~np.isnan(double) if of in INFINITE else np.isfinite(double)
+            assert allowed.all(), (at, double)
+            assert np.array_equal(np.isfinite(single), np.isfinite(double)), (at, single, double)
+            finite = np.isfinite(double)
+            if of.endswith(SAMPLERS) or not finite.any():
+                continue  # other precisions draw other numbers
+            gap, size = np.abs(single - double)[finite].max(), np.abs(double[finite]).max()
+            assert gap <= 1e4 * EPS * max(size, 1e-3), (at, single, double)

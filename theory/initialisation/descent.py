@@ -22,11 +22,8 @@ def excess(
 ) -> Float[Array, "*b"]:
     """J(theta_T) - J* after T steps: sum_h h (1 - rate h)^(2 T) error_h^2 / 2."""
     _check(curvature, rate, steps)
-    h = jnp.asarray(curvature, float)
-    x = jnp.asarray(rate, float) * h
-    # |1 - x| through the logarithm of 1 + (-x) or 1 + (x - 2), in which x is not rounded off
-    left = jnp.exp(xlog1py(2 * jnp.asarray(steps, float), jnp.where(x < 1, -x, x - 2)))
-    return jnp.sum(h * left * jnp.asarray(error) ** 2, -1) / 2
+    left = jnp.exp(_log_left(curvature, rate, steps))
+    return jnp.sum(jnp.asarray(curvature, float) * left * jnp.asarray(error) ** 2, -1) / 2
 
 
 def contraction(mu: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[Array, ""]:
@@ -57,7 +54,15 @@ def excess_ratio(
     Being nearer does not last: as T grows the share of the slowest mode alone decides, and
     rho -> (error_mu / other_mu)^2, whatever the distances.
     """
-    return excess(curvature, error, rate, steps) / excess(curvature, other, rate, steps)
+    _check(curvature, rate, steps)
+    log_left = _log_left(curvature, rate, steps)
+    # relative to the slowest mode: after many steps either excess is too small for a float
+    slowest = log_left.max(-1, keepdims=True)
+    left = jnp.exp(log_left - jnp.where(jnp.isinf(slowest), 0.0, slowest))
+    weight = jnp.asarray(curvature, float) * left
+    first, second = (jnp.sum(weight * jnp.asarray(e, float) ** 2, -1) for e in (error, other))
+    problems.check("the excess from other", second, lambda x: x > 0, "> 0")
+    return first / second
 
 
 def descend(
@@ -69,6 +74,12 @@ def descend(
         return jnp.sum(curvature * error**2) / 2
 
     return jax.lax.fori_loop(0, steps, lambda _, e: e - rate * jax.grad(loss)(e), start)
+
+
+def _log_left(curvature: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[Array, " d"]:
+    """log of (1 - rate h)^(2 T), through 1 + (-x) or 1 + (x - 2): x = rate h is not rounded off."""
+    x = jnp.asarray(rate, float) * jnp.asarray(curvature, float)
+    return xlog1py(2 * jnp.asarray(steps, float), jnp.where(x < 1, -x, x - 2))
 
 
 def _check(curvature: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> None:

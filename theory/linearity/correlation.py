@@ -45,6 +45,7 @@ def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -
     return RSquared(both / total, b / total, a / total)
 
 
+@problems.in_float64
 def direction_cv2(h: int, i: int) -> Float[Array, ""]:
     """cv2 of U for f = w.(W x), w [h], W [h i], and differences uniform on the sphere: there
     U = 2 |dw.dW x| / (|x| |d|^2), whatever the models and x.

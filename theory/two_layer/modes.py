@@ -48,7 +48,12 @@ def crossing_time(level: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array
         problems.check("level", level, lambda y: y >= least, "at least start")
     if (most := concrete(sigma)) is not None:
         problems.check("level", level, lambda y: y <= most, "at most sigma")
-    return (jnp.log(level / start) + jnp.log((sigma - start) / (sigma - level))) / (4 * sigma)
+    return crossing(level, sigma - level, start, sigma)
+
+
+def crossing(level: Array, lacking: Array, start: Array, sigma: Array) -> Array:
+    """`crossing_time` where sigma - level may be too little for the level to tell."""
+    return (jnp.log(level / start) + jnp.log((sigma - start) / lacking)) / (4 * sigma)
 
 
 def plateau_times(sigma: Float[ArrayLike, " d"], tau: ArrayLike) -> Float[Array, " d"]:
