@@ -3,8 +3,9 @@
 Source: features-are-fate (arXiv 2410.08194), Thms 3.6-3.9. The paper states the limits n, d -> inf;
 here the expectations are exact at finite n and d where a closed form exists, and functions named
 `*_limit`, as well as `fine_tune_risk`, are the limits at load gamma = n / d. All accept arrays,
-broadcast, and compute in float64 whatever the caller's precision. A mean can be infinite (n within 1 of d with noise; n <= 2 in linear transfer): that is
-refused unless `allow_infinite=True`, which returns inf there.
+broadcast, and compute in float64 whatever the caller's precision. A mean can be infinite (n within
+1 of d with noise; n <= 2 in linear transfer): that is refused unless `allow_infinite=True`, which
+returns inf there.
 """
 
 from typing import Literal, NamedTuple

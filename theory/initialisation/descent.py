@@ -86,4 +86,4 @@ def _check(curvature: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> None:
     strong = "finite and > 0 (strong convexity)"
     problems.check("curvature", curvature, lambda h: (h > 0) & (h < np.inf), strong)
     problems.check("rate", rate, lambda r: (r > 0) & (r < np.inf), "finite and > 0")
-    problems.check("steps", steps, lambda T: (T >= 0) & (T < np.inf), "a finite number >= 0")
+    problems.check("steps", steps, lambda T: (T >= 0) & (np.inf > T), "a finite number >= 0")
