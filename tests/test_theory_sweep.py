@@ -469,11 +469,42 @@ def name(row: Row) -> str:
     return f"{row.of or of.__name__}-{'-'.join(row.kinds)}"
 
 
+MANY = pytest.param(10_000, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("count", [50, MANY])
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("row", ROWS, ids=name)
-def test_values_are_right_or_refused(row, dtype):
+def test_values_are_right_or_refused(row, dtype, count):
     with mp.workdps(60):
-        held(row, dtype, row.few or 150)
+        held(row, dtype, (row.few or 100) * count // 100)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize(
+    ("compute", "value"),
+    [
+        (lambda: risks.linear_transfer_risk(1e8, 1.0, 0.1, 1e12), 1.0),
+        (lambda: risks.scratch_risk(2**25, 2**25 + 2, 1.0), 2**25 + 2 / (2**25 + 2)),
+        (lambda: risks.scratch_risk(2**25, 2**25 + 3, 1.0), 2**24 + 3 / (2**25 + 3)),
+        (lambda: risks.optimal_ridge(10, np.pi / 2, 0.1), np.inf),
+        (lambda: modes.mode(1e4, 0.0, 1.0), 0.0),
+        (lambda: modes.mode(np.inf, 0.5, 0.0), 0.0),
+        (lambda: modes.mode(np.inf, 0.5, -1.0), 0.0),
+        (lambda: fine_tuning.mode(np.inf, 0.0, 2.0), 0.0),
+        (lambda: fine_tuning.mode(np.inf, 0.5, 2.0), 2.0),
+    ],
+)
+def test_borders_have_their_values(compute, value, dtype):
+    with jax.enable_x64(dtype is np.float64):
+        assert float(compute()) == pytest.approx(value, rel=16 * float(np.finfo(dtype).eps))
+
+
+def test_a_difference_of_infinite_means_is_refused():
+    with pytest.raises(
+        ValueError, match=r"n must be .* \(their difference is not defined\); got 1"
+    ):
+        risks.transferability("linear", 1, 1, 1.0, 0.1, allow_infinite=True)
 
 
 # --- functions of arrays: a few inputs, float32 beside float64 ------------------------------------
@@ -772,7 +803,9 @@ FEW: dict[str, list[Callable]] = {
         SIGMAS[:3],
     ),
     "deep_linear.training_time.flow_risk": over(
-        lambda s, n, sigma: deep_linear.flow_risk(s, jnp.ones(3), n, sigma, [0.0, 1e-9, 1.0, 1e3]),
+        lambda s, n, sigma: deep_linear.flow_risk(
+            jnp.array(s), jnp.ones(3), n, sigma, jnp.array([0.0, 1e-9, 1.0, 1e3])
+        ),
         SPECTRUM[:2],
         (1, 3, 9, 10**6),
         (0.0, 0.5),
@@ -1025,6 +1058,10 @@ FEW: dict[str, list[Callable]] = {
     "two_layer.fine_tuning.unaligned_losses": over(
         lambda a: fine_tuning.unaligned_losses(normal(1, 2, 2), normal(2, 2, 2), a), (0.0, 1.0, 1e9)
     ),
+    "two_layer.modes.crossing": over(
+        lambda lacking: modes.crossing(jnp.array(1.0), lacking, jnp.array(0.5), jnp.array(1.0)),
+        (1e-30, 1e-9, 0.1),
+    ),
     "two_layer.modes.plateau_times": over(
         lambda s, tau: two_layer.plateau_times(jnp.array(s), tau), SPECTRUM, (0.0, 1.0, 1e9)
     ),
@@ -1182,9 +1219,11 @@ def _where(of: Callable) -> str:
     return f"{of.__module__.removeprefix('theory.')}.{of.__name__}"
 
 
+@pytest.mark.parametrize("most", [2, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("of", FEW)
-def test_arrays_are_finite_or_refused_and_float32_agrees(of):
-    for i, call in enumerate(FEW[of]):
+def test_arrays_are_finite_or_refused_and_float32_agrees(of, most):
+    calls = FEW[of]
+    for i, call in enumerate(calls[:: -(-len(calls) // most)]):
         found = []
         for dtype in PRECISIONS:
             with jax.enable_x64(dtype is np.float64):
