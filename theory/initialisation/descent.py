@@ -83,7 +83,7 @@ def _log_left(curvature: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[
 
 
 def _check(curvature: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> None:
-    strong = "finite and > 0 (strong convexity)"
+    strong = "> 0 (strong convexity) and finite"
     problems.check("curvature", curvature, lambda h: (h > 0) & (h < np.inf), strong)
-    problems.check("rate", rate, lambda r: (r > 0) & (r < np.inf), "finite and > 0")
+    problems.check("rate", rate, lambda r: (r > 0) & (r < np.inf), "> 0 and finite")
     problems.check("steps", steps, lambda T: (T >= 0) & (np.inf > T), "a finite number >= 0")
