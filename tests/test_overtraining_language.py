@@ -41,7 +41,7 @@ def ran():
 
 @pytest.fixture(scope="module")
 def corpus():
-    return tasks.load(TextData(), text.VOCAB, TINY.model.context)
+    return tasks.load(TextData(), text.VOCAB, TINY.model.context, tasks.TASKS)
 
 
 def _batch(seed, *shape):
@@ -211,15 +211,35 @@ def test_a_text_on_disk_is_pre_trained_on_and_tuned_to(tmp_path):
         np.save(tmp_path / f"{name}.npy", rng.integers(0, 50, 900).astype(np.uint16))
     (tmp_path / "meta.json").write_text('{"vocab_size": 50}')
     on_disk = TextData("tokens", str(tmp_path))
-    corpus = tasks.load(on_disk, 50, 8)
-    task = tasks.task(str(tmp_path / "other.npy"), corpus, (20, 10, 10), 0)
+    other = str(tmp_path / "other.npy")
+    corpus = tasks.load(on_disk, 50, 8, [other])
+    assert [len(blocks) for blocks in corpus.usual] == [112, 112]  # none is kept from pre-training
+    assert [len(corpus.shifted(part)) for part in (0, 1)] == [0, 0]
+    task = tasks.task(other, corpus, (20, 10, 10), 0)
     assert task.learn.tokens.shape == (20, 9)
     with pytest.raises(ValueError, match="has a vocabulary of 50; the network has 40"):
-        tasks.load(on_disk, 40, 8)
+        tasks.load(on_disk, 40, 8, [other])
     with pytest.raises(ValueError, match="'questions' needs the characters of the offline text"):
         tasks.task("questions", corpus, (2, 2, 2), 0)
     with pytest.raises(ValueError, match="200 blocks are asked for, there are 112"):
-        tasks.task(str(tmp_path / "other.npy"), corpus, (100, 50, 50), 0)
+        tasks.task(other, corpus, (100, 50, 50), 0)
+
+
+@pytest.mark.parametrize("names", [("rotated",), ("questions",), ("shifted", "rotated")])
+def test_a_run_pre_trains_on_all_blocks_unless_shifted_is_a_task(names):
+    seen = {}
+
+    def stage(name, compute, *, folder=False):
+        seen["corpus"] = compute.args[2]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ol.run(varied(TINY, tune={"tasks": names}), stage)
+    counts = [len(blocks) for blocks in seen["corpus"].usual]
+    all_blocks = [
+        len(text.blocks(line[:-1], TINY.model.context)) for line in seen["corpus"].text[:2]
+    ]
+    assert (counts == all_blocks) == ("shifted" not in names)
 
 
 def test_the_papers_data_are_asked_for_before_anything_is_computed():

@@ -7,8 +7,9 @@ is the full E|beta_hat - beta_t|^2: no factor 1/2, no label noise. Load gamma = 
 counts weight matrices: 1 is linear regression, inf is allowed where a closed form has that limit.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from sail_jax.checks import concrete
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 class Sample(NamedTuple):
@@ -44,6 +48,31 @@ def draw(key: Array, n: int, d: int, theta: ArrayLike, sigma: ArrayLike) -> Samp
     key_x, key_noise = jax.random.split(key)
     x = jax.random.normal(key_x, (n, d))
     return Sample(x, x @ beta_t + sigma * jax.random.normal(key_noise, (n,)), beta_s, beta_t)
+
+
+def in_float64(closed_form: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Computes in float64 whatever the caller's precision, in which the result is returned.
+
+    Counts beyond 2^24, squares beyond 1e38 and differences of near numbers lie outside of float32,
+    the results do not.
+    """
+
+    @functools.wraps(closed_form)
+    def computed(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        dtype = jnp.zeros(()).dtype
+        with jax.enable_x64(True):
+            return jax.tree.map(lambda x: jnp.asarray(x, dtype), closed_form(*args, **kwargs))
+
+    return computed
+
+
+def cos_sin(theta: ArrayLike) -> tuple[Array, Array]:
+    """The cosine and sine of an angle, 0 at the numbers next to pi/2 and pi in its precision."""
+    theta = jnp.asarray(theta)
+    theta = theta if jnp.issubdtype(theta.dtype, jnp.floating) else theta.astype(float)
+    right, straight = (theta == jnp.asarray(x, theta.dtype) for x in (np.pi / 2, np.pi))
+    wide = theta.astype(float)
+    return jnp.where(right, 0.0, jnp.cos(wide)), jnp.where(straight, 0.0, jnp.sin(wide))
 
 
 def angle(u: Float[Array, "*b d"], v: Float[Array, "*b d"]) -> Float[Array, "*b"]:

@@ -69,6 +69,7 @@ def diagonalise(
     return (jnp.maximum(values, 0.0), *(basis.T @ jnp.asarray(v, dtype=float) for v in vectors))
 
 
+@problems.in_float64
 def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
     """kappa >= ridge with ridge = kappa (1 - df1(kappa)/n), for n samples; 0 where nothing is left
     (ridge = 0, n >= rank).

@@ -111,11 +111,12 @@ class RiskLaw(NamedTuple):
     def _beta_mean(self) -> Array:
         return self.missed / (self.missed + self.seen)
 
-    @staticmethod
-    def _scaled(scale: Array, moment: Array) -> Array:
-        return jnp.where(scale > 0, scale * moment, 0.0)
+    def _scaled(self, scale: Array, moment: Array) -> Array:
+        scaled = jnp.where(jnp.isinf(moment), jnp.inf, scale * moment)
+        return jnp.where(self.scale > 0, scaled, 0.0)
 
 
+@problems.in_float64
 def scratch_law(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> RiskLaw:
     """Law of the risk of training from scratch on n >= 1 samples in d >= 1 dimensions."""
     _check_counts("n", n)

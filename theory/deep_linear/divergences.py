@@ -3,7 +3,7 @@
 The subject of features-are-fate (arXiv 2410.08194), Section 2.1: x ~ N(0, I_d),
 y = beta.x + sigma noise, with beta = beta_s or beta_t of any norm (f and g in the paper). Closed
 forms where they exist, and otherwise two-sided bounds. Vectors are `[..., d]`; leading axes
-broadcast with each other and with sigma.
+broadcast with each other and with sigma. Computed in float64 whatever the caller's precision.
 
 Everything happens in three dimensions: outside the plane of the tasks x is independent of the rest
 and the same under both laws, so that it can be coupled identically, and projecting it away is
@@ -43,6 +43,7 @@ class _Tasks(NamedTuple):
     sigma: Array
 
 
+@problems.in_float64
 def kl(
     beta_s: Vector, beta_t: Vector, sigma: ArrayLike, *, allow_infinite: bool = False
 ) -> Float[Array, "*b"]:
@@ -63,6 +64,7 @@ def kl(
     return jnp.where(noisy, finite, jnp.where(gap2 > 0, jnp.inf, 0.0))
 
 
+@problems.in_float64
 def total_variation(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Array, "*b"]:
     """sup over events of p_s(A) - p_t(A) = (2/pi) arctan(|delta| / (2 sigma)), in [0, 1].
 
@@ -76,11 +78,13 @@ def _total_variation(tasks: _Tasks) -> Array:
     return 2 / jnp.pi * jnp.arctan2(tasks.gap, 2 * tasks.sigma)
 
 
+@problems.in_float64
 def wasserstein2(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Array, "*b"]:
     """The Wasserstein-2 (Bures) distance, as a Procrustes problem: small gaps stay accurate."""
     return jnp.linalg.norm(_displacement(_tasks(beta_s, beta_t, sigma)), axis=(-2, -1))
 
 
+@problems.in_float64
 def wasserstein1_bounds(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Bounds:
     """Bounds of the Wasserstein-1 (Monge-Kantorovich) distance, Euclidean in (x, y).
 
@@ -105,6 +109,7 @@ def _wasserstein1_bounds(tasks: _Tasks) -> Bounds:
     return Bounds(lower, jnp.minimum(shared, _mean_length(_displacement(tasks))))
 
 
+@problems.in_float64
 def cosine_gap(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Array, "*b"]:
     """|E h - E h| of the witness h = cos(y)/2, a lower bound of the Dudley metric: eq. (27).
 
@@ -118,6 +123,7 @@ def cosine_gap(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Array,
     return -0.5 * jnp.exp(-(tasks.sigma**2 + smaller) / 2) * jnp.expm1(-apart / 2)
 
 
+@problems.in_float64
 def dudley_bounds(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Bounds:
     """Bounds of the Dudley metric, sup |E_s h - E_t h| over |h|_L + |h|_inf <= 1 (eqs. 23, 24).
 

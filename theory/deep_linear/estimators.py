@@ -25,11 +25,13 @@ def scratch_fit(x: Design, y: Labels) -> Vector:
 
 def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike = 0.0) -> Vector:
     """The multiple of beta_s that fits best: one coefficient, penalised by n ridge |w|^2 on unit
-    features (the sparsified features of Thm 3.4)."""
+    features (the sparsified features of Thm 3.4); 0 where the data see nothing of beta_s."""
     check_data(x, y, beta_s)
+    problems.check_ridge(ridge)
     unit = beta_s / jnp.linalg.norm(beta_s)
     feature = x @ unit
-    return unit * (feature @ y) / (feature @ feature + x.shape[0] * ridge)
+    size2 = feature @ feature + x.shape[0] * jnp.asarray(ridge, dtype=x.dtype)
+    return unit * jnp.where(size2 > 0, (feature @ y) / jnp.where(size2 > 0, size2, 1.0), 0.0)
 
 
 def fine_tune_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2) -> Vector:

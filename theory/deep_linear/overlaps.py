@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -76,24 +77,41 @@ def null_scale(p: ArrayLike, q: ArrayLike, depth: ArrayLike) -> Array:
     q = |(I - P) beta_s|^2 for |beta_s| = 1. Corrects features-are-fate eq. (142), which has c = 1:
     true for depth 1 only, or when |X^+ y| = |P beta_s|.
 
-    In x = log N^2 the equation x = log(p + q e^{ax}), a = 1 - 1/depth, is concave and increasing,
-    so that Newton's method converges from any start, for every depth up to inf.
+    p >= 0 and q in [0, 1] (rounding beyond is cut off), for every depth up to inf.
 
     >>> null_scale(0.5, 0.5, jnp.array([1.0, 2.0, jnp.inf]))
     Array([1., 1., 1.], dtype=float32)
     """
+    return scale_by_seen(p, 1 - jnp.asarray(q, dtype=float), depth)
+
+
+def scale_by_seen(p: ArrayLike, seen: ArrayLike, depth: ArrayLike) -> Array:
+    """`null_scale` at q = 1 - seen; what is seen may be too little for 1 - seen to tell.
+
+    In x = log N^2, with b = 1/depth, p e^{-x} = seen - q (e^{-bx} - 1). Either the difference of
+    the two sides' logarithms or that of p e^{-x} + q e^{-bx} from 1 is solved by Newton's method,
+    from below: both are concave and increasing, so that no step goes too far.
+    """
     problems.check_depth(depth)
-    p, q, depth = jnp.broadcast_arrays(*(jnp.asarray(v, dtype=float) for v in (p, q, depth)))
-    a = 1 - 1 / depth
-    tiny = jnp.finfo(p.dtype).tiny
-    log_p, log_q = jnp.log(jnp.maximum(p, tiny)), jnp.log(jnp.maximum(q, tiny))
+    p, seen, depth = jnp.broadcast_arrays(*(jnp.asarray(v, dtype=float) for v in (p, seen, depth)))
+    b, tiny = 1 / depth, jnp.finfo(p.dtype).tiny
+    p, seen = jnp.maximum(p, tiny), jnp.clip(seen, tiny, 1.0)
+    q = 1 - seen
+    log_p, shorter = jnp.log(p), p < seen  # then N < 1, else N >= 1
 
-    def newton(x: Array, slope_floor: float = 1e-6) -> Array:
-        linear = log_q + a * x
-        total = jnp.logaddexp(log_p, linear)
-        slope = 1 - a * jnp.exp(linear - total)
-        return x - (x - total) / jnp.maximum(slope, slope_floor)
+    def newton(x: Array) -> Array:
+        fitted, kept = jnp.exp(log_p - x), q * jnp.exp(-b * x)
+        known = seen - q * jnp.expm1(-b * x)
+        below = -jnp.log1p(fitted - known) / ((fitted + b * kept) / (fitted + kept))
+        known = jnp.where(shorter, 1.0, known)
+        above = (x - log_p + jnp.log(known)) / (1 + b * kept / known)
+        return x - jnp.where(shorter, below, above)
 
-    x = jax.lax.fori_loop(0, 16, lambda _, x: newton(x), jnp.zeros_like(p))
+    # Bounds from below: q e^{-bx} <= 1, and where x < 0 the right side is at most seen, where
+    # 0 <= x <= 1 at most seen + q b x.
+    lowest = jnp.log1p(-seen) / jnp.maximum(b, tiny)
+    start = jnp.clip((p / np.e - seen) / jnp.maximum(b * q, tiny), 0.0, 1.0)
+    start = jnp.where(shorter, jnp.maximum(log_p - jnp.log(seen), lowest), start)
+    x = jax.lax.fori_loop(0, 16, lambda _, x: newton(x), start)
     # One more step from the frozen root makes the derivative that of the implicit function.
-    return jnp.exp(a / 2 * newton(jax.lax.stop_gradient(x)))
+    return jnp.exp((1 - b) / 2 * newton(jax.lax.stop_gradient(x)))

@@ -16,7 +16,6 @@ from jaxtyping import Array
 from theory import problems
 from theory.deep_linear.laws import overlaps_law
 from theory.deep_linear.overlaps import Overlaps
-from theory.deep_linear.risks import scratch_limit
 
 
 class Source(NamedTuple):
@@ -39,7 +38,8 @@ def source_from(overlaps: Overlaps, theta: ArrayLike, sigma: ArrayLike) -> Sourc
     across = gram[..., 0, 1] + sigma * gram[..., 1, 2]
     size2 = gram[..., 0, 0] + sigma * (2 * gram[..., 0, 2] + sigma * gram[..., 2, 2])
     inner = jnp.cos(theta) * along + jnp.sin(theta) * across
-    return Source(jnp.sqrt(size2), _angle(inner, size2))
+    across2 = jnp.maximum(size2 - inner**2, 0.0)
+    return Source(jnp.sqrt(size2), jnp.arctan2(jnp.sqrt(across2), inner))
 
 
 def source_law(
@@ -51,6 +51,7 @@ def source_law(
     return source_from(overlaps_law(key, n, d, draws), theta, sigma)
 
 
+@problems.in_float64
 def source_limit(gamma: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Source:
     """The limit n, d -> inf at source load gamma = n/d > 0; gamma = inf is the paper's source.
 
@@ -60,18 +61,12 @@ def source_limit(gamma: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Source
     problems.check("gamma", gamma, lambda g: g > 0, "a load n/d > 0")
     problems.check_theta(theta)
     problems.check_sigma(sigma)
-    gamma, theta, sigma = (jnp.asarray(v, dtype=float) for v in (gamma, theta, sigma))
-    known = jnp.minimum(gamma, 1.0)
-    load = jnp.where(jnp.isinf(gamma), 1e30, gamma)  # noise then averages out
-    noise = scratch_limit(load, sigma, allow_infinite=True) - jnp.maximum(1 - load, 0.0)
-    size2 = known + noise
-    inner = jnp.where(jnp.isinf(size2), 0.0, jnp.cos(theta) * known)
-    size2, inner = jnp.broadcast_arrays(size2, inner)
-    return Source(jnp.sqrt(size2), _angle(inner, size2))
-
-
-def _angle(inner: Array, size2: Array) -> Array:
-    """Angle of a vector of squared norm size2 to a unit vector."""
-    finite = jnp.where(jnp.isinf(size2), 1.0, size2)
-    across2 = jnp.maximum(finite - inner**2, 0.0)
-    return jnp.arctan2(jnp.sqrt(across2), inner)
+    cos, sin = problems.cos_sin(theta)
+    gamma, sigma = jnp.asarray(gamma, dtype=float), jnp.asarray(sigma, dtype=float)
+    known, gap = jnp.minimum(gamma, 1.0), jnp.abs(gamma - 1)
+    noise = jnp.where(gap > 0, sigma**2 * known / jnp.where(gap > 0, gap, 1.0), jnp.inf)
+    noise = jnp.where(sigma > 0, noise, 0.0)
+    endless = jnp.isinf(noise)
+    across2 = jnp.where(endless, 1.0, noise) + known * (1 - known) + (known * sin) ** 2
+    theta = jnp.arctan2(jnp.sqrt(across2), jnp.where(endless, 0.0, known * cos))
+    return Source(jnp.broadcast_to(jnp.sqrt(known + noise), theta.shape), theta)

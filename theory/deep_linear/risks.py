@@ -2,9 +2,10 @@
 
 Source: features-are-fate (arXiv 2410.08194), Thms 3.6-3.9. The paper states the limits n, d -> inf;
 here the expectations are exact at finite n and d where a closed form exists, and functions named
-`*_limit`, as well as `fine_tune_risk`, are the limits at load gamma = n / d. All accept arrays and
-broadcast. A mean can be infinite (n within 1 of d with noise; n <= 2 in linear transfer): that is
-refused unless `allow_infinite=True`, which returns inf there.
+`*_limit`, as well as `fine_tune_risk`, are the limits at load gamma = n / d. All accept arrays,
+broadcast, and compute in float64 whatever the caller's precision. A mean can be infinite (n within
+1 of d with noise; n <= 2 in linear transfer): that is refused unless `allow_infinite=True`, which
+returns inf there.
 """
 
 from typing import Literal, NamedTuple
@@ -16,11 +17,12 @@ from jaxtyping import Array
 
 from sail_jax.checks import concrete
 from theory import problems
-from theory.deep_linear.overlaps import null_scale
+from theory.deep_linear.overlaps import scale_by_seen
 
 Mode = Literal["linear", "fine_tune"]
 
 
+@problems.in_float64
 def scratch_risk(
     n: ArrayLike, d: ArrayLike, sigma: ArrayLike, *, allow_infinite: bool = False
 ) -> Array:
@@ -36,7 +38,7 @@ def scratch_risk(
     ValueError: n must be at most d-2 or at least d+2 where sigma > 0 (the mean is infinite ...
     """
     problems.check("n", n, lambda n: (n >= 0) & (n < np.inf), "a finite number of samples >= 0")
-    problems.check("d", d, lambda d: (d >= 1) & (d < np.inf), "a finite dimension >= 1")
+    _check_dimension(d)
     problems.check_sigma(sigma)
     if not allow_infinite:
         _check_finite_scratch("n", n, d, sigma)
@@ -44,9 +46,10 @@ def scratch_risk(
     gap = jnp.abs(n - d) - 1
     safe = jnp.where(gap > 0, gap, 1.0)
     noise = sigma**2 * jnp.where(gap > 0, jnp.minimum(n, d) / safe, jnp.inf)
-    return jnp.maximum(1 - n / d, 0.0) + jnp.where(sigma > 0, noise, 0.0)
+    return jnp.maximum(d - n, 0.0) / d + jnp.where(sigma > 0, noise, 0.0)
 
 
+@problems.in_float64
 def scratch_limit(gamma: ArrayLike, sigma: ArrayLike, *, allow_infinite: bool = False) -> Array:
     """The limit of `scratch_risk` at n = gamma d (Thm 3.6, eq. 10)."""
     problems.check_gamma(gamma)
@@ -59,6 +62,7 @@ def scratch_limit(gamma: ArrayLike, sigma: ArrayLike, *, allow_infinite: bool = 
     return jnp.maximum(1 - gamma, 0.0) + jnp.where(sigma > 0, sigma**2 * noise, 0.0)
 
 
+@problems.in_float64
 def linear_transfer_risk(
     n: ArrayLike,
     theta: ArrayLike,
@@ -84,35 +88,43 @@ def linear_transfer_risk(
     known_ridge = concrete(ridge)
     if not allow_infinite and known_ridge is not None:
         problems.check("n", n, lambda n: (n > 2) | (known_ridge > 0), minimum)
-    n, theta, sigma, ridge = (jnp.asarray(v, dtype=float) for v in (n, theta, sigma, ridge))
-    missed = jnp.sin(theta) ** 2
+    n, sigma, ridge = (jnp.asarray(v, dtype=float) for v in (n, sigma, ridge))
+    cos, sin = problems.cos_sin(theta)
+    missed = sin**2
+    noise2 = sigma**2 + missed
     plain = jnp.where(n > 2, 1 / jnp.where(n > 2, n - 2, 1.0), jnp.inf)
     shrunk, noise = _ridge_moments(n, n * ridge)
+    learned = jnp.where(ridge > 0, noise, plain)
     return (
         missed
-        + jnp.where(ridge > 0, jnp.cos(theta) ** 2 * shrunk, 0.0)
-        + (sigma**2 + missed) * jnp.where(ridge > 0, noise, plain)
+        + jnp.where(ridge > 0, cos**2 * shrunk, 0.0)
+        + jnp.where(noise2 > 0, noise2 * learned, 0.0)  # 0 inf = 0: nothing to mistake
     )
 
 
+@problems.in_float64
 def linear_transfer_limit(theta: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
-    """`linear_transfer_risk` as n -> inf: 1 - cos^2 (1 + 2 ridge)/(1 + ridge)^2 (eq. 15)."""
+    """`linear_transfer_risk` as n -> inf: sin^2 + cos^2 (ridge / (1 + ridge))^2 (eq. 15)."""
     problems.check_theta(theta)
     problems.check_ridge(ridge)
+    cos, sin = problems.cos_sin(theta)
     ridge = jnp.asarray(ridge, dtype=float)
-    return 1 - jnp.cos(theta) ** 2 * (1 + 2 * ridge) / (1 + ridge) ** 2
+    return sin**2 + (cos * (ridge / (1 + ridge))) ** 2
 
 
+@problems.in_float64
 def optimal_ridge(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Array:
     """The ridge that minimises `linear_transfer_risk`: (sigma^2 + sin^2)/(n cos^2), never 0 at
     finite n (Thm 3.8 states 0, its limit n -> inf); inf at theta = pi/2: nothing transfers."""
-    problems.check("n", n, lambda n: n >= 1, "a number of samples >= 1")
+    problems.check("n", n, lambda n: (n >= 1) & (n < np.inf), "a finite number of samples >= 1")
     problems.check_theta(theta)
     problems.check_sigma(sigma)
-    theta, sigma = jnp.asarray(theta, dtype=float), jnp.asarray(sigma, dtype=float)
-    return (sigma**2 + jnp.sin(theta) ** 2) / (n * jnp.cos(theta) ** 2)
+    cos, sin = problems.cos_sin(theta)
+    n, sigma = jnp.asarray(n, dtype=float), jnp.asarray(sigma, dtype=float)
+    return (sigma**2 + sin**2) / (n * cos**2)
 
 
+@problems.in_float64
 def fine_tune_risk(
     gamma: ArrayLike,
     theta: ArrayLike,
@@ -132,9 +144,11 @@ def fine_tune_risk(
     problems.check_theta(theta)
     problems.check_depth(depth)
     scratch = scratch_limit(gamma, sigma, allow_infinite=allow_infinite)
-    return scratch - _fine_tune_gain(gamma, theta, sigma, depth, size)
+    gamma = jnp.asarray(gamma, dtype=float)
+    return scratch - _fine_tune_gain(gamma, 1 - gamma, theta, sigma, depth, size)
 
 
+@problems.in_float64
 def transferability(
     mode: Mode,
     n: ArrayLike,
@@ -149,16 +163,30 @@ def transferability(
 ) -> Array:
     """T = E R_scratch - E R_transfer (eq. 7); positive where transfer helps.
 
-    mode "linear": exact at finite (n, d). mode "fine_tune": the limit at gamma = n / d (corrects
-    eq. 17), in which the noise that both risks share has cancelled, so that it is finite at n = d.
+    mode "linear": exact at finite (n, d); ValueError where both means are infinite. mode
+    "fine_tune": the limit at gamma = n / d (corrects eq. 17), in which the noise that both risks
+    share has cancelled, so that it is finite at n = d.
     """
     if mode == "linear":
         scratch = scratch_risk(n, d, sigma, allow_infinite=allow_infinite)
-        return scratch - linear_transfer_risk(n, theta, sigma, ridge, allow_infinite=allow_infinite)
-    gamma = jnp.asarray(n, dtype=float) / jnp.asarray(d, dtype=float)
-    return transferability_limit(mode, gamma, theta, sigma, depth=depth, size=size)
+        linear = linear_transfer_risk(n, theta, sigma, ridge, allow_infinite=allow_infinite)
+        both = concrete(jnp.isinf(scratch) & jnp.isinf(linear))
+        if both is not None:
+            difference = (
+                "such that one of the two means is finite (their difference is not defined)"
+            )
+            problems.check("n", n, lambda _: ~both, difference)
+        return scratch - linear
+    if mode != "fine_tune":
+        raise ValueError(f"mode must be 'linear' or 'fine_tune'; got {mode!r}")
+    problems.check("n", n, lambda n: (n >= 0) & (n < np.inf), "a finite number of samples >= 0")
+    _check_dimension(d)
+    _check_tasks(theta, sigma, depth)
+    n, d = jnp.asarray(n, dtype=float), jnp.asarray(d, dtype=float)
+    return _fine_tune_gain(n / d, (d - n) / d, theta, sigma, depth, size)
 
 
+@problems.in_float64
 def transferability_limit(
     mode: Mode,
     gamma: ArrayLike,
@@ -173,11 +201,10 @@ def transferability_limit(
     """`transferability` as n, d -> inf at load gamma: eq. (13) for "linear", and for "fine_tune"
     (1-gamma) c (2 cos - c), which replaces eq. (17)."""
     problems.check_gamma(gamma)
-    problems.check_theta(theta)
-    problems.check_sigma(sigma)
-    problems.check_depth(depth)
+    _check_tasks(theta, sigma, depth)
     if mode == "fine_tune":
-        return _fine_tune_gain(gamma, theta, sigma, depth, size)
+        gamma = jnp.asarray(gamma, dtype=float)
+        return _fine_tune_gain(gamma, 1 - gamma, theta, sigma, depth, size)
     if mode != "linear":
         raise ValueError(f"mode must be 'linear' or 'fine_tune'; got {mode!r}")
     scratch = scratch_limit(gamma, sigma, allow_infinite=allow_infinite)
@@ -193,6 +220,7 @@ class Boundary(NamedTuple):
     over: Array
 
 
+@problems.in_float64
 def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
     """Where the limit of T for linear transfer vanishes, as loads gamma (after eq. 13).
 
@@ -202,18 +230,23 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
     """
     problems.check_theta(theta)
     problems.check_sigma(sigma)
-    cos2 = jnp.cos(jnp.asarray(theta, dtype=float)) ** 2
-    sigma2 = jnp.asarray(sigma, dtype=float) ** 2
-    cos2, sigma2 = jnp.broadcast_arrays(cos2, sigma2)
-    b = 1 + cos2 - sigma2
-    # b^2 - 4 cos^2 factorises; both factors positive <=> |cos| < 1 - sigma (and then b > 0).
-    exists = jnp.sqrt(cos2) < 1 - jnp.sqrt(sigma2)
-    root = jnp.sqrt(jnp.where(exists, b**2 - 4 * cos2, 0.0).clip(min=0.0))
-    sin2 = 1 - cos2
-    over = jnp.where(sin2 > 0, 1 + sigma2 / jnp.where(sin2 > 0, sin2, 1.0), jnp.inf)
-    return Boundary((b - root) / 2, (b + root) / 2, over)
+    cos, sin = problems.cos_sin(theta)
+    cos, sin, sigma = jnp.broadcast_arrays(jnp.abs(cos), sin, jnp.asarray(sigma, dtype=float))
+    b = 1 + cos**2 - sigma**2
+    # b^2 - 4 cos^2 = ((1 - cos)^2 - sigma^2) ((1 + cos)^2 - sigma^2)
+    near = sin**2 / (1 + cos)  # 1 - |cos|
+    exists = sigma < near
+    far = 1 + cos
+    inside = (near - sigma) * (near + sigma) * (far - sigma) * (far + sigma)
+    root = jnp.sqrt(jnp.where(exists, inside, 0.0))
+    upper = (b + root) / 2
+    # the product of the roots is cos^2: nothing cancels
+    lower = jnp.where(exists, cos**2 / jnp.where(exists, upper, 1.0), upper)
+    over = jnp.where(sin > 0, 1 + (sigma / jnp.where(sin > 0, sin, 1.0)) ** 2, jnp.inf)
+    return Boundary(lower, upper, over)
 
 
+@problems.in_float64
 def fine_tune_boundary(gamma: ArrayLike, sigma: ArrayLike, depth: ArrayLike = 2) -> Array:
     """The angle beyond which fine-tuning hurts, arccos(c/2), for gamma < 1; 0 where it always does.
 
@@ -222,22 +255,25 @@ def fine_tune_boundary(gamma: ArrayLike, sigma: ArrayLike, depth: ArrayLike = 2)
     check_below_one = "a load in [0, 1): from n = d on fine-tuning equals scratch training"
     problems.check("gamma", gamma, lambda g: (g >= 0) & (g < 1), check_below_one)
     problems.check_sigma(sigma)
-    c = _limit_null_scale(gamma, sigma, depth, 1.0)
+    gamma = jnp.asarray(gamma, dtype=float)
+    c = _limit_null_scale(gamma, 1 - gamma, sigma, depth, 1.0)
     return jnp.arccos(jnp.minimum(c / 2, 1.0))
 
 
-def _fine_tune_gain(gamma, theta, sigma, depth, size) -> Array:
+def _fine_tune_gain(gamma, unseen, theta, sigma, depth, size) -> Array:
+    """`unseen` is 1 - gamma, to which a rounded gamma near 1 is no guide."""
     problems.check("size", size, lambda r: (r > 0) & (r < np.inf), "a finite norm > 0")
-    c = size * _limit_null_scale(gamma, sigma, depth, size)
-    unseen = jnp.maximum(1 - jnp.asarray(gamma, dtype=float), 0.0)
+    c = jnp.asarray(size, dtype=float) * _limit_null_scale(gamma, unseen, sigma, depth, size)
     # c grows like (1-gamma)^{-1/2 (1-1/depth)}: the product has the limit 0 at gamma = 1.
-    return jnp.where(unseen > 0, unseen * c * (2 * jnp.cos(theta) - c), 0.0)
+    cos, _ = problems.cos_sin(theta)
+    return jnp.where(unseen > 0, unseen * c * (2 * cos - c), 0.0)
 
 
-def _limit_null_scale(gamma, sigma, depth, size) -> Array:
-    gamma, sigma, size = (jnp.asarray(v, dtype=float) for v in (gamma, sigma, size))
-    q = jnp.where(gamma < 1, 1 - gamma, 1.0)
-    return null_scale(jnp.minimum(gamma, 1) * (1 + sigma**2 / q) / size**2, q, depth)
+def _limit_null_scale(gamma, unseen, sigma, depth, size) -> Array:
+    sigma, size = jnp.asarray(sigma, dtype=float), jnp.asarray(size, dtype=float)
+    q = jnp.where(unseen > 0, unseen, 1.0)
+    seen = jnp.minimum(gamma, 1)
+    return scale_by_seen(seen * (1 + sigma**2 / q) / size**2, seen, depth)
 
 
 def _ridge_moments(n: Array, k: Array) -> tuple[Array, Array]:
@@ -254,8 +290,19 @@ def _ridge_moments(n: Array, k: Array) -> tuple[Array, Array]:
     s, w = end * (nodes + 1) / 2, end * weights / 2
     n, k = n[..., None], k[..., None]
     t = jnp.expm1(2 * s) / 2
-    density = w * t * jnp.exp(-k * t - n * s)
-    return jnp.sum(density * k**2 * jnp.exp(2 * s), -1), jnp.sum(density * n, -1)
+    density = jnp.exp(-k * t - n * s)
+    kept = (k * w) * (k * t) * density * jnp.exp(2 * s)  # k^2 alone can overflow
+    return jnp.sum(kept, -1), jnp.sum(w * t * density * n, -1)
+
+
+def _check_tasks(theta: ArrayLike, sigma: ArrayLike, depth: ArrayLike) -> None:
+    problems.check_theta(theta)
+    problems.check_sigma(sigma)
+    problems.check_depth(depth)
+
+
+def _check_dimension(d: ArrayLike) -> None:
+    problems.check("d", d, lambda d: (d >= 1) & (d < np.inf), "a finite dimension >= 1")
 
 
 def _check_finite_scratch(name: str, n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> None:

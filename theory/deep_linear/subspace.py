@@ -84,6 +84,7 @@ def principal_angles(
     )
 
 
+@problems.in_float64
 def linear_transfer_risk(
     n: ArrayLike, of: Overlap, sigma: ArrayLike, *, allow_infinite: bool = False
 ) -> Array:
@@ -94,10 +95,11 @@ def linear_transfer_risk(
     with `allow_infinite`.
     """
     problems.check_sigma(sigma)
-    size = jnp.maximum(of.explained, jnp.finfo(float).tiny)
-    noise = jnp.sqrt((of.missed + of.m * jnp.asarray(sigma, dtype=float) ** 2) / size)
+    explained, missed = (jnp.asarray(v, dtype=float) for v in (of.explained, of.missed))
+    size = jnp.maximum(explained, 1e-100)  # nothing to learn: a unit for the noise
+    noise = jnp.sqrt((missed + of.m * jnp.asarray(sigma, dtype=float) ** 2) / size)
     learned = scratch_risk(n, of.k, noise, allow_infinite=allow_infinite)
-    return of.missed + size * learned
+    return missed + size * learned
 
 
 class RankK(NamedTuple):

@@ -128,6 +128,7 @@ def complex_ridge(
     return newton(newton(kappa, ridge), ridge)
 
 
+@problems.in_float64
 def linear_transfer_flow_risk(
     n: ArrayLike, theta: ArrayLike, sigma: ArrayLike, times: ArrayLike
 ) -> Array:
@@ -140,8 +141,9 @@ def linear_transfer_flow_risk(
     problems.check_theta(theta)
     problems.check_sigma(sigma)
     problems.check("times", times, lambda t: (t >= 0) & (t < np.inf), "finite and >= 0")
-    n, theta, sigma, t = (jnp.asarray(v, dtype=float) for v in (n, theta, sigma, times))
-    missed2 = jnp.sin(theta) ** 2
+    cos, sin = problems.cos_sin(theta)
+    n, sigma, t = (jnp.asarray(v, dtype=float) for v in (n, sigma, times))
+    missed2 = sin**2
     one, two = jnp.log1p(2 * t / n), jnp.log1p(4 * t / n)  # E e^{-au} = (1 + 2a)^{-n/2}
 
     def integral(log: Array) -> Array:
@@ -150,8 +152,14 @@ def linear_transfer_flow_risk(
         flat = jnp.abs(power) < 1e-6
         return jnp.where(flat, log / 2, jnp.expm1(power * log) / jnp.where(flat, 1, 2 * power))
 
-    overfit = 2 * integral(one) - integral(two)
-    return missed2 + jnp.cos(theta) ** 2 * jnp.exp(-n / 2 * two) + (sigma**2 + missed2) * overfit
+    # For small t that cancels: int_0^{t/n} E e^{-su} - E e^{-(s + t/n)u} ds, by Gauss and Legendre.
+    nodes, weights = (jnp.asarray(v, float) for v in np.polynomial.legendre.leggauss(16))
+    a = (jnp.minimum(t, 1.0) / n)[..., None]
+    s = a * (nodes + 1) / 2
+    start, fall = (-n[..., None] / 2 * jnp.log1p(2 * x) for x in (s, a / (1 + 2 * s)))
+    early = jnp.sum(a * weights / 2 * jnp.exp(start) * -jnp.expm1(fall), -1)
+    overfit = jnp.where(t < 1, early, 2 * integral(one) - integral(two))
+    return missed2 + cos**2 * jnp.exp(-n / 2 * two) + (sigma**2 + missed2) * overfit
 
 
 def check_times(times: ArrayLike) -> None:

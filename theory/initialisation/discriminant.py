@@ -5,6 +5,7 @@ covariance is [d d], or a variance s^2 that stands for s^2 I.
 """
 
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -45,7 +46,11 @@ def lda_total_variation(
 def lda_constant(gap: Float[ArrayLike, "*b d"], covariance: ArrayLike = 1.0) -> Float[Array, "*b"]:
     """Lemma 2's C = 2 sqrt(gap.S^-2 gap / gap.S^-1 gap) along a difference of means, nonzero. It is
     in [2 / sqrt(largest), 2 / sqrt(smallest eigenvalue)], constant only for S = s^2 I, 2 / s."""
-    white = _solve(covariance, jnp.asarray(gap, float))
+    gap = jnp.asarray(gap, float)
+    largest = jnp.abs(gap).max(-1, keepdims=True)
+    problems.check("the largest entry of gap", largest, lambda x: (x > 0) & (x < np.inf), "> 0")
+    gap = gap / largest  # C does not depend on its length, squares can overflow
+    white = _solve(covariance, gap)
     return 2 * jnp.sqrt(jnp.sum(white**2, -1) / jnp.sum(white * gap, -1))
 
 

@@ -65,7 +65,7 @@ def tail(
     problems.check("rank", rank, lambda p: p >= 1, "a number of features >= 1")
     u = jnp.asarray(ratio, float)[..., None]
     j, weights = _poisson(squared_length)
-    return betainc(dim / 2 + j, rank / 2, u / (1 + u)) @ weights
+    return betainc(dim / 2 + j, rank / 2, jnp.where(jnp.isinf(u), 1.0, u / (1 + u))) @ weights
 
 
 def tail_bound(ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> Float[Array, ""]:
@@ -75,7 +75,9 @@ def tail_bound(ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> F
     The paper divides by E[Y] instead, which Markov does not allow and dim = 1 refutes.
     """
     problems.check("ratio", ratio, lambda u: u >= 0, ">= 0")
-    return jnp.asarray(ratio, float) * mean_inverse_distance(dim, squared_length)
+    ratio = jnp.asarray(ratio, float)
+    # 0 inf = 0: with no spread X is 0
+    return jnp.where(ratio == 0, 0.0, ratio * mean_inverse_distance(dim, squared_length))
 
 
 def _poisson(squared_length: ArrayLike) -> tuple[Array, Array]:

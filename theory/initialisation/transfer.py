@@ -9,6 +9,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import xlog1py, xlogy
 from jax.scipy.stats import norm
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
@@ -70,6 +71,7 @@ def threshold_complexity(n: int) -> float:
     return (size - (1 - still) / 2) / n
 
 
+@problems.in_float64
 def empirical_total_variation(
     p: Float[ArrayLike, " cells"], q: Float[ArrayLike, " cells"], n: int, m: int
 ) -> Float[Array, ""]:
@@ -115,8 +117,7 @@ def _log_choose(n: int, k: int) -> float:
 def _binomial(i: Array, n: int, p: Array) -> Float[Array, "cells counts"]:
     log_choose = jnp.array([_log_choose(n, k) for k in range(n + 1)])
     p = p[:, None]
-    # 0^0 = 1 at the ends, and no logarithm of 0
-    return jnp.exp(log_choose) * p**i * (1 - p) ** (n - i)
+    return jnp.exp(log_choose + xlogy(i, p) + xlog1py(n - i, -p))
 
 
 def _probabilities(name: str, p: ArrayLike) -> Array:

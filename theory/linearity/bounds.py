@@ -99,6 +99,7 @@ def main_term(norm: ArrayLike, thetas: Any, weights: Weights) -> Float[Array, ""
     a (1 - a) lambda |theta_1 - theta_2|^2 / 2. Alone it bounds the gap only if lambda is a bound
     wherever `supremum_bound` looks."""
     _check_mean(weights)
+    problems.check("norm", norm, lambda x: (x >= 0) & (x < np.inf), "a finite norm >= 0")
     return jnp.asarray(norm) * spread(thetas, weights) / 2
 
 
@@ -109,7 +110,7 @@ def remainder(third: ArrayLike, thetas: Any, weights: Weights, at: Any = None) -
     With theta_0 the mean, the default, its own term vanishes."""
     a = check_weights(thetas, weights)
     _check_mean(a)
-    problems.check("third", third, lambda m: m >= 0, ">= 0, a bound on |D^3 f|")
+    problems.check("third", third, lambda m: (m >= 0) & (m < np.inf), "a finite bound >= 0")
     middle = mean(thetas, a)
     origin = middle if at is None else at
     far = sizes(jax.tree.map(lambda t, o: t - o, thetas, origin))
@@ -140,6 +141,9 @@ def loss_bound(
     """
     a = check_weights(losses, weights)
     _check_mean(a)
+    problems.check("gap", gap, np.isfinite, "finite")
+    steep = lambda x: (x >= 0) & (x < np.inf)  # noqa: E731
+    problems.check("lipschitz", lipschitz, steep, "a finite constant >= 0")
     return jnp.tensordot(a, jnp.asarray(losses), 1) + jnp.asarray(lipschitz) * jnp.abs(gap)
 
 

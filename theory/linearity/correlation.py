@@ -24,6 +24,7 @@ class RSquared(NamedTuple):
     curvature: Array  # of L
 
 
+@problems.in_float64
 def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -> RSquared:
     """From the cv2 of L, S and U, independent: ((1 + curvature) (1 + distance) - 1) / V,
     distance / V and curvature / V with V = (1 + curvature) (1 + distance) (1 + direction) - 1.
@@ -38,11 +39,13 @@ def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -
     for name, cv2 in (("curvature", curvature), ("distance", distance), ("direction", direction)):
         problems.check(name, cv2, lambda v: v >= 0, "a squared coefficient of variation >= 0")
     a, b, c = (jnp.asarray(v, dtype=float) for v in (curvature, distance, direction))
-    both = (1 + a) * (1 + b)
-    total = both * (1 + c) - 1
-    return RSquared((both - 1) / total, b / total, a / total)
+    both = a + b + a * b
+    total = both + c + both * c
+    problems.check("the largest of the three", total, lambda v: v > 0, "> 0: something must vary")
+    return RSquared(both / total, b / total, a / total)
 
 
+@problems.in_float64
 def direction_cv2(h: int, i: int) -> Float[Array, ""]:
     """cv2 of U for f = w.(W x), w [h], W [h i], and differences uniform on the sphere: there
     U = 2 |dw.dW x| / (|x| |d|^2), whatever the models and x.
@@ -50,6 +53,8 @@ def direction_cv2(h: int, i: int) -> Float[Array, ""]:
     With p = h (i + 1) parameters: E U^2 = 4 h / (p (p + 2)), E U = 4 Gamma((h+1)/2) /
     (sqrt(pi) Gamma(h/2) p).
     """
+    problems.check("h", h, lambda h: h >= 1, "a width >= 1")
+    problems.check("i", i, lambda i: i >= 1, "a number of inputs >= 1")
     p = h * (i + 1)
     first = 4 / p * jnp.exp(gammaln((h + 1) / 2) - gammaln(h / 2)) / jnp.sqrt(jnp.pi)
     return 4 * h / (p * (p + 2)) / first**2 - 1

@@ -91,8 +91,9 @@ def predict(network: Network, x: Float[Array, "n d"]) -> Float[Array, " n"]:
 def kernel(w: Float[Array, "m d"], x: Float[Array, "n d"]) -> Float[Array, "n n"]:
     """k(x, x'): the mean of relu(w_i.x) relu(w_i.x') over nonzero neurons, whatever the output
     weights."""
-    phi = features(w, x)
-    return phi @ phi.T / jnp.sum(jnp.any(w != 0, axis=1))
+    phi, alive = features(w, x), jnp.sum(jnp.any(w != 0, axis=1))
+    problems.check("the number of nonzero neurons", alive, lambda m: m >= 1, "at least 1")
+    return phi @ phi.T / alive
 
 
 def inner(f: Network, g: Network) -> Float[Array, ""]:

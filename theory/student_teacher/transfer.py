@@ -17,6 +17,7 @@ from jax.scipy.special import betainc
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from theory import problems
 from theory.student_teacher import networks
 from theory.student_teacher.projection import CUTOFF, check_cutoff, floor
 
@@ -101,11 +102,13 @@ def fit_power_law(
 
 def boundary(law: PowerLaw, outside: Float[np.ndarray, "teachers *b"]) -> np.ndarray:
     """n* of each teacher, where A n^-nu = |P_perp f|^2: linear transfer helps below, for the
-    part of its risk that does not vanish with n."""
+    part of its risk that does not vanish with n; inf where that is 0."""
     outside = np.asarray(outside, dtype=float)
+    problems.check("outside", outside, lambda x: (x >= 0) & (x < np.inf), "finite and >= 0")
     shape = (-1,) + (1,) * (outside.ndim - 1)
     scales, exponents = law.log_scales.reshape(shape), law.exponents.reshape(shape)
-    return np.exp((scales - np.log(outside)) / exponents)
+    with np.errstate(divide="ignore"):
+        return np.exp((scales - np.log(outside)) / exponents)
 
 
 def crossing(n: Float[np.ndarray, " n"], gain: Float[np.ndarray, " n"]) -> float:
@@ -127,6 +130,9 @@ def interval(values: Float[np.ndarray, "teachers *b"], level: float = 0.95) -> I
     4.4841
     """
     values = np.asarray(values, dtype=float)
+    if values.ndim < 1 or len(values) < 2 or not np.isfinite(values).all():
+        raise ValueError(f"values must be finite, at least 2 of them; got shape {values.shape}")
+    problems.check("level", level, lambda p: (p > 0) & (p < 1), "a probability in (0, 1)")
     count = values.shape[0]
     mean, stderr = values.mean(0), values.std(0, ddof=1) / np.sqrt(count)
     half = _student_quantile(count - 1, level) * stderr

@@ -38,7 +38,7 @@ def mode(time: ArrayLike, start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLi
     """Gradient flow of one mode from y(0) = start: the sigmoid law towards `mode_limit`, 1 + lambda
     times as fast. Unlike `step`, in y and not in its root."""
     limit = mode_limit(start, sigma_ft, anchor)
-    return modes.mode((1 + jnp.asarray(anchor)) * jnp.asarray(time), start, limit)
+    return modes.mode((1 + jnp.asarray(anchor, float)) * jnp.asarray(time, float), start, limit)
 
 
 def mode_limit(start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -> Array:

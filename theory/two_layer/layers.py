@@ -66,6 +66,7 @@ def imbalance(layers: Layers) -> Float[Array, "*b h h"]:
 
 def identity_start(d: int, tau: ArrayLike) -> Layers:
     """W_1 = W_2 = e^{-tau} I (overtrained, before Theorem A.1)."""
+    problems.check("tau", tau, lambda t: t > -np.inf, "a number > -inf")
     scale = jnp.exp(-jnp.asarray(tau, dtype=float)) * jnp.eye(d)
     return Layers(scale, scale)
 

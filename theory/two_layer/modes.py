@@ -10,12 +10,13 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax.checks import concrete
 from theory import problems
 
 
 def mode(time: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
     """y(t) = sigma / (1 + (sigma/y_0 - 1) e^{-4 sigma t}) from y_0 >= 0, in a form that also holds
-    at y_0 = 0, sigma = 0 and sigma < 0 (where y dies out), and in float32 at any time.
+    at y_0 = 0, sigma = 0 and sigma < 0 (where y dies out), and in float32 at any time, inf too.
 
     >>> [round(float(mode(t, 1e-3, 1.0)), 4) for t in (0.0, 1.0, 2.0, 1e4)]
     [0.001, 0.0518, 0.749, 1.0]
@@ -23,16 +24,36 @@ def mode(time: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
     time, start, sigma = (jnp.asarray(x, dtype=float) for x in (time, start, sigma))
     problems.check("time", time, lambda t: t >= 0, ">= 0")
     problems.check("start", start, lambda y: (y >= 0) & (y < np.inf), "finite and >= 0")
-    kept = jnp.exp(-4 * sigma * time)
-    flat = sigma == 0
-    grown = jnp.where(flat, 4 * time, -jnp.expm1(-4 * sigma * time) / jnp.where(flat, 1.0, sigma))
-    return start / (kept + start * grown)
+    problems.check("sigma", sigma, np.isfinite, "finite")
+    size = jnp.abs(sigma)
+    flat = size == 0
+    z = jnp.where(flat, 0.0, 4 * jnp.where(flat, 1.0, size) * time)  # 0 inf = 0
+    # int_0^t 4 e^{-4 |sigma| s} ds, also where 4 |sigma| t is too small for a float
+    early = z < 1e-3
+    slow = 4 * time * (1 - jnp.where(early, z, 0.0) / 2 * (1 - jnp.where(early, z, 0.0) / 3))
+    share = jnp.where(early, slow, -jnp.expm1(-z) / jnp.where(early, 1.0, size))
+    grown, left = jnp.where(sigma < 0, jnp.exp(-z), 1.0), jnp.where(sigma < 0, 1.0, jnp.exp(-z))
+    empty = start == 0
+    return jnp.where(empty, 0.0, grown / (left / jnp.where(empty, 1.0, start) + share))
 
 
+@problems.in_float64
 def crossing_time(level: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
-    """When a mode that starts at y_0 in (0, sigma) reaches a level in [y_0, sigma)."""
+    """When a mode that starts at y_0 in (0, sigma) reaches a level in [y_0, sigma); inf for sigma
+    itself."""
     level, start, sigma = (jnp.asarray(x, dtype=float) for x in (level, start, sigma))
-    return (jnp.log(level / start) + jnp.log((sigma - start) / (sigma - level))) / (4 * sigma)
+    problems.check("start", start, lambda y: (y > 0) & (y < np.inf), "finite and > 0")
+    if (least := concrete(start)) is not None:
+        problems.check("sigma", sigma, lambda s: (s > least) & (s < np.inf), "finite and > start")
+        problems.check("level", level, lambda y: y >= least, "at least start")
+    if (most := concrete(sigma)) is not None:
+        problems.check("level", level, lambda y: y <= most, "at most sigma")
+    return crossing(level, sigma - level, start, sigma)
+
+
+def crossing(level: Array, lacking: Array, start: Array, sigma: Array) -> Array:
+    """`crossing_time` where sigma - level may be too little for the level to tell."""
+    return (jnp.log(level / start) + jnp.log((sigma - start) / lacking)) / (4 * sigma)
 
 
 def plateau_times(sigma: Float[ArrayLike, " d"], tau: ArrayLike) -> Float[Array, " d"]:

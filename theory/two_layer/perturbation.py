@@ -79,6 +79,7 @@ def inflection_index(
     return int(rising[0]) if rising.size else None
 
 
+@problems.in_float64
 def turning_times(
     sigma: Float[ArrayLike, " d"], gamma: ArrayLike, start: ArrayLike
 ) -> Float[Array, " d"]:
@@ -86,10 +87,14 @@ def turning_times(
     from modes at `start`. It falls by (sigma_i - d gamma^2)^2 before (from y_i = 0) and rises by
     (d gamma^2)^2 after; 0 for modes that only make it rise, inf without noise."""
     check_gamma(gamma)
+    problems.check("start", start, lambda y: (y > 0) & (y < np.inf), "finite and > 0")
     sigma, start = jnp.asarray(sigma, dtype=float), jnp.asarray(start, dtype=float)
-    level = sigma - sigma.shape[-1] * jnp.asarray(gamma, dtype=float) ** 2
+    lacking = sigma.shape[-1] * jnp.asarray(gamma, dtype=float) ** 2
+    level = sigma - lacking
     inside = level > start
-    time = modes.crossing_time(jnp.where(inside, level, start), start, sigma)
+    # any mode that crosses, where none does
+    level, start, sigma = (jnp.where(inside, x, 1.0) for x in (level, start, sigma))
+    time = modes.crossing(level, lacking, start, sigma)
     return jnp.where(inside, time, 0.0)
 
 

@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from theory.two_layer.layers import Layers, theta
+from theory.two_layer.perturbation import check_gamma
 
 
 def hessian(layers: Layers, target: Float[ArrayLike, "o i"]) -> Float[Array, "p p"]:
@@ -62,6 +63,7 @@ def mode_sharpness(
 def sensitivity(layers: Layers, gamma: ArrayLike) -> Float[Array, "*b"]:
     """E L(W + gamma Z) - L(W), exactly: gamma^2 tr(H)/2 + gamma^4 o h i. The first term is the
     quadratic prediction; the second exceeds it from gamma^2 = (|W_1|^2/o + |W_2|^2/i)/h on."""
+    check_gamma(gamma)
     o, h = layers.w1.shape[-2:]
     gamma2 = jnp.asarray(gamma, dtype=float) ** 2
     return gamma2 * trace(layers) / 2 + gamma2**2 * (o * h * layers.w2.shape[-1])

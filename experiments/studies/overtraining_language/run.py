@@ -27,9 +27,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         parts = config.memory.micro_batches
         where.check(**{name: size // parts for name, size in batches.items()})
         net = presets.build(config.network)
-        corpus = tasks.load(config.data, config.network["vocab"], config.model.context)
+        vocab, names = config.network["vocab"], config.tune.tasks
+        corpus = tasks.load(config.data, vocab, config.model.context, names)
         sizes = (config.tune.examples, config.tune.held_out, config.tune.held_out)
-        taught = [tasks.task(name, corpus, sizes, config.seed) for name in config.tune.tasks]
+        taught = [tasks.task(name, corpus, sizes, config.seed) for name in names]
         held_out = corpus.held_out(config.held_out, config.seed)
     bases: list[PyTree] = []
     for budget in config.pretrain.budgets:

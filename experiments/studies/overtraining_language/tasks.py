@@ -1,7 +1,7 @@
 """What `overtraining_language` learns from: a text to pre-train on, and tasks to fine-tune on.
 
-  shifted    blocks of the same text whose mean token value is high (SAIL, App. H.1): they are kept
-             from pre-training
+  shifted    blocks of the same text whose mean token value is high (SAIL, App. H.1): where this is
+             a task they are kept from pre-training
   rotated    the pre-training text with every letter moved 13 places on in the alphabet
   questions  sums, differences, products and sequences with their answers, as plain text
 
@@ -46,7 +46,8 @@ class Corpus(NamedTuple):
     text: tokens.Tokens
     context: int
     usual: tuple[Int[np.ndarray, " learn"], Int[np.ndarray, " held_out"]]
-    """Blocks of the part to learn from, and of the part held out, whose mean is not high."""
+    """Blocks of the part to learn from, and of the part held out: all, or where `shifted` is a task
+    those whose mean is not high."""
 
     def windows(self, part: int, blocks: Int[np.ndarray, " n"]) -> Batch:
         """Blocks of the part to learn from (0) or held out (1)."""
@@ -56,7 +57,7 @@ class Corpus(NamedTuple):
         return (self.text.train, self.text.held_out)[part]
 
     def shifted(self, part: int) -> Int[np.ndarray, " n"]:
-        """Blocks whose mean is high."""
+        """Blocks that are kept from pre-training: those whose mean is high."""
         count = tokens.blocks(self.line(part), self.context)
         return np.setdiff1d(np.arange(count), self.usual[part])
 
@@ -90,8 +91,8 @@ def scored(sequences: Int32[np.ndarray, "*any token_and_next"]) -> Batch:
     return Batch(sequences, np.ones((*sequences.shape[:-1], sequences.shape[-1] - 1), bool))
 
 
-def load(data: TextData, vocab: int, context: int) -> Corpus:
-    """The text in blocks for a network of `vocab` tokens and this context.
+def load(data: TextData, vocab: int, context: int, names: Sequence[str]) -> Corpus:
+    """The text in blocks for a network of `vocab` tokens and this context, and for these tasks.
 
     `ValueError` (or `DataError`, which is one) for a vocabulary that is not the text's.
     """
@@ -106,9 +107,14 @@ def load(data: TextData, vocab: int, context: int) -> Corpus:
         raise ValueError(
             f"data: {data.folder} has a vocabulary of {found.vocab}; the network has {vocab}"
         )
-    means = [tokens.block_means(part, context) for part in (found.train, found.held_out)]
-    level = np.percentile(means[0], SHIFTED)
-    learn, held_out = (np.flatnonzero(mean <= level) for mean in means)
+    if "shifted" in names:
+        means = [tokens.block_means(part, context) for part in (found.train, found.held_out)]
+        level = np.percentile(means[0], SHIFTED)
+        learn, held_out = (np.flatnonzero(mean <= level) for mean in means)
+    else:
+        learn, held_out = (
+            np.arange(tokens.blocks(part, context)) for part in (found.train, found.held_out)
+        )
     return Corpus(found, context, (learn, held_out))
 
 

@@ -1,0 +1,1247 @@
+"""Every public function of `theory` over a sweep of inputs, borders included, in both precisions.
+
+Error model: C eps |f|, plus what f changes by where each real input is off by C eps of itself. A
+true value beyond the largest float may be inf; NaN is never right, and what has no value is
+refused.
+"""
+
+import importlib
+import inspect
+import itertools
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+import numpy as np
+import pytest
+
+import theory
+from theory import (
+    deep_linear,
+    initialisation,
+    linearity,
+    merging,
+    problems,
+    student_teacher,
+    two_layer,
+)
+from theory.deep_linear import (
+    covariance,
+    divergences,
+    overlaps,
+    pretraining,
+    risks,
+    subspace,
+    training_time,
+)
+from theory.initialisation import descent, discriminant, transfer
+from theory.linearity import correlation
+from theory.student_teacher import arc_cosine, projection
+from theory.student_teacher import networks as st_networks
+from theory.student_teacher import transfer as st_transfer
+from theory.two_layer import fine_tuning, modes, perturbation, sharpness
+
+EPS = float(np.finfo(np.float32).eps)
+PRECISIONS = (np.float32, np.float64)
+LEDGERS = ("claims", "coverage", "settings", "testbeds", "linearity.tasks", "two_layer.tasks")
+
+
+class RefusedError(Exception):
+    """Raised by a reference where there is no value."""
+
+
+# --- inputs: borders, and numbers drawn between them ---------------------------------------------
+
+
+def around(low: float, high: float) -> Callable:
+    return lambda rng, n: 10 ** rng.uniform(low, high, n)
+
+
+KINDS: dict[str, tuple[Sequence[float], Callable]] = {
+    "theta": ((0, 1e-30, 1e-4, np.pi / 4, np.pi / 2, np.pi), lambda r, n: r.uniform(0, 3.14, n)),
+    "sigma": ((0, -0.0, 1e-30, 1e-3, 1, 1e15, -1, np.inf, np.nan), around(-3, 2)),
+    "gamma": ((0, 1e-30, 1e-6, 1, 1 + 1e-6, 2, 1e30, -1, np.inf), around(-2, 1)),
+    "depth": ((1, 1.5, 2, 1e6, np.inf, 0), around(0, 2)),
+    "ridge": ((0, 1e-30, 1, 1e12, 1e30), around(-3, 2)),
+    "size": ((1e-15, 1, 1e15, 0), around(-2, 2)),
+    "positive": ((1e-30, 1e-3, 1, 1e30, 0, -1), around(-3, 3)),
+    "nonnegative": ((0, 1e-30, 1e-3, 1, 1e30, -1), around(-3, 3)),
+    "real": ((0, -0.0, 1e-30, 1, -1, 1e15, -1e15), lambda r, n: r.normal(0, 3, n)),
+    "unit": ((0, 1e-30, 0.5, 1, 2, -1), lambda r, n: r.uniform(0, 1, n)),
+    "mass": ((0, 1e-30, 1e-3, 1, 1e30), around(-3, 3)),
+    "seen": ((0, 1e-30, 0.5, 1), lambda r, n: r.uniform(0, 1, n)),
+    "probability": ((1e-30, 0.5, 0, 1), lambda r, n: r.uniform(0.01, 0.99, n)),
+    "time": ((0, 1e-30, 1, 1e30, np.inf, -1), around(-3, 3)),
+    "length": ((0, 1e-30, 1, 600, 601), lambda r, n: r.uniform(0, 600, n)),
+    "n": ((0, 1, 2, 3, 4, 2**25), lambda r, n: np.floor(10 ** r.uniform(0, 8, n))),
+}
+NEAR = (-2, -1, 0, 1, 2, 3)
+
+
+def drawn(kinds: Sequence[str], count: int, dtype: type, seed: int) -> list[np.ndarray]:
+    """Columns of inputs as numbers of this precision; counts are whole."""
+    rng, columns = np.random.default_rng(seed), []
+    for kind in kinds:
+        if kind == "d":  # often next to n
+            close = np.maximum(columns[0] + rng.choice(NEAR, count), 0)
+            column = np.where(
+                rng.random(count) < 0.5, close, np.floor(10 ** rng.uniform(0, 8, count))
+            )
+        else:
+            borders, between = KINDS[kind]
+            border = rng.choice(np.asarray(borders, float), count)
+            column = np.where(rng.random(count) < 0.4, border, between(rng, count))
+        columns.append(column.astype(np.int64 if kind in ("n", "d") else dtype))
+    return columns
+
+
+def number(kind: str, value: np.generic) -> object:
+    """For the reference: exact, but that the numbers next to pi/2 and pi are those."""
+    if kind in ("n", "d"):
+        return int(value)
+    if kind == "theta":
+        for angle in (mp.pi / 2, mp.pi):
+            if value == value.dtype.type(angle):
+                return angle
+    return mp.mpf(float(value))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A function, the kinds of its inputs, and its value by mpmath, a number or several."""
+
+    compute: Callable
+    kinds: tuple[str, ...]
+    exact: Callable
+    C: float = 16.0
+    few: int | None = None
+    """Inputs, where the reference is slow."""
+    of: str = ""
+    """The function's name, where `compute` calls it."""
+    parts: Callable | None = None
+    """Sizes of what the value is a difference of: rounding is relative to these."""
+
+
+def held(row: Row, dtype: type, count: int) -> None:
+    """AssertionError for an input at which the value is wrong, or not refused."""
+    columns = drawn(row.kinds, count, dtype, seed=count)
+    eps, big, tiny = (float(getattr(np.finfo(dtype), name)) for name in ("eps", "max", "tiny"))
+    right, refused = [], []
+    for i, given in enumerate(zip(*columns, strict=True)):
+        at = [number(kind, x) for kind, x in zip(row.kinds, given, strict=True)]
+        try:
+            value = _values(row.exact(*at))
+        except RefusedError:
+            refused.append(i)
+            continue
+        right.append((i, at, value))
+    with jax.enable_x64(dtype is np.float64):
+        index = np.array([i for i, *_ in right])
+        found = jax.tree.leaves(row.compute(*(column[index] for column in columns)))
+        found = [np.broadcast_to(np.asarray(x, float), index.shape) for x in found]
+        for i in refused[:12]:
+            given = [column[i] for column in columns]
+            with pytest.raises(ValueError, match="must"):
+                pytest.fail(f"{given}: {row.compute(*given)} is not refused")
+    for place, (i, at, value) in enumerate(right):
+        sizes = [row.parts(*at)] if row.parts else [abs(v) for v in value]
+        errors = [row.C * eps * v + 4 * tiny if mp.isfinite(v) else mp.mpf(0) for v in sizes]
+        for again in (False, True):
+            wrong = [
+                (x, v, e)
+                for x, v, e in zip((x[place] for x in found), value, errors, strict=True)
+                if not (np.isinf(x) and x * v > 0 and abs(v) + e > big * (1 - eps))
+                and not (x == v or abs(mp.mpf(x) - v) <= e)
+            ]
+            if wrong and not again:
+                errors = [
+                    e + row.C * m
+                    for e, m in zip(errors, conditioning(row, at, value, eps), strict=True)
+                ]
+        assert not wrong, f"{[column[i] for column in columns]}: " + ", ".join(
+            f"{x} for {mp.nstr(v, 17)} +- {mp.nstr(e, 3)}" for x, v, e in wrong
+        )
+
+
+def conditioning(row: Row, at: Sequence, value: Sequence, eps: float) -> list:
+    """What each value changes by as the real inputs move by eps of themselves."""
+    total = [mp.mpf(0) for _ in value]
+    for k, kind in enumerate(row.kinds):
+        if kind in ("n", "d") or at[k] == 0 or not mp.isfinite(at[k]):
+            continue
+        moved = [mp.mpf(0) for _ in value]
+        for sign in (1, -1):
+            try:
+                near = _values(row.exact(*at[:k], at[k] * (1 + sign * eps), *at[k + 1 :]))
+            except RefusedError:
+                continue
+            moved = [
+                max(m, abs(x - v)) if x != v else m
+                for m, x, v in zip(moved, near, value, strict=True)
+            ]
+        total = [t + m for t, m in zip(total, moved, strict=True)]
+    return total
+
+
+def _values(found: object) -> list:
+    return [mp.mpf(v) for v in (found if isinstance(found, tuple) else (found,))]
+
+
+# --- values by mpmath ----------------------------------------------------------------------------
+
+
+def need(*conditions: bool) -> None:
+    if not all(conditions):
+        raise RefusedError
+
+
+def deviation(sigma: object) -> None:
+    need(mp.isfinite(sigma), sigma >= 0)
+
+
+def load(gamma: object) -> None:
+    need(mp.isfinite(gamma), gamma >= 0)
+
+
+def scratch(n, d, sigma):
+    deviation(sigma)
+    need(n >= 0, d >= 1, abs(n - d) > 1 or sigma == 0)
+    noise = 0 if sigma == 0 else sigma**2 * mp.mpf(min(n, d)) / (abs(n - d) - 1)
+    return max(1 - mp.mpf(n) / d, 0) + noise
+
+
+def scratch_limit(gamma, sigma):
+    load(gamma)
+    deviation(sigma)
+    need(gamma != 1 or sigma == 0)
+    noise = 0 if sigma == 0 else sigma**2 * min(gamma, 1) / abs(gamma - 1)
+    return max(1 - gamma, 0) + noise
+
+
+def linear(n, theta, sigma):
+    deviation(sigma)
+    need(n > 2)
+    return mp.sin(theta) ** 2 + (sigma**2 + mp.sin(theta) ** 2) / (n - 2)
+
+
+def ridge_risk(n, theta, sigma, ridge):
+    """By Laplace transforms: 1 / (u + k)^2 is that of t e^{-kt}."""
+    deviation(sigma)
+    if ridge == 0:
+        return linear(n, theta, sigma)
+    need(n >= 1)
+    k = n * ridge
+    end = 60 / (2 * k + n)  # beyond it the integrands are below e^-30 or fall like a power
+    nodes = [0, end / 30, end / 5, end, 10 * end, 100 * end, mp.inf]
+    shrunk = mp.quad(lambda t: k * k * t * mp.exp(-k * t) * (1 + 2 * t) ** (-mp.mpf(n) / 2), nodes)
+    noise = mp.quad(lambda t: n * t * mp.exp(-k * t) * (1 + 2 * t) ** (-mp.mpf(n) / 2 - 1), nodes)
+    missed = mp.sin(theta) ** 2
+    return missed + mp.cos(theta) ** 2 * shrunk + (sigma**2 + missed) * noise
+
+
+def linear_limit(theta, ridge):
+    return mp.sin(theta) ** 2 + (mp.cos(theta) * ridge / (1 + ridge)) ** 2
+
+
+def best_ridge(n, theta, sigma):
+    deviation(sigma)
+    need(n >= 1)
+    cos2 = n * (0 if theta == mp.pi / 2 else mp.cos(theta) ** 2)
+    return (sigma**2 + mp.sin(theta) ** 2) / cos2 if cos2 else mp.inf
+
+
+def scale(p, seen, depth):
+    """Bisection of p e^{-x} + q e^{-x / depth} = 1."""
+    need(depth >= 1)
+    b = 0 if mp.isinf(depth) else 1 / depth
+    if p == 0 and seen == 0:
+        return mp.mpf(1)
+    if b == 1:
+        return mp.mpf(1)
+    if b == 0:
+        return mp.sqrt(p / seen) if seen else mp.inf
+    q = 1 - seen
+    if p == 0:
+        return mp.mpf(0) if q <= 0 else mp.exp((1 / b - 1) / 2 * mp.log(q))
+    ends = sorted([mp.mpf(0), mp.log(p / seen)]) if seen else [mp.mpf(0), mp.log1p(p) / b]
+    for _ in range(100):
+        middle = sum(ends) / 2
+        ends[p * mp.exp(-middle) - seen + q * mp.expm1(-b * middle) <= 0] = middle
+    return mp.exp((1 - b) / 2 * ends[0])
+
+
+def null_scale(p, q, depth):
+    return scale(p, 1 - q, depth)
+
+
+def limit_scale(gamma, sigma, depth, size=1):
+    return scale(gamma * (1 + sigma**2 / (1 - gamma)) / size**2, gamma, depth)
+
+
+def gain(gamma, theta, sigma, depth, size):
+    load(gamma)
+    deviation(sigma)
+    need(depth >= 1, size > 0, mp.isfinite(size))
+    if gamma >= 1:
+        return mp.mpf(0)
+    c = size * limit_scale(gamma, sigma, depth, size)
+    return (1 - gamma) * c * (2 * mp.cos(theta) - c)
+
+
+def fine_tune(gamma, theta, sigma, depth, size):
+    return scratch_limit(gamma, sigma) - gain(gamma, theta, sigma, depth, size)
+
+
+def gain_at(n, d, theta, sigma, depth):
+    need(d >= 1)
+    return gain(mp.mpf(n) / d, theta, sigma, depth, 1)
+
+
+def linear_boundary(theta, sigma):
+    deviation(sigma)
+    cos2, sin = mp.cos(theta) ** 2, 0 if theta == mp.pi else mp.sin(theta)
+    b = 1 + cos2 - sigma**2
+    root = mp.sqrt(b**2 - 4 * cos2) if mp.sqrt(cos2) < 1 - sigma else 0
+    return (b - root) / 2, (b + root) / 2, 1 + (sigma / sin) ** 2 if sin else mp.inf
+
+
+def fine_tune_boundary(gamma, sigma, depth):
+    load(gamma)
+    deviation(sigma)
+    need(gamma < 1, depth >= 1)
+    return mp.acos(min(limit_scale(gamma, sigma, depth) / 2, 1))
+
+
+def linear_flow(n, theta, sigma, t):
+    deviation(sigma)
+    need(n >= 1, t >= 0, mp.isfinite(t))
+
+    def integral(a):  # int_0^a E e^{-su} ds
+        return (
+            mp.log(1 + 2 * a) / 2 if n == 2 else (1 - (1 + 2 * a) ** (1 - mp.mpf(n) / 2)) / (n - 2)
+        )
+
+    missed = mp.sin(theta) ** 2
+    overfit = 2 * integral(t / n) - integral(2 * t / n)
+    kept = (1 + 4 * t / n) ** (-mp.mpf(n) / 2)
+    return missed + mp.cos(theta) ** 2 * kept + (sigma**2 + missed) * overfit
+
+
+def source_limit(gamma, theta, sigma):
+    deviation(sigma)
+    need(gamma > 0)
+    if gamma == 1 and sigma > 0:
+        return mp.inf, mp.pi / 2
+    noise = 0 if mp.isinf(gamma) else sigma**2 * min(gamma, 1) / abs(gamma - 1) if sigma else 0
+    known = min(gamma, mp.mpf(1))
+    across = mp.sqrt(noise + known * (1 - known) + (known * mp.sin(theta)) ** 2)
+    return mp.sqrt(known + noise), mp.atan2(across, known * mp.cos(theta))
+
+
+def mode(time, start, sigma):
+    need(time >= 0, start >= 0, mp.isfinite(start), mp.isfinite(sigma))
+    if start == 0:
+        return mp.mpf(0)
+    if mp.isinf(time):
+        return max(sigma, mp.mpf(0))
+    z = 4 * sigma * time
+    grown = -mp.expm1(-z) / sigma if sigma else 4 * time
+    return start / (mp.exp(-z) + start * grown)
+
+
+def anchored(start, ft, anchor):
+    need(anchor >= 0, mp.isfinite(anchor))
+    return (ft + anchor * start) / (1 + anchor)
+
+
+def crossing(level, start, sigma):
+    need(0 < start <= level <= sigma, start < sigma)
+    if level == sigma:
+        return mp.inf
+    return (mp.log(level / start) + mp.log((sigma - start) / (sigma - level))) / (4 * sigma)
+
+
+def cv2(a, b, c):
+    need(min(a, b, c) >= 0)
+    total = (1 + a) * (1 + b) * (1 + c) - 1
+    need(total > 0)
+    return ((1 + a) * (1 + b) - 1) / total, b / total, a / total
+
+
+def bound_of_risk(risk, complexity, n, delta, C):
+    need(complexity >= 0, n >= 1, 0 < delta < 1, C > 0)
+    return risk + 2 * complexity + 3 * C * mp.sqrt(mp.log(2 / delta) / (2 * n))
+
+
+def bound_of_transfer(risk, tv, complexity, n, delta, C):
+    need(0 <= tv <= 1)
+    return bound_of_risk(risk, complexity, n, delta, C) + C * tv
+
+
+def discriminant_distance(tv, constant):
+    need(0 <= tv <= 1, constant > 0)
+    return constant * 2 * mp.sqrt(2) * mp.erfinv(tv) if tv < 1 else mp.inf
+
+
+def left(mu, rate, steps):
+    need(mu > 0, rate > 0, rate * mu <= 1)
+    return (1 - rate * mu) ** steps
+
+
+def excess_bound(L, distance):
+    need(L > 0)
+    return L * distance**2 / 2
+
+
+ROWS = [
+    Row(risks.scratch_risk, ("n", "d", "sigma"), scratch),
+    Row(risks.scratch_limit, ("gamma", "sigma"), scratch_limit),
+    Row(risks.linear_transfer_risk, ("n", "theta", "sigma"), linear),
+    Row(risks.linear_transfer_risk, ("n", "theta", "sigma", "ridge"), ridge_risk, 256, few=12),
+    Row(risks.linear_transfer_limit, ("theta", "ridge"), linear_limit),
+    Row(risks.optimal_ridge, ("n", "theta", "sigma"), best_ridge),
+    Row(risks.fine_tune_risk, ("gamma", "theta", "sigma", "depth", "size"), fine_tune, 128, few=60),
+    Row(
+        partial(risks.transferability_limit, "linear"),
+        ("gamma", "theta", "sigma"),
+        lambda gamma, theta, sigma: scratch_limit(gamma, sigma) - mp.sin(theta) ** 2,
+    ),
+    Row(
+        lambda g, t, s, L, r: risks.transferability_limit("fine_tune", g, t, s, depth=L, size=r),
+        ("gamma", "theta", "sigma", "depth", "size"),
+        gain,
+        128,
+        few=60,
+        of="deep_linear.risks.transferability_limit",
+    ),
+    Row(
+        partial(risks.transferability, "linear"),
+        ("n", "d", "theta", "sigma"),
+        lambda n, d, theta, sigma: scratch(n, d, sigma) - linear(n, theta, sigma),
+        parts=lambda n, d, theta, sigma: scratch(n, d, sigma) + linear(n, theta, sigma),
+    ),
+    Row(
+        lambda n, d, t, s, L: risks.transferability("fine_tune", n, d, t, s, depth=L),
+        ("n", "d", "theta", "sigma", "depth"),
+        gain_at,
+        128,
+        few=60,
+        of="deep_linear.risks.transferability",
+    ),
+    Row(overlaps.scale_by_seen, ("mass", "seen", "depth"), scale, 128, few=60),
+    Row(overlaps.null_scale, ("mass", "seen", "depth"), null_scale, 128, few=60),
+    Row(risks.linear_transfer_boundary, ("theta", "sigma"), linear_boundary),
+    Row(risks.fine_tune_boundary, ("gamma", "sigma", "depth"), fine_tune_boundary, few=60),
+    Row(training_time.linear_transfer_flow_risk, ("n", "theta", "sigma", "time"), linear_flow),
+    Row(pretraining.source_limit, ("gamma", "theta", "sigma"), source_limit),
+    Row(modes.mode, ("time", "nonnegative", "real"), mode),
+    Row(fine_tuning.mode_limit, ("nonnegative", "nonnegative", "nonnegative"), anchored),
+    Row(
+        fine_tuning.mode,
+        ("time", "nonnegative", "real", "nonnegative"),
+        lambda t, start, ft, anchor: mode(t * (1 + anchor), start, anchored(start, ft, anchor)),
+    ),
+    Row(modes.crossing_time, ("positive", "positive", "positive"), crossing),
+    Row(fine_tuning.misalignment_threshold, ("nonnegative",), lambda x: anchored(0, 0, x) + 2 + x),
+    Row(correlation.r_squared, ("nonnegative", "nonnegative", "nonnegative"), cv2),
+    Row(
+        transfer.rademacher_bound,
+        ("unit", "nonnegative", "n", "probability"),
+        lambda *x: bound_of_risk(*x, 1),
+    ),
+    Row(
+        transfer.transfer_bound,
+        ("unit", "unit", "nonnegative", "n", "probability"),
+        lambda *x: bound_of_transfer(*x, 1),
+    ),
+    Row(discriminant.lda_distance, ("unit", "positive"), discriminant_distance, few=60),
+    Row(descent.contraction, ("positive", "positive", "n"), left),
+    Row(descent.excess_bound, ("positive", "real"), excess_bound),
+]
+
+
+def name(row: Row) -> str:
+    of = getattr(row.compute, "func", row.compute)
+    return f"{row.of or of.__name__}-{'-'.join(row.kinds)}"
+
+
+MANY = pytest.param(10_000, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("count", [50, MANY])
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("row", ROWS, ids=name)
+def test_values_are_right_or_refused(row, dtype, count):
+    with mp.workdps(60):
+        held(row, dtype, (row.few or 100) * count // 100)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize(
+    ("compute", "value"),
+    [
+        (lambda: risks.linear_transfer_risk(1e8, 1.0, 0.1, 1e12), 1.0),
+        (lambda: risks.scratch_risk(2**25, 2**25 + 2, 1.0), 2**25 + 2 / (2**25 + 2)),
+        (lambda: risks.scratch_risk(2**25, 2**25 + 3, 1.0), 2**24 + 3 / (2**25 + 3)),
+        (lambda: risks.optimal_ridge(10, np.pi / 2, 0.1), np.inf),
+        (lambda: modes.mode(1e4, 0.0, 1.0), 0.0),
+        (lambda: modes.mode(np.inf, 0.5, 0.0), 0.0),
+        (lambda: modes.mode(np.inf, 0.5, -1.0), 0.0),
+        (lambda: fine_tuning.mode(np.inf, 0.0, 2.0), 0.0),
+        (lambda: fine_tuning.mode(np.inf, 0.5, 2.0), 2.0),
+    ],
+)
+def test_borders_have_their_values(compute, value, dtype):
+    with jax.enable_x64(dtype is np.float64):
+        assert float(compute()) == pytest.approx(value, rel=16 * float(np.finfo(dtype).eps))
+
+
+def test_a_difference_of_infinite_means_is_refused():
+    with pytest.raises(
+        ValueError, match=r"n must be .* \(their difference is not defined\); got 1"
+    ):
+        risks.transferability("linear", 1, 1, 1.0, 0.1, allow_infinite=True)
+
+
+# --- functions of arrays: a few inputs, float32 beside float64 ------------------------------------
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    drawn = np.random.default_rng(seed).normal(size=shape)
+    return jnp.asarray(drawn.astype(np.float32), float)  # the same in both precisions
+
+
+def basis(d: int, k: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.linalg.qr(np.random.default_rng(seed).normal(size=(d, k)))[0], float)
+
+
+def key() -> jax.Array:
+    return jax.random.key(0)
+
+
+def layers(scale: float = 1.0) -> two_layer.Layers:
+    return two_layer.Layers(scale * normal(1, 3, 3), scale * normal(2, 3, 3))
+
+
+def aligned(scale: float = 1.0) -> two_layer.Layers:
+    return two_layer.Layers(scale * jnp.eye(3), scale * jnp.eye(3))
+
+
+def neurons(seed: int = 0, scale: float = 1.0) -> st_networks.Network:
+    return st_networks.Network(normal(seed, 4), scale * normal(seed + 9, 4, 3))
+
+
+def testbed(**changes: object) -> merging.QuadraticTasks:
+    given = {"curvature": [1.0, 0.2], "centres": [[1.0, 0.0], [0.0, 1.0]], "noise": 0.5,
+             "samples": 40, "steps": 20, "batch": 4, "rate": 0.1}  # fmt: skip
+    return merging.QuadraticTasks(**(given | changes))
+
+
+def bounds_of(tasks: merging.QuadraticTasks) -> tuple:
+    return merging.constants(tasks), tasks.training
+
+
+def cubic(theta: jax.Array) -> jax.Array:
+    return jnp.sum(theta**3)
+
+
+def weighted(of: Callable, models: jax.Array) -> object:
+    return of(models, WEIGHTS)
+
+
+def of_cubic(of: Callable, models: jax.Array) -> object:
+    return of(cubic, models, WEIGHTS)
+
+
+def points() -> jax.Array:
+    return normal(3, 3, 4)
+
+
+WEIGHTS = (0.5, 0.25, 0.25)
+SPECTRUM = ((3.0, 2.0, 1.0), (1.0, 1.0, 1.0), (1e15, 1.0, 1e-15), (1.0, 0.0, 0.0))
+PLACES = (0.0, 1e-15, 0.3, np.pi / 2, np.pi)
+
+
+def pairs() -> tuple[jax.Array, ...]:
+    """Tasks: equal, opposite, zero, near, far, long, short and drawn ones."""
+    source = np.random.default_rng(1).normal(size=(40, 3))
+    target = np.random.default_rng(2).normal(size=(40, 3))
+    target[0], target[1], target[2], source[3] = source[0], -source[1], 0, 0
+    source[4], target[4] = 0, 0
+    target[5] = source[5] * (1 + 2.0**-10)
+    source[6:8] *= 1e6
+    target[7:9] *= 1e6
+    source[9:11] *= 1e-6
+    target[10:12] *= 1e-6
+    single = (x.astype(np.float32) for x in (source, target))
+    return tuple(jnp.asarray(x, float) for x in single)
+
+
+def over(compute: Callable, *columns: Sequence) -> list[Callable]:
+    """A call for each row of the columns' product."""
+    return [partial(compute, *row) for row in itertools.product(*columns)]
+
+
+def each(compute: Callable, *given: Callable) -> list[Callable]:
+    """A call whose arrays are made in the precision that is asked for."""
+    return [lambda: compute(*(make() for make in given))]
+
+
+SIGMAS = (0.0, 1e-15, 0.5, 1e15)
+DATA = (lambda: normal(1, 4, 3), lambda: normal(2, 4))
+WIDE = (lambda: normal(1, 3, 5), lambda: normal(2, 3))
+
+# Calls by the functions' names: every result is finite, or inf where `INFINITE` says so, or
+# refused; and float32 agrees with float64 to 1e4 eps of the largest
+# entry, or of 1e-3.
+FEW: dict[str, list[Callable]] = {
+    "deep_linear.advice.advise": over(
+        lambda n, theta, sigma: deep_linear.advise(n, 5, theta, sigma).risks,
+        (1, 3, 4, 5, 2**25),
+        PLACES,
+        SIGMAS[:3],
+    ),
+    "deep_linear.advice.transfer_risks": over(
+        lambda n, theta, sigma: deep_linear.transfer_risks(n, 2**25, theta, sigma),
+        (1, 2, 3, 2**25 - 2, 2**25 + 2, 2**25 + 3),
+        PLACES,
+        SIGMAS,
+    ),
+    "deep_linear.advice.advise_tasks": [
+        lambda s=s, d=d: (
+            deep_linear.advise_tasks(normal(1, 4), s * normal(2, 4), 9, 0.1, inputs=d).risks
+        )
+        for s in (1e-9, 1.0, 1e9)
+        for d in (None, np.diag([4.0, 2.0, 1.0, 0.5]))
+    ],
+    "deep_linear.advice.advise_features": [
+        lambda n=n: deep_linear.advise_features(normal(1, 5, 2), normal(2, 5, 1), n, 0.1).risks
+        for n in (1, 2, 9, 99)
+    ],
+    "deep_linear.advice.advise_sample": each(
+        lambda x, y, b: deep_linear.advise_sample(x, x @ b + 0.1 * y, b, blocks=4).advice.risks,
+        lambda: normal(1, 60, 3),
+        lambda: normal(2, 60),
+        lambda: normal(3, 3),
+    ),
+    "deep_linear.advice.angle": [
+        lambda s=s, k=k: deep_linear.angle(normal(1, 3), s * normal(k, 3))
+        for s in (1e-15, 1, -1, 1e15)
+        for k in (1, 2)
+    ],
+    "deep_linear.covariance.power_law": over(
+        covariance.power_law, (1, 2, 500), (0.0, 1.0, 3.0, 30.0)
+    ),
+    "deep_linear.covariance.diagonalise": each(
+        lambda: covariance.diagonalise(jnp.diag(jnp.array([3.0, 0.0, 1.0])), jnp.ones(3))
+    ),
+    "deep_linear.covariance.effective_ridge": over(
+        lambda s, n, r: covariance.effective_ridge(jnp.array(s), n, r),
+        SPECTRUM,
+        (1, 2, 4, 10**6),
+        (0.0, 1e-9, 1.0, 1e15),
+    ),
+    "deep_linear.covariance.equivalent": over(
+        lambda s, n: covariance.equivalent(jnp.array(s), n).kappa, SPECTRUM, (1, 2, 3, 9)
+    ),
+    "deep_linear.covariance.scratch_risk": over(
+        lambda s, n, sigma, r: covariance.scratch_risk(jnp.array(s), jnp.ones(3), n, sigma, r),
+        SPECTRUM[:2],
+        (1, 2, 9, 10**6),
+        SIGMAS,
+        (0.0, 1.0, 1e15),
+    ),
+    "deep_linear.covariance.fine_tune_risk": over(
+        lambda s, n, sigma, L: covariance.fine_tune_risk(
+            jnp.array(s), jnp.ones(3), jnp.array([1.0, 0.0, 1.0]), n, sigma, L
+        ),
+        SPECTRUM[:2],
+        (1, 2, 9, 10**6),
+        SIGMAS,
+        (1, 2, np.inf),
+    ),
+    "deep_linear.covariance.linear_transfer_risk": over(
+        lambda s, n, sigma: covariance.linear_transfer_risk(
+            jnp.array(s), jnp.ones(3), jnp.array([1.0, 0.0, 1.0]), n, sigma
+        ),
+        SPECTRUM,
+        (3, 9, 10**6),
+        SIGMAS,
+    ),
+    "deep_linear.covariance.sigma_angle": over(
+        lambda s, u: covariance.sigma_angle(jnp.array(s), jnp.ones(3), jnp.array(u)),
+        SPECTRUM,
+        ((1.0, 1.0, 1.0), (-1.0, -1.0, -1.0), (1.0, -1.0, 1.0), (0.0, 1.0, 0.0)),
+    ),
+    "deep_linear.distributions.fine_tune_law": over(
+        lambda n, theta, sigma: (
+            deep_linear.fine_tune_law(key(), n, 4, theta, sigma, draws=50).draws
+        ),
+        (1, 3, 4, 9),
+        PLACES,
+        (0.0, 0.5),
+    ),
+    "deep_linear.distributions.linear_transfer_law": over(
+        lambda n, theta, sigma, of: of(deep_linear.linear_transfer_law(n, theta, sigma)),
+        (1, 3, 9, 10**6),
+        PLACES,
+        (0.0, 0.5, 1e9),
+        (
+            lambda x: x.mean(),
+            lambda x: x.variance(),
+            lambda x: x.cdf(1.0),
+            lambda x: x.quantile(0.5),
+        ),
+    ),
+    "deep_linear.distributions.scratch_law": over(
+        lambda n, d, sigma, of: of(deep_linear.scratch_law(n, d, sigma)),
+        (1, 3, 4, 9),
+        (1, 4, 5, 10**5),
+        (0.0, 0.5, 1e9),
+        (
+            lambda x: x.mean(),
+            lambda x: x.variance(),
+            lambda x: x.cdf(1.0),
+            lambda x: x.quantile(0.5),
+        ),
+    ),
+    **{
+        f"deep_linear.divergences.{of.__name__}": [
+            lambda of=of, sigma=sigma: of(*pairs(), sigma) for sigma in (0.0, 1e-9, 1.0, 1e9)
+        ]
+        for of in (
+            divergences.cosine_gap,
+            divergences.dudley_bounds,
+            divergences.kl,
+            divergences.total_variation,
+            divergences.wasserstein1_bounds,
+            divergences.wasserstein2,
+        )
+    },
+    "deep_linear.divergences.coupled_samples": over(
+        lambda sigma: divergences.coupled_samples(key(), 9, jnp.ones(2), jnp.ones(2), sigma), SIGMAS
+    ),
+    "deep_linear.estimators.scratch_fit": [
+        *each(deep_linear.scratch_fit, *DATA),
+        *each(deep_linear.scratch_fit, *WIDE),
+        *each(lambda: deep_linear.scratch_fit(jnp.zeros((2, 3)), jnp.ones(2))),
+    ],
+    "deep_linear.estimators.linear_transfer_fit": [
+        *each(deep_linear.linear_transfer_fit, *DATA, lambda: normal(3, 3)),
+        *each(lambda: deep_linear.linear_transfer_fit(jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3))),
+        *each(
+            lambda: deep_linear.linear_transfer_fit(
+                jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3), 1.0
+            )
+        ),
+    ],
+    "deep_linear.estimators.fine_tune_limit": [
+        lambda L=L, x=x, d=d: deep_linear.fine_tune_limit(x[0](), x[1](), normal(3, d), L)
+        for L in (1, 2, np.inf)
+        for x, d in ((DATA, 3), (WIDE, 5))
+    ]
+    + [
+        lambda: deep_linear.fine_tune_limit(jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3)),
+        lambda: deep_linear.fine_tune_limit(jnp.eye(3), jnp.zeros(3), jnp.ones(3), jnp.inf),
+    ],
+    "deep_linear.flow.fine_tune_flow": [
+        lambda: deep_linear.fine_tune_flow(*(f() for f in DATA), normal(3, 3), [0.0, 1.0]),
+        lambda: deep_linear.fine_tune_flow(jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3), [0.0, 1.0]),
+    ],
+    "deep_linear.flow.linear_flow": [
+        lambda: deep_linear.linear_flow(*(f() for f in DATA), jnp.zeros(3), [0.0, 1.0, jnp.inf]),
+        lambda: deep_linear.linear_flow(
+            jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3), [0.0, jnp.inf]
+        ),
+    ],
+    "deep_linear.grid.simulate_overlaps": each(
+        lambda: deep_linear.simulate_overlaps(jax.random.split(key(), 2), [1, 3, 4, 6], 4).gram
+    ),
+    "deep_linear.grid.nested_overlaps": each(
+        lambda: deep_linear.nested_overlaps(normal(1, 5, 3), normal(2, 5), jnp.eye(3, 2), [1, 2, 5])
+    ),
+    "deep_linear.laws.overlaps_law": over(
+        lambda n, d: tuple(deep_linear.overlaps_law(key(), n, d, 9)[:2]), (1, 2, 3, 9), (2, 3, 9)
+    ),
+    "deep_linear.overlaps.bordered": each(
+        lambda: overlaps.bordered(jnp.eye(2), jnp.zeros(2), jnp.ones(()))
+    ),
+    "deep_linear.pretraining.source_from": over(
+        lambda n, theta, sigma: (
+            deep_linear.source_from(deep_linear.overlaps_law(key(), n, 3, 9), theta, sigma).theta
+        ),
+        (1, 3, 9),
+        PLACES,
+        (0.0, 0.5),
+    ),
+    "deep_linear.pretraining.source_law": over(
+        lambda n, theta: deep_linear.source_law(key(), n, 3, theta, 0.5, 9).theta, (1, 3, 9), PLACES
+    ),
+    "deep_linear.subspace.overlap": over(
+        lambda k: tuple(subspace.overlap(basis(5, k), normal(1, 5, 2))[:2]), (1, 2, 5)
+    ),
+    "deep_linear.subspace.overlap_from_angles": over(
+        lambda t: tuple(subspace.overlap_from_angles(jnp.array([t]), 1, 2)[:2]),
+        (0.0, 1.0, np.pi / 2),
+    ),
+    "deep_linear.subspace.principal_angles": [
+        lambda: subspace.principal_angles(basis(5, 2), basis(5, 2)),
+        lambda: subspace.principal_angles(jnp.eye(4, 2), jnp.eye(4)[:, 2:]),
+        lambda: subspace.principal_angles(basis(5, 1), basis(5, 3, 1)),
+    ],
+    "deep_linear.subspace.linear_transfer_risk": over(
+        lambda n, e, m, sigma: subspace.linear_transfer_risk(
+            n, subspace.Overlap(jnp.array(e), jnp.array(m), 4, 1), sigma
+        ),
+        (0, 1, 2, 6, 10**6),
+        (0.0, 1e-30, 1.0),
+        (0.0, 0.5),
+        SIGMAS[:3],
+    ),
+    "deep_linear.training_time.flow_risk": over(
+        lambda s, n, sigma: deep_linear.flow_risk(
+            jnp.array(s), jnp.ones(3), n, sigma, jnp.array([0.0, 1e-9, 1.0, 1e3])
+        ),
+        SPECTRUM[:2],
+        (1, 3, 9, 10**6),
+        (0.0, 0.5),
+    ),
+    "initialisation.descent.excess": over(
+        lambda T, rate: initialisation.excess([1.0, 2.0], [0.5, 0.0], rate, T),
+        (0, 1, 10**6),
+        (1e-9, 0.5, 1.0, 0.75),
+    ),
+    "initialisation.descent.excess_ratio": over(
+        lambda T, rate: initialisation.excess_ratio([1.0, 2.0], [0.5, 0.1], [0.1, 0.5], rate, T),
+        (0, 1, 100, 10**6),
+        (1e-3, 0.5, 0.75),
+    ),
+    "initialisation.discriminant.lda_parameters": over(
+        lambda s, p: initialisation.lda_parameters(normal(1, 2, 3), s, p),
+        (1e-15, 1.0, 1e15),
+        (1e-15, 0.5, 1 - 2.0**-20),
+    ),
+    "initialisation.discriminant.lda_total_variation": over(
+        lambda k, s: initialisation.lda_total_variation(normal(1, 2, 3), normal(k, 2, 3), s),
+        (1, 2),
+        (1e-15, 1.0, 1e15),
+    ),
+    "initialisation.discriminant.lda_constant": over(
+        lambda g, s: initialisation.lda_constant(g * jnp.ones(3), s),
+        (0.0, 1e-15, 1.0, 1e15),
+        (1e-9, 1.0),
+    ),
+    "initialisation.discriminant.symmetric": each(initialisation.symmetric, lambda: normal(1, 3)),
+    "initialisation.proximity.mean_distance": over(
+        initialisation.mean_distance, (1, 9), (0.0, 600.0)
+    ),
+    "initialisation.proximity.mean_inverse_distance": over(
+        initialisation.mean_inverse_distance, (3, 4, 9, 10**4), (0.0, 1.0, 600.0)
+    ),
+    "initialisation.proximity.distance_cdf": over(
+        initialisation.distance_cdf, (0.0, 1.0, 1e3, np.inf), (1, 9, 10**4), (0.0, 600.0)
+    ),
+    "initialisation.proximity.tail": over(
+        lambda u, d, m, rank: initialisation.tail(u, d, m, rank=rank),
+        (0.0, 1e-15, 1.0, 1e15, np.inf),
+        (1, 9, 10**4),
+        (0.0, 600.0),
+        (1, 9),
+    ),
+    "initialisation.proximity.tail_bound": over(
+        initialisation.tail_bound, (0.0, 1.0, 1e15), (1, 2, 3, 9), (0.0, 600.0)
+    ),
+    "initialisation.transfer.empirical_risks": each(
+        lambda: initialisation.empirical_risks(jnp.array([1.0, -1.0, 1.0]))
+    ),
+    "initialisation.transfer.empirical_total_variation": over(
+        lambda p, n, m: initialisation.empirical_total_variation([p, 1 - p], [0.5, 0.5], n, m),
+        (0.0, 0.5, 1.0),
+        (1, 9, 2000),
+        (1, 9),
+    ),
+    "initialisation.transfer.threshold_complexity": over(
+        initialisation.threshold_complexity, (1, 2, 3, 10**3, 10**9)
+    ),
+    "initialisation.transfer.threshold_risk": over(
+        lambda t: initialisation.threshold_risk(t, [1.0, -1.0]), (-np.inf, -1e9, 0.0, 1e9, np.inf)
+    ),
+    "initialisation.transfer.worst_gap": each(
+        lambda: initialisation.worst_gap(jnp.array([-1.0, 1.0]), jnp.array([-1, 1]), [1.0, -1.0])
+    ),
+    "linearity.correlation.direction_cv2": over(
+        lambda h, i: linearity.direction_cv2(h, i), (1, 2, 10, 10**3, 10**6), (1, 10, 10**3)
+    ),
+    "linearity.identities.squared_loss": each(
+        lambda: linearity.squared_loss(points(), jnp.ones(4), WEIGHTS, 0.5)
+    ),
+    **{
+        f"linearity.identities.{of.__name__}": each(partial(weighted, of), points)
+        for of in (linearity.mean, linearity.deviations, linearity.ambiguity)
+    },
+    "linearity.identities.quadratic_gap": each(
+        lambda: linearity.quadratic_gap(jnp.eye(4), points(), WEIGHTS)
+    ),
+    "linearity.identities.product_gap": each(
+        lambda: linearity.product_gap([normal(1, 3, 2, 2), normal(2, 3, 2, 2)], WEIGHTS)
+    ),
+    **{
+        f"linearity.bounds.{of.__name__}": each(partial(of_cubic, of), points)
+        for of in (linearity.second_order_gap, linearity.integral_gap, linearity.supremum_bound)
+    },
+    "linearity.networks.gap": each(lambda: linearity.gap(cubic, points(), WEIGHTS)),
+    "linearity.trees.telescope": each(lambda: linearity.telescope(cubic, points(), WEIGHTS).gaps),
+    "linearity.trees.growth": over(linearity.growth, ((0.5, 0.5), (1.0, 0.0), WEIGHTS)),
+    "linearity.trees.chain": over(lambda k: np.array(linearity.chain(k)), (1, 2, 9)),
+    "linearity.trees.huffman": over(
+        lambda w: np.array(linearity.huffman(w)), ((1.0, 0.0), WEIGHTS, (1.0,))
+    ),
+    "linearity.bounds.second_derivative": each(
+        lambda: linearity.second_derivative(cubic, jnp.zeros(3), jnp.ones(3))
+    ),
+    "linearity.bounds.curvature": each(lambda: linearity.curvature(cubic, jnp.zeros(3))),
+    "linearity.bounds.spread": each(lambda: linearity.spread(points(), WEIGHTS)),
+    "linearity.bounds.main_term": over(
+        lambda x: linearity.main_term(x, points(), WEIGHTS), (0.0, 1.0, 1e15, np.inf, np.nan, -1.0)
+    ),
+    "linearity.bounds.remainder": over(
+        lambda x: linearity.remainder(x, points(), WEIGHTS), (0.0, 1.0, 1e15, np.inf, np.nan, -1.0)
+    ),
+    "linearity.bounds.loss_bound": over(
+        lambda g, L: linearity.loss_bound(jnp.ones(3), WEIGHTS, g, L),
+        (0.0, -1.0, np.inf),
+        (0.0, 1.0, np.inf),
+    ),
+    **{
+        f"linearity.bounds.{of.__name__}": each(
+            lambda of=of, n=n: of(*(normal(k, 3) for k in range(n)), 0.5)
+        )
+        for of, n in ((linearity.addition, 3), (linearity.negation, 2), (linearity.forgetting, 2))
+    },
+    "linearity.bounds.superposition": each(
+        lambda: linearity.superposition(normal(1, 3), normal(2, 2, 3), 0.5)
+    ),
+    "merging.bounds.excess_risk_bound": [
+        lambda form=form, c=c: merging.excess_risk_bound(*bounds_of(testbed(**c)), form=form)
+        for form in ("printed", "corrected")
+        for c in (
+            {},
+            {"noise": 0.0},
+            {"batch": np.inf},
+            {"weights": [1.0, 0.0]},
+            {"steps": 10**6},
+            {"samples": 1},
+            {"centres": [[1.0, 0.0], [1.0, 0.0]], "noise": 0.0},
+        )
+    ],
+    "merging.bounds.local_stability": [
+        lambda form=form, c=c: merging.local_stability(*bounds_of(testbed(**c)), form=form)
+        for form in ("printed", "corrected")
+        for c in ({}, {"noise": 0.0}, {"batch": np.inf})
+    ],
+    "merging.bounds.surrogate_gradient": [
+        lambda form=form, c=c: merging.surrogate_gradient(*bounds_of(testbed(**c)), form=form)
+        for form in ("printed", "corrected")
+        for c in ({}, {"noise": 0.0}, {"batch": np.inf})
+    ],
+    "merging.bounds.chi_square": [
+        lambda w=w, form=form: merging.chi_square(w, form=form)
+        for w in ([0.5, 0.5], [1.0], [1e-3, 0.999], [0.0, 1.0])
+        for form in ("printed", "corrected")
+    ],
+    "merging.heterogeneity.heterogeneity": over(
+        lambda w: merging.heterogeneity(normal(1, 2, 3), w), ([0.5, 0.5], [1.0, 0.0])
+    ),
+    "merging.heterogeneity.dare_heterogeneity": over(
+        lambda p: merging.dare_heterogeneity(normal(1, 2, 3), [0.5, 0.5], p),
+        (0.0, 0.5, 1 - 2.0**-20, 1.0),
+    ),
+    "merging.quadratic.exact": [
+        lambda c=c: merging.exact(testbed(**c))
+        for c in (
+            {},
+            {"noise": 0.0},
+            {"batch": np.inf},
+            {"steps": 10**6},
+            {"samples": 1},
+            {"rate": 1.0},
+            {"rate": 1.99},
+            {"rate": 1e-15},
+            {"start": 10.0},
+        )
+    ],
+    "merging.quadratic.constants": each(lambda: merging.constants(testbed())),
+    "merging.quadratic.dare": over(
+        lambda p: merging.dare(testbed(), p), (0.0, 0.5, 1 - 2.0**-20, 1.0)
+    ),
+    "problems.angle": each(problems.angle, lambda: normal(1, 9, 3), lambda: normal(2, 9, 3)),
+    "problems.cos_sin": over(problems.cos_sin, PLACES),
+    "problems.draw": over(lambda theta: tuple(problems.draw(key(), 3, 2, theta, 0.5)), PLACES),
+    "problems.risk": each(problems.risk, lambda: normal(1, 9, 3), lambda: normal(2, 9, 3)),
+    "problems.tasks": over(lambda theta: problems.tasks(3, theta), PLACES),
+    "student_teacher.arc_cosine.coactivation": [
+        *each(arc_cosine.coactivation, lambda: normal(1, 4, 3), lambda: normal(2, 5, 3)),
+        *each(lambda: arc_cosine.coactivation(jnp.zeros((1, 3)), normal(2, 5, 3))),
+    ],
+    "student_teacher.arc_cosine.gram": over(
+        lambda s: arc_cosine.gram(
+            s * normal(1, 4, 3), jnp.concatenate([normal(1, 4, 3), -normal(1, 4, 3)])
+        ),
+        (0.0, 1e-15, 1.0, 1e15),
+    ),
+    "student_teacher.arc_cosine.relu_mean": over(
+        lambda s: arc_cosine.relu_mean(s * normal(1, 4, 3)), (0.0, 1e-15, 1.0, 1e15)
+    ),
+    "student_teacher.networks.inner": each(st_networks.inner, neurons, partial(neurons, 1)),
+    "student_teacher.networks.risk": each(st_networks.risk, neurons, partial(neurons, 1)),
+    "student_teacher.networks.variance": over(
+        lambda s: st_networks.variance(neurons(0, s)), (0.0, 1.0)
+    ),
+    "student_teacher.networks.kernel": over(
+        lambda s: st_networks.kernel(s * normal(1, 4, 3), normal(2, 5, 3)), (0.0, 1.0)
+    ),
+    "student_teacher.networks.ablate": over(
+        lambda mu: st_networks.ablate(key(), neurons(), mu), (0.0, 0.5, 0.75, 1.0)
+    ),
+    "student_teacher.projection.mercer": over(
+        lambda s: projection.mercer(s * normal(1, 2, 3)).eigenvalues, (0.0, 1.0)
+    ),
+    "student_teacher.projection.project": over(
+        lambda s: tuple(projection.project(s * normal(1, 2, 3), neurons())[:2]), (0.0, 1.0)
+    ),
+    "student_teacher.transfer.linear_transfer": over(
+        lambda s: st_transfer.linear_transfer(s * normal(1, 2, 3), normal(2, 5, 3), normal(3, 5)),
+        (0.0, 1.0),
+    ),
+    "student_teacher.transfer.fit_power_law": [
+        lambda: tuple(
+            student_teacher.fit_power_law([1, 2, 4], [[4.0, 2.0, 1.0], [4.0, 1.9, 1.0]])[:2]
+        ),
+        lambda: tuple(
+            student_teacher.fit_power_law([1, 2, 4], [[4.0, 0.0, 1.0], [4.0, 1.9, 1.0]])[:2]
+        ),
+    ],
+    "student_teacher.transfer.interval": over(
+        lambda v, level: tuple(student_teacher.interval(np.array(v), level)),
+        ([1.0, 2.0], [1.0], [1.0, np.nan]),
+        (0.5, 0.95, 0.0, 1.0, 2.0),
+    ),
+    "student_teacher.transfer.boundary": over(
+        lambda outside: student_teacher.boundary(
+            student_teacher.fit_power_law([1, 2, 4], [[4.0, 2.0, 1.0], [4.0, 1.9, 1.0]]), outside
+        ),
+        ([0.5, 0.5], [0.0, 0.5], [-1.0, 0.5]),
+    ),
+    "two_layer.fine_tuning.step": over(
+        fine_tuning.step, (0.0, 0.5), (0.1,), (0.0, 1.0), (2.0,), (0.5,)
+    ),
+    "two_layer.fine_tuning.fine_tuned_spectrum": over(
+        lambda n, a: two_layer.fine_tuned_spectrum([2.0, 1.0], [3.0, 0.0], n, a),
+        (0, 1, 2, 3),
+        (0.0, 1.0, 1e15, np.inf),
+    ),
+    **{
+        f"two_layer.fine_tuning.{of.__name__}": over(
+            lambda a, of=of: of(jnp.array([2.0, 1.0]), jnp.array([3.0, 0.0]), a),
+            (0.0, 1.0, 1e15, np.inf),
+        )
+        for of in (
+            fine_tuning.pretraining_losses,
+            fine_tuning.degradations,
+            fine_tuning.fine_tuning_losses,
+        )
+    },
+    "two_layer.fine_tuning.unaligned_losses": over(
+        lambda a: fine_tuning.unaligned_losses(normal(1, 2, 2), normal(2, 2, 2), a), (0.0, 1.0, 1e9)
+    ),
+    "two_layer.modes.crossing": over(
+        lambda lacking: modes.crossing(jnp.array(1.0), lacking, jnp.array(0.5), jnp.array(1.0)),
+        (1e-30, 1e-9, 0.1),
+    ),
+    "two_layer.modes.plateau_times": over(
+        lambda s, tau: two_layer.plateau_times(jnp.array(s), tau), SPECTRUM, (0.0, 1.0, 1e9)
+    ),
+    "two_layer.modes.plateau_rates": over(
+        lambda s: two_layer.plateau_rates(jnp.array(s)), SPECTRUM
+    ),
+    "two_layer.modes.learned_modes": over(
+        lambda s: two_layer.learned_modes(jnp.diag(jnp.array(s))), SPECTRUM
+    ),
+    "two_layer.perturbation.perturbed_loss": over(
+        lambda g: two_layer.perturbed_loss(*layers(), jnp.eye(3), g), (0.0, 1e-9, 1.0, 1e4, np.inf)
+    ),
+    "two_layer.perturbation.perturbed_mode_loss": over(
+        lambda g: perturbation.perturbed_mode_loss(jnp.ones(3), jnp.ones(3), g),
+        (0.0, 1.0, 1e4, -1.0),
+    ),
+    "two_layer.perturbation.plateau_losses": over(
+        lambda s, g: perturbation.plateau_losses(jnp.array(s), g), SPECTRUM[:2], (0.0, 1.0, 1e4)
+    ),
+    "two_layer.perturbation.inflection_index": over(
+        lambda g: np.array(two_layer.inflection_index([2.0, 1.0], 3, g) or 0),
+        (0.0, 1.0, -1.0, np.nan),
+    ),
+    "two_layer.perturbation.turning_times": over(
+        lambda s, g, y: perturbation.turning_times(jnp.array(s), g, y),
+        SPECTRUM,
+        (1e-3, 0.5, 1e3),
+        (1e-30, 1e-3, 0.5, 9.0),
+    ),
+    "two_layer.sharpness.hessian": each(lambda: sharpness.hessian(layers(), jnp.eye(3))),
+    "two_layer.sharpness.trace": each(lambda: sharpness.trace(layers())),
+    "two_layer.sharpness.sharpness": each(lambda: sharpness.sharpness(layers(), jnp.eye(3))),
+    "two_layer.sharpness.mode_sharpness": over(
+        lambda y: sharpness.mode_sharpness(jnp.array([y, 1.0]), jnp.array([2.0, 1.0])),
+        (0.0, 1.0, 2.0, 9.0),
+    ),
+    "two_layer.sharpness.sensitivity": over(
+        lambda g: sharpness.sensitivity(layers(), g), (0.0, 1e-9, 1.0, 1e4, np.inf)
+    ),
+    "two_layer.layers.identity_start": over(
+        lambda tau: two_layer.identity_start(2, tau), (0.0, 1.0, 80.0, np.inf, -np.inf, np.nan)
+    ),
+    "two_layer.layers.ideal": over(lambda n: two_layer.ideal(normal(1, 3, 2), n), (0, 1, 2, 3)),
+    "two_layer.layers.thin": over(
+        lambda n: two_layer.theta(two_layer.thin(layers(), n)), (0, 2, 3)
+    ),
+    **{
+        f"two_layer.layers.{of.__name__}": each(of, layers)
+        for of in (two_layer.theta, two_layer.size, two_layer.grams, two_layer.imbalance)
+    },
+    "two_layer.layers.loss": each(lambda: two_layer.loss(layers(), jnp.eye(3))),
+    "two_layer.layers.tangent_kernel": each(
+        lambda: two_layer.tangent_kernel(layers(), normal(1, 2, 3), normal(2, 2, 3))
+    ),
+    "two_layer.riccati.flow": over(
+        lambda t, s, a: two_layer.theta(
+            two_layer.flow(aligned(0.1), jnp.diag(jnp.array(s)), [0.0, t], anchor=a)
+        ),
+        (0.0, 1e-15, 1.0, 20.0),
+        (*SPECTRUM[:2], (0.0, 0.0, 0.0)),
+        (0.0, 1.0),
+    ),
+    "two_layer.riccati.trajectory": each(
+        lambda: two_layer.trajectory(*aligned(0.1), jnp.eye(3), [0.0, 1.0]).loss
+    ),
+}
+
+# Values by chance, by training, or of networks that are given: their own files hold them.
+SIMULATED = [
+    "deep_linear.networks.fine_tune",
+    "deep_linear.networks.linear_transfer",
+    "deep_linear.networks.predictor",
+    "deep_linear.networks.pretrain",
+    "deep_linear.networks.small_weights",
+    "deep_linear.subspace.simulate_fine_tuning",
+    "deep_linear.training_time.complex_ridge",
+    "initialisation.descent.descend",
+    "linearity.bounds.sizes",
+    "linearity.correlation.random_differences",
+    "linearity.correlation.regression",
+    "linearity.networks.cross_entropy",
+    "linearity.networks.experts",
+    "linearity.networks.features",
+    "linearity.networks.hessian",
+    "linearity.networks.init",
+    "linearity.networks.mean_squared_error",
+    "linearity.networks.network",
+    "linearity.networks.stack",
+    "linearity.networks.train",
+    "linearity.trees.node_weights",
+    "merging.heterogeneity.effect",
+    "merging.heterogeneity.updates",
+    "merging.measure.measure_constants",
+    "merging.scaling.scaling",
+    "merging.simulation.simulate",
+    "problems.in_float64",
+    "student_teacher.networks.features",
+    "student_teacher.networks.predict",
+    "student_teacher.networks.pretrain",
+    "student_teacher.networks.scratch",
+    "student_teacher.networks.sphere",
+    "student_teacher.networks.student",
+    "student_teacher.networks.teacher",
+    "student_teacher.projection.floor",
+    "student_teacher.projection.operator",
+    "student_teacher.transfer.crossing",
+    "two_layer.fine_tuning.inflection",
+    "two_layer.fine_tuning.misaligned",
+    "two_layer.modes.inflection",
+    "two_layer.modes.monotone_from",
+    "two_layer.networks.batch_objective",
+    "two_layer.networks.descend",
+    "two_layer.networks.gradient_flow",
+    "two_layer.networks.hessian",
+    "two_layer.networks.objective",
+    "two_layer.networks.perturbed_losses",
+    "two_layer.networks.sgd",
+    "two_layer.networks.stable_rate",
+    "two_layer.riccati.substeps",
+]
+
+SAMPLERS = ("_law", "samples", "draw", "simulate_overlaps", "ablate", "source_from")
+
+INFINITE = {  # means and times that the documentation says are infinite
+    "deep_linear.advice.advise", "deep_linear.advice.transfer_risks",
+    "deep_linear.advice.advise_features", "deep_linear.distributions.linear_transfer_law",
+    "deep_linear.distributions.scratch_law", "initialisation.proximity.tail_bound",
+    "merging.bounds.chi_square", "merging.bounds.excess_risk_bound",
+    "merging.bounds.local_stability", "student_teacher.transfer.boundary",
+}  # fmt: skip
+
+
+def public() -> set[str]:
+    """The public functions of `theory` but its ledgers and its checks of arguments."""
+    names = set()
+    for module in pkgutil.walk_packages(theory.__path__, "theory."):
+        short = module.name.removeprefix("theory.")
+        if short.endswith(LEDGERS):
+            continue
+        for of, value in vars(importlib.import_module(module.name)).items():
+            own = callable(value) and getattr(value, "__module__", "") == module.name
+            if own and not inspect.isclass(value) and not of.startswith(("_", "check")):
+                names.add(f"{short}.{of}")
+    return names - {f"problems.{of}" for of in ("Given", "Result")}
+
+
+def test_every_public_function_is_swept():
+    rows = {row.of or _where(row.compute) for row in ROWS}
+    swept = rows | FEW.keys() | set(SIMULATED)
+    assert public() == swept, sorted(public() ^ swept)
+
+
+def _where(of: Callable) -> str:
+    of = getattr(of, "func", of)
+    return f"{of.__module__.removeprefix('theory.')}.{of.__name__}"
+
+
+@pytest.mark.parametrize("most", [2, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("of", FEW)
+def test_arrays_are_finite_or_refused_and_float32_agrees(of, most):
+    calls = FEW[of]
+    for i, call in enumerate(calls[:: -(-len(calls) // most)]):
+        found = []
+        for dtype in PRECISIONS:
+            with jax.enable_x64(dtype is np.float64):
+                try:
+                    leaves = jax.tree.leaves(call())
+                    found.append([np.asarray(x, float) for x in leaves])
+                except ValueError as error:
+                    found.append(str(error))
+        at = f"call {i}: {getattr(call, 'args', '')}"
+        if any(isinstance(x, str) for x in found):
+            assert all(isinstance(x, str) for x in found), (at, found)
+            continue
+        for single, double in zip(*found, strict=True):
+            allowed = ~np.isnan(double) if of in INFINITE else np.isfinite(double)
+            assert allowed.all(), (at, double)
+            assert np.array_equal(np.isfinite(single), np.isfinite(double)), (at, single, double)
+            finite = np.isfinite(double)
+            if of.endswith(SAMPLERS) or not finite.any():
+                continue  # other precisions draw other numbers
+            gap, size = np.abs(single - double)[finite].max(), np.abs(double[finite]).max()
+            assert gap <= 1e4 * EPS * max(size, 1e-3), (at, single, double)
