@@ -64,7 +64,7 @@ def laid(inputs, tmp_path):
 
 
 def negate(file, keep_time):
-    """Every value written with the other sign, in place; the size stays, and by request the time."""
+    """Every value written with the other sign, in place: the size stays, and if asked the time."""
     before, data = file.stat(), np.frombuffer(file.read_bytes(), np.uint8).copy()
     data[8 + int(data[:8].view(np.uint64)[0]) + 3 :: 4] ^= 0x80
     with file.open("r+b") as stream:
@@ -97,9 +97,10 @@ def test_written_while_it_is_read(laid, monkeypatch, keep_time, work):
     for moment in range(len(reads) // 4, len(reads) + 1, len(reads) // 4):
         folder = laid(str(moment))
         file = folder / "a" / NAME
-        with monkeypatch.context() as patch, pytest.raises(CheckpointError) as error:
+        with monkeypatch.context() as patch:
             entries_read(patch, lambda file=file: negate(file, keep_time), moment)
-            work(folder)
+            with pytest.raises(CheckpointError) as error:
+                work(folder)
         assert f"{file} was changed while it was read" in str(error.value)
         assert {p.name for p in folder.iterdir()} == {"a", "b"}
 
@@ -133,15 +134,11 @@ def test_written_through_a_memory_map(laid, monkeypatch):
         merged(folder)
 
 
-class Stop(Exception):
-    pass
-
-
 def interrupted(work, folder):
     def stop(done, total, name):
-        raise Stop
+        raise KeyboardInterrupt
 
-    with pytest.raises(Stop):
+    with pytest.raises(KeyboardInterrupt):
         work(folder, progress=stop)
 
 

@@ -49,8 +49,8 @@ class Checkpoint:
             file.close()
 
     def check_unchanged(self) -> None:
-        """`CheckpointError` if a file was written, replaced or removed since it was opened: what was
-        read of it may be of two versions."""
+        """`CheckpointError` if a file was written, replaced or removed since it was opened: what
+        was read of it may be of two versions."""
         for path, before in self.files.items():
             try:
                 same = _version(path.stat()) == _version(before)

@@ -91,8 +91,9 @@ def align_checkpoints(
             view = aligned_view(other, aligned, mark=mark)
             works = view.works()
             about = _about(a, b, aligned, agreed)
+            bounds = _limits(works, run.max_memory, run.threads)
             carried_out(
-                works, Path(out), _limits(works, run.max_memory, run.threads), mark, [reference, other],
+                works, Path(out), bounds, mark, [reference, other],
                 lambda: _extras(view.extras, about), run,
             )  # fmt: skip
     where = None if out is None else Path(out)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from sail_jax.checkpoint.engine.executor import Limits, Progress, Record, execute
 from sail_jax import disk
+from sail_jax.checkpoint.engine.executor import Limits, Progress, Record, execute
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
 from sail_jax.checkpoint.formats.open import Checkpoint, changed
 from sail_jax.checkpoint.formats.table import check_written
