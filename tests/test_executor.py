@@ -179,6 +179,22 @@ def test_dtypes_mix_and_widen():
     np.testing.assert_allclose(got["d"].reshape(40, 50), want, rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("size", [1, 7, 3000])
+def test_powers_of_two_without_a_zero(size):
+    """float8_e8m0fnu has none to pad with: what is behind the last entry is looked at by nobody."""
+    kind = np.dtype(ml_dtypes.float8_e8m0fnu)
+    rng = np.random.default_rng(size)
+    codes = rng.integers(8, 248, size).astype(np.uint8)
+    models = [{"w": codes.view(kind), "v": codes[:1].view(kind)} for _ in range(2)]
+    for base in (None, models[0]):
+        got, _ = streamed(methods.linear(), models, base)
+        assert (got["w"].view(np.uint8) == codes).all()
+    models[1]["w"] = models[1]["w"].copy()
+    models[1]["w"].view(np.uint8)[-1] = 255
+    with pytest.raises(MergeError, match="NaN or infinity in w"):
+        streamed(methods.linear(), models, None)
+
+
 def test_non_finite_inputs_are_all_named():
     models, base = problem(SHAPES)
     models[1]["d"][3, 4] = np.nan

@@ -51,6 +51,7 @@ __all__ = [
     "is_crowd",
     "kept_bytes",
     "passes",
+    "read_as",
     "pieces",
     "tree_bits",
     "units",
@@ -208,19 +209,24 @@ class NotFiniteError(ValueError):
         self.tensor = tensor
 
 
-def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray) -> None:
+def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray, count: int) -> None:
+    """NotFiniteError for the first tensor with NaN or infinity among the first `count` entries of
+    its row, or as many as it has; what is behind them may be anything."""
     if not finite(rows):
-        bad = (tensor for tensor, row in zip(tensors, rows, strict=True) if not finite(row))
-        raise NotFiniteError(next(bad))
+        for tensor, row in zip(tensors, rows, strict=True):
+            if not finite(row[: min(count, math.prod(tensor.shape))]):
+                raise NotFiniteError(tensor)
 
 
 # --- memory
 
 
-def _arithmetic(dtypes: set[np.dtype]) -> np.dtype:
-    """What inputs of these dtypes are read as: their own if it is one, float32, or float64."""
-    if len(dtypes) == 1:
-        return next(iter(dtypes))
+def read_as(one: Work) -> np.dtype:
+    """What the inputs of a tensor are read as: their own dtype if they share one, float32, or
+    float64. A dtype without a zero cannot be padded with it."""
+    dtypes = {tensor.dtype for tensor in one.inputs}
+    if len(dtypes) == 1 and (dtype := next(iter(dtypes))).name != "float8_e8m0fnu":
+        return dtype
     return np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
 
 
@@ -310,7 +316,7 @@ class Reader:
                 for tensor, row in zip(tensors, rows, strict=True):
                     self._fill(tensor, row, run)
                 if k in self.unit.unchecked and self.check:
-                    _refuse(tensors, rows)
+                    _refuse(tensors, rows, run.count)
             return self.buffers.on_device(memory)
 
         starts = [one.start for one in works if one.start is not None]
@@ -358,7 +364,7 @@ class Unit:
         self.runs = pieces(largest.shape, first.needs, crowded)
         self.unchecked = set(range(len(self.runs)))
         self.batch = at_a_time(first, crowded)
-        self.dtype = _arithmetic({tensor.dtype for tensor in first.inputs})
+        self.dtype = read_as(first)
         wide = np.float64 if self.dtype == np.float64 else np.float32
         self.weights = self._stacked([one.weights.astype(wide) for one in works])
         self.names = self._stacked([fingerprint(one.name) for one in works])
@@ -461,7 +467,7 @@ class Unit:
             )  # fmt: skip
             rows = np.asarray(jax.block_until_ready(out)).reshape(self.batch, -1)
             if reader.check:
-                _refuse(self.works, rows[: len(self.works)])
+                _refuse(self.works, rows[: len(self.works)], count)
             for b, one in enumerate(self.works):
                 mine = {name: np.asarray(x[b], float) for name, x in seen.items()}
                 yield one, start, rows[b, : min(count, one.size)], mine

@@ -146,14 +146,15 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
 def _open_folder(checkpoint: Checkpoint, allow_pickle: bool) -> None:
     folder = checkpoint.path
     names = sorted(entry.name for entry in folder.iterdir())
-    checkpoint.extras = {
+    extras = {
         name: contained(folder, name)
         for name in names
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in _EXTRAS)
         and not name.endswith(_WEIGHTS)
         and (folder / name).is_file()
     }
-    checkpoint.files = {path: path.stat() for path in checkpoint.extras.values()}
+    checkpoint.extras = {**extras}
+    checkpoint.files = {path: path.stat() for path in extras.values()}
     for format in FORMATS.values():
         if format.read_folder and (contents := format.read_folder(folder)):
             checkpoint.tensors, checkpoint.metadata = contents

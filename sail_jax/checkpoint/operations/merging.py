@@ -81,7 +81,7 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
     with contextlib.ExitStack() as stack:
         inputs: list[Checkpoint] = []
 
-        def open(path: str) -> Checkpoint:
+        def open(path: str) -> Any:
             inputs.append(open_checkpoint(path, allow_pickle=run.allow_pickle))
             return stack.enter_context(inputs[-1])
 
