@@ -51,8 +51,8 @@ __all__ = [
     "is_crowd",
     "kept_bytes",
     "passes",
-    "read_as",
     "pieces",
+    "read_as",
     "tree_bits",
     "units",
 ]

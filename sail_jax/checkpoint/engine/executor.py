@@ -98,8 +98,8 @@ def memory(work: Work) -> int:
     own = {tensor.dtype for tensor in work.inputs}
     width = read_as(work).itemsize
     cast = 0 if own == {read_as(work)} else max(dtype.itemsize for dtype in own) + width
-    # what is computed to be read; inputs as read, and one before it is cast; float32 task vectors and weights and what kernels
-    # hold beside them; the outcome
+    # what is computed to be read; inputs as read, and one before it is cast; float32 task vectors
+    # and weights and what kernels hold beside them; the outcome
     needs = sum(held(tensor) for tensor in work.inputs)
     needs += math.ceil(kept_bytes(work) * work.size * len(work.models))
     return needs + entries * (inputs * width + cast + 3 * 4 * len(work.models) + 12)

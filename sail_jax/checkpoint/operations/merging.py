@@ -160,7 +160,7 @@ def merge_checkpoints(
     base: Path_ | None = None,
     method: str | Merge = "linear",
     weights: Sequence[float] | None = None,
-    compat: str = "paper",
+    compat: str | None = None,
     measure: bool = False,
     run: RunOptions = DEFAULTS,
     **options: Any,
@@ -174,7 +174,7 @@ def merge_checkpoints(
       method: A merge, such as `methods.ties(density=0.2)`; or the name of a method, whose
         hyperparameters are then among the options.
       weights: One per model.
-      compat: Of a method by name: whose defaults count.
+      compat: Of a method by name: whose defaults count, by default the paper's.
       measure: Whether norms, cosines and conflicts of each tensor are recorded.
       run: How it runs, and into which files it writes.
       **options: Hyperparameters of a method by name, one number or, where models have their own,
