@@ -374,3 +374,64 @@ def test_counts_of_short_rows_are_not_kept(monkeypatch):
     want = merge(models, base)
     for leaf in base:
         assert got[leaf].tobytes() == np.asarray(want[leaf]).reshape(-1).tobytes()
+
+
+def test_memory_is_given_out_again_only_when_its_readers_are_finished(monkeypatch):
+    """JAX computes behind the caller's back, over memory that the next piece is read into."""
+    merge_cases.in_small_pieces(monkeypatch)
+    models, base = problem({"w": (64,)})
+    (unit,) = streaming.units(merge_cases.works(methods.task_arithmetic(), models, base), False)
+    reader = streaming.Reader(unit, streaming.Buffers(), True)
+    lent = []
+
+    class Pending:
+        """Computed when it is waited for, as late as JAX may."""
+
+        def __init__(self, models):
+            self.models = models
+
+        def block_until_ready(self):
+            self.value = np.array(self.models[0, 0])
+
+    def compute(start, models):
+        lent.append(models.unsafe_buffer_pointer())
+        return Pending(models)
+
+    computed = [reader(k, compute) for k in range(2)]
+    for k in range(2):
+        np.testing.assert_array_equal(computed[k].value, models[0]["w"][16 * k : 16 * k + 16])
+    assert lent[0] == lent[1]  # the same memory: there was something to wait for
+
+    def fails(*arrays):
+        lent.append(arrays)  # which keeps it, as a computation would
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reader(0, fails)
+    reader(1, compute)
+    assert lent[-1] != lent[-2][1].unsafe_buffer_pointer()
+    np.testing.assert_array_equal(lent[-2][1][0, 0], models[0]["w"][:16])
+
+
+def stressed(monkeypatch, times):
+    """Merges over small pieces by many threads; their bytes beside those of one thread."""
+    merge_cases.in_small_pieces(monkeypatch)
+    shapes = {f"w{i}": (i % 5 + 1, 7 * (i % 3) + 3) for i in range(6)} | {"long": (100,)}
+    models, base = problem(shapes, 3, ml_dtypes.bfloat16)
+    merges = [make("ties", density=0.4, scope="tree"), make("task_arithmetic")]
+    whole = [streamed(merge, models, base, limits=Limits(1, 0))[0] for merge in merges]
+    for i in range(times):
+        j = i % len(merges)
+        limits = Limits(8, (0, 1 << 20)[i // 2 % 2])
+        got, _ = streamed(merges[j], models, base, limits=limits)
+        for name, array in whole[j].items():
+            assert array.tobytes() == got[name].tobytes(), (i, name)
+
+
+def test_many_threads_over_small_pieces_write_the_same_bytes(monkeypatch):
+    stressed(monkeypatch, 4)
+
+
+@pytest.mark.slow
+def test_many_threads_over_small_pieces_write_the_same_bytes_a_thousand_times(monkeypatch):
+    stressed(monkeypatch, 1000)
