@@ -435,3 +435,13 @@ def test_many_threads_over_small_pieces_write_the_same_bytes(monkeypatch):
 @pytest.mark.slow
 def test_many_threads_over_small_pieces_write_the_same_bytes_a_thousand_times(monkeypatch):
     stressed(monkeypatch, 1000)
+
+
+def test_many_tiny_tensors_share_few_programs_and_few_calls():
+    """Each alone would cost milliseconds: 10,000 of them are merged 512 at a time."""
+    base = {f"w{i}": np.full(1 + i % 3, i, np.float32) for i in range(10_000)}
+    for merge in (methods.linear(), methods.ties(), methods.slerp(t=0.3)):
+        works = merge_cases.works(merge, [base, base], base)
+        together = streaming.units(works, streaming.is_crowd(works))
+        assert sum(len(unit.works) for unit in together) == len(works)
+        assert len(together) == -(-len(works) // 512)

@@ -63,7 +63,8 @@ class Merge:
     """base + scale * reduction(transform(task vectors)), as a value.
 
     `merge(models, base, weights=...)` applies it to pytrees, under `jit`, `grad`, `vmap` and
-    sharded; `merge_checkpoints(..., method=merge)` to files.
+    sharded; `merge_checkpoints(..., method=merge)` to files. Models are added up in the order in
+    which they are listed: another order may change the last bits.
 
     Attributes:
       transform: What is done to the task vectors.

@@ -23,7 +23,8 @@ class RunOptions:
     """How an operation runs, and into which files it writes.
 
     The tensors written are the same byte for byte, whatever these options are and however often the
-    operation was interrupted.
+    operation was interrupted. So are the files that hold them, but for orbax's: it draws names and
+    notes times, and what is the same is the values.
 
     Attributes:
       resume: Whether to go on with what an interrupted call left.
