@@ -195,6 +195,19 @@ def test_powers_of_two_without_a_zero(size):
         streamed(methods.linear(), models, None)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_subnormal_numbers_may_count_as_zero(dtype):
+    """Each input and the outcome may be off by the smallest normal number, 2^-126, and no more."""
+    values = np.array([0, 1e-42, -3e-39, 1.1e-38, 1.3e-38, -1e-37, 1.0]).astype(dtype)
+    models = [{"w": values}, {"w": -values[::-1].copy()}]
+    for weights in ([1.0, 0.0], [0.5, 0.5], [3.0, -2.0]):
+        got, _ = streamed(methods.task_arithmetic(), models, {"w": 0 * values}, weights)
+        exact = sum(w * m["w"].astype(float) for w, m in zip(weights, models, strict=True))
+        rounding = 2 * float(ml_dtypes.finfo(dtype).eps) * np.abs(exact)
+        apart = np.abs(got["w"].astype(float) - exact)
+        assert (apart <= rounding + 2.0**-126 * (1 + np.abs(weights).sum())).all()
+
+
 def test_non_finite_inputs_are_all_named():
     models, base = problem(SHAPES)
     models[1]["d"][3, 4] = np.nan

@@ -1,7 +1,8 @@
 """`max_memory` is kept: peaks of merges, each in a process of its own, under three limits.
 
 What a process holds at its peak is what the system says, Python and JAX included: VmHWM, since
-`ru_maxrss` of a process begins with what the one that started it held. The limits are the least that is accepted, which leaves nothing to spare, and two that leave some.
+`ru_maxrss` of a process begins with what the one that started it held. The limits are the least
+that is accepted, which leaves nothing to spare, and two that leave some.
 """
 
 import os
