@@ -73,7 +73,7 @@ def truncate(
     >>> pair.rank, float(error)
     (2, 1.0)
     """
-    delta = jnp.asarray(delta)
+    delta = _real("delta", delta)
     if delta.ndim != 2 or 0 in delta.shape:
         raise ValueError(f"delta: expected a matrix with entries, got shape {delta.shape}")
     delta = delta.astype(jnp.promote_types(delta.dtype, jnp.float32))
@@ -234,13 +234,20 @@ def merge_adapters(
 
 def _pair(path: str, pair: LowRank) -> LowRank:
     """The factors in float32 at least; ValueError unless they fit."""
-    B, A = (jnp.asarray(x) for x in pair)
+    B, A = (_real(f"adapter, {path!r}", x) for x in pair)
     if B.ndim != 2 or A.ndim != 2 or B.shape[1] != A.shape[0] or not B.shape[1]:
         raise ValueError(
             f"adapter, {path!r}: expected B [out, rank] and A [rank, in], got {B.shape}, {A.shape}"
         )
     dtype = jnp.promote_types(jnp.promote_types(A.dtype, B.dtype), jnp.float32)
     return LowRank(B.astype(dtype), A.astype(dtype))
+
+
+def _real(name: str, x: ArrayLike) -> Array:
+    array = jnp.asarray(x)
+    if jnp.iscomplexobj(array):
+        raise ValueError(f"{name}: expected real numbers, got {array.dtype}")
+    return array
 
 
 def _product(pair: LowRank, input_axis: InputAxis = -1) -> Array:

@@ -65,6 +65,10 @@ CASES = {
                       cast({n: 0 * x for n, x in BASE.items()}, ml_dtypes.bfloat16), None),
     "huge float32": ([{n: x * np.float32(1e18) for n, x in t.items()} for t in TUNED],
                      {n: x * np.float32(1e18) for n, x in BASE.items()}, None),
+    "squares past float32": (
+        [{n: x * np.float32(1e30) for n, x in t.items()} for t in TUNED],
+        {n: 0 * x for n, x in BASE.items()}, None
+    ),
     "not a number": ([TUNED[0] | {"kernel": np.full((6, 4), np.nan, np.float32)}, *TUNED[1:]], BASE,
                      None),
     "infinite": ([TUNED[0] | {"bias": np.full(4, np.inf, np.float32)}, *TUNED[1:]], BASE, None),

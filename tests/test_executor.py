@@ -179,6 +179,35 @@ def test_dtypes_mix_and_widen():
     np.testing.assert_allclose(got["d"].reshape(40, 50), want, rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("size", [1, 7, 3000])
+def test_powers_of_two_without_a_zero(size):
+    """float8_e8m0fnu has none to pad with: what is behind the last entry is looked at by nobody."""
+    kind = np.dtype(ml_dtypes.float8_e8m0fnu)
+    rng = np.random.default_rng(size)
+    codes = rng.integers(8, 248, size).astype(np.uint8)
+    models = [{"w": codes.view(kind), "v": codes[:1].view(kind)} for _ in range(2)]
+    for base in (None, models[0]):
+        got, _ = streamed(methods.linear(), models, base)
+        assert (got["w"].view(np.uint8) == codes).all()
+    models[1]["w"] = models[1]["w"].copy()
+    models[1]["w"].view(np.uint8)[-1] = 255
+    with pytest.raises(MergeError, match="NaN or infinity in w"):
+        streamed(methods.linear(), models, None)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_subnormal_numbers_may_count_as_zero(dtype):
+    """Each input and the outcome may be off by the smallest normal number, 2^-126, and no more."""
+    values = np.array([0, 1e-42, -3e-39, 1.1e-38, 1.3e-38, -1e-37, 1.0]).astype(dtype)
+    models = [{"w": values}, {"w": -values[::-1].copy()}]
+    for weights in ([1.0, 0.0], [0.5, 0.5], [3.0, -2.0]):
+        got, _ = streamed(methods.task_arithmetic(), models, {"w": 0 * values}, weights)
+        exact = sum(w * m["w"].astype(float) for w, m in zip(weights, models, strict=True))
+        rounding = 2 * float(ml_dtypes.finfo(dtype).eps) * np.abs(exact)
+        apart = np.abs(got["w"].astype(float) - exact)
+        assert (apart <= rounding + 2.0**-126 * (1 + np.abs(weights).sum())).all()
+
+
 def test_non_finite_inputs_are_all_named():
     models, base = problem(SHAPES)
     models[1]["d"][3, 4] = np.nan
@@ -358,3 +387,74 @@ def test_counts_of_short_rows_are_not_kept(monkeypatch):
     want = merge(models, base)
     for leaf in base:
         assert got[leaf].tobytes() == np.asarray(want[leaf]).reshape(-1).tobytes()
+
+
+def test_memory_is_given_out_again_only_when_its_readers_are_finished(monkeypatch):
+    """JAX computes behind the caller's back, over memory that the next piece is read into."""
+    merge_cases.in_small_pieces(monkeypatch)
+    models, base = problem({"w": (64,)})
+    (unit,) = streaming.units(merge_cases.works(methods.task_arithmetic(), models, base), False)
+    reader = streaming.Reader(unit, streaming.Buffers(), True)
+    lent = []
+
+    class Pending:
+        """Computed when it is waited for, as late as JAX may."""
+
+        def __init__(self, models):
+            self.models = models
+
+        def block_until_ready(self):
+            self.value = np.array(self.models[0, 0])
+
+    def compute(start, models):
+        lent.append(models.unsafe_buffer_pointer())
+        return Pending(models)
+
+    computed = [reader(k, compute) for k in range(2)]
+    for k in range(2):
+        np.testing.assert_array_equal(computed[k].value, models[0]["w"][16 * k : 16 * k + 16])
+    assert lent[0] == lent[1]  # the same memory: there was something to wait for
+
+    def fails(*arrays):
+        lent.append(arrays)  # which keeps it, as a computation would
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reader(0, fails)
+    reader(1, compute)
+    assert lent[-1] != lent[-2][1].unsafe_buffer_pointer()
+    np.testing.assert_array_equal(lent[-2][1][0, 0], models[0]["w"][:16])
+
+
+def stressed(monkeypatch, times):
+    """Merges over small pieces by many threads; their bytes beside those of one thread."""
+    merge_cases.in_small_pieces(monkeypatch)
+    shapes = {f"w{i}": (i % 5 + 1, 7 * (i % 3) + 3) for i in range(6)} | {"long": (100,)}
+    models, base = problem(shapes, 3, ml_dtypes.bfloat16)
+    merges = [make("ties", density=0.4, scope="tree"), make("task_arithmetic")]
+    whole = [streamed(merge, models, base, limits=Limits(1, 0))[0] for merge in merges]
+    for i in range(times):
+        j = i % len(merges)
+        limits = Limits(8, (0, 1 << 20)[i // 2 % 2])
+        got, _ = streamed(merges[j], models, base, limits=limits)
+        for name, array in whole[j].items():
+            assert array.tobytes() == got[name].tobytes(), (i, name)
+
+
+def test_many_threads_over_small_pieces_write_the_same_bytes(monkeypatch):
+    stressed(monkeypatch, 4)
+
+
+@pytest.mark.slow
+def test_many_threads_over_small_pieces_write_the_same_bytes_a_thousand_times(monkeypatch):
+    stressed(monkeypatch, 1000)
+
+
+def test_many_tiny_tensors_share_few_programs_and_few_calls():
+    """Each alone would cost milliseconds: 10,000 of them are merged 512 at a time."""
+    base = {f"w{i}": np.full(1 + i % 3, i, np.float32) for i in range(10_000)}
+    for merge in (methods.linear(), methods.ties(), methods.slerp(t=0.3)):
+        works = merge_cases.works(merge, [base, base], base)
+        together = streaming.units(works, streaming.is_crowd(works))
+        assert sum(len(unit.works) for unit in together) == len(works)
+        assert len(together) == -(-len(works) // 512)

@@ -171,6 +171,10 @@ def test_refusals():
             lora.truncate(np.ones((2, 2)), energy=bad)
     with pytest.raises(ValueError, match="delta: expected a matrix"):
         lora.truncate(np.ones(3))
+    with pytest.raises(ValueError, match="delta: expected real numbers, got complex64"):
+        lora.truncate(np.ones((2, 2), np.complex64))
+    with pytest.raises(ValueError, match="'w': expected real numbers, got complex64"):
+        lora.add({"w": jnp.ones((2, 2))}, {"w": LowRank(*np.ones((2, 2, 2), np.complex64))})
 
 
 # --- files
@@ -325,6 +329,9 @@ BAD = {
         factors(A, matrix(0, (4, 2)), "base_model.model.model.layers.1.q"), {},
         r"expected a change of shape \(6, 5\), got \(4, 5\)",
     ),
+    "complex": (
+        factors(A + 1j * A, B), {}, "'model.layers.0.q': expected factors of a floating dtype"
+    ),
     "transposed": ({}, {"fan_in_fan_out": True}, r"got \(5, 6\) \(fan_in_fan_out\?\)"),
 }  # fmt: skip
 
@@ -334,3 +341,9 @@ def test_refuses_adapters_that_mean_something_else(case):
     tensors, config, message = BAD[case]
     with pytest.raises(files.CheckpointError, match=message):
         files.adapted(held(BASE), held(factors() | tensors), CONFIG | config)
+
+
+def test_codes_of_a_quantised_base_take_no_change():
+    codes = {name: array.astype(np.int8) for name, array in BASE.items()}
+    with pytest.raises(files.CheckpointError, match="a base of a floating dtype, got int8"):
+        files.adapted(held(codes), held(factors()), CONFIG)

@@ -16,6 +16,7 @@ from sail_jax.checkpoint.planning.plan import fingerprint, plan
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import RecipeError, parse, simple
 from sail_jax.checkpoint.recipe.yaml_tree import Where
+from sail_jax.merging.merge import identity
 from sail_jax.merging.tensors import Tensor
 
 _spec = importlib.util.spec_from_file_location(
@@ -598,3 +599,39 @@ def test_mutated_recipes_plan_or_are_refused():
         except RecipeError:
             refused += 1
     assert min(planned_, refused) > 50
+
+
+def test_the_convention_is_said_where_it_matters_and_none_is_named():
+    """It matters where the plans by the two have other weights, merges or models."""
+    matters = set()
+    for name, recipe in RECIPES.items():
+        text = f"merge_method: {name}\n{recipe}\n"
+
+        def of(compat, text=text):
+            try:
+                found, _ = planned(text + compat)
+            except RecipeError:
+                return None, []
+            does = [(t.weights or (1.0,) * len(t.models), len(t.models), t.merge and
+                     identity(t.merge)) for t in found.treatments]  # fmt: skip
+            return does, [note for note in found.notes if note.startswith("compat: ")]
+
+        paper, no = of("compat: paper\n")
+        mergekit, none = of("compat: mergekit\n")
+        default, said = of("")
+        assert default == mergekit
+        assert no == none == []
+        assert len(said) == (paper is not None and paper != mergekit), name
+        for note in said:
+            assert note.startswith("compat: mergekit, since none was named; paper gives other")
+        matters |= {name} if said else set()
+    assert {"ties", "slerp"} <= matters
+    assert "linear" not in matters
+
+
+def test_pytrees_convention_is_said_of_files_too():
+    for compat, said in ((None, 1), ("paper", 0), ("mergekit", 0)):
+        recipe = simple(["one", "two"], "base", "ties", compat=compat)
+        notes = plan(recipe, models().__getitem__).notes
+        assert sum(note.startswith("compat: paper, since") for note in notes) == said
+        assert recipe.compat == (compat or "paper")

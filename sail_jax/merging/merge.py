@@ -63,7 +63,9 @@ class Merge:
     """base + scale * reduction(transform(task vectors)), as a value.
 
     `merge(models, base, weights=...)` applies it to pytrees, under `jit`, `grad`, `vmap` and
-    sharded; `merge_checkpoints(..., method=merge)` to files.
+    sharded; `merge_checkpoints(..., method=merge)` to files. Models are added up in the order in
+    which they are listed: another order may change the last bits. On CPUs XLA takes numbers below
+    the smallest normal one of float32, 1.2e-38 (of float64, 2.2e-308), for 0.
 
     Attributes:
       transform: What is done to the task vectors.

@@ -10,7 +10,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -52,9 +52,12 @@ __all__ = [
     "kept_bytes",
     "passes",
     "pieces",
+    "read_as",
     "tree_bits",
     "units",
 ]
+
+Computed = TypeVar("Computed")
 
 ENTRIES, SOME, FEW, TINY = 1 << 20, 1 << 18, 1 << 14, 1 << 9
 """Entries of a piece, padded; of small tensors, many at a time, SOME altogether."""
@@ -208,19 +211,24 @@ class NotFiniteError(ValueError):
         self.tensor = tensor
 
 
-def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray) -> None:
+def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray, count: int) -> None:
+    """NotFiniteError for the first tensor with NaN or infinity among the first `count` entries of
+    its row, or as many as it has; what is behind them may be anything."""
     if not finite(rows):
-        bad = (tensor for tensor, row in zip(tensors, rows, strict=True) if not finite(row))
-        raise NotFiniteError(next(bad))
+        for tensor, row in zip(tensors, rows, strict=True):
+            if not finite(row[: min(count, math.prod(tensor.shape))]):
+                raise NotFiniteError(tensor)
 
 
 # --- memory
 
 
-def _arithmetic(dtypes: set[np.dtype]) -> np.dtype:
-    """What inputs of these dtypes are read as: their own if it is one, float32, or float64."""
-    if len(dtypes) == 1:
-        return next(iter(dtypes))
+def read_as(one: Work) -> np.dtype:
+    """What the inputs of a tensor are read as: their own dtype if they share one, float32, or
+    float64. A dtype without a zero cannot be padded with it."""
+    dtypes = {tensor.dtype for tensor in one.inputs}
+    if len(dtypes) == 1 and (dtype := next(iter(dtypes))).name != "float8_e8m0fnu":
+        return dtype
     return np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
 
 
@@ -254,7 +262,8 @@ class Buffers:
 
     def on_device(self, view: np.ndarray) -> Array:
         """What was taken, as the device sees it now: over the same memory where that can be, and
-        then made once only, for what will be written there is seen as well."""
+        then made once only, for what will be written there is seen as well. Whoever writes there
+        has to wait for whoever reads: `Reader` does."""
         if (known := self._aliases.get(id(view))) is not None:
             return known[1]
         array = jax.device_put(view, may_alias=True)
@@ -265,8 +274,12 @@ class Buffers:
     def trim(self) -> None:
         """Gives memory back that a large tensor took and the next may not need."""
         if sum(memory.size for memory in self._memory.values()) > self.hold + SPARE:
-            for kept in (self._memory, self._views, self._aliases):
-                kept.clear()
+            self.clear()
+
+    def clear(self) -> None:
+        """Lets go of all memory; what arrays still lie over lives as long as they do."""
+        for kept in (self._memory, self._views, self._aliases):
+            kept.clear()
 
 
 def _shares(array: Array, view: np.ndarray) -> bool:
@@ -293,9 +306,22 @@ class Reader:
         self.keeps = unit.passes > 1 and held <= buffers.hold
         self.read: dict[int, int] = {}  # the slots of pieces that have been read
 
-    def __call__(self, k: int) -> tuple[Array | None, Array]:
-        """start `[tensor, *piece]`, models `[tensor, model, *piece]` of a piece: to be used before
-        the next is asked for."""
+    def __call__(self, k: int, compute: Callable[[Array | None, Array], Computed]) -> Computed:
+        """What is computed of a piece: of start `[tensor, *piece]` and models `[tensor, model,
+        *piece]`.
+
+        These arrays lie over memory into which the next piece is read, though JAX takes arrays to
+        be immutable and goes on computing behind the caller's back. So they are seen by `compute`
+        alone, and the memory is given out again only when all that it returns is there. What it
+        started before it failed cannot be waited for: that memory is left to it.
+        """
+        try:
+            return jax.block_until_ready(compute(*self._piece(k)))
+        except BaseException:
+            self.buffers.clear()
+            raise
+
+    def _piece(self, k: int) -> tuple[Array | None, Array]:
         if self.stopped is not None and self.stopped.is_set():
             raise KeyboardInterrupt
         run, works = self.unit.runs[k], self.unit.works
@@ -310,7 +336,7 @@ class Reader:
                 for tensor, row in zip(tensors, rows, strict=True):
                     self._fill(tensor, row, run)
                 if k in self.unit.unchecked and self.check:
-                    _refuse(tensors, rows)
+                    _refuse(tensors, rows, run.count)
             return self.buffers.on_device(memory)
 
         starts = [one.start for one in works if one.start is not None]
@@ -358,7 +384,7 @@ class Unit:
         self.runs = pieces(largest.shape, first.needs, crowded)
         self.unchecked = set(range(len(self.runs)))
         self.batch = at_a_time(first, crowded)
-        self.dtype = _arithmetic({tensor.dtype for tensor in first.inputs})
+        self.dtype = read_as(first)
         wide = np.float64 if self.dtype == np.float64 else np.float32
         self.weights = self._stacked([one.weights.astype(wide) for one in works])
         self.names = self._stacked([fingerprint(one.name) for one in works])
@@ -404,9 +430,10 @@ class Unit:
             on_host=jax.default_backend() == "cpu",
         )
 
-    def data(self, k: int, reader: Reader) -> Data:
-        """The arrays of the pieces number k of all tensors, stacked."""
-        source = Proposal(*reader(k), self.weights, str(jnp.dtype(self.works[0].dtype)))
+    def data(self, start: Array | None, models: Array) -> Data:
+        """The arrays of a piece of all tensors, stacked, with what else belongs to them."""
+        dtype = str(jnp.dtype(self.works[0].dtype))
+        source = Proposal(start, models, self.weights, dtype)
         leaf = Leaf(self.name, self.works[0].size, source)
         local = data_of(self.steps, leaf).local
         return Data(source, jax.tree.map(lambda x: np.asarray(x)[None], local))
@@ -417,9 +444,9 @@ class Unit:
         """(piece, (what it contributes, what its tensors keep, stacked)), for a statistic of the
         next step."""
         for k in range(len(self.runs)):
-            data, place = self.data(k, reader), self.place(k)
-            part = _parts(add, keep, self.count, self.known, self._own(k), summary, data, place)
-            yield k, jax.block_until_ready(part)  # the next piece is read into the same memory
+            some = (add, keep, self.count, self.known, self._own(k), summary)
+            place = self.place(k)
+            yield k, reader(k, lambda *x: _parts(*some, self.data(*x), place))  # noqa: B023
 
     def _own(self, k: int) -> tuple[tuple[Any, ...], ...]:
         return tuple(step[k] if step else () for step in self.own)
@@ -455,13 +482,11 @@ class Unit:
         for step in self.steps[len(self.known) :]:
             self.resolve(step, reader)
         for k, (start, count, _) in enumerate(self.runs):
-            out, seen = _outcomes(
-                self.count, self.known, self._own(k), tail, self.data(k, reader), self.place(k),
-                measure,
-            )  # fmt: skip
-            rows = np.asarray(jax.block_until_ready(out)).reshape(self.batch, -1)
+            some, place = (self.count, self.known, self._own(k), tail), self.place(k)
+            out, seen = reader(k, lambda *x: _outcomes(*some, self.data(*x), place, measure))  # noqa: B023
+            rows = np.asarray(out).reshape(self.batch, -1)
             if reader.check:
-                _refuse(self.works, rows[: len(self.works)])
+                _refuse(self.works, rows[: len(self.works)], count)
             for b, one in enumerate(self.works):
                 mine = {name: np.asarray(x[b], float) for name, x in seen.items()}
                 yield one, start, rows[b, : min(count, one.size)], mine

@@ -20,6 +20,7 @@ from sail_jax.merging.streaming import (
     at_a_time,
     finite,
     kept_bytes,
+    read_as,
 )
 from sail_jax.merging.tensors import Tensor, held
 
@@ -94,12 +95,14 @@ def memory(work: Work) -> int:
         entries = min(work.size, max(SOME, work.shape[-1]))
     if at_a_time(work) > 1:
         entries = SOME
-    widest = max(tensor.dtype.itemsize for tensor in work.inputs)
-    # what is computed to be read; inputs as read; float32 task vectors and weights and what kernels
-    # hold beside them; the outcome
+    own = {tensor.dtype for tensor in work.inputs}
+    width = read_as(work).itemsize
+    cast = 0 if own == {read_as(work)} else max(dtype.itemsize for dtype in own) + width
+    # what is computed to be read; inputs as read, and one before it is cast; float32 task vectors
+    # and weights and what kernels hold beside them; the outcome
     needs = sum(held(tensor) for tensor in work.inputs)
     needs += math.ceil(kept_bytes(work) * work.size * len(work.models))
-    return needs + entries * (inputs * widest + 3 * 4 * len(work.models) + 12)
+    return needs + entries * (inputs * width + cast + 3 * 4 * len(work.models) + 12)
 
 
 def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = None) -> Limits:

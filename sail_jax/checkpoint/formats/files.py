@@ -143,18 +143,19 @@ def contained(folder: Path, name: str) -> Path:
 
 
 class File:
-    """A plain file, open for reading at any offset by any thread."""
+    """A plain file, open for reading at any offset by any thread; `about` is what the system said
+    of it before anything was read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with reading(path):
             # Opening a pipe would wait for its writer.
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-            about = os.fstat(self._fd)
-        if not stat.S_ISREG(about.st_mode):
+            self.about = os.fstat(self._fd)
+        if not stat.S_ISREG(self.about.st_mode):
             self.close()
             raise CheckpointError(f"{path} is not a plain file")
-        self.size = about.st_size
+        self.size = self.about.st_size
 
     def close(self) -> None:
         if self._fd >= 0:

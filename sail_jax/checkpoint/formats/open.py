@@ -2,6 +2,7 @@
 
 import fnmatch
 import math
+import os
 from pathlib import Path
 from typing import Self
 
@@ -12,7 +13,7 @@ from sail_jax.checkpoint.formats.safetensors_files import read_index
 from sail_jax.checkpoint.formats.table import FORMATS, SUFFIXES, Format, of_file
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["Checkpoint", "load_checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "changed", "load_checkpoint", "open_checkpoint"]
 
 _EXTRAS = (
     *("*.json", "tokenizer*", "*.model", "vocab*", "merges.txt", "chat_template*", "*.jinja"),
@@ -23,7 +24,8 @@ _WEIGHTS = (_INDEX, ".h5", *SUFFIXES)
 
 
 class Checkpoint:
-    """The tensors of a checkpoint in file order, its metadata, and the plain files beside them.
+    """The tensors of a checkpoint in file order, its metadata, and the plain files beside them;
+    `files` are all that it is read from, as the system described them before.
 
     A context manager: its files stay open, for reading by any thread, until it is left.
     """
@@ -33,7 +35,8 @@ class Checkpoint:
         self.tensors: dict[str, Tensor] = {}
         self.metadata: dict[str, str] = {}
         self.extras: dict[str, Path | bytes] = {}
-        self._files: list[File] = []
+        self.files: dict[Path, os.stat_result] = {}
+        self._open: list[File] = []
 
     def __enter__(self) -> Self:
         return self
@@ -42,12 +45,25 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        for file in self._files:
+        for file in self._open:
             file.close()
 
+    def check_unchanged(self) -> None:
+        """`CheckpointError` if a file was written, replaced or removed since it was opened: what
+        was read of it may be of two versions."""
+        for path, before in self.files.items():
+            try:
+                same = _version(path.stat()) == _version(before)
+            except OSError:
+                same = False
+            if not same:
+                raise changed(path)
+
     def _file(self, path: Path) -> File:
-        self._files.append(File(path))
-        return self._files[-1]
+        file = File(path)
+        self._open.append(file)
+        self.files[path] = file.about
+        return file
 
     def _add(self, path: Path, allow_pickle: bool, names: list[str] | None = None) -> None:
         """The tensors of one file, which must be `names` if they are given."""
@@ -74,6 +90,18 @@ class Checkpoint:
                 )
         self.tensors |= tensors
         self.metadata |= metadata
+
+
+def changed(path: str | Path) -> CheckpointError:
+    """What to raise when a file was not left alone."""
+    return CheckpointError(
+        f"{path} was changed while it was read; run again when nothing writes to it"
+    )
+
+
+def _version(about: os.stat_result) -> tuple[int, int, int]:
+    # The last is the time of any change: a program can set the time of writing back, not this.
+    return about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
 def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
@@ -111,22 +139,27 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
             flat = np.empty(math.prod(tensor.shape), tensor.dtype)
             tensor.read(flat)
             arrays[name] = flat.reshape(tensor.shape)
+        checkpoint.check_unchanged()
         return arrays
 
 
 def _open_folder(checkpoint: Checkpoint, allow_pickle: bool) -> None:
     folder = checkpoint.path
     names = sorted(entry.name for entry in folder.iterdir())
-    checkpoint.extras = {
+    extras = {
         name: contained(folder, name)
         for name in names
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in _EXTRAS)
         and not name.endswith(_WEIGHTS)
         and (folder / name).is_file()
     }
+    checkpoint.extras = {**extras}
+    checkpoint.files = {path: path.stat() for path in extras.values()}
     for format in FORMATS.values():
         if format.read_folder and (contents := format.read_folder(folder)):
             checkpoint.tensors, checkpoint.metadata = contents
+            below = (path for path in sorted(folder.rglob("*")) if path.is_file())
+            checkpoint.files |= {path: path.stat() for path in below}
             return
         for usual in format.files:
             files = _weights(folder, names, format, usual)

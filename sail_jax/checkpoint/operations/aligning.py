@@ -29,7 +29,6 @@ from sail_jax.checkpoint.operations.running import (
     RunOptions,
     carried_out,
     check_options,
-    files,
 )
 from sail_jax.checkpoint.sources.alignment import Aligned, align_maps, aligned_view
 from sail_jax.merging.streaming import Work
@@ -88,12 +87,13 @@ def align_checkpoints(
         aligned = aligned._replace(notes=(*aligned.notes, *failed))
         if out is not None:
             maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(aligned.maps)]
-            mark = hashlib.sha256(repr([files(Path(a)), files(Path(b)), maps]).encode()).hexdigest()
+            mark = hashlib.sha256(repr(maps).encode()).hexdigest()
             view = aligned_view(other, aligned, mark=mark)
             works = view.works()
             about = _about(a, b, aligned, agreed)
+            bounds = _limits(works, run.max_memory, run.threads)
             carried_out(
-                works, Path(out), _limits(works, run.max_memory, run.threads), mark,
+                works, Path(out), bounds, mark, [reference, other],
                 lambda: _extras(view.extras, about), run,
             )  # fmt: skip
     where = None if out is None else Path(out)

@@ -100,6 +100,8 @@ def compare_checkpoints(
         columns = [[one.tensors[n] for one in opened] for n in floating]
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             rows = list(pool.map(partial(_compared, base is not None), columns))
+        for one in opened:
+            one.check_unchanged()
     sizes = np.array([math.prod(column[0].shape) for column in columns])
     weights, tasks, norms, equal = zip(*rows, strict=True)
     return Comparison(

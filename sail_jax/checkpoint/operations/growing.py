@@ -15,14 +15,13 @@ from sail_jax.checkpoint.engine.executor import Limits, limits, peak, summary
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import open_checkpoint
+from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
 from sail_jax.checkpoint.operations.agreement import Agreement, certified, wanted
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
     carried_out,
     check_options,
-    files,
 )
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.sources.growth import growth_view, read_target
@@ -50,6 +49,7 @@ class Growing(NamedTuple):
     limits: Limits
     fingerprint: str
     about: Mapping[str, Any]
+    checkpoint: Checkpoint
 
     def memory(self) -> int:
         """Bytes that the process takes at most, as far as it is planned."""
@@ -107,8 +107,9 @@ def growing(
         }
         marks = sorted({getattr(x, "mark", "") for x in view.tensors.values()})
         shapes = [(w.name, str(w.dtype), w.shape) for w in works]
-        mark = hashlib.sha256(repr([marks, shapes, files(Path(path))]).encode()).hexdigest()
-        yield Growing(view, made, works, limits(works, run.max_memory, run.threads), mark, about)
+        mark = hashlib.sha256(repr([marks, shapes]).encode()).hexdigest()
+        bounds = limits(works, run.max_memory, run.threads)
+        yield Growing(view, made, works, bounds, mark, about, checkpoint)
 
 
 _OPTIONS = {"seed", "config", "rules"}
@@ -167,7 +168,7 @@ def grow_checkpoint(
             notes.append(sentence)
             about["exact"] = False
         carried_out(
-            ready.works, Path(out), ready.limits, ready.fingerprint,
+            ready.works, Path(out), ready.limits, ready.fingerprint, [ready.checkpoint],
             lambda: _extras(ready.view, about, Path(out).name), run,
         )  # fmt: skip
     return Grown(ready.growth, agreed, Path(out), time.monotonic() - began, tuple(notes))

@@ -18,13 +18,12 @@ from sail_jax.checkpoint.engine.executor import (
     summary,
 )
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import open_checkpoint
+from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
     carried_out,
     check_options,
-    files,
 )
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.planning import plan as planning
@@ -52,7 +51,7 @@ class Prepared(NamedTuple):
     works: tuple[Work, ...]
     limits: Limits
     fingerprint: str
-    inputs: tuple[str, ...]
+    inputs: tuple[Checkpoint, ...]
 
     def memory(self) -> int:
         """Bytes that the process takes at most, as far as it is planned."""
@@ -80,18 +79,15 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
     Raises as `parse`, `plan`, `open_checkpoint` and the methods do, all of them ValueErrors.
     """
     with contextlib.ExitStack() as stack:
-        stats: list[Any] = []
-        inputs: list[str] = []
+        inputs: list[Checkpoint] = []
 
         def open(path: str) -> Any:
-            inputs.append(path)
-            checkpoint = stack.enter_context(open_checkpoint(path, allow_pickle=run.allow_pickle))
-            stats.extend(files(Path(path)))
-            return checkpoint
+            inputs.append(open_checkpoint(path, allow_pickle=run.allow_pickle))
+            return stack.enter_context(inputs[-1])
 
         plan = planning.plan(recipe, open)
         works = _works(plan)
-        mark = f"{planning.fingerprint(plan)} {sorted(stats)}"
+        mark = planning.fingerprint(plan)
         bounds = limits(works, run.max_memory, run.threads)
         yield Prepared(recipe, plan, works, bounds, mark, tuple(inputs))
 
@@ -139,11 +135,11 @@ def merge_recipe(
     began = time.monotonic()
     recipe = parse(recipe) if isinstance(recipe, str) else recipe
     with prepared(recipe, run) as ready:
-        admit(Path(out), ready.inputs, run.resume)
+        admit(Path(out), [one.path for one in ready.inputs], run.resume)
         if before is not None:
             before(ready)
         records = carried_out(
-            ready.works, Path(out), ready.limits, ready.fingerprint,
+            ready.works, Path(out), ready.limits, ready.fingerprint, ready.inputs,
             lambda: _extras(ready, Path(out).name), run, measure=measure,
         )  # fmt: skip
     return Merged(ready.plan, records, Path(out), time.monotonic() - began)
@@ -164,7 +160,7 @@ def merge_checkpoints(
     base: Path_ | None = None,
     method: str | Merge = "linear",
     weights: Sequence[float] | None = None,
-    compat: str = "paper",
+    compat: str | None = None,
     measure: bool = False,
     run: RunOptions = DEFAULTS,
     **options: Any,
@@ -178,7 +174,7 @@ def merge_checkpoints(
       method: A merge, such as `methods.ties(density=0.2)`; or the name of a method, whose
         hyperparameters are then among the options.
       weights: One per model.
-      compat: Of a method by name: whose defaults count.
+      compat: Of a method by name: whose defaults count, by default the paper's.
       measure: Whether norms, cosines and conflicts of each tensor are recorded.
       run: How it runs, and into which files it writes.
       **options: Hyperparameters of a method by name, one number or, where models have their own,

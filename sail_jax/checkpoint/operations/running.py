@@ -1,15 +1,21 @@
 """Work carried out from open inputs to an output that appears whole."""
 
+import contextlib
+import os
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from sail_jax import disk
 from sail_jax.checkpoint.engine.executor import Limits, Progress, Record, execute
+from sail_jax.checkpoint.formats.files import CheckpointError, reading
+from sail_jax.checkpoint.formats.open import Checkpoint, changed
 from sail_jax.checkpoint.formats.table import check_written
 from sail_jax.checkpoint.output.writer import create
 from sail_jax.merging.streaming import Work
 
-__all__ = ["DEFAULTS", "RunOptions", "carried_out", "check_options", "files"]
+__all__ = ["DEFAULTS", "RunOptions", "carried_out", "check_options"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +23,8 @@ class RunOptions:
     """How an operation runs, and into which files it writes.
 
     The tensors written are the same byte for byte, whatever these options are and however often the
-    operation was interrupted.
+    operation was interrupted. So are the files that hold them, but for orbax's: it draws names and
+    notes times, and what is the same is the values.
 
     Attributes:
       resume: Whether to go on with what an interrupted call left.
@@ -60,11 +67,28 @@ def check_options(options: Mapping[str, object]) -> None:
             )
 
 
-def files(path: Path) -> list[tuple[str, int, int]]:
-    """What changes when an input does: its files, their sizes and times."""
-    found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    stats = [(file, file.stat()) for file in found]
-    return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in stats]
+BLOCK, BLOCKS = 1 << 12, 1 << 8
+"""Bytes of a sample of a file, and how many there are at most."""
+
+
+def _state(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
+    """What changes when an input does: its files, their sizes and times, and the checksums of some
+    of their bytes, which also tell two versions whose size and time were made the same."""
+    files = {path: about for one in inputs for path, about in one.files.items()}
+    return {
+        str(path): (about.st_size, about.st_mtime_ns, _sample(path, about.st_size))
+        for path, about in sorted(files.items())
+    }
+
+
+def _sample(path: Path, size: int) -> int:
+    """The checksum of blocks at equal distances and of the last: of all bytes up to 1 MiB."""
+    step = max(BLOCK, -(-size // BLOCKS))
+    checksum = 0
+    with reading(path), path.open("rb", buffering=0) as file:
+        for start in (*range(0, size, step), max(0, size - BLOCK)):
+            checksum = zlib.crc32(os.pread(file.fileno(), BLOCK, start), checksum)
+    return checksum
 
 
 def carried_out(
@@ -72,14 +96,22 @@ def carried_out(
     out: Path,
     limits: Limits,
     fingerprint: str,
+    inputs: Sequence[Checkpoint],
     extras: Callable[[], Mapping[str, bytes | Path]],
     run: RunOptions,
     *,
     measure: bool = False,
 ) -> dict[str, Record]:
-    """All of the work written to `out`, with the extras beside it if that is a folder."""
+    """All of the work written to `out`, with the extras beside it if that is a folder.
+
+    Raises:
+      CheckpointError: If an input was changed since it was opened. What was written of its versions
+        cannot be told apart, and is removed.
+    """
+    state = _state(inputs)
     with create(
-        out, {one.name: (one.dtype, one.shape) for one in works}, fingerprint=fingerprint,
+        out, {one.name: (one.dtype, one.shape) for one in works},
+        fingerprint=disk.sha256(repr([fingerprint, state]).encode()),
         format=run.format, shard_bytes=run.shard_bytes, resume=run.resume, sync=run.sync,
     ) as writer:  # fmt: skip
         records = execute(
@@ -89,5 +121,19 @@ def carried_out(
         if writer.folder:
             for name, data in extras().items():
                 writer.extra(name, data)
+        try:
+            _check_unchanged(inputs, state)
+        except CheckpointError:
+            with contextlib.suppress(disk.StoreError):
+                writer.abandon()
+            raise
         writer.commit()
     return records
+
+
+def _check_unchanged(inputs: Sequence[Checkpoint], state: Mapping[str, object]) -> None:
+    for one in inputs:
+        one.check_unchanged()
+    for path, now in _state(inputs).items():
+        if now != state[path]:  # through a memory map: the system notes the time of that later
+            raise changed(path)

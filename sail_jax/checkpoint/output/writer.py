@@ -189,8 +189,8 @@ class Writer:
             )
         if found and not old:
             raise CheckpointError(
-                f"{self.partial} holds the unfinished work of another run to {self.out.name}; "
-                "remove it or choose another place for the output"
+                f"{self.partial} holds the unfinished work of another run to {self.out.name}, or "
+                "an input has changed since; remove it or choose another place for the output"
             )
         if found and not resume:
             raise CheckpointError(

@@ -9,7 +9,7 @@ from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError
 from sail_jax.checkpoint.recipe.settings import Ledger
 from sail_jax.merging import random_bits
-from sail_jax.merging.merge import Merge
+from sail_jax.merging.merge import Merge, identity
 from sail_jax.merging.tensors import Tensor
 
 __all__ = ["Chosen", "Hyperparameters"]
@@ -41,6 +41,7 @@ class Hyperparameters:
         self.key = random_bits.key(recipe.seed)
         self.made: dict[Any, Merge] = {}
         self.checked = set[Any]()
+        self.compared = set[str]()
 
     def notes(self) -> list[str]:
         """RecipeError for a filter that decided nothing or reads two ways; see `Ledger.check`."""
@@ -95,6 +96,23 @@ class Hyperparameters:
         if recipe.scope is not None:
             options["scope"] = recipe.scope
         return Chosen(weights, options)
+
+    def differs(self, other: "Hyperparameters", job: Job) -> bool:
+        """Whether the tensor would become something else by the hyperparameters of another recipe;
+        looked at once for all tensors of which both say the same."""
+        try:
+            pair = [one.of(job) for one in (self, other)]
+            if (key := repr(pair)) in self.compared:
+                return False
+            self.compared.add(key)
+            ones = (1.0,) * len(job.sources)
+            mine, theirs = (
+                (chosen.weights or ones, identity(self._made(self.recipe.method, chosen.options)))
+                for chosen in pair
+            )
+        except (TypeError, ValueError):  # the other recipe cannot be carried out at all
+            return False
+        return mine != theirs
 
     def merge(
         self,

@@ -43,7 +43,7 @@ from sail_jax.checkpoint.planning.layers import role
 from sail_jax.checkpoint.planning.steps import Openings
 from sail_jax.checkpoint.planning.templates import chat_template
 from sail_jax.checkpoint.planning.tokenizers import Alignment, align, read_vocabulary
-from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref
+from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref, merged_sources
 from sail_jax.checkpoint.recipe.yaml_tree import Where
 from sail_jax.checkpoint.sources.rows import Rows, head_rows
 from sail_jax.checks import nearest
@@ -152,6 +152,10 @@ class _Planner:
     def __init__(self, recipe: Recipe, open: Callable[[str], Opened]):
         self.recipe, self.entry = recipe, recipe.entry
         self.hyperparameters, self.notes = Hyperparameters(recipe), list[str]()
+        named = "compat" in recipe.node.value or self.entry.merge is not None
+        compat = "mergekit" if recipe.compat == "paper" else "paper"
+        other = recipe.model_copy(update={"compat": compat})
+        self.other = None if named else Hyperparameters(other)
         self.groups: dict[Any, int] = {}
         self.aliases: dict[str, str] = {}
         self.rowings: dict[tuple, Any] = {}
@@ -175,6 +179,7 @@ class _Planner:
             found = self._treat(job)
             if found is not None:
                 treatments.append(found)
+                self._note_convention(job, found)
         if not treatments:
             self.notes.append("nothing to merge: the inputs have no tensors")
         self.notes += self.hyperparameters.notes()
@@ -193,6 +198,20 @@ class _Planner:
             self.recipe.seed,
             tuple(notes),
         )
+
+    def _note_convention(self, job: Job, found: Treatment) -> None:
+        """Says which convention counts where none is named and the other would merge otherwise."""
+        if self.other is None or found.merge is None:
+            return
+        used, other = self.recipe.compat, self.other.recipe.compat
+        if (
+            merged_sources(self.recipe, job.part) != merged_sources(self.other.recipe, job.part)
+            or self.hyperparameters.differs(self.other, job)
+        ):  # fmt: skip
+            self.notes.append(
+                f"compat: {used}, since none was named; {other} gives other numbers here: name one"
+            )
+            self.other = None
 
     def _treat(self, job: Job) -> Treatment | None:
         notes: list[str] = []

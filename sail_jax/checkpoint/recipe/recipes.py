@@ -70,7 +70,7 @@ def simple(
     method: str | Merge = "linear",
     *,
     weights: Sequence[float] | None = None,
-    compat: str = "paper",
+    compat: str | None = None,
     **options: Any,
 ) -> Recipe:
     """The recipe of one merge over whole models, without YAML.
@@ -79,7 +79,8 @@ def simple(
     or mergekit's): a number or, for density, gamma, epsilon and scale where models have their own,
     a sequence with one per model; and of the recipe: dtype, out_dtype, scope, seed, rename,
     missing, extra, tokenizer ("union", "base" or a model), chat_template. Paths are taken as they
-    are, "+" and "@" included. RecipeError for what is unknown or does not fit.
+    are, "+" and "@" included. compat: "paper" by default, unlike in YAML. RecipeError for what is
+    unknown or does not fit.
 
     >>> simple(["a", "b"], "base", "ties", density=[0.2, 0.5]).modules[0].slices[0].sources[1].model
     Ref(path='b', revision=None, lora=None, lora_revision=None, steps=())
@@ -91,7 +92,7 @@ def simple(
     if isinstance(models, (str, PathLike)) or not isinstance(models, Sequence):
         raise RecipeError(Where("models"), f"expected a sequence of paths, got {models!r}")
     weight = entry.parameters.get("weight")
-    if weights is None and compat == "mergekit" and weight and weight.default is mergekit.REQUIRED:
+    if weights is None and compat != "paper" and weight and weight.default is mergekit.REQUIRED:
         weights = [1.0] * len(models)  # what mergekit asks for in every recipe is the default here
     if weights is not None:
         options["weight"] = list(weights)
@@ -125,9 +126,11 @@ def simple(
         "models": _node(sources, "models"),
         "base_model": _node(None if base is None else _path(base, "base"), "base"),
         "parameters": _node(given, "parameters"),
-        "compat": _node(compat, "compat"),
     }
-    return check(read(Recipe, Node(top, Where(), Where()), {}))
+    if compat is not None:
+        top["compat"] = _node(compat, "compat")
+    recipe = read(Recipe, Node(top, Where(), Where()), {})
+    return check(recipe if compat else recipe.model_copy(update={"compat": "paper"}))
 
 
 def _path(model: Any, path: str) -> Ref:

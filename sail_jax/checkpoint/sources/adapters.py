@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from sail_jax.checkpoint.formats.files import CheckpointError
@@ -111,6 +112,7 @@ def adapted(
                 f"{name} of {pair.B.source}: expected a change of shape {start.shape}, got "
                 f"{pair.shape}{' (fan_in_fan_out?)' if start.shape == pair.shape[::-1] else ''}"
             )
+        _check_floating(f"{name} of {pair.B.source}: expected a base", start.dtype)
         found[name] = Adapted(start, pair, dtype)
     for name, tensor in whole.items():
         _in_base(name, tensor.source, base)
@@ -232,6 +234,8 @@ def _factors(
             raise CheckpointError(f"{other.source}: {module!r} has no lora_{side}")
     A, B = sides["A"], sides["B"]
     rank = _by_pattern("r", "rank_pattern", module, config)
+    for factor in (A, B):
+        _check_floating(f"{factor.source}: {module!r}: expected factors", factor.dtype)
     if len(A.shape) != 2 or len(B.shape) != 2 or A.shape[0] != B.shape[1]:
         raise CheckpointError(
             f"{A.source}: {module!r}: expected A [rank, in] and B [out, rank], got {A.shape} and "
@@ -296,6 +300,11 @@ def _whole_name(key: str, tensor: Tensor, config: Mapping[str, Any]) -> str:
             f"{list(saved)}"
         )
     return name
+
+
+def _check_floating(expected: str, dtype: np.dtype) -> None:
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise CheckpointError(f"{expected} of a floating dtype, got {dtype}")
 
 
 def _in_base(name: str, source: str, base: Tensors) -> Tensor:
