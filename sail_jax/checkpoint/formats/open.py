@@ -97,6 +97,8 @@ def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoi
                 _open_index(checkpoint, path, allow_pickle)
             else:
                 checkpoint._add(path, allow_pickle)
+            for name in checkpoint.tensors:
+                name.encode()  # a pickle or JSON may hold half of a character
     except BaseException:
         checkpoint.close()
         raise
