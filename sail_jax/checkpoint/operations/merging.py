@@ -18,7 +18,7 @@ from sail_jax.checkpoint.engine.executor import (
     summary,
 )
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import open_checkpoint
+from sail_jax.checkpoint.formats.open import open_values
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
@@ -77,7 +77,7 @@ class Merged(NamedTuple):
 def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
     """Opens the inputs of a recipe and plans its merge; no tensor is read.
 
-    Raises as `parse`, `plan`, `open_checkpoint` and the methods do, all of them ValueErrors.
+    Raises as `parse`, `plan`, `open_values` and the methods do, all of them ValueErrors.
     """
     with contextlib.ExitStack() as stack:
         stats: list[Any] = []
@@ -85,7 +85,7 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
 
         def open(path: str) -> Any:
             inputs.append(path)
-            checkpoint = stack.enter_context(open_checkpoint(path, allow_pickle=run.allow_pickle))
+            checkpoint = stack.enter_context(open_values(path, allow_pickle=run.allow_pickle))
             stats.extend(files(Path(path)))
             return checkpoint
 
