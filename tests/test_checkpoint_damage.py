@@ -12,6 +12,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
 from sail_jax.checkpoint.output.writer import save_checkpoint
@@ -287,6 +288,14 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path):
         (tmp_path / "m.npz").write_bytes(raw)
         with pytest.raises(CheckpointError, match="unpacks to"):
             load_checkpoint(tmp_path / "m.npz")
+
+
+def test_a_giant_configuration_is_not_read(tmp_path):
+    (tmp_path / "config.json").write_bytes(b"{}")
+    assert config_of({"config.json": tmp_path / "config.json"}) == {}
+    os.truncate(tmp_path / "config.json", 1 << 40)  # a hole: it takes no room on the disk
+    with pytest.raises(ValueError, match=r"config\.json: cannot be read as JSON: .* has 10995"):
+        config_of({"config.json": tmp_path / "config.json"})
 
 
 def test_members_in_the_same_bytes(tmp_path):

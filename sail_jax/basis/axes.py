@@ -66,8 +66,8 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<diag>diag)?\((?P<group>[^()]*)\)(?P<stars>\*?)|(?P<name>[\w./:-]+\*?))(?=\s|$)"
 )
 _NAME = re.compile(r"[\w./:-]+")
-# parts of a pattern beside each other: matching takes time to the power of their number
-_LOOSE = 2
+# wildcards within a part and in all: matching takes time to the power of their number
+_WIDE, _DEEP = 3, 2
 
 
 def parse_axes(text: str) -> tuple[Axis, ...]:
@@ -146,10 +146,10 @@ def path_pattern(text: str, *, stars: bool = True) -> re.Pattern[str]:
             deep += 1
         elif part[0] in "*{":
             wide += 1
-        if max(wide, deep) > _LOOSE:
+        if wide > _WIDE or deep > _DEEP:
             raise ValueError(
-                f"the pattern {text!r} is too loose: at most {_LOOSE} of *, {{name}} and {{a,b}} "
-                f"between two dots or slashes, and {_LOOSE} of ** and {{a.b,c}} in all"
+                f"the pattern {text!r} is too loose: at most {_WIDE} of *, {{name}} and {{a,b}} "
+                f"between two dots or slashes, and {_DEEP} of ** and {{a.b,c}} in all"
             )
         if part in ("{", "}") or (len(part) > 1 and part != "**" and not inner):
             raise ValueError(f"unbalanced or empty braces in the pattern {text!r}")
