@@ -6,11 +6,13 @@ import os
 import resource
 import shutil
 import struct
+import tracemalloc
 import zipfile
 
 import numpy as np
 import pytest
 
+from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
 from sail_jax.checkpoint.output.writer import save_checkpoint
@@ -286,6 +288,57 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path):
         (tmp_path / "m.npz").write_bytes(raw)
         with pytest.raises(CheckpointError, match="unpacks to"):
             load_checkpoint(tmp_path / "m.npz")
+
+
+def test_a_giant_configuration_is_not_read(tmp_path):
+    (tmp_path / "config.json").write_bytes(b"{}")
+    assert config_of({"config.json": tmp_path / "config.json"}) == {}
+    os.truncate(tmp_path / "config.json", 1 << 40)  # a hole: it takes no room on the disk
+    with pytest.raises(ValueError, match=r"config\.json: cannot be read as JSON: .* has 10995"):
+        config_of({"config.json": tmp_path / "config.json"})
+
+
+def test_members_in_the_same_bytes(tmp_path):
+    """One member that the directory lists under two names; and one that reaches into the next."""
+    _npz(tmp_path / "m.npz", a=_npy(np.zeros(9)), b=_npy(np.zeros(9)))
+    raw = (tmp_path / "m.npz").read_bytes()
+    at = raw.rindex(b"PK\1\2") + 42  # where the directory says that b begins
+    (tmp_path / "m.npz").write_bytes(raw[:at] + bytes(4) + raw[at + 4 :])
+    with pytest.raises(CheckpointError, match=r"'a\.npy' and 'b.npy' lie in the same bytes"):
+        open_checkpoint(tmp_path / "m.npz")
+    size = raw.index(b"PK\1\2") + 20  # of a, packed
+    grown = struct.pack("<I", struct.unpack("<I", raw[size : size + 4])[0] + 1)
+    (tmp_path / "m.npz").write_bytes(raw[:size] + grown + raw[size + 4 :])
+    with pytest.raises(CheckpointError, match=r"'a\.npy' and 'b.npy' lie in the same bytes"):
+        open_checkpoint(tmp_path / "m.npz")
+
+
+def test_a_packed_tensor_takes_the_memory_that_it_says(tmp_path):
+    """64 MB, and some MB for the blocks that are unpacked."""
+    np.savez_compressed(tmp_path / "m.npz", a=np.zeros(16 << 20, ">f4"))
+    with open_checkpoint(tmp_path / "m.npz") as checkpoint:
+        tensor = checkpoint.tensors["a"]
+        tracemalloc.start()
+        tensor.read(np.empty(1, tensor.dtype))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert tensor.needs == 64 << 20 <= peak < tensor.needs + (8 << 20)
+
+
+def test_msgpack_of_many_values_and_of_long_paths(tmp_path):
+    file = tmp_path / "m.msgpack"
+    many = b"\x81\xa1a\xdd" + struct.pack(">I", 1 << 20) + b"\1" * (1 << 20)
+    shape = b"\xdd" + struct.pack(">I", 999) + b"\1" * 999
+    blob = b"\x81\xa1a\xc8" + struct.pack(">H", len(shape)) + b"\1" + shape
+    for data in (many, blob):
+        file.write_bytes(data)
+        with pytest.raises(CheckpointError, match="too many values that are no arrays"):
+            open_checkpoint(file)
+    file.write_bytes(b"\x81\xda\x0f\xff" + b"k" * 4095 + b"\x81\xa1a\1")
+    with pytest.raises(CheckpointError, match="a path has more than 4096 characters: 'kkk"):
+        open_checkpoint(file)
+    file.write_bytes(b"\x81\xa1a\xdd" + struct.pack(">I", 1 << 10) + b"\1" * (1 << 10))
+    assert load_checkpoint(file) == {}
 
 
 def test_damaged_orbax(tmp_path):

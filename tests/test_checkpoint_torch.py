@@ -7,6 +7,7 @@ import pickle
 import pickletools
 import struct
 import sys
+import tracemalloc
 import types
 import zipfile
 import zlib
@@ -278,6 +279,55 @@ def test_impossible_views(tmp_path, fake, shape, strides):
     storage = Storage("0", "Float", np.zeros(4, np.float32))
     fake.save(tmp_path / "m.bin", {"w": fake.tensor(storage, shape, strides)}, [storage])
     with pytest.raises(CheckpointError, match="impossible offset, shape or stride"):
+        _load(tmp_path / "m.bin")
+
+
+def test_views_that_repeat_what_is_stored(tmp_path, fake):
+    """As much as an expanded mask may, not until they fill any memory: 2 EiB of 4 bytes, and
+    windows of 4 KB that each begin an entry later."""
+    storage = Storage("0", "Float", np.zeros(2048, np.float32))
+    fake.save(tmp_path / "m.bin", {"w": fake.tensor(storage, (1 << 20, 2), (0, 1))}, [storage])
+    assert _load(tmp_path / "m.bin")["w"].shape == (1 << 20, 2)
+    for shape, strides in (((2**29, 2**30), (0, 0)), ((1024, 1024, 1024), (1, 1, 0))):
+        fake.save(tmp_path / "m.bin", {"w": fake.tensor(storage, shape, strides)}, [storage])
+        with pytest.raises(CheckpointError, match=r"'w' repeats .* bytes until they are [0-9]{10}"):
+            open_checkpoint(tmp_path / "m.bin", allow_pickle=True)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_view_takes_the_memory_that_it_says(tmp_path, fake, compression):
+    """A column of 8 MB, of a storage of 32 MB; and some MB for the blocks that are unpacked."""
+    storage = Storage("0", "Float", np.zeros(8 << 20, np.float32))
+    tree = {"w": fake.tensor(storage, (1024, 2), (2048, 1), 4 << 20)}
+    fake.save(tmp_path / "m.bin", tree, [storage], compression)
+    with open_checkpoint(tmp_path / "m.bin", allow_pickle=True) as checkpoint:
+        tensor = checkpoint.tensors["w"]
+        tracemalloc.start()
+        tensor.read(np.empty(1, np.float32))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert (1023 * 2048 + 2) * 4 == tensor.needs <= peak < tensor.needs + (8 << 20)
+
+
+def test_functions_of_many_arguments_and_long_paths(tmp_path, fake):
+    storage = Storage("0", "Float", np.zeros(4, np.float32))
+    tensor = fake.tensor(storage, (4,))
+    for extra in (8, 16):
+        parameter = Call(fake.utils._rebuild_parameter, tensor, *range(extra))
+        fake.save(tmp_path / "m.bin", {"w": parameter}, [storage])
+        if extra == 8:
+            assert list(_load(tmp_path / "m.bin")) == ["w"]
+    with pytest.raises(CheckpointError, match="called with what is no arguments"):
+        _load(tmp_path / "m.bin")
+    fake.save(tmp_path / "m.bin", {"k" * 4000: {"k" * 96: tensor}}, [storage])
+    with pytest.raises(CheckpointError, match="a path has more than 4096 characters"):
+        _load(tmp_path / "m.bin")
+
+
+def test_names_that_are_no_text(tmp_path, fake):
+    storage = Storage("0", "Float", np.zeros(4, np.float32))
+    fake.save(tmp_path / "m.bin", {"\udc80": fake.tensor(storage, (4,))}, [storage])
+    with pytest.raises(CheckpointError, match=r"m\.bin is damaged: .*surrogates not allowed"):
         _load(tmp_path / "m.bin")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import chex
 import jax
@@ -315,6 +316,23 @@ BAD = {
     "rank": ({}, {"r": 3}, "has rank 2, but its config says 3"),
     "zero rank": ({}, {"r": 0}, "r: expected an integer >= 1"),
     "alpha": ({}, {"lora_alpha": None}, "lora_alpha: expected a number"),
+    "huge alpha": ({}, {"lora_alpha": 10**400}, "lora_alpha: expected a number of float32, got 1"),
+    "alpha beyond float32": ({}, {"lora_alpha": 1e39}, "lora_alpha: expected a number"),
+    "boolean rank": ({}, {"r": True}, "r: expected an integer >= 1, got True"),
+    "no rank": ({}, {"r": None}, "r: expected an integer >= 1, got nothing"),
+    "no expression": ({}, {"rank_pattern": {"(": 1}}, r"rank_pattern.\(: '\(' is no regular"),
+    "closed outside": ({}, {"alpha_pattern": {"a)|(b": 1}}, "alpha_pattern.*is no regular"),
+    "patterns as a list": ({}, {"rank_pattern": [1]}, "rank_pattern: expected a .*, got a list"),
+    "patterns as text": ({}, {"alpha_pattern": "x"}, "alpha_pattern: expected a .*, got 'x'"),
+    "rank in a pattern": ({}, {"rank_pattern": {"x": "8"}}, "rank_pattern.x: expected an integer"),
+    "alpha in a pattern": ({}, {"alpha_pattern": {"x": math.nan}}, "alpha_pattern.x: expected a n"),
+    "modules as a number": ({}, {"modules_to_save": 5}, "modules_to_save: expected .*list, got 5"),
+    "modules as text": ({}, {"modules_to_save": "score"}, "modules_to_save: .*, got 'score'"),
+    "a module as a number": ({}, {"modules_to_save": [5]}, "modules_to_save.0: expected .* got 5"),
+    "flag as text": ({}, {"use_rslora": "false"}, "use_rslora: expected .*boolean, got 'false'"),
+    "orientation as text": ({}, {"fan_in_fan_out": "no"}, "fan_in_fan_out: expected .*got 'no'"),
+    "bias as a number": ({}, {"bias": 3}, "bias: expected .* got 3"),
+    "start as a list": ({}, {"peft_type": []}, "peft_type: expected 'LORA', got an empty list"),
     "key": ({"model.w": A}, {}, "expected keys 'base_model.model"),
     "unknown": ({"base_model.model.score.weight": A}, {}, "unknown key .*modules_to_save"),
     "magnitude": ({f"{Q}.lora_magnitude_vector": A}, {}, "is no factor A or B"),
@@ -339,8 +357,20 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_refuses_adapters_that_mean_something_else(case):
     tensors, config, message = BAD[case]
-    with pytest.raises(files.CheckpointError, match=message):
+    with pytest.raises(files.CheckpointError, match=message) as caught:
         files.adapted(held(BASE), held(factors() | tensors), CONFIG | config)
+    assert len(str(caught.value)) < 300
+
+
+def test_an_adapter_of_nothing_and_one_of_slow_patterns():
+    with pytest.raises(files.CheckpointError, match="got no tensors at all"):
+        files.adapted(held(BASE), {}, CONFIG)
+    name = "a" * 30 + "b"
+    began = time.process_time()
+    tensors = factors(module=f"base_model.model.{name}")
+    got = files.load_adapter(held(tensors), CONFIG | {"alpha_pattern": {"(a+)+$": 1}})
+    np.testing.assert_array_equal(got[f"{name}.weight"].B, np.float32(4) * B)
+    assert time.process_time() - began < 1
 
 
 def test_codes_of_a_quantised_base_take_no_change():

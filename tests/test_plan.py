@@ -245,13 +245,18 @@ models: [{{model: a, parameters: {{weight: [{conditions}, {{value: 1}}]}}}}]
     with pytest.raises(RecipeError, match=re.escape(what)) as caught:
         planned(text, checkpoints)
     assert caught.value.where.path.startswith("models[0].parameters.weight[")
+    for advised in re.findall(r"'(re:.*?)'", str(caught.value)):
+        planned(
+            text.replace("filter: layers.1,", f"filter: '{advised}',".replace("\\\\", "\\")),
+            checkpoints,
+        )
 
 
 @pytest.mark.parametrize(
     ("filter", "layers"),
     [
         ("layers.1.", [1]),
-        (r"re:layers\.1(?!\d)", [1]),
+        (r"re:layers\.1(\D|$)", [1]),
         (r"re:layers\.1", [1, 10, 11]),
         ("glob:*.1.*", [1]),
     ],
@@ -375,6 +380,13 @@ def test_renamed_tensors():
     assert found.treatments[0].models[1].source == "b/wrapped.model.embed_tokens.weight"
     with pytest.raises(RecipeError, match=r"'nothing' renames no tensor"):
         plan(recipe.model_copy(update={"rename": {"nothing": "x"}}), checkpoints.__getitem__)
+    swapped = simple(
+        ["a", "b"],
+        method="linear",
+        rename={r"^(?:wrapped\.)?(?P<root>\w+)\.(.*)": r"ä\\\2.\g<root>"},
+    )
+    names = [t.name for t in plan(swapped, checkpoints.__getitem__).treatments]
+    assert names[0] == "ä\\embed_tokens.weight.model"
     with pytest.raises(RecipeError, match="two tensors would be called"):
         plan(
             recipe.model_copy(update={"rename": {r"layers\.\d": "layers.0"}}),

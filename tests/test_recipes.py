@@ -2,12 +2,14 @@
 
 import random
 import re
+import time
 
 import pytest
 
 from sail_jax.checkpoint.recipe import mergekit
+from sail_jax.checkpoint.recipe.patterns import renaming
 from sail_jax.checkpoint.recipe.recipes import RecipeError, Ref, parse, simple
-from sail_jax.checkpoint.recipe.settings import Condition, Ledger, interpolate
+from sail_jax.checkpoint.recipe.settings import Condition, Ledger, interpolate, matcher
 from sail_jax.checkpoint.recipe.yaml_tree import LIMIT, Where, compose
 
 TIES = """\
@@ -135,6 +137,20 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
         "parameters.weight[0].filter",
         "no regular expression",
     ),
+    "looking around": (
+        two(models=LINEAR, more="parameters: {weight: [{filter: 're:1(?!0)', value: 1}]}"),
+        "parameters.weight[0].filter",
+        "no regular expression of RE2's",
+    ),
+    "renaming by no expression": (two(models=LINEAR, more="rename: {'(': b}"), "rename", "RE2"),
+    "renaming by a bomb": (
+        two(models=LINEAR, more="rename: {'((a{1000}){1000}){1000}': b}"),
+        "rename",
+        "RE2",
+    ),
+    "no such group": (two(models=LINEAR, more=r"rename: {'(a)': '\2'}"), "rename", "no group"),
+    "no such name": (two(models=LINEAR, more=r"rename: {'(a)': '\g<b>'}"), "rename", "no group"),
+    "an escape": (two(models=LINEAR, more=r"rename: {'(a)': '\n'}"), "rename", "for '\\\\n'"),
     "python tag": (
         two(models=LINEAR, more="seed: !!python/object/apply:os.getcwd []"),
         "seed",
@@ -192,6 +208,16 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
     "template": (two(models=LINEAR, more="chat_template: chatlm"), "chat_template", "'chatml'"),
     "scope": (two(models=LINEAR, more="scope: tree"), "scope", "linear has no scope"),
 }
+
+
+@pytest.mark.parametrize("expression", ["(a+)+$", "(a|aa)+$", "(.*)*x", "(a*a*)*c"])
+def test_expressions_of_strangers_are_quick(expression):
+    """On a name for which an engine that backtracks tries some 2^30 ways."""
+    began = time.process_time()
+    name = "a" * 30 + "b"
+    assert not matcher(f"re:^{expression}$")(name)
+    assert renaming(f"^{expression}$", "c")(name) == name
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize("case", BAD)

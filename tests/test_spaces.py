@@ -196,6 +196,14 @@ def test_path_patterns(pattern, path, matches):
 
 
 @pytest.mark.parametrize(
+    "pattern", ["**a**a**b", "a.*a*a*a*b", "{a}{b}{c}{d}", "{a.a,a}." * 3 + "b"]
+)
+def test_patterns_that_would_take_for_ever_are_refused(pattern):
+    with pytest.raises(ValueError, match="is too loose: at most 3"):
+        path_pattern(pattern)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         *("", "a* b", "_ a", "a (b* c) _", "diag(a)", "diag(a b)", "(head* v*) resid"),

@@ -66,6 +66,8 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<diag>diag)?\((?P<group>[^()]*)\)(?P<stars>\*?)|(?P<name>[\w./:-]+\*?))(?=\s|$)"
 )
 _NAME = re.compile(r"[\w./:-]+")
+# wildcards within a part and in all: matching takes time to the power of their number
+_WIDE, _DEEP = 3, 2
 
 
 def parse_axes(text: str) -> tuple[Axis, ...]:
@@ -135,9 +137,20 @@ def path_pattern(text: str, *, stars: bool = True) -> re.Pattern[str]:
     >>> path_pattern("blocks/{i}/*").fullmatch("blocks/3/in").groupdict()
     {'i': '3'}
     """
-    out, seen = "", set()
+    out, seen, wide, deep = "", set(), 0, 0
     for part in re.findall(r"\{[^{}]*\}|\*\*|.", text, re.DOTALL):
         inner = part[1:-1]
+        if part in "/.":
+            wide = 0
+        elif part == "**" or ("," in inner and re.search("[/.]", inner)):
+            deep += 1
+        elif part[0] in "*{":
+            wide += 1
+        if wide > _WIDE or deep > _DEEP:
+            raise ValueError(
+                f"the pattern {text!r} is too loose: at most {_WIDE} of *, {{name}} and {{a,b}} "
+                f"between two dots or slashes, and {_DEEP} of ** and {{a.b,c}} in all"
+            )
         if part in ("{", "}") or (len(part) > 1 and part != "**" and not inner):
             raise ValueError(f"unbalanced or empty braces in the pattern {text!r}")
         if part[0] == "*":

@@ -120,10 +120,10 @@ def _families(given: Sequence[tuple[str, str]] | None) -> Any:
 
 def _plan(args: Namespace, spec: Any, config: Any) -> int:
     from sail_jax import align
-    from sail_jax.checkpoint import open_checkpoint
+    from sail_jax.checkpoint.formats.open import open_values
     from sail_jax.checkpoint.sources import alignment
 
-    with open_checkpoint(args.b, allow_pickle=args.allow_pickle) as checkpoint:
+    with open_values(args.b, allow_pickle=args.allow_pickle) as checkpoint:
         found = alignment.spec_of(checkpoint, config, spec)
     chosen = alignment.matchable(found, args.spaces)
     within = align.nested(found)

@@ -157,10 +157,10 @@ def _methods() -> int:
 
 
 def _draft(args: Namespace) -> int:
-    from sail_jax.checkpoint import open_checkpoint
+    from sail_jax.checkpoint.formats.open import open_values
     from sail_jax.checkpoint.recipe import tables
 
-    with open_checkpoint(args.checkpoint, allow_pickle=args.allow_pickle) as checkpoint:
+    with open_values(args.checkpoint, allow_pickle=args.allow_pickle) as checkpoint:
         print(tables.draft_table(checkpoint), end="")
     return 0
 

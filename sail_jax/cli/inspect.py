@@ -44,12 +44,13 @@ def run(args: Namespace) -> int:
         if getattr(args, option) is not None:
             raise ValueError(f"--{option} is for two checkpoints or more; one was named")
     from sail_jax import disk
-    from sail_jax.checkpoint import open_checkpoint
+    from sail_jax.checkpoint.formats.open import open_checkpoint, open_values
     from sail_jax.checkpoint.recipe import tables
 
     if args.json is not None:
         disk.admit(args.json, SCHEMA, "a record of inspect")
-    with open_checkpoint(args.checkpoint[0], allow_pickle=args.allow_pickle) as checkpoint:
+    opening = open_values if args.draft else open_checkpoint
+    with opening(args.checkpoint[0], allow_pickle=args.allow_pickle) as checkpoint:
         if args.draft:
             print(tables.draft_table(checkpoint), end="")
             return 0
@@ -83,10 +84,13 @@ def run(args: Namespace) -> int:
 def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
     """The record, and the spec, None if none is known."""
     from sail_jax.checkpoint.formats.extras import config_of
+    from sail_jax.checkpoint.formats.quantized import quantization
     from sail_jax.checkpoint.sources.growth import read_target
 
     config = config_of(checkpoint.extras) if args.config is None else read_target(args.config)
     name, spec, notes, questions = _spec(checkpoint, config, args)
+    if scheme := quantization(checkpoint.tensors, config):
+        notes = [f"quantised by {scheme}: values, shapes and counts are those of codes", *notes]
     tensors = [
         {
             "name": path,

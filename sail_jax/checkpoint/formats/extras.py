@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sail_jax import disk
+from sail_jax.checkpoint.formats.files import MAX_HEADER
+
 __all__ = ["carried", "config_of"]
 
 
@@ -25,8 +28,9 @@ def config_of(extras: Mapping[str, Path | bytes], name: str = "config.json") -> 
         return {}
     path = extras[name]
     try:
-        config = json.loads(path if isinstance(path, bytes) else Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        data = path if isinstance(path, bytes) else disk.read_bytes(Path(path), MAX_HEADER)
+        config = json.loads(data)
+    except (disk.StoreError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path}: expected a JSON object")

@@ -238,15 +238,23 @@ class LoadedTensor(OnDemand):
     """A tensor that cannot be read in part (compressed, strided): it is loaded whole."""
 
     def __init__(
-        self, name: str, dtype: np.dtype, shape: Shape, source: str, load: Callable[[], np.ndarray]
+        self,
+        name: str,
+        dtype: np.dtype,
+        shape: Shape,
+        source: str,
+        load: Callable[[], np.ndarray],
+        span: int | None = None,
     ) -> None:
+        """`span`: the bytes that `load` takes, if not those of the tensor."""
         super().__init__(name, dtype, shape, source)
         self._load = load
+        self._span = math.prod(shape) * dtype.itemsize if span is None else span
 
     @property
     def needs(self) -> int:
-        """Bytes of the whole tensor."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        """Bytes of what is loaded."""
+        return self._span
 
     def form(self) -> np.ndarray:
         with reading(f"{self.source}: '{self.name}'"):

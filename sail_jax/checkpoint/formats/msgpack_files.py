@@ -22,7 +22,7 @@ from sail_jax.checkpoint.formats.files import (
     reading,
 )
 from sail_jax.checkpoint.formats.layout import Layout, Region, Wanted
-from sail_jax.checkpoint.formats.trees import nested
+from sail_jax.checkpoint.formats.trees import joined, nested
 from sail_jax.merging.tensors import Shape, Tensor
 
 __all__ = ["layout", "read_file"]
@@ -31,6 +31,8 @@ CHUNK = 2**30  # bytes of an array that flax keeps in one piece
 _CHUNKED = "__msgpack_chunked_array__"
 _DEPTH = 100
 _WINDOW = 1 << 16
+_VALUES = 1 << 20  # keys, arrays and other values of a file: some seconds
+_OF_ARRAY = 100  # its shape, type and bytes
 
 
 class _Blob(NamedTuple):
@@ -48,10 +50,10 @@ class _Array(NamedTuple):
 
 
 class _Scan:
-    """Reads msgpack's structure and steps over its bytes."""
+    """Reads msgpack's structure, of at most so many values, and steps over its bytes."""
 
-    def __init__(self, file: File, at: int, end: int) -> None:
-        self.file, self.at, self.end = file, at, end
+    def __init__(self, file: File, at: int, end: int, values: int) -> None:
+        self.file, self.at, self.end, self.values = file, at, end, values
         self._window, self._first = b"", 0
 
     def take(self, count: int) -> bytes:
@@ -80,6 +82,9 @@ class _Scan:
     def value(self, depth: int = 0) -> Any:
         if depth > _DEPTH:
             raise ValueError(f"it is nested more than {_DEPTH} deep")
+        self.values -= 1
+        if self.values < 0:
+            raise ValueError("it has too many values that are no arrays")
         code = self.take(1)[0]
         match code:
             case _ if code < 0x80:
@@ -138,7 +143,7 @@ class _Scan:
 def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The arrays of one file by path; what is not an array is left out."""
     with reading(file.path):
-        scan = _Scan(file, 0, file.size)
+        scan = _Scan(file, 0, file.size, _VALUES)
         tree = scan.value()
         if scan.at != file.size:
             raise ValueError(f"{file.size - scan.at} bytes follow its end")
@@ -166,7 +171,7 @@ def _arrays(file: File, node: Any, at: str) -> Iterator[tuple[str, _Array]]:
     elif isinstance(node, dict | list):
         items = node.items() if isinstance(node, dict) else enumerate(node)
         for key, child in items:
-            yield from _arrays(file, child, f"{at}/{key}" if at else str(key))
+            yield from _arrays(file, child, joined(at, "/", key))
 
 
 def _ordered(node: Any) -> list[Any]:
@@ -179,7 +184,7 @@ def _ordered(node: Any) -> list[Any]:
 def _array(file: File, blob: Any, at: str) -> _Array:
     if not isinstance(blob, _Blob) or blob.kind not in (1, 3):
         raise ValueError(f"a chunk of '{at}' is not an array")
-    scan = _Scan(file, blob.offset, blob.offset + blob.length)
+    scan = _Scan(file, blob.offset, blob.offset + blob.length, _OF_ARRAY)
     match scan.value():
         case [list(shape), str(name), _Blob(None, offset, length)] if scan.at == scan.end:
             pass

@@ -49,7 +49,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _tensor(name: str, file: File, member: Member) -> Tensor:
-    head = io.BytesIO(inflate(file, member, _HEADER).tobytes())
+    head = io.BytesIO(inflate(file, member, 0, _HEADER).tobytes())
     version = np.lib.format.read_magic(head)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"a .npy of version {version} holds no plain numbers")
@@ -67,8 +67,9 @@ def _tensor(name: str, file: File, member: Member) -> Tensor:
         return StoredTensor(name, dtype, shape, file, [run], swap)
 
     def load() -> np.ndarray:
-        flat = inflate(file, member)[first:].copy().view(dtype)
-        flat = flat.byteswap() if swap else flat
+        flat = inflate(file, member, first).view(dtype)
+        if swap:
+            flat.byteswap(inplace=True)
         return flat.reshape(shape, order="F" if fortran else "C")
 
     return LoadedTensor(name, dtype, shape, str(file.path), load)

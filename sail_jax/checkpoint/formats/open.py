@@ -8,12 +8,14 @@ from typing import Self
 
 import numpy as np
 
+from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, File, contained, reading
+from sail_jax.checkpoint.formats.quantized import quantization
 from sail_jax.checkpoint.formats.safetensors_files import read_index
 from sail_jax.checkpoint.formats.table import FORMATS, SUFFIXES, Format, of_file
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["Checkpoint", "changed", "load_checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "changed", "load_checkpoint", "open_checkpoint", "open_values"]
 
 _EXTRAS = (
     *("*.json", "tokenizer*", "*.model", "vocab*", "merges.txt", "chat_template*", "*.jinja"),
@@ -125,6 +127,25 @@ def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoi
                 _open_index(checkpoint, path, allow_pickle)
             else:
                 checkpoint._add(path, allow_pickle)
+            for name in checkpoint.tensors:
+                name.encode()  # a pickle or JSON may hold half of a character
+    except BaseException:
+        checkpoint.close()
+        raise
+    return checkpoint
+
+
+def open_values(path: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
+    """As `open_checkpoint`, for arithmetic: `CheckpointError` if the tensors are codes, of which
+    there is none."""
+    checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
+    try:
+        if scheme := quantization(checkpoint.tensors, config_of(checkpoint.extras)):
+            raise CheckpointError(
+                f"{path} is quantised by {scheme}: its numbers are codes. Dequantise it first (in "
+                "transformers model.dequantize(), then save_pretrained), or use what it was "
+                "quantised from"
+            )
     except BaseException:
         checkpoint.close()
         raise

@@ -27,6 +27,7 @@ from sail_jax.checkpoint.formats.files import (
     checked_shape,
     reading,
 )
+from sail_jax.checkpoint.formats.trees import joined
 from sail_jax.checkpoint.formats.zips import Member, inflate, members
 from sail_jax.merging.tensors import Tensor
 
@@ -51,6 +52,8 @@ _STORAGES = {
 }
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
 _AXES = 64  # more than any tensor has
+_ARGUMENTS = 16  # more than any function has
+_REPEATED = 1 << 30  # bytes of a tensor with entries in the same place
 
 
 class _Dict(dict[str | int, Any]):
@@ -156,6 +159,12 @@ class _Unpickler(pickle._Unpickler):
     def load_empty_dictionary(self) -> None:
         self.append(_Dict())
 
+    def load_reduce(self) -> None:
+        """With few arguments, since a stream could have a long tuple copied many times."""
+        if not isinstance(self.stack[-1], tuple) or len(self.stack[-1]) > _ARGUMENTS:
+            raise ValueError("a function is called with what is no arguments of it")
+        pickle._Unpickler.load_reduce(self)  # type: ignore[attr-defined]
+
     def load_build(self) -> None:
         """Attributes of a dictionary or a parameter are not ours to keep."""
         self.stack.pop()
@@ -164,6 +173,7 @@ class _Unpickler(pickle._Unpickler):
 
     dispatch = _Dispatch({code: pickle._Unpickler.dispatch[code] for code in b"".join(_OPCODES)})
     dispatch[pickle.EMPTY_DICT[0]] = load_empty_dictionary
+    dispatch[pickle.REDUCE[0]] = load_reduce
     dispatch[pickle.BUILD[0]] = load_build
 
 
@@ -185,7 +195,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
         )
     root = pickles[0].removesuffix("data.pkl")
     order = found.get(f"{root}byteorder")
-    swap = order is not None and bytes(inflate(file, order, 3)) == b"big"
+    swap = order is not None and bytes(inflate(file, order, 0, 3)) == b"big"
     tensors: dict[str, Tensor] = {}
     with reading(file.path):
         try:
@@ -214,7 +224,7 @@ def _tensors(node: Any, at: str, seen: set[int]) -> Iterator[tuple[str, _Strided
             raise ValueError("a dictionary lies in it twice, or in itself")
         seen.add(id(node))
         for key, child in node.items():
-            yield from _tensors(child, f"{at}.{key}" if at else str(key), seen)
+            yield from _tensors(child, joined(at, ".", key), seen)
 
 
 def _tensor(file: File, name: str, strided: _Strided, member: Member, swap: bool) -> Tensor:
@@ -225,6 +235,8 @@ def _tensor(file: File, name: str, strided: _Strided, member: Member, swap: bool
     span = (1 + sum((n - 1) * step for n, step in steps)) * dtype.itemsize if numel else 0
     if first + span > member.size:
         raise ValueError(f"'{name}' reaches beyond the {member.size} bytes of its storage")
+    if (size := numel * dtype.itemsize) > max(span, _REPEATED):
+        raise ValueError(f"'{name}' repeats {span} bytes until they are {size}")
     wanted, contiguous = numel, True
     for n, step in zip(shape, strided.strides, strict=True):
         wanted //= max(n, 1)
@@ -234,12 +246,10 @@ def _tensor(file: File, name: str, strided: _Strided, member: Member, swap: bool
         return StoredTensor(name, dtype, shape, file, [run], swap)
 
     def load() -> np.ndarray:
-        if member.deflated:
-            data = inflate(file, member)[first : first + span].copy()
-        else:
-            data = file.array_at(member.offset + first, span)
-        flat = data.view(dtype).byteswap() if swap else data.view(dtype)
+        flat = inflate(file, member, first, span).view(dtype)
+        if swap:
+            flat.byteswap(inplace=True)
         strides = [step * dtype.itemsize for step in strided.strides]
         return np.lib.stride_tricks.as_strided(flat, shape, strides, writeable=False)
 
-    return LoadedTensor(name, dtype, shape, str(file.path), load)
+    return LoadedTensor(name, dtype, shape, str(file.path), load, span)

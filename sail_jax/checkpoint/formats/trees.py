@@ -5,7 +5,17 @@ from typing import Any
 
 from sail_jax.checkpoint.formats.files import CheckpointError
 
-__all__ = ["nested"]
+__all__ = ["joined", "nested"]
+
+_LONGEST = 4096  # characters of a path: deep trees of long keys would fill the memory
+
+
+def joined(at: str, separator: str, key: str | int) -> str:
+    """The path of what lies below `at` (the root: "") under a key."""
+    path = f"{at}{separator}{key}" if at else str(key)
+    if len(path) > _LONGEST:
+        raise CheckpointError(f"a path has more than {_LONGEST} characters: '{path[:60]}...'")
+    return path
 
 
 def nested(paths: Iterable[str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Zip archives whose stored members are read in place: NumPy's .npz and PyTorch's .pt."""
 
 import zipfile
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -53,8 +54,9 @@ class _Reader:
 
 
 def members(file: File) -> tuple[dict[str, Member], bytes]:
-    """The members by name and the archive's comment; encrypted or exotic ones are refused."""
+    """The members by name and the archive's comment; none may be encrypted, exotic or overlap."""
     found: dict[str, Member] = {}
+    places: list[tuple[int, int, str]] = []
     with reading(file.path):
         archive = zipfile.ZipFile(_Reader(file))  # type: ignore[arg-type]
         for info in archive.infolist():
@@ -77,23 +79,35 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
             # Deflate packs at most 1032 to 1: a larger claim is a lie, or a bomb.
             if deflated and info.file_size > 1032 * info.compress_size + 64:
                 raise ValueError(f"'{info.filename}' cannot unpack to {info.file_size} bytes")
+            places.append((info.header_offset, offset + info.compress_size, info.filename))
             found[info.filename] = Member(
                 *(archive, info.filename, offset, info.file_size, deflated, info.comment)
             )
+        places.sort()
+        for (_, end, name), (start, _, other) in pairwise([*places, (archive.start_dir, 0, "")]):
+            if end > start:
+                what = f"'{other}'" if other else "its directory"
+                raise ValueError(f"'{name}' and {what} lie in the same bytes")
     return found, archive.comment
 
 
-def inflate(file: File, member: Member, count: int | None = None) -> np.ndarray:
-    """The first `count` bytes of a member, all of them by default."""
-    count = member.size if count is None else min(count, member.size)
+def inflate(file: File, member: Member, start: int = 0, count: int | None = None) -> np.ndarray:
+    """The bytes of a member from `start` on, `count` of them if there are as many; nothing else
+    of it is kept."""
+    left = member.size - start
+    count = left if count is None else min(count, left)
     if not member.deflated:
-        return file.array_at(member.offset, count)
-    out, end = np.empty(count, np.uint8), 0
+        return file.array_at(member.offset + start, count)
+    out, end, skip = np.empty(count, np.uint8), 0, start
     unpacked = reading(f"{file.path}: what '{member.name}' unpacks to")
     with unpacked, member.archive.open(member.name) as stream:
+        while skip and (block := stream.read(min(_BLOCK, skip))):
+            skip -= len(block)
         while end < count and (block := stream.read(min(_BLOCK, count - end))):
             out[end : end + len(block)] = np.frombuffer(block, np.uint8)
             end += len(block)
     if end < count:
-        raise CheckpointError(f"{file.path}: '{member.name}' unpacks to {end} of {count} bytes")
+        raise CheckpointError(
+            f"{file.path}: '{member.name}' unpacks to {start - skip + end} of {start + count} bytes"
+        )
     return out

@@ -22,7 +22,7 @@ from sail_jax.checkpoint.engine.executor import (
 )
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import open_checkpoint
+from sail_jax.checkpoint.formats.open import open_values
 from sail_jax.checkpoint.operations.agreement import Agreement, certified, wanted
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
@@ -71,8 +71,8 @@ def align_checkpoints(
     if out is not None:
         admit(Path(out), [a, b], run.resume)
     with (
-        open_checkpoint(Path(a), allow_pickle=run.allow_pickle) as reference,
-        open_checkpoint(Path(b), allow_pickle=run.allow_pickle) as other,
+        open_values(Path(a), allow_pickle=run.allow_pickle) as reference,
+        open_values(Path(b), allow_pickle=run.allow_pickle) as other,
     ):
         aligned = align_maps(reference, other, config, max_memory=run.max_memory, **options)
         own = config or config_of(other.extras) or {}

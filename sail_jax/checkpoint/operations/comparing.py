@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
+from sail_jax.checkpoint.formats.open import Checkpoint, open_values
 from sail_jax.checkpoint.planning.inputs import config_of, is_derived
 from sail_jax.checkpoint.planning.tokenizers import read_vocabulary
 from sail_jax.growth.targets import differences
@@ -90,7 +90,7 @@ def compare_checkpoints(
             raise CheckpointError(f"{two} is named twice: a model says nothing beside itself")
     with contextlib.ExitStack() as stack:
         opened = [
-            stack.enter_context(open_checkpoint(path, allow_pickle=allow_pickle)) for path in named
+            stack.enter_context(open_values(path, allow_pickle=allow_pickle)) for path in named
         ]
         names = _alike(opened)
         floating = [n for n in names if jnp.issubdtype(opened[0].tensors[n].dtype, jnp.floating)]

@@ -15,7 +15,7 @@ from sail_jax.checkpoint.engine.executor import Limits, limits, peak, summary
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
+from sail_jax.checkpoint.formats.open import Checkpoint, open_values
 from sail_jax.checkpoint.operations.agreement import Agreement, certified, wanted
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
@@ -81,7 +81,7 @@ def growing(
     **options: Any,
 ) -> Iterator[Growing]:
     """Opens a checkpoint and plans its growth; no tensor is read. options: of `growth_view`."""
-    with open_checkpoint(Path(path), allow_pickle=run.allow_pickle) as checkpoint:
+    with open_values(Path(path), allow_pickle=run.allow_pickle) as checkpoint:
         view, made = growth_view(
             checkpoint, to, method, allow_nonfinite=run.allow_nonfinite, **options
         )

@@ -18,7 +18,7 @@ from sail_jax.checkpoint.engine.executor import (
     summary,
 )
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
+from sail_jax.checkpoint.formats.open import Checkpoint, open_values
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
@@ -76,13 +76,13 @@ class Merged(NamedTuple):
 def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
     """Opens the inputs of a recipe and plans its merge; no tensor is read.
 
-    Raises as `parse`, `plan`, `open_checkpoint` and the methods do, all of them ValueErrors.
+    Raises as `parse`, `plan`, `open_values` and the methods do, all of them ValueErrors.
     """
     with contextlib.ExitStack() as stack:
         inputs: list[Checkpoint] = []
 
         def open(path: str) -> Any:
-            inputs.append(open_checkpoint(path, allow_pickle=run.allow_pickle))
+            inputs.append(open_values(path, allow_pickle=run.allow_pickle))
             return stack.enter_context(inputs[-1])
 
         plan = planning.plan(recipe, open)

@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax import architectures, probe
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
-from sail_jax.checkpoint.formats.open import open_checkpoint
+from sail_jax.checkpoint.formats.open import open_checkpoint, open_values
 from sail_jax.checkpoint.planning.inputs import config_of
 from sail_jax.merging.tensors import read_whole
 
@@ -152,7 +152,7 @@ def _load(
 ) -> tuple[list[dict[str, Array]], Mapping[str, Any]]:
     models = []
     for path in paths:
-        with open_checkpoint(Path(path), allow_pickle=allow_pickle) as opened:
+        with open_values(Path(path), allow_pickle=allow_pickle) as opened:
             config = config_of(opened.extras) if config is None else config
             params = {}
             for name, tensor in opened.tensors.items():

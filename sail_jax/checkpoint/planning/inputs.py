@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.planning.layers import role
+from sail_jax.checkpoint.recipe.patterns import renaming
 from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref
 from sail_jax.checkpoint.sources.adapters import adapted
 from sail_jax.merging.tensors import Tensor
@@ -50,10 +51,11 @@ class Input:
             )
         self.tensors: dict[str, Tensor] = {}
         self.renamed = set()
+        renames = {pattern: renaming(pattern, new) for pattern, new in recipe.rename.items()}
         for name, tensor in stored.items():
             new = name
-            for pattern, replacement in recipe.rename.items():
-                done = re.sub(pattern, replacement, new)
+            for pattern, rename in renames.items():
+                done = rename(new)
                 if done != new:
                     self.renamed.add(pattern)
                 new = done

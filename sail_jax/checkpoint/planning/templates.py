@@ -1,10 +1,10 @@
 """Chat templates: which one the output gets, and the plain forms that have a name."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from sail_jax.checkpoint.planning.tokenizers import dump, load
+from sail_jax.checkpoint.formats.extras import config_of
+from sail_jax.checkpoint.planning.tokenizers import dump
 from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref
 
 __all__ = ["chat_template"]
@@ -67,19 +67,23 @@ def chat_template(
     if "tokenizer_config.json" not in donor:
         where = recipe.at("chat_template")
         raise RecipeError(where, "the output has no tokenizer_config.json to put it in")
-    file = donor["tokenizer_config.json"]
-    config = json.loads(file) if isinstance(file, bytes) else load(file)
+    config = config_of(donor, "tokenizer_config.json")
     return {"tokenizer_config.json": dump({**config, "chat_template": template})}
 
 
 def _template_of(extras: Mapping[str, Path]) -> str | None:
     if "chat_template.jinja" in extras:
-        return Path(extras["chat_template.jinja"]).read_text("utf-8").strip()
+        path = extras["chat_template.jinja"]
+        try:
+            return path.read_text("utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: cannot be read as text: {error}") from error
     if "tokenizer_config.json" not in extras:
         return None
-    found = load(extras["tokenizer_config.json"]).get("chat_template")
+    found = config_of(extras, "tokenizer_config.json").get("chat_template")
     if isinstance(found, list):  # several by name
-        found = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
-    if isinstance(found, dict):
+        named = (t for t in found if isinstance(t, dict) and t.get("name") == "default")
+        found = next(named, {}).get("template")
+    elif isinstance(found, dict):
         found = found.get("default")
     return found.strip() if isinstance(found, str) and found.strip() else None

@@ -25,11 +25,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.recipe.parts import Ref, Token, Tokenizer
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checkpoint.sources.rows import FILL, ZERO
 
-__all__ = ["Alignment", "Rowing", "Vocabulary", "align", "dump", "load", "read_vocabulary"]
+__all__ = ["Alignment", "Rowing", "Vocabulary", "align", "dump", "read_vocabulary"]
 
 _PLAIN = {
     "single_word": False,
@@ -158,12 +159,13 @@ class Alignment(NamedTuple):
 def read_vocabulary(extras: Mapping[str, Path]) -> Vocabulary | None:
     """The vocabulary in the files of a checkpoint, None without one; ValueError naming the file."""
     if "tokenizer.json" in extras:
-        path = extras["tokenizer.json"]
-        document = load(path)
+        path, document = extras["tokenizer.json"], config_of(extras, "tokenizer.json")
         model = document.get("model")
         core = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(core, list):
-            core = {e[0]: i for i, e in enumerate(core) if isinstance(e, list) and e}
+            if not all(isinstance(e, list) and e and isinstance(e[0], str) for e in core):
+                raise ValueError(f"{path}: expected [token, score] in the list model.vocab")
+            core = {e[0]: i for i, e in enumerate(core)}
         added = document.get("added_tokens") or []
         if not isinstance(core, dict) or not isinstance(added, list):
             raise ValueError(f"{path}: expected model.vocab and added_tokens of a tokenizer")
@@ -176,22 +178,11 @@ def read_vocabulary(extras: Mapping[str, Path]) -> Vocabulary | None:
         ids |= {text: entry.get("id") for text, entry in entries.items()}
         return _checked(Vocabulary(ids, entries, document, str(path)))
     if "vocab.json" in extras:
-        added = load(extras["added_tokens.json"]) if "added_tokens.json" in extras else {}
-        ids = load(extras["vocab.json"]) | added
+        added = config_of(extras, "added_tokens.json")
+        ids = config_of(extras, "vocab.json") | added
         entries = {text: {"id": i, "content": text, **_PLAIN} for text, i in added.items()}
         return _checked(Vocabulary(ids, entries, None, str(extras["vocab.json"])))
     return None
-
-
-def load(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; ValueError naming it."""
-    try:
-        document = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ValueError(f"{path}: expected a JSON object")
-    return document
 
 
 def _checked(vocabulary: Vocabulary) -> Vocabulary:
@@ -321,7 +312,7 @@ def _files(ids, added, start, extras, where) -> dict[str, bytes]:
     entries = sorted(added.values(), key=lambda entry: entry["id"])
     files = {"tokenizer.json": dump({**start.document, "added_tokens": entries})}
     if "tokenizer_config.json" in extras:
-        config = load(extras["tokenizer_config.json"])
+        config = config_of(extras, "tokenizer_config.json")
         if "added_tokens_decoder" in config:
             config["added_tokens_decoder"] = {
                 str(entry["id"]): {k: v for k, v in entry.items() if k != "id"} for entry in entries

@@ -21,6 +21,7 @@ from pydantic import (
 
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.declared import Declared, Given, Placed, kind, read
+from sail_jax.checkpoint.recipe.patterns import renaming
 from sail_jax.checkpoint.recipe.settings import Integer, Natural, Setting, setting
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
@@ -122,10 +123,7 @@ def _template(template: str) -> str:
 
 def _renames(patterns: Mapping[str, str]) -> Mapping[str, str]:
     for pattern, replacement in patterns.items():
-        try:
-            re.sub(pattern, replacement, "")
-        except (re.error, RecursionError, OverflowError, IndexError) as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        renaming(pattern, replacement)
     return patterns
 
 

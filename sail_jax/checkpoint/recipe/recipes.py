@@ -15,9 +15,10 @@ at a model, whatever names it (`models`, `sources`, or base_model: {model: ...})
     grow: {to: config.json, factors {width: 2} or entries, method: lemon, seed: 0, ...}
     align: {to: model, ...}         permuted to match another model, after it has grown
 
-and filters may be "re:..." or "glob:..." patterns. Where mergekit fails or is unsound we differ: a
-single {filter, value} mapping is a setting; lists of bools are steps, not interpolated numbers;
-`dtype` only says what is written (arithmetic is in float32 and better), and `out_dtype` wins.
+and filters may be "re:..." or "glob:..." patterns (all regular expressions are RE2's). Where
+mergekit fails or is unsound we differ: a single {filter, value} mapping is a setting; lists of
+bools are steps, not interpolated numbers; `dtype` only says what is written (arithmetic is in
+float32 and better), and `out_dtype` wins.
 """
 
 from collections.abc import Mapping, Sequence

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationInfo
 
 from sail_jax.checkpoint.recipe.declared import Placed, read
+from sail_jax.checkpoint.recipe.patterns import compiled
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 
@@ -131,10 +132,8 @@ def matcher(filter: str | None) -> Callable[[str], bool]:
     if filter is None or filter == "*":
         return lambda name: True
     if filter.startswith("re:"):
-        try:
-            return lambda name, found=re.compile(filter[3:]).search: found(name) is not None
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"{filter!r} is no regular expression: {error}") from error
+        pattern = compiled(filter[3:])
+        return lambda name: pattern.search(name) is not None
     if filter.startswith("glob:"):
         whole = re.compile(fnmatch.translate(filter[5:])).match
         return lambda name: whole(name) is not None
@@ -208,9 +207,9 @@ def _unambiguous(condition: Condition, names: Iterable[str]) -> None:
     text = condition.filter or ""
     if text.startswith(("re:", "glob:")) or not (text[:1].isdigit() or text[-1:].isdigit()):
         return
-    before = r"(?<!\d)" if text[0].isdigit() else ""
-    after = r"(?!\d)" if text[-1].isdigit() else ""
-    exact = re.compile(before + re.escape(text) + after)
+    before = r"(?:^|\D)" if text[0].isdigit() else ""
+    after = r"(?:\D|$)" if text[-1].isdigit() else ""
+    exact = compiled(before + re.escape(text) + after)
     longer = [name for name in names if not exact.search(name)]
     if longer:
         alone = [name for name in names if exact.search(name)]

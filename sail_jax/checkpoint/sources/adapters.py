@@ -3,13 +3,16 @@ base tensor by tensor as it is read, and written."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
 
 from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.recipe.declared import kind
+from sail_jax.checkpoint.recipe.patterns import compiled
 from sail_jax.checks import nearest
 from sail_jax.lora import Adapter, LowRank
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, Tensors, held, read_whole
@@ -33,7 +36,48 @@ _PLAIN = {
     "target_parameters": (None, []),
     "trainable_token_indices": (None, []),
 }
+_LARGEST = float(np.finfo(np.float32).max)
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+
+
+def _rank(value: Any) -> int:
+    if type(value) is not int or not 1 <= value < 2**31:
+        raise ValueError("expected an integer >= 1")
+    return value
+
+
+def _alpha(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+        raise ValueError("expected a number of float32")
+    return float(value)
+
+
+def _module(text: Any) -> Any:
+    """What matches the end of a module's name, as in PEFT."""
+    compiled(str(text))  # alone, as parentheses might be closed by those around it
+    return compiled(rf"(?:.*\.)?(?:{text})$")
+
+
+_Rank = Annotated[int, PlainValidator(_rank)]
+_Alpha = Annotated[float, PlainValidator(_alpha)]
+_Module = Annotated[Any, PlainValidator(_module)]
+
+
+class _Config(BaseModel):
+    """What a config says of the numbers."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    peft_type: Literal["LORA"]
+    r: _Rank
+    lora_alpha: _Alpha
+    rank_pattern: dict[_Module, _Rank] | None = None
+    alpha_pattern: dict[_Module, _Alpha] | None = None
+    use_rslora: bool | None = None
+    fan_in_fan_out: bool | None = None
+    modules_to_save: list[str] | None = None
+    bias: str | None = None
+    init_lora_weights: Any = None
 
 
 class _Factors(NamedTuple):
@@ -201,7 +245,9 @@ def _parsed(
     tensors: Tensors, config: Mapping[str, Any]
 ) -> tuple[dict[str, _Factors], dict[str, Tensor]]:
     """The factors by the name of the weight they change, and whole tensors by name."""
-    _check_config(config)
+    if not tensors:
+        raise CheckpointError("adapter: expected factors A and B, got no tensors at all")
+    checked = _checked(config, next(iter(tensors.values())).source)
     pairs: dict[tuple[str, bool], dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
@@ -218,22 +264,22 @@ def _parsed(
         elif match or ".lora_" in key:
             raise CheckpointError(f"{tensor.source}: {key!r} is no factor A or B of an adapter")
         else:
-            whole[_whole_name(key, tensor, config)] = tensor
+            whole[_whole_name(key, tensor, checked)] = tensor
     return {
-        f"{module}.weight": _factors(module, sides, embedding, config)
+        f"{module}.weight": _factors(module, sides, embedding, checked)
         for (module, embedding), sides in pairs.items()
     }, whole
 
 
 def _factors(
-    module: str, sides: Mapping[str, Tensor], embedding: bool, config: Mapping[str, Any]
+    module: str, sides: Mapping[str, Tensor], embedding: bool, config: _Config
 ) -> _Factors:
     for side in "AB":
         if side not in sides:
             other = next(iter(sides.values()))
             raise CheckpointError(f"{other.source}: {module!r} has no lora_{side}")
     A, B = sides["A"], sides["B"]
-    rank = _by_pattern("r", "rank_pattern", module, config)
+    rank = _of_module(config.r, config.rank_pattern, module)
     for factor in (A, B):
         _check_floating(f"{factor.source}: {module!r}: expected factors", factor.dtype)
     if len(A.shape) != 2 or len(B.shape) != 2 or A.shape[0] != B.shape[1]:
@@ -245,59 +291,57 @@ def _factors(
         raise CheckpointError(
             f"{A.source}: {module!r} has rank {A.shape[0]}, but its config says {rank}"
         )
-    alpha = _by_pattern("lora_alpha", "alpha_pattern", module, config)
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return _Factors(B, A, scale, embedding or bool(config.get("fan_in_fan_out")))
+    alpha = _of_module(config.lora_alpha, config.alpha_pattern, module)
+    scale = alpha / (math.sqrt(rank) if config.use_rslora else rank)
+    return _Factors(B, A, scale, embedding or bool(config.fan_in_fan_out))
 
 
-def _by_pattern(key: str, patterns: str, module: str, config: Mapping[str, Any]) -> float:
-    """The value of the first pattern that matches the end of a module's name, as in PEFT."""
-    value = config[key]
-    for pattern, special in (config.get(patterns) or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            value = special
-            break
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise CheckpointError(f"adapter config: {key}: expected a number, got {value!r}")
-    if key == "r" and (value < 1 or value != int(value)):
-        raise CheckpointError(f"adapter config: r: expected an integer >= 1, got {value!r}")
-    return value
+def _of_module(value: Any, patterns: Mapping[Any, Any] | None, module: str) -> Any:
+    """What the first pattern says that matches, else the value of all others."""
+    fitting = (v for pattern, v in (patterns or {}).items() if pattern.fullmatch(module))
+    return next(fitting, value)
 
 
-def _check_config(config: Mapping[str, Any]) -> None:
-    if config.get("peft_type") != "LORA":
-        raise CheckpointError(
-            f"adapter config: peft_type: expected 'LORA', got {config.get('peft_type')!r}"
-        )
-    for key in ("r", "lora_alpha"):
-        if key not in config:
-            raise CheckpointError(f"adapter config: {key} is missing")
+def _checked(config: Mapping[str, Any], source: str) -> _Config:
+    """CheckpointError, naming the key, for what would change the numbers in another way."""
+    what = f"{source}: adapter config"
     for key, understood in _PLAIN.items():
         if key in config and config[key] not in understood:
-            raise CheckpointError(f"adapter config: {key}={config[key]!r} is not supported")
-    start = config.get("init_lora_weights")
+            raise CheckpointError(f"{what}: {key}={kind(config[key])} is not supported")
+    try:
+        checked = _Config.model_validate(dict(config))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part)[:80] for part in first["loc"] if part != "[key]")
+        if first["type"] == "missing":
+            raise CheckpointError(f"{what}: {key} is missing") from error
+        expected = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+        raise CheckpointError(f"{what}: {key}: {expected}, got {kind(first['input'])}") from error
+    start = checked.init_lora_weights
     if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
         raise CheckpointError(
-            f"adapter config: init_lora_weights={start!r} belongs to a changed base; convert the "
+            f"{what}: init_lora_weights={kind(start)} belongs to a changed base; convert the "
             "adapter to plain LoRA where it was trained"
         )
+    return checked
 
 
-def _whole_name(key: str, tensor: Tensor, config: Mapping[str, Any]) -> str:
+def _whole_name(key: str, tensor: Tensor, config: _Config) -> str:
     """The name in the base of a tensor that replaces one; CheckpointError if none is announced."""
     name = re.sub(r"\.modules_to_save(\.[^.]+)?(?=\.[^.]+$)", "", key.removeprefix(PREFIX))
     name = name.replace(".base_layer.", ".")
     module, _, parameter = name.rpartition(".")
-    saved: Sequence[str] = config.get("modules_to_save") or ()
-    parts = module.split(".")
-    tails = {".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)}
-    announced = any(s in tails for s in saved)
-    announced |= parameter == "bias" and config.get("bias", "none") != "none"
-    announced |= parts[-1] in ("embed_tokens", "lm_head", "wte")  # saved along if resized
+    saved = config.modules_to_save or []
+    announced = any(f".{part}." in f".{module}." for part in saved)
+    announced |= parameter == "bias" and config.bias not in (None, "none")
+    announced |= module.rpartition(".")[2] in (
+        "embed_tokens",
+        "lm_head",
+        "wte",
+    )  # saved along if resized
     if not announced:
         raise CheckpointError(
-            f"{tensor.source}: unknown key {key!r}: neither a factor nor of modules_to_save "
-            f"{list(saved)}"
+            f"{tensor.source}: unknown key {key!r}: neither a factor nor of modules_to_save {saved}"
         )
     return name
 

@@ -1,0 +1,61 @@
+"""Regular expressions that come with a recipe or an adapter, which may be a stranger's.
+
+They run under RE2, in time linear in the name and within a few MB, whatever they say; Python's own
+engine may try more ways to match than there is time for. RE2 has no lookarounds, and no references
+to groups within a pattern: https://github.com/google/re2/wiki/Syntax.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import re2
+
+__all__ = ["compiled", "renaming"]
+
+_ESCAPE = re.compile(r"\\(?:g<(\w+)>|([1-9]\d?)|(.?))", re.DOTALL)
+
+
+def compiled(text: str) -> Any:
+    """A regular expression in RE2's syntax, used as one of `re`; ValueError, quoting it, if it is
+    none."""
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(text, options)
+    except (re2.error, UnicodeEncodeError) as error:
+        why = error.args[0]
+        why = why.decode(errors="replace") if isinstance(why, bytes) else error
+        raise ValueError(f"{text!r} is no regular expression of RE2's: {why}") from error
+
+
+def renaming(text: str, replacement: str) -> Callable[[str], str]:
+    r"""What replaces every match in a name; \1, \g<1> and \g<name> stand for groups.
+
+    Raises:
+      ValueError: For what is no regular expression, groups that it does not have, and other
+        escapes than these and \\.
+
+    >>> renaming(r"^(\w+)\.block(\d+)", r"\1.layers.\g<2>")("model.block3.weight")
+    'model.layers.3.weight'
+    """
+    pattern = compiled(text)
+    parts: list[str | int] = []
+    end = 0
+    for escape in _ESCAPE.finditer(replacement):
+        named, numbered, other = escape.groups()
+        group = named or numbered
+        if group is None and other != "\\":
+            raise ValueError(rf"{replacement!r}: expected a group or \\ for {escape[0]!r}")
+        if group is not None:
+            group = int(group) if group.isdecimal() else pattern.groupindex.get(group, -1)
+            if not 0 <= group <= pattern.groups:
+                raise ValueError(f"{replacement!r}: {text!r} has no group for {escape[0]!r}")
+        parts += [replacement[end : escape.start()], other if group is None else group]
+        end = escape.end()
+    parts.append(replacement[end:])
+
+    def filled(match: Any) -> str:
+        return "".join(part if isinstance(part, str) else match[part] or "" for part in parts)
+
+    return lambda name: pattern.sub(filled, name)

@@ -1,0 +1,129 @@
+"""Quantised checkpoints are refused by name wherever numbers are counted with; others never are."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from sail_jax.checkpoint import (
+    CheckpointError,
+    align_checkpoints,
+    compare_checkpoints,
+    grow_checkpoint,
+    load_checkpoint,
+    merge_checkpoints,
+    save_checkpoint,
+)
+from sail_jax.checkpoint.formats.open import open_checkpoint, open_values
+from sail_jax.checkpoint.formats.quantized import quantization
+from sail_jax.cli.main import main
+
+F8, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16
+E8M0 = ml_dtypes.float8_e8m0fnu
+
+# The method of config.json, the name that is told, and types by name, as files on hubs have them.
+CODES = {
+    "fp8 of blocks": ("fp8", "fp8", {"q.weight": F8, "q.weight_scale_inv": np.float32}),
+    "fp8 of channels": ("fbgemm_fp8", "fbgemm_fp8", {"q.weight": F8, "q.weight_scale": BF16}),
+    "mxfp8": (None, "FP8", {"q.weight": F8, "q.scale": E8M0}),
+    "fp8 of a root": (None, "FP8", {"w": F8, "w_scale_inv": np.float32}),
+    "fp8 of flax": (None, "FP8", {"q/kernel": F8, "q/kernel_scale": np.float32}),
+    "gptq": (
+        *("gptq", "gptq"),
+        {"q.qweight": np.int32, "q.qzeros": np.int32, "q.scales": np.float16, "q.g_idx": np.int32},
+    ),
+    "awq": ("awq", "awq", {"q.qweight": np.int32, "q.qzeros": np.int32, "q.scales": np.float16}),
+    "4 bits": (
+        *("bitsandbytes", "bitsandbytes"),
+        {
+            "q.weight": np.uint8,
+            "q.weight.absmax": np.float32,
+            "q.weight.quant_map": np.float32,
+            "q.weight.quant_state.bitsandbytes__nf4": np.uint8,
+        },
+    ),
+    "8 bits": (None, "bitsandbytes", {"q.weight": np.int8, "q.SCB": np.float32}),
+    "packed": (
+        *("compressed-tensors", "compressed-tensors"),
+        {"q.weight_packed": np.int32, "q.weight_scale": BF16, "q.weight_shape": np.int64},
+    ),
+    "w8a8": (None, "integers with scales", {"q.weight": np.int8, "q.weight_scale": BF16}),
+    "nvfp4": (None, "compressed-tensors", {"q.weight_packed": np.uint8, "q.weight_scale": F8}),
+    "mxfp4": (
+        *("mxfp4", "mxfp4"),
+        {"experts.up_blocks": np.uint8, "experts.up_scales": np.uint8, "experts.up_bias": BF16},
+    ),
+    "quanto": (None, "quanto", {"q.weight._data": np.int8, "q.weight._scale": np.float16}),
+    "hqq": (None, "HQQ", {"q.W_q": np.uint8, "q.scale": np.float16, "q.zero": np.float16}),
+    "a scheme of its own": ("torchao", "torchao", {"q.weight": np.int8, "norm.weight": BF16}),
+}
+VALUES = {
+    "plain float8": ({}, {"q.weight": F8, "norm.weight": F8}),
+    "float8 with its own scales": ({}, {"norm.weight": F8, "norm.scale": F8}),
+    "scales of a network": ({}, {"q.scales": np.float32, "q.weight": BF16, "q.qzeros": BF16}),
+    "a learned scale": ({}, {"q.weight": BF16, "q.weight_scale": BF16}),
+    "blocks": ({}, {"up_blocks": np.float32, "up_scales": np.float32}),
+    "counts": ({}, {"bn.weight": BF16, "bn.num_batches_tracked": np.int64, "m.bias": np.uint8}),
+    "null": ({"quantization_config": None}, {"q.weight": BF16, "m": np.int32}),
+    "empty": ({"quantization_config": {}}, {"q.weight": BF16, "m": np.int32}),
+    "a configuration left": ({"quantization_config": {"quant_method": "fp8"}}, {"q.weight": BF16}),
+}
+
+
+def saved(folder, types, config):
+    arrays = {name: np.ones((2, 2), dtype) for name, dtype in types.items()}
+    save_checkpoint(folder, arrays, extras={"config.json": json.dumps(config).encode()})
+    return folder
+
+
+def refused(tmp_path, types, config):
+    a, b = (saved(tmp_path / x, types, config) for x in "ab")
+    with pytest.raises(CheckpointError) as caught:
+        open_values(a)
+    for attempt in (
+        lambda: merge_checkpoints([a, b], tmp_path / "out"),
+        lambda: grow_checkpoint(a, tmp_path / "out", {"hidden_size": 4}),
+        lambda: align_checkpoints(a, b, tmp_path / "out"),
+        lambda: compare_checkpoints([a, b]),
+    ):
+        with pytest.raises(CheckpointError, match="is quantised by") as again:
+            attempt()
+        assert str(again.value) == str(caught.value)
+    assert not (tmp_path / "out").exists()
+    return str(caught.value).removeprefix(str(a))
+
+
+@pytest.mark.parametrize("case", CODES)
+def test_codes_are_refused_by_name(tmp_path, case):
+    """By the configuration, and where there is one to be named by it, by names and types alone."""
+    method, told, types = CODES[case]
+    config = {"model_type": "x", "text_config": {"quantization_config": {"quant_method": method}}}
+    message = refused(tmp_path, types, config if method else {"model_type": "x"})
+    assert message.startswith(f" is quantised by {told} (")
+    assert "Dequantise it first" in message
+    assert len(message) < 250
+    assert "\n" not in message
+    if case != "a scheme of its own":
+        with open_checkpoint(tmp_path / "a") as checkpoint:
+            assert quantization(checkpoint.tensors, {})
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_values_are_merged(tmp_path, case):
+    config, types = VALUES[case]
+    a, b = (saved(tmp_path / x, types, config) for x in "ab")
+    merged = load_checkpoint(merge_checkpoints([a, b], tmp_path / "out").out)
+    assert merged.keys() == types.keys()
+    for name, array in merged.items():
+        np.testing.assert_array_equal(array.astype(np.float32), np.ones((2, 2)), err_msg=name)
+
+
+def test_inspect_says_that_values_are_codes(tmp_path, capsys):
+    _, _, types = CODES["4 bits"]
+    folder = saved(tmp_path / "a", types, {"model_type": "x"})
+    assert main(["inspect", str(folder)]) == 0
+    assert "note: quantised by bitsandbytes (uint8 in 'q.weight'" in capsys.readouterr().out
+    for command in (["inspect", "--draft"], ["grow", "--draft"]):
+        assert main([*command, str(folder)]) != 0
+        assert "is quantised by bitsandbytes" in capsys.readouterr().err
