@@ -32,7 +32,9 @@ class Rules(NamedTuple):
     - single: the patterns under such a prefix that one layer alone has;
     - head_power: of the width that outputs are multiplied by, while their head is the tied table;
     - untied: entries of the configuration, beside the one that ties them, of a network whose head
-      is a tensor of its own.
+      is a tensor of its own;
+    - scales: by pattern, the size ("resid", or the entry that counts layers) and its power that the
+      network multiplies by what it makes of the tensor.
     """
 
     axes: tuple[tuple[str, str], ...]
@@ -46,6 +48,7 @@ class Rules(NamedTuple):
     single: frozenset[str] = frozenset()
     head_power: float = 0.0
     untied: Mapping[str, Any] = {}
+    scales: Mapping[str, tuple[str, float]] = {}
 
     def spec(self, params: PyTree) -> Spec:
         """The checked spec of parameters (arrays or ShapeDtypeStructs); raises as `spec` does."""
@@ -61,6 +64,11 @@ class Rules(NamedTuple):
         spaces = {k: "outer" if k in unread else v for k, v in self.spaces.items() if k in names}
         sizes = {k: v for k, v in self.sizes.items() if k in names}
         return spec(params, kept, spaces=spaces, sizes=sizes)
+
+    def loose(self) -> "Rules":
+        """The rules of the network untied: each tied leaf is used in the first way alone."""
+        axes = tuple((p, text.split("|")[0].strip()) for p, text in self.axes)
+        return self._replace(axes=axes)
 
     def resized(self, config: Config, spec: Spec) -> dict[str, Any]:
         """The configuration with the sizes of a spec, such as `spec.resized(maps)`.

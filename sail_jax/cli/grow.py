@@ -104,7 +104,7 @@ def run(args: Namespace) -> int:
     for one in done.agreement:
         print(one)
     tensors = len(done.growth.leaves)
-    print(f"{done.out}: {tensors} tensors in {time.monotonic() - began:.1f} s")
+    print(f"{done.out}: {tensors} tensors in {time.monotonic() - began:.1f} s; {done.verdict}")
     return 0
 
 
@@ -179,6 +179,7 @@ def _show(ready: Any) -> None:
     for note in ready.growth.notes:
         print(f"note: {note}")
     print(ready.summary())
+    print(about["exactness"])
 
 
 def _bytes(tensor: Any) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from jax.scipy.linalg import block_diag
 from jaxtyping import PRNGKeyArray, PyTree
 
-from sail_jax.architectures.table import Config, Rules, look, put
+from sail_jax.architectures.table import Config, Rules, fill, look, put
 from sail_jax.basis.axes import parse_axes, path_pattern
 from sail_jax.basis.certificate import Report
 from sail_jax.basis.families import Family
@@ -151,6 +151,8 @@ def plan(
     broken = any(f.space in sizes for path in tied for axis in spec.axes(path) for f in axis)
     loose = bool(tied) and (broken and wide.lossless if untie is None else untie)
     if loose:
+        if isinstance(rules, Rules):
+            make = rules_of(config, rules.loose())
         deep_config, goal = (_untied(entries, old_rules) for entries in (deep_config, goal))
         heads = _heads(flat, spec, make(deep_config), old_rules.head_power)
         sources |= heads
@@ -189,6 +191,12 @@ def plan(
     final = make(goal).resized(fitted.config, resized)
     for name, m in new.pairs.items():
         grown[name] = compose(grown[name], m) if name in grown else m
+    if wide.lossless:
+        growths = {s.name: resized.space(s.name).size / s.size for s in spec.spaces}
+        growths |= {n: layers[n].new / layers[n].old if n in layers else 1.0 for n in counts}
+        for path, factor in _scaled_by_size(deep_rules, spec, growths).items():
+            sources[path] = sources[path]._replace(scale=sources[path].scale * factor)
+            notes.append(f"{path!r} times {factor:.6g}, as what the network multiplies it by grows")
     leaves = {}
     for path, x in _shapes(flat, sources).items():
         shape = tuple(n or m for n, m in zip(resized.shape(path), x.shape, strict=True))
@@ -307,6 +315,27 @@ def _layers(
     return duplicate(index, old, Family.SELECTION)
 
 
+def _scaled_by_size(rules: Rules, spec: Spec, growths: Mapping[str, float]) -> dict[str, float]:
+    """What each leaf that the network multiplies by a size is multiplied by, to make up for how
+    many times that grows."""
+    out: dict[str, float] = {}
+    for path, axes in spec.leaves:
+        for pattern, (size, power) in rules.scales.items():
+            if match := path_pattern(pattern).fullmatch(path):
+                factor = growths[fill(size, match.groupdict())] ** -power
+                factors = [f for axis in axes for f in axis]
+                tied = any(f.tied for f in factors)
+                if factor == 1 or (tied and any(growths[f.space] != 1 for f in factors)):
+                    continue  # a tied table whose spaces grow is reported as not exact already
+                if tied:
+                    raise ValueError(
+                        f"the network multiplies {path!r} by {size}^{power:g} where it writes, not "
+                        "where it reads: it cannot stay tied"
+                    )
+                out[path] = out.get(path, 1.0) * factor
+    return out
+
+
 def _shapes(flat: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[str, Any]:
     """Those of the deep network, at the old widths."""
     out = {}
@@ -335,7 +364,10 @@ def _untied(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
 
 
 def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> dict[str, Source]:
-    """The head that a tied table is untied into, unless the checkpoint holds one."""
+    """The head that a tied table is untied into, unless the checkpoint holds one.
+
+    Raises ValueError if no pattern names a head.
+    """
     tied = {
         path: pattern
         for path, axes in spec.leaves
@@ -346,6 +378,7 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> d
     names = [axis[0].space for axis in spec.axes(table)]
     scale = spec.space(names[1]).size ** power
     out: dict[str, Source] = {}
+    named = False
     for pattern, text in loose.axes:
         if "{" in text:  # of a layer
             continue
@@ -356,6 +389,7 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> d
             continue
         prefix = table.removesuffix(own.removeprefix("**")) if own.startswith("**") else ""
         path = prefix + pattern.removeprefix("**")
+        named = True
         if path in flat:
             continue
         out[path] = Source((table,), transpose=spaces != names, scale=scale)
@@ -363,4 +397,10 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> d
         if path.endswith("decoder.weight") and bias in flat:
             # a head of its own has a bias of its own
             out.setdefault(path.removesuffix("weight") + "bias", Source((bias,)))
+    if not named:
+        raise ValueError(
+            f"the tied table {table!r} has to be untied, but nothing names the head it becomes: "
+            f"add a pattern, optional, such as 'lm_head.weight: {names[0]} {names[1]}*', or take "
+            "untie=False, which is not exact"
+        )
     return out

@@ -8,6 +8,7 @@ sizes: {"head.{i}": 4}             # of those that no tensor settles
 settings: {hidden_size: resid}     # which entry of config.json states which spaces
 layers: {num_layers: "blocks.{i}."}    # which entry counts the layers, and their prefix
 optional: ["*.bias"]               # patterns that need not match
+scales: {embed.weight: resid^0.5}  # what the network multiplies by a power of a size
 """
 
 import re
@@ -46,6 +47,14 @@ def _of_axes(pattern: str, info: ValidationInfo) -> str:
     return pattern
 
 
+def _power(text: Any) -> tuple[str, float]:
+    """ "resid^0.5": the name of a size, and its power."""
+    size, _, power = str(text).rpartition("^")
+    if not size or not re.fullmatch(r"-?(\d+(\.\d*)?|\.\d+)", power):
+        raise ValueError(f"expected a size and its power, such as resid^0.5, got {text!r}")
+    return size, float(power)
+
+
 class Table(Declared):
     """A table of spaces, as above."""
 
@@ -57,6 +66,9 @@ class Table(Declared):
     settings: dict[str, str | list[str]] = Field(default_factory=dict)
     layers: dict[str, str] = Field(default_factory=dict)
     optional: tuple[Annotated[str, AfterValidator(_of_axes)], ...] = ()
+    scales: dict[
+        Annotated[str, AfterValidator(_of_axes)], Annotated[Any, AfterValidator(_power)]
+    ] = Field(default_factory=dict)
 
 
 def read_table(path: str | Path) -> Rules:
@@ -81,6 +93,9 @@ def read_table(path: str | Path) -> Rules:
             raise RecipeError(where, f"no space of the axes is called {name!r}{hint}")
         return fitting
 
+    for key, (size, _) in table.scales.items():
+        if size not in table.layers:
+            named("scales", key, size)
     settings = [
         (key, text)
         for key, texts in table.settings.items()
@@ -96,6 +111,7 @@ def read_table(path: str | Path) -> Rules:
         frozenset(table.optional),
         settings=tuple(settings),
         layers=table.layers,
+        scales=table.scales,
     )
 
 
