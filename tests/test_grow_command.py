@@ -514,6 +514,64 @@ def test_no_forward_pass_is_known(gemma, capsys):
     assert "--certify (MODULE:FUNCTION)" in refused(capsys, *command)
 
 
+NOVEL = CONFIG | {"model_type": "novel"}
+
+
+def test_a_draft_is_read_once_it_is_answered_and_what_it_grows_loads(models, tmp_path, capsys):
+    """The tensors of a Llama under another name: drafted, grown, and a Llama of its sizes again."""
+    told = NOVEL | {"max_position_embeddings": 16}
+    save_checkpoint(
+        tmp_path / "novel", tensors(0), extras={"config.json": json.dumps(told).encode()}
+    )
+    assert cli.main(["grow", str(tmp_path / "novel"), "--draft"]) == 0
+    drafted, table = capsys.readouterr().out, tmp_path / "table.yaml"
+    table.write_text(drafted)
+    command = ["grow", tmp_path / "novel", tmp_path / "out", "--width", "2x", "--spec", table]
+    error = refused(capsys, *command)
+    assert "2 of a draft's questions are open" in error
+    assert f"{table}:" in error
+    assert not (tmp_path / "out").exists()
+    settings = 'settings:\n  "hidden_size": ["resid"]\n'
+    table.write_text(drafted.partition("open:")[0].replace("settings:\n", settings))
+    assert cli.main([*map(str, command), "--quiet"]) == 0
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .endswith(
+            "not exact as far as the axes say; not run"  # no nonlinearity was stated
+        )
+    )
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    new = load_checkpoint(tmp_path / "out")
+    known = networks.plan(tensors(0), CONFIG, {"width": 2}, key=jax.random.key(0))
+    kept = {"model_type": "novel", "max_position_embeddings": 16}
+    assert config | {"head_dim": 4} == known.config | kept  # which is hidden_size / heads
+    assert {n: x.shape for n, x in new.items()} == {n: x.shape for n, x in known.leaves.items()}
+
+
+def test_a_configuration_is_not_left_with_the_old_sizes(gemma, capsys):
+    spec_of(gemma, EMBED, HEAD)
+    table = gemma / "spec.yaml"
+    lines = [x for x in table.read_text().splitlines() if not x.startswith(("settings", "layers"))]
+    table.write_text("\n".join(lines))
+    command = ["grow", "untied", "x", "--spec", "spec.yaml", "--to", "resid=16"]
+    error = refused(capsys, *command)
+    assert "'hidden_size': 8" in error
+    assert "settings" in error
+    assert not (gemma / "x").exists()
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [("whisper", "mistral)"), ("gemma2", "gpt2)")])
+def test_an_unknown_architecture_leads_to_a_draft(gemma, capsys, kind, wrong):
+    (gemma / "config.json").write_text(json.dumps(GEMMA | {"model_type": kind}))
+    told = ["--config", "config.json", "--width", "2x"]
+    error = refused(capsys, "grow", "untied", "x", *told)
+    assert "--draft" in error
+    assert "--spec" in error
+    assert "nearest" not in error
+    assert wrong not in error
+
+
 def test_a_tied_table_without_a_head_is_not_half_untied(gemma, capsys):
     spec_of(gemma, TABLE)
     command = ["grow", "tied", "x", "--spec", "spec.yaml", "--width", "2x"]

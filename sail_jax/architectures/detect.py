@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from sail_jax.architectures import flax, forward, text, vision
 from sail_jax.architectures.forward.inputs import Inputs, both, images, of_part, tokens, vectors
 from sail_jax.architectures.table import Config, Rules
-from sail_jax.checks import nearest
 
 __all__ = ["Architecture", "of"]
 
@@ -60,7 +59,8 @@ _MODEL_TYPES = _BY_NAME | {model_type: _BY_NAME[name] for model_type, name in _K
 def of(config: Config) -> Architecture:
     """The family of a configuration, by its `model_type`, or else by its `architectures`.
 
-    Raises ValueError, naming the nearest known types, if there is none.
+    Raises ValueError, naming the known types, if there is none: a type that is nearly spelt like
+    one of them is another architecture.
 
     >>> of({"model_type": "mistral"}).name, of({"architectures": ["BertForMaskedLM"]}).name
     ('llama', 'bert')
@@ -77,7 +77,7 @@ def of(config: Config) -> Architecture:
         raise ValueError("the configuration states neither 'model_type' nor 'architectures'")
     if name not in _MODEL_TYPES:
         raise ValueError(
-            f"no table for the architecture {name!r}{nearest(name, _MODEL_TYPES)}; write rules "
-            "for it, starting from sail_jax.architectures.draft(params)"
+            f"no table for the architecture {name!r} (known: {', '.join(_MODEL_TYPES)}): draft "
+            "one, sail-jax grow CKPT --draft, answer what it asks, and give it, rules=..."
         )
     return _MODEL_TYPES[name]

@@ -159,9 +159,11 @@ def _methods() -> int:
 def _draft(args: Namespace) -> int:
     from sail_jax.checkpoint import open_checkpoint
     from sail_jax.checkpoint.recipe import tables
+    from sail_jax.checkpoint.sources.growth import read_target
 
+    config = None if args.config is None else read_target(args.config)
     with open_checkpoint(args.checkpoint, allow_pickle=args.allow_pickle) as checkpoint:
-        print(tables.draft_table(checkpoint), end="")
+        print(tables.draft_table(checkpoint, config), end="")
     return 0
 
 

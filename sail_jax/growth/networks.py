@@ -141,7 +141,10 @@ def plan(
         )
     goal = goal if kinds is None else goal | {"layer_types": kinds}
     spec = make(deep_config).spec(_shapes(flat, sources))
-    sizes = new_sizes(make(goal), goal, spec, given)
+    goal_rules = make(goal)
+    if isinstance(rules, Rules):  # the sizes that it states are those of the network as it was
+        goal_rules = goal_rules._replace(sizes={})
+    sizes = new_sizes(goal_rules, goal, spec, given)
 
     tied = {path for s in spec.spaces for path, _, _, _, tie in spec.uses(s.name) if tie}
     if asked_ties := [key for key in TIES if key in to]:
@@ -184,8 +187,8 @@ def plan(
     if require_lossless and not report.exact:
         sentences = "; ".join(f"{r.space!r}: {r.reason}" for r in report.spaces if not r.exact)
         raise ValueError(f"lossless growth was asked for, but {sentences}")
-    if isinstance(rules, Rules) and not rules.settings and config and maps:
-        notes.append("the rules have no settings: sizes in the configuration stay as they were")
+    if isinstance(rules, Rules) and not rules.settings:
+        _check_unstated(config, spec, maps)
     grown = dict(fitted.maps) | {n: m for n, m in layers.items() if n in stacks}
     resized = spec.resized(grown)
     final = make(goal).resized(fitted.config, resized)
@@ -238,6 +241,19 @@ def _methods(method: str, depth_method: str | None) -> tuple[Method, Method]:
             f"two depth methods, {method!r} and {depth_method!r}: name one that widens"
         )
     return wide, METHODS[depth_method]
+
+
+def _check_unstated(config: Config, spec: Spec, maps: Mapping[str, SpaceMap]) -> None:
+    """ValueError if the configuration states the old size of a space that grows, as far as numbers
+    tell, and rules that have no settings leave it so."""
+    for name, m in maps.items():
+        for key, n in config.items():
+            if type(n) is int and n == m.old != m.new:
+                raise ValueError(
+                    f"space {name!r} grows from {n} to {m.new} units, but the configuration would "
+                    f"go on stating {key!r}: {n}, as the rules have no settings: say there which "
+                    f"entry states which space, such as {{{key}: {name}}}"
+                )
 
 
 def _is_key(key: Any) -> bool:
