@@ -13,7 +13,9 @@ import pytest
 
 from sail_jax import methods
 from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
-from sail_jax.checkpoint.operations.growing import grow_checkpoint
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.operations.agreement import wanted
+from sail_jax.checkpoint.operations.growing import grow_checkpoint, growing
 from sail_jax.checkpoint.operations.merging import merge_recipe, prepared
 from sail_jax.checkpoint.recipe.recipes import parse
 from sail_jax.cli import grow as grow_command
@@ -570,6 +572,33 @@ def test_an_unknown_architecture_leads_to_a_draft(gemma, capsys, kind, wrong):
     assert "--spec" in error
     assert "nearest" not in error
     assert wrong not in error
+
+
+@pytest.mark.parametrize("to", [5, None, [1], b"x", object(), "a" * 5000, "a\0b"])
+def test_a_target_is_a_configuration_or_its_path(models, to):
+    with pytest.raises(CheckpointError), growing(models / "a", to):
+        pass
+
+
+def test_a_forward_pass_reads_what_it_expects(models, tmp_path):
+    """A configuration that only running reads: said, and nothing is called exact; but an error of
+    our own code is one, not a missing certificate."""
+    odd = {"rope_theta": "1e4", "hidden_act": ["silu"], "rms_norm_eps": None, "vocab_size": None}
+    for key, value in odd.items():
+        out = tmp_path / key
+        told = {"config": CONFIG | {key: value}}
+        if value is None and key == "rms_norm_eps":  # not stated: the default
+            assert grow_checkpoint(models / "a", out, {"width": 2}, **told).verdict.exact
+            continue
+        done = grow_checkpoint(models / "a", out, {"width": 2}, **told)
+        assert f"{key!r}" in done.notes[-1]
+        assert done.verdict.exact is None
+
+    def fails():
+        raise TypeError("of ours")
+
+    with pytest.raises(TypeError, match="of ours"):
+        wanted(None, 1, "a", fails)
 
 
 def test_a_tied_table_without_a_head_is_not_half_untied(gemma, capsys):

@@ -173,7 +173,7 @@ def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft
 
 
 def _speaks_of(key: str, names: str) -> bool:
-    """Whether the name of an entry may be about these spaces: heads and their sizes are named so."""
+    """Whether the name of an entry may be about these spaces: those of heads are named so."""
     if "head" not in key:
         return not re.match(r"(head|group|qk|v)(\.|$)", names)
     if "dim" in key or "size" in key:
@@ -303,7 +303,8 @@ class _Drafter:
         if len(found) == 1:
             return found.pop()
         inside = [m for m in matrices if m.leaf.layer]
-        text = f"the layers share the sizes {sorted(shared)}: which is their stream? say stream=..., or their axes"
+        text = f"the layers share the sizes {sorted(shared)}: which is their stream? "
+        text += "say stream=..., or their axes"
         self._ask(inside[0].leaf, text)
         for m in inside[1:]:
             self._leave(m.leaf)

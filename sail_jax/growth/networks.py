@@ -30,7 +30,15 @@ from sail_jax.growth.layers import Source, added, chained, deepened, layer_row, 
 from sail_jax.growth.leaves import Growth
 from sail_jax.growth.named import METHODS, Method
 from sail_jax.growth.quantities import Fitted, fit, judge
-from sail_jax.growth.targets import TIES, check_stated, layer_count, new_sizes, rules_of, target
+from sail_jax.growth.targets import (
+    TIES,
+    check_depth,
+    check_stated,
+    layer_count,
+    new_sizes,
+    rules_of,
+    target,
+)
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Growth", "grow", "plan"]
@@ -317,8 +325,7 @@ def _layers(
     chain: bool = False,
 ) -> SpaceMap:
     """The map of the layers, of which the first `fixed` stay."""
-    if isinstance(new, bool) or not isinstance(new, int) or new < old:
-        raise ValueError(f"growth was asked for, but {name!r} is {old} and would be {new}")
+    check_depth(name, old, new)
     if new == old:
         return identity(old)
     assert deep.layers is not None

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sail_jax import architectures
+from sail_jax.architectures.table import stated
 from sail_jax.basis.certificate import Report, Verdict, certificate
 from sail_jax.checkpoint.engine.executor import resident
 from sail_jax.checkpoint.formats.files import CheckpointError
@@ -135,11 +136,11 @@ def _known(config: Mapping[str, Any]) -> _Forward | None:
     logits = family.logits
     if logits is None:
         return None
-    inputs = family.inputs(config, np.random.default_rng(0))
+    inputs = family.inputs(stated(config), np.random.default_rng(0))
 
     return _Forward(
         f"the forward pass of {family.name} in sail_jax",
-        lambda config: jax.jit(lambda tensors: logits(tensors, config, inputs)),
+        lambda config: jax.jit(lambda tensors: logits(tensors, stated(config), inputs)),
     )
 
 
