@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from numbers import Integral, Real
 from reprlib import repr as short
 from typing import Any, NamedTuple
 
@@ -183,11 +182,11 @@ EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, Real) and not isinstance(x, bool) and 0 <= x <= sys.float_info.max
+    return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= sys.float_info.max
 
 
 def _is_whole(x: Any) -> bool:
-    return isinstance(x, Integral) and not isinstance(x, bool) and 0 <= x < 1 << 31
+    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 31
 
 
 # what tables and forward passes take the entries of a configuration to be, where they are stated
@@ -246,8 +245,10 @@ def stated(config: Config, prefix: str = "") -> dict[str, Any]:
             raise ValueError(
                 f"the configuration's {prefix + key!r} must be {kind}, got {short(value)}"
             )
-        value = stated(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
-        out[key] = float(value) if fits is _is_number else value  # an int may be none of XLA's
+        if fits is _is_number:
+            out[key] = float(value)  # an int may be too large for XLA's
+        else:
+            out[key] = stated(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
     return out
 
 

@@ -138,7 +138,7 @@ def draft_table(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None)
         settings[key] = [*settings[key], names] if key in settings else [names]
     parts = {"axes": dict(rules.axes), "spaces": rules.spaces, "sizes": rules.sizes}
     parts |= {"settings": settings, "layers": rules.layers}
-    lines = _UNSEEN.splitlines()
+    lines: list[str] = [*_UNSEEN.splitlines()]
     for key, table in parts.items():
         if table:
             # JSON is YAML, whatever a name holds
