@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         probe,
         proximal,
     )
-    from sail_jax.basis.certificate import Certificate, Report, certificate, exactness
+    from sail_jax.basis.certificate import Certificate, Report, Verdict, certificate, exactness
     from sail_jax.basis.change_basis import change_basis, unfuse
     from sail_jax.basis.families import NONLINEARITIES, Family
     from sail_jax.basis.maps import (
@@ -48,7 +48,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "": "align architectures checkpoint distances growth lora methods probe proximal",
     "merging.": "reductions transforms",
-    "basis.certificate": "Certificate Report certificate exactness",
+    "basis.certificate": "Certificate Report Verdict certificate exactness",
     "basis.change_basis": "change_basis unfuse",
     "basis.families": "NONLINEARITIES Family",
     "basis.maps": "Selection SpaceMap classify compose defect identity invert select",
@@ -75,6 +75,7 @@ __all__ = [
     "Spec",
     "TaskVectors",
     "Transform",
+    "Verdict",
     "align",
     "apply",
     "architectures",

@@ -87,7 +87,10 @@ def test_a_hidden_network_is_written_as_the_reference(name, dtype, pair, tmp_pat
     assert [x.dtype for x in done.agreement] == ["float32", "bfloat16"][: 2 * (name == "llama")]
     assert all(x.preserved and x.mean <= x.largest for x in done.agreement)
     about = json.loads((tmp_path / "out" / "align.json").read_text())
-    assert about["exact"]
+    assert about["exact"] is (True if done.agreement else None)
+    assert about["exactness"] == str(done.verdict)
+    assert about["exactness"].startswith("exact as far as the axes say")
+    assert about["exactness"].endswith("not run") == (not done.agreement)
     assert about["distance"]["after"] == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == GOLDEN[name]["config"]
     notes = " ".join(done.aligned.notes)

@@ -486,6 +486,42 @@ def test_answers_settle_questions():
         draft(model("llama").params, heads=3)
 
 
+def test_a_draft_reads_the_configuration():
+    """Heads, and which entry states which space or counts the layers, where no other reading is."""
+    m = model("llama")
+    said = {
+        "intermediate_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 17,
+        "bos_token_id": 2,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    }
+    said |= {"hidden_size": m.spec.space("resid").size}
+    d = draft(m.params, config=said)
+    assert not d.questions
+    assert d.rules.sizes == draft(m.params, heads=4).rules.sizes
+    assert dict(d.rules.settings) == {
+        "hidden_size": "resid",
+        "intermediate_size": "units12.{i}",
+        "num_attention_heads": "head.{i} group.{i}",
+        "num_key_value_heads": "head.{i}",
+        "vocab_size": "units17",
+    }
+    assert d.rules.layers == {"num_hidden_layers": "model.layers.{i}."}
+    assert d.rules.resized(said, d.rules.spec(m.params)) == said
+    # two entries of one value: asked, not guessed; nor is what no entry may count
+    more = said | {"max_position_embeddings": said["hidden_size"], "num_hidden_layers": 3}
+    asked = draft(m.params, config=more)
+    assert {q.path for q in asked.questions} == {"settings", "layers"}
+    assert "hidden_size" not in dict(asked.rules.settings)
+    # heads that do not divide are no heads
+    odd = draft(m.params, config=said | {"num_attention_heads": 3})
+    assert any("how many heads?" in q.text for q in odd.questions)
+
+
 def test_a_draft_of_an_mlp():
     plain = {
         "fc1": {"weight": jnp.zeros((8, 3)), "bias": jnp.zeros(8)},

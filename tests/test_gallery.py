@@ -210,3 +210,14 @@ def test_the_page_is_well_in_a_browser(runs):
     title = re.search("<title>(.*?)</title>", look(runs / "counted.html"))
     assert title
     assert title[1] == '{"images":5,"broken":0,"dead":0,"wide":false}'
+
+
+def test_a_disk_is_not_walked(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gallery, "FOLDERS", 3)
+    for k in range(3):
+        (tmp_path / str(k)).mkdir()
+    assert cli.main(["report", str(tmp_path)]) == 2
+    assert "more than 3 folders" in capsys.readouterr().err
+    (tmp_path / "0").rmdir()
+    assert cli.main(["report", str(tmp_path)]) == 2
+    assert "holds no finished run" in capsys.readouterr().err

@@ -13,7 +13,9 @@ import pytest
 
 from sail_jax import methods
 from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
-from sail_jax.checkpoint.operations.growing import grow_checkpoint
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.operations.agreement import wanted
+from sail_jax.checkpoint.operations.growing import grow_checkpoint, growing
 from sail_jax.checkpoint.operations.merging import merge_recipe, prepared
 from sail_jax.checkpoint.recipe.recipes import parse
 from sail_jax.cli import grow as grow_command
@@ -93,7 +95,9 @@ def test_command_function_and_memory_agree(models, tmp_path, capsys):
         models / "tokenizer.json"
     ).read_bytes()
     about = json.loads((tmp_path / "out" / "growth.json").read_text())
-    assert about["exact"]
+    assert about["exact"] is True
+    assert "run by the forward pass of llama" in about["exactness"]
+    assert shown.splitlines()[-1].endswith(about["exactness"])
     assert about["changes"]["hidden_size"] == [16, 32]
     single, double = about["agreement"]
     # the growth preserves the function: rounding of float32, and of bfloat16
@@ -362,3 +366,273 @@ def test_a_fingerprint_covers_what_is_done_to_inputs(models):
             assert ready.memory() > needed
     assert marks[0] == marks[3]
     assert len(set(marks)) == 3
+
+
+GEMMA = {
+    "model_type": "gemma2",
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "vocab_size": 11,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+}
+GEMMA_SPEC = """
+axes:
+  model.embed_tokens.weight: {embed}
+  model.norm.weight: diag(resid)
+  "model.layers.{{i}}.norm.weight": diag(resid)
+  "model.layers.{{i}}.mlp.{{gate,up}}.weight": hidden.{{i}} resid*
+  "model.layers.{{i}}.mlp.down.weight": resid hidden.{{i}}*
+{head}
+spaces: {{resid: rmsnorm, "hidden.{{i}}": elementwise, vocab: outer}}
+settings: {{hidden_size: resid, intermediate_size: "hidden.{{i}}", vocab_size: vocab}}
+layers: {{num_hidden_layers: "model.layers.{{i}}."}}
+"""
+EMBED, TABLE = "vocab* resid", "vocab* resid | vocab resid*"
+HEAD = "  lm_head.weight: vocab resid*"
+SCALES = "scales: {model.embed_tokens.weight: resid^0.5}"
+FORWARD = """
+import jax, jax.numpy as jnp
+
+def norm(x, gain, eps):
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * (1 + gain)
+
+def logits(t, config):
+    eps, table = config["rms_norm_eps"], t["model.embed_tokens.weight"]
+    x = table * config["hidden_size"] ** 0.5
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}."
+        y = norm(x, t[layer + "norm.weight"], eps)
+        gate, up, down = (t[f"{layer}mlp.{name}.weight"].T for name in ("gate", "up", "down"))
+        x = x + jax.nn.gelu(y @ gate) * (y @ up) @ down
+    return norm(x, t["model.norm.weight"], eps) @ t.get("lm_head.weight", table).T
+
+def broken(t, config):
+    return {}["lm_head"]
+
+def constant(t, config):
+    return jnp.ones(3)
+
+number = 3
+"""
+
+
+@pytest.fixture
+def gemma(tmp_path, monkeypatch):
+    """The folders `untied` and `tied` and a forward pass `gem:logits`, in the working directory."""
+    rng = np.random.default_rng(0)
+    shapes = {"model.embed_tokens.weight": (11, 8), "model.norm.weight": (8,)}
+    for i in range(2):
+        mlp = {"mlp.gate": (12, 8), "mlp.up": (12, 8), "mlp.down": (8, 12), "norm": (8,)}
+        shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in mlp.items()}
+    net = {n: (0.3 * rng.normal(size=shape)).astype(np.float32) for n, shape in shapes.items()}
+    head = {"lm_head.weight": rng.normal(size=(11, 8)).astype(np.float32)}
+    for name, more in {"untied": head, "tied": {}}.items():
+        config = GEMMA | {"tie_word_embeddings": not more}
+        extras = {"config.json": json.dumps(config).encode()}
+        save_checkpoint(tmp_path / name, net | more, extras=extras)
+    (tmp_path / "gem.py").write_text(FORWARD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "gem", raising=False)
+    return tmp_path
+
+
+def grown_by(folder, capsys, name, *argv):
+    """What the last line of growing a folder says, and growth.json."""
+    capsys.readouterr()
+    assert cli.main(["grow", name, "out", "--spec", "spec.yaml", "--quiet", *argv]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    about = json.loads((folder / "out" / "growth.json").read_text())
+    assert last.endswith(about["exactness"])
+    assert about["exactness"] in (folder / "out" / "README.md").read_text()
+    return about
+
+
+def spec_of(folder, embed, *more):
+    (folder / "spec.yaml").write_text(GEMMA_SPEC.format(embed=embed, head="\n".join(more)))
+
+
+def test_without_a_run_nothing_is_called_exact(gemma, capsys):
+    """Embeddings times the root of their width, which no axis shows (Gemma)."""
+    spec_of(gemma, EMBED, HEAD)
+    about = grown_by(gemma, capsys, "untied", "--width", "2x")
+    assert about["exactness"] == "exact as far as the axes say; not run"
+    assert about["exact"] is None
+    assert cli.main(["grow", "untied", "--width", "2x", "--spec", "spec.yaml", "--plan"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == about["exactness"]
+
+
+def test_a_forward_pass_on_the_command_line_certifies(gemma, capsys):
+    spec_of(gemma, EMBED, HEAD)
+    run = ["--width", "2x", "--certify", "gem:logits"]
+    error = refused(capsys, "grow", "untied", "x", "--spec", "spec.yaml", *run, "--lossless")
+    assert "differ by more than rounding (run by gem:logits)" in error
+    assert not (gemma / "x").exists()
+    about = grown_by(gemma, capsys, "untied", *run)
+    assert about["exact"] is False
+    (compared,) = about["agreement"]
+    # the residual stream is sqrt(2) too large before what layers add to it
+    assert compared["largest"] > 0.1 * compared["scale"]
+
+
+@pytest.mark.parametrize("width", ["2x", "1.5x"])
+@pytest.mark.parametrize("name", ["untied", "tied"])
+def test_sizes_that_a_network_multiplies_by_are_named_in_a_spec(gemma, capsys, name, width):
+    if name == "tied":
+        spec_of(gemma, TABLE, HEAD, "optional: [lm_head.weight]", SCALES)
+    else:
+        spec_of(gemma, EMBED, HEAD, SCALES)
+    about = grown_by(gemma, capsys, name, "--width", width, "--certify", "gem:logits")
+    assert about["exact"] is True
+    assert "lm_head.weight" in load_checkpoint(gemma / "out")
+    config = json.loads((gemma / "out" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+
+
+WRONG_FORWARDS = {
+    "gem:broken": "no certificate: gem:broken raised KeyError: 'lm_head'",
+    "gem:constant": "no certificate: the outputs of gem:constant do not change with the tensors",
+    "gem:number": "gem:number is no function, but int",
+    "gem:missing": "AttributeError",
+    "nowhere:logits": "ModuleNotFoundError",
+    "gem": "expected MODULE:FUNCTION",
+    "": "expected MODULE:FUNCTION",
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FORWARDS)
+def test_a_forward_pass_that_fails_is_said_before_anything_is_written(gemma, capsys, name):
+    spec_of(gemma, EMBED, HEAD)
+    command = ["grow", "untied", "x", "--spec", "spec.yaml", "--width", "2x", "--certify", name]
+    assert WRONG_FORWARDS[name] in refused(capsys, *command)
+    assert not (gemma / "x").exists()
+
+
+def test_no_forward_pass_is_known(gemma, capsys):
+    spec_of(gemma, EMBED, HEAD)
+    command = ["grow", "untied", "x", "--spec", "spec.yaml", "--width", "2x", "--certify"]
+    assert "--certify (MODULE:FUNCTION)" in refused(capsys, *command)
+
+
+NOVEL = CONFIG | {"model_type": "novel"}
+
+
+def test_a_draft_is_read_once_it_is_answered_and_what_it_grows_loads(models, tmp_path, capsys):
+    """The tensors of a Llama under another name: drafted, grown, and a Llama of its sizes again."""
+    told = NOVEL | {"max_position_embeddings": 16}
+    save_checkpoint(
+        tmp_path / "novel", tensors(0), extras={"config.json": json.dumps(told).encode()}
+    )
+    assert cli.main(["grow", str(tmp_path / "novel"), "--draft"]) == 0
+    drafted, table = capsys.readouterr().out, tmp_path / "table.yaml"
+    table.write_text(drafted)
+    command = ["grow", tmp_path / "novel", tmp_path / "out", "--width", "2x", "--spec", table]
+    error = refused(capsys, *command)
+    assert "2 of a draft's questions are open" in error
+    assert f"{table}:" in error
+    assert not (tmp_path / "out").exists()
+    settings = 'settings:\n  "hidden_size": ["resid"]\n'
+    table.write_text(drafted.partition("open:")[0].replace("settings:\n", settings))
+    assert cli.main([*map(str, command), "--quiet"]) == 0
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .endswith(
+            "not exact as far as the axes say; not run"  # no nonlinearity was stated
+        )
+    )
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    new = load_checkpoint(tmp_path / "out")
+    known = networks.plan(tensors(0), CONFIG, {"width": 2}, key=jax.random.key(0))
+    kept = {"model_type": "novel", "max_position_embeddings": 16}
+    assert config | {"head_dim": 4} == known.config | kept  # which is hidden_size / heads
+    assert {n: x.shape for n, x in new.items()} == {n: x.shape for n, x in known.leaves.items()}
+
+
+def test_a_configuration_is_not_left_with_the_old_sizes(gemma, capsys):
+    spec_of(gemma, EMBED, HEAD)
+    table = gemma / "spec.yaml"
+    lines = [x for x in table.read_text().splitlines() if not x.startswith(("settings", "layers"))]
+    table.write_text("\n".join(lines))
+    command = ["grow", "untied", "x", "--spec", "spec.yaml", "--to", "resid=16"]
+    error = refused(capsys, *command)
+    assert "'hidden_size': 8" in error
+    assert "settings" in error
+    assert not (gemma / "x").exists()
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [("whisper", "mistral)"), ("gemma2", "gpt2)")])
+def test_an_unknown_architecture_leads_to_a_draft(gemma, capsys, kind, wrong):
+    (gemma / "config.json").write_text(json.dumps(GEMMA | {"model_type": kind}))
+    told = ["--config", "config.json", "--width", "2x"]
+    error = refused(capsys, "grow", "untied", "x", *told)
+    assert "--draft" in error
+    assert "--spec" in error
+    assert "nearest" not in error
+    assert wrong not in error
+
+
+@pytest.mark.parametrize("to", [5, None, [1], b"x", object(), "a" * 5000, "a\0b"])
+def test_a_target_is_a_configuration_or_its_path(models, to):
+    with pytest.raises(CheckpointError), growing(models / "a", to):
+        pass
+
+
+def test_a_forward_pass_reads_what_it_expects(models, tmp_path):
+    """A configuration that only running reads: said, and nothing is called exact; but an error of
+    our own code is one, not a missing certificate."""
+    odd = {"rope_theta": "1e4", "hidden_act": ["silu"], "rms_norm_eps": None, "vocab_size": None}
+    for key, value in odd.items():
+        out = tmp_path / key
+        told = {"config": CONFIG | {key: value}}
+        if value is None and key == "rms_norm_eps":  # not stated: the default
+            assert grow_checkpoint(models / "a", out, {"width": 2}, **told).verdict.exact
+            continue
+        done = grow_checkpoint(models / "a", out, {"width": 2}, **told)
+        assert f"{key!r}" in done.notes[-1]
+        assert done.verdict.exact is None
+
+    def fails():
+        raise TypeError("of ours")
+
+    with pytest.raises(TypeError, match="of ours"):
+        wanted(None, 1, "a", fails)
+
+
+def test_a_tied_table_without_a_head_is_not_half_untied(gemma, capsys):
+    spec_of(gemma, TABLE)
+    command = ["grow", "tied", "x", "--spec", "spec.yaml", "--width", "2x"]
+    assert "'lm_head.weight: vocab resid*'" in refused(capsys, *command)
+    assert not (gemma / "x").exists()
+    about = grown_by(gemma, capsys, "tied", *command[5:], "--set", "untie=false")
+    assert about["exactness"] == "not exact as far as the axes say; not run"
+    assert "lm_head.weight" not in load_checkpoint(gemma / "out")
+    config = json.loads((gemma / "out" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is True
+    assert config["hidden_size"] == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("scales: {model.norm.weight: resid}", "such as resid^0.5"),
+        ("scales: {model.norm.weight: rseid^0.5}", "no space of the axes is called 'rseid'"),
+        ("scales: {model.nrom.weight: resid^0.5}", "none of the patterns"),
+        ("scales: {model.norm.weight: [1]}", "such as resid^0.5"),
+    ],
+)
+def test_scales_are_read_strictly(gemma, capsys, text, words):
+    spec_of(gemma, EMBED, HEAD, text)
+    message = refused(capsys, "grow", "untied", "x", "--spec", "spec.yaml", "--width", "2x")
+    assert words in message
+
+
+def test_a_recipe_names_no_code_to_run(models, tmp_path):
+    recipe = (
+        "merge_method: linear\nparameters: {weight: 1}\nmodels:\n"
+        f"- {{model: {models}/a, grow: {{to: {{width: 2}}, certify: gem:logits}}}}\n"
+    )
+    with pytest.raises(ValueError, match="certify"):
+        merge_recipe(recipe, tmp_path / "out")

@@ -418,7 +418,13 @@ def test_stacked_layers_of_an_unknown_architecture(to, depth_method):
         ("llama", {"depth": 2}, "mix", {"logits": [[1.0]]}, r"logits must have shape \(4, 2\)"),
         ("llama", {"width": 2}, "msg", {"key": None}, "draws numbers: give key"),
         ("llama", {}, "lemon", {}, "to is empty"),
-        ("llama", {"width": 0}, "lemon", {}, "a factor must be a positive number, got 0"),
+        (
+            "llama",
+            {"width": 0},
+            "lemon",
+            {},
+            "factor of num_attention_heads must be a positive number, got 0",
+        ),
         ("llama", {"hidden_size": "ax"}, "lemon", {}, "hidden_size must be a number or a factor"),
         ("llama", {"hidden_size": 9.5}, "lemon", {}, r"a whole number below 16777216, got 9.5"),
         ("llama", {"hidden_size": 10**9}, "lemon", {}, r"whole number below 16777216, got 10{9}"),
@@ -538,3 +544,78 @@ def test_bad_checkpoints():
     base = {k.removeprefix("transformer."): v for k, v in models.model("gpt2").params.items()}
     with pytest.raises(ValueError, match="base model hands out its stream 'resid'"):
         plan(base, config("gpt2") | {"architectures": ["GPT2Model"]}, {"width": 2})
+
+
+def test_layers_are_those_that_are_there():
+    """A number in a name is not a count of layers, however large."""
+    m, c = models.model("gpt2"), config("gpt2")
+    shapes = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in m.params.items()}
+    last = [path for path in shapes if ".h.1." in path]
+    far = {path.replace(".h.1.", ".h.99999999."): shapes[path] for path in last}
+    with pytest.raises(ValueError, match=r"h\.99999999\..*but no layer 2"):
+        plan(shapes | far, c, {"width": 2}, key=KEY)
+    gap = {path: x for path, x in shapes.items() if path not in last} | far
+    with pytest.raises(ValueError, match="but no layer 1"):
+        plan(gap, c, {"width": 2}, key=KEY)
+    for number in ("9" * 5000, "\u00b2"):  # no numbers of layers: Python refuses to read them
+        odd = {path.replace(".h.1.", f".h.{number}."): x for path, x in shapes.items()}
+        with pytest.raises(ValueError, match="states 'n_layer': 2, but the tensors 1"):
+            plan(odd, c, {"width": 2}, key=KEY)
+
+
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [
+        ("gpt2", {"depth": 100_000}),
+        ("gpt2", {"n_layer": 100_000}),
+        ("flax mlp", {"depth": 100_000}),
+        ("flax mlp", {"widths": 100_000}),
+        ("flax mlp", {"widths": [5] * 100_000}),
+    ],
+)
+def test_depth_has_a_limit(name, to):
+    with pytest.raises(ValueError, match="at most 1024 layers"):
+        plan(models.model(name).params, config(name), to, key=KEY)
+
+
+ODD = (
+    2**31,
+    10**400,
+    -1,
+    0,
+    1.3,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "nanx",
+    "1e999x",
+    True,
+    [],
+    {},
+)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "flax mlp"])
+def test_odd_targets_are_refused_in_a_sentence(name):
+    """Nothing but ValueError and TypeError of our own, whose sentences name the entry."""
+    m, c = models.model(name), config(name)
+    entry = "n_embd" if name == "gpt2" else "widths"
+    layers = "n_layer" if name == "gpt2" else "widths"
+    for value in ODD:
+        for key in ("width", "depth", entry):
+            names = layers if key == "depth" else f"{entry}|n_inner|'qk.0'"
+            with pytest.raises(ValueError, match=names) as refused:
+                plan(m.params, c, {key: value}, key=KEY)
+            assert len(str(refused.value)) < 200
+    for to in (5, None, [1], b"x", {5: 5}):
+        with pytest.raises(TypeError, match=r"to must be|of to are named"):
+            plan(m.params, c, to, key=KEY)
+
+
+@pytest.mark.parametrize("value", ["9" * 400, [1e-5], {}, True, -1e-5, float("nan"), 10**400])
+def test_an_epsilon_is_a_number(value):
+    m, c = models.model("gpt2"), config("gpt2")
+    with pytest.raises(ValueError, match="'layer_norm_epsilon' must be a finite number") as refused:
+        plan(m.params, c | {"layer_norm_epsilon": value}, {"width": 1.5}, key=KEY)
+    assert len(str(refused.value)) < 200

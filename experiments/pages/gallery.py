@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 HEADER = ("claim", "where", "paper, at its scale")
 OTHER = "another scale than the paper's"
+FOLDERS = 10_000  # that are looked into
 DEPTH = 8  # folders below the one that is asked for
 
 
@@ -60,8 +61,15 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
 
 
 def found(directory: Path) -> Iterator[Path]:
-    """Folders of runs, in order of their names; links are not followed."""
-    for folder, inside, files in os.walk(directory):
+    """Folders of runs, in order of their names; links are not followed.
+
+    Raises RefusedError where there are so many folders that none can have been meant, such as "/".
+    """
+    for seen, (folder, inside, files) in enumerate(os.walk(directory)):
+        if seen == FOLDERS:
+            raise disk.RefusedError(
+                f"{directory} has more than {FOLDERS} folders; name one that holds runs"
+            )
         inside.sort()
         path = Path(folder)
         if store.RECORD in files and (store.RESULT in files or "stages" in inside):

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from sail_jax.architectures.forward.inputs import Inputs, tokens
 from sail_jax.architectures.table import Config, Rules
-from sail_jax.checks import nearest
 
 __all__ = ["Architecture", "architecture", "of"]
 
@@ -56,7 +55,8 @@ def architecture(
 def of(config: Config) -> Architecture:
     """The family of a configuration, by its `model_type`, or else by its `architectures`.
 
-    Raises ValueError, naming the nearest known types, if there is none.
+    Raises ValueError, naming the known types, if there is none: a type that is nearly spelt like
+    one of them is another architecture.
 
     >>> of({"model_type": "mistral"}).name, of({"architectures": ["BertForMaskedLM"]}).name
     ('llama', 'bert')
@@ -73,7 +73,7 @@ def of(config: Config) -> Architecture:
         raise ValueError("the configuration states neither 'model_type' nor 'architectures'")
     if name not in _BY_TYPE:
         raise ValueError(
-            f"no table for the architecture {name!r}{nearest(name, _BY_TYPE)}; write rules "
-            "for it, starting from sail_jax.architectures.draft(params)"
+            f"no table for the architecture {name!r} (known: {', '.join(_BY_TYPE)}): draft "
+            "one, sail-jax grow CKPT --draft, answer what it asks, and give it, rules=..."
         )
     return _BY_TYPE[name]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from sail_jax.architectures.table import Rules, divided, fill
+from sail_jax.architectures.table import Config, Rules, divided, fill
 from sail_jax.basis.axes import parse_axes, path_pattern
 from sail_jax.checks import nearest
 from sail_jax.trees import leaf_paths
@@ -40,6 +40,7 @@ class Draft(NamedTuple):
     def __str__(self) -> str:
         lines = [f"{pattern!r}: {axes!r}" for pattern, axes in self.rules.axes]
         lines += [f"spaces: {dict(self.rules.spaces)}"] if self.rules.spaces else []
+        lines += [f"settings: {dict(self.rules.settings)}"] if self.rules.settings else []
         for path, text, options in self.questions:
             lines.append(f"? {path}: {text}" + " | ".join(f"\n    {o!r}" for o in options))
         return "\n".join(lines)
@@ -93,6 +94,7 @@ def draft(
     heads: int | None = None,
     stream: int | None = None,
     answers: Mapping[str, str] | None = None,
+    config: Config | None = None,
 ) -> Draft:
     """Draft the rules of an unknown model, and ask about what names and shapes leave open.
 
@@ -103,8 +105,9 @@ def draft(
 
     `heads`, of queries, splits attention projections; `stream` is the width of the stream, where
     it is asked. `answers` map path patterns to axes strings, as rules do, and settle these
-    leaves. Raises ValueError for an answer that matches no leaf, or
-    heads that do not divide a projection.
+    leaves. `config` tells the heads, where they are not given, and becomes `settings` and `layers`
+    of the rules where its entries are sizes of one space alone. Raises ValueError for an answer
+    that matches no leaf, or heads that do not divide a projection.
 
     >>> net = {"fc1": {"kernel": np.zeros((3, 8)), "bias": np.zeros(8)}}
     >>> net["fc2"] = {"kernel": np.zeros((8, 2)), "bias": np.zeros(2)}
@@ -115,16 +118,86 @@ def draft(
     'fc2/kernel': 'units8* units2'
     spaces: {'units2': 'outer', 'units3': 'outer'}
     """
-    return _Drafter(params, heads, stream, answers or {}).run()
+    sizes = {
+        key: n
+        for key, n in (config or {}).items()
+        if type(n) is int and n > 0 and not re.search(r"_id$|version|seed", key)
+    }
+    stated = next((sizes[key] for key in _HEADS if key in sizes), None)
+    drafted = _Drafter(params, heads, stream, answers or {}, stated).run()
+    return _stated(drafted, params, sizes)
+
+
+# entries of configurations that count the heads of queries
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
+
+
+def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft:
+    """With the entries of a configuration that are sizes of spaces, or count layers; those that may
+    be several are asked."""
+    rules, spec = drafted.rules, drafted.rules.spec(params)
+    sizes: dict[str, set[int]] = {}  # of every space, and heads times groups, as rules name them
+    for text in dict.fromkeys(
+        name for _, axes in rules.axes for name in re.findall(r"[\w.{}-]+", axes)
+    ):
+        many = f"{text} {text.replace('head', 'group', 1)}"
+        for names in (text, many) if text.startswith("head") else (text,):
+            patterns = [path_pattern(name, stars=False) for name in names.split()]
+            spaces = [[s.size for s in spec.spaces if p.fullmatch(s.name)] for p in patterns]
+            if products := {math.prod(factors) for factors in zip(*spaces, strict=False)}:
+                sizes[names] = products
+    settings, asked = [], []
+    for key, n in entries.items():
+        fits = [names for names in sizes if sizes[names] == {n} and _speaks_of(key, names)]
+        if "head" in key and len(fits) > 1 and "dim" not in key:
+            fits = fits[-1:]  # without groups, queries have as many heads as keys
+        alike = [other for other in entries if entries[other] == n and "head" not in other]
+        if fits and ("head" in key or len(fits) == len(alike) == 1):
+            settings += [(key, names) for names in fits]
+        elif fits:
+            options = tuple(f"{key}: {names}" for names in fits)
+            asked.append(Question("settings", f"does {key} = {n} state the size of one?", options))
+    layers: dict[str, str] = {}
+    for prefix in dict.fromkeys(p[: p.index("{i}") + 4] for p, _ in rules.axes if "{i}" in p):
+        numbered = path_pattern(f"{prefix}**").fullmatch
+        found = {match["i"] for path in leaf_paths(params) if (match := numbered(path))}
+        counts = [k for k, n in entries.items() if n == len(found) and _speaks_of_layers(k)]
+        if len(counts) == 1 or not entries:
+            layers[counts[0] if counts else "num_layers"] = prefix
+        else:
+            options = tuple(f"{key}: {prefix}" for key in counts)
+            text = f"which entry of config.json counts the {len(found)} of {prefix}?"
+            asked.append(Question("layers", text, options))
+    rules = rules._replace(settings=tuple(settings), layers=layers)
+    return Draft(rules, (*drafted.questions, *asked))
+
+
+def _speaks_of(key: str, names: str) -> bool:
+    """Whether the name of an entry may be about these spaces: those of heads are named so."""
+    if "head" not in key:
+        return not re.match(r"(head|group|qk|v)(\.|$)", names)
+    if "dim" in key or "size" in key:
+        return bool(re.match(r"(qk|v)(\.|$)", names))
+    shared = "key_value" in key or "kv" in key
+    return names.startswith("head") and (not shared or " " not in names)
+
+
+def _speaks_of_layers(key: str) -> bool:
+    return bool(re.search("layer|block|depth", key))
 
 
 class _Drafter:
     def __init__(
-        self, params: PyTree, heads: int | None, stream: int | None, answers: Mapping[str, str]
+        self,
+        params: PyTree,
+        heads: int | None,
+        stream: int | None,
+        answers: Mapping[str, str],
+        stated: int | None,
     ):
         paths = leaf_paths(params)
         self.leaves = _leaves(paths, jax.tree.leaves(params))
-        self.heads, self.stream = heads, stream
+        self.heads, self.stream, self.stated = heads, stream, stated
         self.rules: dict[str, str] = {}
         self.questions: list[Question] = []
         self.frozen: set[str] = set()
@@ -230,7 +303,8 @@ class _Drafter:
         if len(found) == 1:
             return found.pop()
         inside = [m for m in matrices if m.leaf.layer]
-        text = f"the layers share the sizes {sorted(shared)}: which is their stream? write stream="
+        text = f"the layers share the sizes {sorted(shared)}: which is their stream? "
+        text += "say stream=..., or their axes"
         self._ask(inside[0].leaf, text)
         for m in inside[1:]:
             self._leave(m.leaf)
@@ -268,12 +342,20 @@ class _Drafter:
     def _heads(self, group: Mapping[str, _Matrix]) -> None:
         q, k, v, o = (group[name] for name in "qkvo")
         i = q.leaf.tag
-        if self.heads is None:
+        heads = self.heads
+        if heads is None and self.stated and q.fan_out % self.stated == 0:
+            size = q.fan_out // self.stated
+            even = k.fan_out % size == 0 and self.stated % (k.fan_out // size) == 0
+            heads = self.stated if even else None
+        if heads is None:
             options = [
                 q.axes(f"@{q.fan_in}*", f"(head{i} qk{i})"),
                 q.axes(f"@{q.fan_in}*", f"(head{i} group{i} qk{i})"),
             ]
-            text = "how many heads? write heads=..., or answer for query, key, value and output"
+            text = (
+                "how many heads? say heads=..., or the axes of query, key, value and output, and "
+                "the sizes of these spaces"
+            )
             for m in group.values():
                 reads = m is not o
                 axes = m.axes(f"@{m.fan_in}*", "_") if reads else m.axes("_", f"@{m.fan_out}")
@@ -281,9 +363,9 @@ class _Drafter:
                 self._bias(m, "_" if reads else f"@{m.fan_out}")
             self.questions.append(Question(q.leaf.path, text, tuple(options)))
             return
-        size = divided(q.fan_out, self.heads, f"heads in {q.leaf.path!r}")
+        size = divided(q.fan_out, heads, f"heads in {q.leaf.path!r}")
         shared = divided(k.fan_out, size, f"head size in {k.leaf.path!r}")
-        group_size = divided(self.heads, shared, f"heads of {k.leaf.path!r} among queries")
+        group_size = divided(heads, shared, f"heads of {k.leaf.path!r} among queries")
         many = f"head{i} group{i}" if group_size > 1 else f"head{i}"
         written = {"q": f"({many} qk{i})", "k": f"(head{i} qk{i}*)", "v": f"(head{i} v{i})"}
         for name, axes in written.items():

@@ -1,7 +1,9 @@
 """What a table of an architecture holds, and what is asked of it."""
 
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from reprlib import repr as short
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +15,19 @@ from sail_jax.basis.spaces import Spec, spec
 from sail_jax.checks import nearest
 from sail_jax.trees import leaf_paths, path_str
 
-__all__ = ["Rules", "count", "divided", "fill", "flag", "look", "pairs", "put", "setting"]
+__all__ = [
+    "EPSILONS",
+    "Rules",
+    "count",
+    "divided",
+    "fill",
+    "flag",
+    "look",
+    "pairs",
+    "put",
+    "setting",
+    "stated",
+]
 
 Config = Mapping[str, Any]
 
@@ -32,7 +46,9 @@ class Rules(NamedTuple):
     - single: the patterns under such a prefix that one layer alone has;
     - head_power: of the width that outputs are multiplied by, while their head is the tied table;
     - untied: entries of the configuration, beside the one that ties them, of a network whose head
-      is a tensor of its own.
+      is a tensor of its own;
+    - scales: by pattern, the size ("resid", or the entry that counts layers) and its power that the
+      network multiplies by what it makes of the tensor.
     """
 
     axes: tuple[tuple[str, str], ...]
@@ -46,6 +62,7 @@ class Rules(NamedTuple):
     single: frozenset[str] = frozenset()
     head_power: float = 0.0
     untied: Mapping[str, Any] = {}
+    scales: Mapping[str, tuple[str, float]] = {}
 
     def spec(self, params: PyTree) -> Spec:
         """The checked spec of parameters (arrays or ShapeDtypeStructs); raises as `spec` does."""
@@ -61,6 +78,11 @@ class Rules(NamedTuple):
         spaces = {k: "outer" if k in unread else v for k, v in self.spaces.items() if k in names}
         sizes = {k: v for k, v in self.sizes.items() if k in names}
         return spec(params, kept, spaces=spaces, sizes=sizes)
+
+    def loose(self) -> "Rules":
+        """The rules of the network untied: each tied leaf is used in the first way alone."""
+        axes = tuple((p, text.split("|")[0].strip()) for p, text in self.axes)
+        return self._replace(axes=axes)
 
     def resized(self, config: Config, spec: Spec) -> dict[str, Any]:
         """The configuration with the sizes of a spec, such as `spec.resized(maps)`.
@@ -154,6 +176,80 @@ def flag(config: Config, key: str, *, default: bool) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"the configuration's {key!r} must be true or false, got {value!r}")
     return value
+
+
+EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= sys.float_info.max
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 31
+
+
+# what tables and forward passes take the entries of a configuration to be, where they are stated
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        (*EPSILONS, "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
+        (_is_number, "a finite number, not negative"),
+    ),
+    **dict.fromkeys(
+        (
+            *("vocab_size", "max_position_embeddings", "n_positions", "image_size", "patch_size"),
+            *("num_channels", "inputs", "sliding_window", "max_window_layers"),
+            *("relative_attention_num_buckets", "relative_attention_max_distance"),
+            "original_max_position_embeddings",
+        ),
+        (_is_whole, "a whole number below 2^31"),
+    ),
+    **dict.fromkeys(
+        ("hidden_act", "activation_function", "feed_forward_proj", "rope_type"),
+        (lambda x: isinstance(x, str), "a text"),
+    ),
+    **dict.fromkeys(
+        (
+            *("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "use_sliding_window"),
+            *("scale_decoder_outputs", "tie_word_embeddings", "tied"),
+        ),
+        (lambda x: isinstance(x, bool), "true or false"),
+    ),
+    **dict.fromkeys(
+        ("rope_scaling", "rope_parameters", "text_config", "vision_config"),
+        (lambda x: isinstance(x, Mapping), "a mapping"),
+    ),
+}
+
+
+class _Stated(dict[str, Any]):
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(f"the configuration does not state {key!r}{nearest(key, self)}")
+
+
+def stated(config: Config, prefix: str = "") -> dict[str, Any]:
+    """What a configuration states, nulls left out; what is missing when it is asked for is a
+    ValueError.
+
+    Raises ValueError, naming the entry, where one is not of the kind that it is read as.
+
+    >>> stated({"vocab_size": 5, "head_dim": None})
+    {'vocab_size': 5}
+    """
+    out = _Stated()
+    for key, value in config.items():
+        fits, kind = _KINDS.get(key, (None, ""))
+        if value is None:
+            continue
+        if fits is not None and not fits(value):
+            raise ValueError(
+                f"the configuration's {prefix + key!r} must be {kind}, got {short(value)}"
+            )
+        if fits is _is_number:
+            out[key] = float(value)  # an int may be too large for XLA's
+        else:
+            out[key] = stated(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+    return out
 
 
 def look(config: Config, key: str) -> Any:

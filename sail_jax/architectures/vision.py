@@ -1,5 +1,6 @@
 """Tables of vision transformers for the tensor names of Hugging Face: ViT, CLIP's two towers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from sail_jax.architectures import forward
@@ -84,7 +85,10 @@ def clip(config: Config) -> Rules:
             f"{norm}.weight": f"diag({resid})",
             f"{norm}.bias": resid,
         }
-        more = _tower(setting(config, f"{tower}_config"), f"{tower}.", f"{tower}_config.")
+        inner = setting(config, key := f"{tower}_config")
+        if not isinstance(inner, Mapping):
+            raise ValueError(f"the configuration's {key!r} must be a mapping, got {inner!r}")
+        more = _tower(inner, f"{tower}.", f"{key}.")
         spaces, sizes, settings = spaces | more[0], sizes | more[1], settings + more[2]
     # a norm before the first layer writes into the stream: no unit of it may be an average
     spaces["vision.resid"] = "layernorm odd"

@@ -19,7 +19,7 @@ from sail_jax.basis.maps import SpaceMap, classify, measure
 from sail_jax.basis.spaces import Spec, table
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Certificate", "Report", "SpaceReport", "certificate", "exactness"]
+__all__ = ["Certificate", "Report", "SpaceReport", "Verdict", "certificate", "exactness"]
 
 
 class SpaceReport(NamedTuple):
@@ -42,15 +42,45 @@ class Report(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether the change of basis preserves the network's function."""
+        """Whether the change of basis preserves the network's function, as far as axes say."""
         return all(space.exact for space in self.spaces)
 
     def __str__(self) -> str:
-        rows = [("space", "family", "defect", "exact")]
+        rows = [("space", "family", "defect", "exact by its axes")]
         for name, family, loss, reason in self.spaces:
             shown = "traced" if loss is None else f"{loss:.1e}"
             rows.append((name, str(family), shown, f"no: {reason}" if reason else "yes"))
         return table(rows)
+
+
+class Verdict(NamedTuple):
+    """Whether a change preserves what a network computes, and how that is known.
+
+    Axes speak of tensors, not of what a network makes of them (one may multiply its embeddings by
+    the root of their width), so without a run nothing is said to be exact.
+
+    Attributes:
+      axes: Whether it is exact as far as the axes say, as `Report.exact`.
+      by: Which forward pass ran both networks on probe inputs, "" if none did.
+      agrees: Whether their outputs agreed to rounding.
+    """
+
+    axes: bool
+    by: str = ""
+    agrees: bool = False
+
+    @property
+    def exact(self) -> bool | None:
+        """None where the axes say so and nothing was run."""
+        return None if self.axes and not self.by else self.axes and self.agrees
+
+    def __str__(self) -> str:
+        axes = f"{'exact' if self.axes else 'not exact'} as far as the axes say"
+        if not self.by:
+            return f"{axes}; not run"
+        end = "agree to rounding" if self.agrees else "differ by more than rounding"
+        ran = f"outputs on probe inputs {end} (run by {self.by})"
+        return f"{axes}, and {ran}" if self.agrees or not self.axes else f"not exact: {ran}"
 
 
 def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:

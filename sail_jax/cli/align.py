@@ -99,12 +99,11 @@ def run(args: Namespace) -> int:
     )
     lost = [row for row in aligned.report.spaces if not row.exact]
     for row in lost:
-        print(f"not exact: {row.space}: {row.reason}")
-    if not lost:
-        print(f"exact: all {len(aligned.report.spaces)} maps preserve what B computes")
+        print(f"not exact by its axes: {row.space}: {row.reason}")
     for one in done.agreement:
         print(f"B before and after, {one}")
-    print(f"{done.out}: {len(aligned.spec.leaves)} tensors in {done.seconds:.1f} s")
+    tensors = len(aligned.spec.leaves)
+    print(f"{done.out}: {tensors} tensors in {done.seconds:.1f} s; {done.verdict}")
     return 0
 
 
@@ -171,7 +170,7 @@ def table(aligned: Any, *, full: bool = False) -> str:
     from sail_jax.basis.spaces import table as columns
 
     found = {match.space: match for match in aligned.matches}
-    rows = [("space", "family", "units", "moved", "similarity", "after", "exact")]
+    rows = [("space", "family", "units", "moved", "similarity", "after", "exact by its axes")]
     exact = {row.space: row.exact for row in aligned.report.spaces}
     for label, names in _grouped(found, full).items():
         of = [found[name] for name in names]

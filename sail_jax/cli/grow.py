@@ -104,7 +104,7 @@ def run(args: Namespace) -> int:
     for one in done.agreement:
         print(one)
     tensors = len(done.growth.leaves)
-    print(f"{done.out}: {tensors} tensors in {time.monotonic() - began:.1f} s")
+    print(f"{done.out}: {tensors} tensors in {time.monotonic() - began:.1f} s; {done.verdict}")
     return 0
 
 
@@ -159,9 +159,11 @@ def _methods() -> int:
 def _draft(args: Namespace) -> int:
     from sail_jax.checkpoint.formats.open import open_values
     from sail_jax.checkpoint.recipe import tables
+    from sail_jax.checkpoint.sources.growth import read_target
 
+    config = None if args.config is None else read_target(args.config)
     with open_values(args.checkpoint, allow_pickle=args.allow_pickle) as checkpoint:
-        print(tables.draft_table(checkpoint), end="")
+        print(tables.draft_table(checkpoint, config), end="")
     return 0
 
 
@@ -179,6 +181,7 @@ def _show(ready: Any) -> None:
     for note in ready.growth.notes:
         print(f"note: {note}")
     print(ready.summary())
+    print(about["exactness"])
 
 
 def _bytes(tensor: Any) -> int:

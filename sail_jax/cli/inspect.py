@@ -46,13 +46,15 @@ def run(args: Namespace) -> int:
     from sail_jax import disk
     from sail_jax.checkpoint.formats.open import open_checkpoint, open_values
     from sail_jax.checkpoint.recipe import tables
+    from sail_jax.checkpoint.sources.growth import read_target
 
     if args.json is not None:
         disk.admit(args.json, SCHEMA, "a record of inspect")
     opening = open_values if args.draft else open_checkpoint
     with opening(args.checkpoint[0], allow_pickle=args.allow_pickle) as checkpoint:
         if args.draft:
-            print(tables.draft_table(checkpoint), end="")
+            config = None if args.config is None else read_target(args.config)
+            print(tables.draft_table(checkpoint, config), end="")
             return 0
         record, spec = inspect(checkpoint, args)
     found = None

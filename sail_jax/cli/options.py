@@ -1,7 +1,9 @@
 """What command lines have in common: their parser, texts and what they mean, one way for errors."""
 
 import argparse
+import pkgutil
 import re
+import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -116,6 +118,21 @@ def seed(text: str) -> int:
     return int(text)
 
 
+def function(text: str) -> Callable[..., Any]:
+    """MODULE:FUNCTION, imported; modules may lie in the working directory, as for `python -m`."""
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text):
+        raise ArgumentTypeError(f"expected MODULE:FUNCTION, or nothing at the end, got '{text}'")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        value = pkgutil.resolve_name(text)
+    except Exception as error:  # the module is the user's: whatever it does when it is imported
+        raise ArgumentTypeError(f"{text}: {type(error).__name__}: {error}") from error
+    if not callable(value):
+        raise ArgumentTypeError(f"{text} is no function, but {type(value).__name__}")
+    return value
+
+
 def add_tables(parser: Any, checkpoint: str) -> None:
     """The options of commands that need to know which spaces tensors live in."""
     add = parser.add_argument
@@ -124,9 +141,13 @@ def add_tables(parser: Any, checkpoint: str) -> None:
 
 
 def add_certify(parser: Any) -> None:
-    """Whether outputs are compared before and after."""
+    """Whether outputs are compared before and after, and what computes them. Code that a user names
+    is run, so the command line is the only place to name it: no file that is read can."""
     add = parser.add_argument
-    add("--certify", dest="certify", action="store_true", default=None, help="compare outputs")
+    add(
+        "--certify", metavar="MODULE:FUNCTION", nargs="?", const=True, type=function,
+        help="compare outputs: by our forward pass, or by FUNCTION(tensors, config)",
+    )  # fmt: skip
     add("--no-certify", dest="certify", action="store_false", help="default: if both are small")
 
 

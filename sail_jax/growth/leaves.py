@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from sail_jax.basis.axes import Factor
-from sail_jax.basis.certificate import Report
+from sail_jax.basis.certificate import Report, Verdict
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Leaf, Space, Spec
@@ -139,7 +139,7 @@ class Growth:
         return self._sources[path]
 
     def __repr__(self) -> str:
-        return f"Growth({len(self.leaves)} leaves, {'exact' if self.report.exact else 'not exact'})"
+        return f"Growth({len(self.leaves)} leaves, {Verdict(self.report.exact)})"
 
 
 @partial(jax.jit, static_argnums=0)

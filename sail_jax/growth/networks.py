@@ -17,7 +17,7 @@ import numpy as np
 from jax.scipy.linalg import block_diag
 from jaxtyping import PRNGKeyArray, PyTree
 
-from sail_jax.architectures.table import Config, Rules, look, put
+from sail_jax.architectures.table import Config, Rules, fill, look, put
 from sail_jax.basis.axes import parse_axes, path_pattern
 from sail_jax.basis.certificate import Report
 from sail_jax.basis.families import Family
@@ -30,7 +30,15 @@ from sail_jax.growth.layers import Source, added, chained, deepened, layer_row, 
 from sail_jax.growth.leaves import Growth
 from sail_jax.growth.named import METHODS, Method
 from sail_jax.growth.quantities import Fitted, fit, judge
-from sail_jax.growth.targets import TIES, check_stated, layer_count, new_sizes, rules_of, target
+from sail_jax.growth.targets import (
+    TIES,
+    check_depth,
+    check_stated,
+    layer_count,
+    new_sizes,
+    rules_of,
+    target,
+)
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Growth", "grow", "plan"]
@@ -141,7 +149,10 @@ def plan(
         )
     goal = goal if kinds is None else goal | {"layer_types": kinds}
     spec = make(deep_config).spec(_shapes(flat, sources))
-    sizes = new_sizes(make(goal), goal, spec, given)
+    goal_rules = make(goal)
+    if isinstance(rules, Rules):  # the sizes that it states are those of the network as it was
+        goal_rules = goal_rules._replace(sizes={})
+    sizes = new_sizes(goal_rules, goal, spec, given)
 
     tied = {path for s in spec.spaces for path, _, _, _, tie in spec.uses(s.name) if tie}
     if asked_ties := [key for key in TIES if key in to]:
@@ -151,6 +162,8 @@ def plan(
     broken = any(f.space in sizes for path in tied for axis in spec.axes(path) for f in axis)
     loose = bool(tied) and (broken and wide.lossless if untie is None else untie)
     if loose:
+        if isinstance(rules, Rules):
+            make = rules_of(config, rules.loose())
         deep_config, goal = (_untied(entries, old_rules) for entries in (deep_config, goal))
         heads = _heads(flat, spec, make(deep_config), old_rules.head_power)
         sources |= heads
@@ -182,13 +195,19 @@ def plan(
     if require_lossless and not report.exact:
         sentences = "; ".join(f"{r.space!r}: {r.reason}" for r in report.spaces if not r.exact)
         raise ValueError(f"lossless growth was asked for, but {sentences}")
-    if isinstance(rules, Rules) and not rules.settings and config and maps:
-        notes.append("the rules have no settings: sizes in the configuration stay as they were")
+    if isinstance(rules, Rules) and not rules.settings:
+        _check_unstated(config, spec, maps)
     grown = dict(fitted.maps) | {n: m for n, m in layers.items() if n in stacks}
     resized = spec.resized(grown)
     final = make(goal).resized(fitted.config, resized)
     for name, m in new.pairs.items():
         grown[name] = compose(grown[name], m) if name in grown else m
+    if wide.lossless:
+        growths = {s.name: resized.space(s.name).size / s.size for s in spec.spaces}
+        growths |= {n: layers[n].new / layers[n].old if n in layers else 1.0 for n in counts}
+        for path, factor in _scaled_by_size(deep_rules, spec, growths).items():
+            sources[path] = sources[path]._replace(scale=sources[path].scale * factor)
+            notes.append(f"{path!r} times {factor:.6g}, as what the network multiplies it by grows")
     leaves = {}
     for path, x in _shapes(flat, sources).items():
         shape = tuple(n or m for n, m in zip(resized.shape(path), x.shape, strict=True))
@@ -230,6 +249,19 @@ def _methods(method: str, depth_method: str | None) -> tuple[Method, Method]:
             f"two depth methods, {method!r} and {depth_method!r}: name one that widens"
         )
     return wide, METHODS[depth_method]
+
+
+def _check_unstated(config: Config, spec: Spec, maps: Mapping[str, SpaceMap]) -> None:
+    """ValueError if the configuration states the old size of a space that grows, as far as numbers
+    tell, and rules that have no settings leave it so."""
+    for name, m in maps.items():
+        for key, n in config.items():
+            if type(n) is int and n == m.old != m.new:
+                raise ValueError(
+                    f"space {name!r} grows from {n} to {m.new} units, but the configuration would "
+                    f"go on stating {key!r}: {n}, as the rules have no settings: say there which "
+                    f"entry states which space, such as {{{key}: {name}}}"
+                )
 
 
 def _is_key(key: Any) -> bool:
@@ -293,8 +325,7 @@ def _layers(
     chain: bool = False,
 ) -> SpaceMap:
     """The map of the layers, of which the first `fixed` stay."""
-    if isinstance(new, bool) or not isinstance(new, int) or new < old:
-        raise ValueError(f"growth was asked for, but {name!r} is {old} and would be {new}")
+    check_depth(name, old, new)
     if new == old:
         return identity(old)
     assert deep.layers is not None
@@ -305,6 +336,27 @@ def _layers(
         return deepen(old, new, matrix=block_diag(jnp.eye(fixed), m.write))
     index = jnp.concatenate([jnp.arange(fixed), fixed + m.index])
     return duplicate(index, old, Family.SELECTION)
+
+
+def _scaled_by_size(rules: Rules, spec: Spec, growths: Mapping[str, float]) -> dict[str, float]:
+    """What each leaf that the network multiplies by a size is multiplied by, to make up for how
+    many times that grows."""
+    out: dict[str, float] = {}
+    for path, axes in spec.leaves:
+        for pattern, (size, power) in rules.scales.items():
+            if match := path_pattern(pattern).fullmatch(path):
+                factor = growths[fill(size, match.groupdict())] ** -power
+                factors = [f for axis in axes for f in axis]
+                tied = any(f.tied for f in factors)
+                if factor == 1 or (tied and any(growths[f.space] != 1 for f in factors)):
+                    continue  # a tied table whose spaces grow is reported as not exact already
+                if tied:
+                    raise ValueError(
+                        f"the network multiplies {path!r} by {size}^{power:g} where it writes, not "
+                        "where it reads: it cannot stay tied"
+                    )
+                out[path] = out.get(path, 1.0) * factor
+    return out
 
 
 def _shapes(flat: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[str, Any]:
@@ -335,7 +387,10 @@ def _untied(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
 
 
 def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> dict[str, Source]:
-    """The head that a tied table is untied into, unless the checkpoint holds one."""
+    """The head that a tied table is untied into, unless the checkpoint holds one.
+
+    Raises ValueError if no pattern names a head.
+    """
     tied = {
         path: pattern
         for path, axes in spec.leaves
@@ -346,6 +401,7 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> d
     names = [axis[0].space for axis in spec.axes(table)]
     scale = spec.space(names[1]).size ** power
     out: dict[str, Source] = {}
+    named = False
     for pattern, text in loose.axes:
         if "{" in text:  # of a layer
             continue
@@ -356,6 +412,7 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> d
             continue
         prefix = table.removesuffix(own.removeprefix("**")) if own.startswith("**") else ""
         path = prefix + pattern.removeprefix("**")
+        named = True
         if path in flat:
             continue
         out[path] = Source((table,), transpose=spaces != names, scale=scale)
@@ -363,4 +420,10 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> d
         if path.endswith("decoder.weight") and bias in flat:
             # a head of its own has a bias of its own
             out.setdefault(path.removesuffix("weight") + "bias", Source((bias,)))
+    if not named:
+        raise ValueError(
+            f"the tied table {table!r} has to be untied, but nothing names the head it becomes: "
+            f"add a pattern, optional, such as 'lm_head.weight: {names[0]} {names[1]}*', or take "
+            "untie=False, which is not exact"
+        )
     return out

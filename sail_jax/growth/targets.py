@@ -1,19 +1,19 @@
 """What a network is to become: a target configuration, read into layers and sizes of spaces."""
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from reprlib import repr as short
 from typing import Any, cast
 
 from sail_jax import architectures
-from sail_jax.architectures.table import Config, Rules, look, put
+from sail_jax.architectures.table import EPSILONS, Config, Rules, look, put, stated
 from sail_jax.basis.axes import path_pattern
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
 
 __all__ = [
-    "EPSILONS",
     "TIES",
+    "check_depth",
     "check_stated",
     "differences",
     "ends",
@@ -25,7 +25,6 @@ __all__ = [
 ]
 
 TIES = ("tie_word_embeddings", "tied")
-EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
 
 # entries of which another value is another function of the same tensors, even where none is stated
 _KEPT_ENTRIES = (
@@ -46,7 +45,11 @@ _FREE_ENTRIES = re.compile(
     r"|n_ctx|layer_types|model_type|logit_scale_init_value|auto_map)"
 )
 
+# entries that growth computes with, whatever is or is not run
+_READ = (*EPSILONS, "rope_scaling", "rope_parameters", "max_window_layers")
+
 _MOST = 1 << 24  # units of a space: what maps are made for
+_MOST_LAYERS = 1 << 10  # each tensor of each layer is planned by itself, some milliseconds each
 
 # the words of spaces that a factor of width leaves alone: ends, and the units of a head
 _KEPT = {"outer", "dot", "linear", "stack"}
@@ -68,7 +71,7 @@ def layer_of(rules: Rules, path: str) -> tuple[str, int, tuple[int, int]] | None
     and where in the path that stands."""
     for key, prefix in rules.layers.items():
         match = path_pattern(f"{prefix}**").fullmatch(path)
-        if match and match["i"].isdigit():
+        if match and re.fullmatch("[0-9]{1,9}", match["i"]):
             alone = any(path_pattern(pattern).fullmatch(path) for pattern in rules.single)
             return None if alone else (key, int(match["i"]), match.span("i"))
     return None
@@ -86,7 +89,13 @@ def layer_count(rules: Rules, paths: Iterable[str]) -> dict[str, int]:
             found.setdefault(key, {}).setdefault((path[:start], path[stop:]), set()).add(number)
     counts = {}
     for key, names in found.items():
-        every = set(range(1 + max(max(numbers) for numbers in names.values())))
+        every = set[int]().union(*names.values())
+        if len(every) <= max(every):
+            (before, after), numbers = max(names.items(), key=lambda item: max(item[1]))
+            lost = next(n for n in range(max(every)) if n not in every)
+            raise ValueError(
+                f"the checkpoint has {before + str(max(numbers)) + after!r}, but no layer {lost}"
+            )
         alike = [p for p, _ in rules.axes if p.startswith(rules.layers[key])]
         for (before, after), numbers in names.items():
             have = f"{before}{min(numbers)}{after}"
@@ -98,7 +107,9 @@ def layer_count(rules: Rules, paths: Iterable[str]) -> dict[str, int]:
 
 
 def check_stated(config: Config, rules: Rules, spec: Spec, counts: Mapping[str, int]) -> None:
-    """ValueError, naming the entry, where a configuration states what the tensors contradict."""
+    """ValueError, naming the entry, where a configuration states what the tensors contradict, or
+    what is not of the kind that it is read as."""
+    _check_read(config)
     found = rules.resized(config, spec)
     for key in dict.fromkeys(key for key, _ in rules.settings):
         _check_entry(key, look(config, key), look(found, key))
@@ -114,9 +125,17 @@ def check_stated(config: Config, rules: Rules, spec: Spec, counts: Mapping[str, 
         )
 
 
-def _check_entry(key: str, stated: Any, found: Any) -> None:
-    if stated is not None and (isinstance(stated, bool) or stated != found):
-        raise ValueError(f"the configuration states {key!r}: {stated!r}, but the tensors {found}")
+def _check_read(config: Config, prefix: str = "") -> None:
+    for key, value in config.items():
+        if key in _READ:
+            stated({key: value}, prefix)
+        elif isinstance(value, Mapping):
+            _check_read(value, f"{prefix}{key}.")
+
+
+def _check_entry(key: str, said: Any, found: Any) -> None:
+    if said is not None and (isinstance(said, bool) or said != found):
+        raise ValueError(f"the configuration states {key!r}: {said!r}, but the tensors {found}")
 
 
 def target(
@@ -132,6 +151,9 @@ def target(
             f"to must be a configuration, entries of one, or factors of width and depth, got "
             f"{type(to).__name__}"
         )
+    for key in to:
+        if not isinstance(key, str):
+            raise TypeError(f"the entries of to are named by texts, got {key!r}")
     if not to:
         raise ValueError("to is empty: nothing was asked for")
     known = rules.resized(config, spec)
@@ -199,14 +221,16 @@ def _times(key: str, old: Any, value: Any) -> Any:
     return _multiple(key, old, factor)
 
 
-def _multiple(key: str, old: int, factor: Any) -> int:
-    if isinstance(factor, str):
+def _multiple(key: str, old: Any, factor: Any) -> int:
+    if isinstance(factor, str) and factor.endswith("x"):
         return _times(key, old, factor)
+    if type(old) is not int:
+        raise ValueError(f"{key} is {old!r}, no whole number to be multiplied")
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
-        raise ValueError(f"a factor must be a positive number, got {factor!r}")
+        raise ValueError(f"the factor of {key} must be a positive number, got {factor!r}")
+    if factor >= 2**31 or old * factor >= 2**31:
+        raise ValueError(f"{short(factor)} times {key} = {old} is more than an array can have")
     new = old * factor
-    if not math.isfinite(new) or new >= 2**31:
-        raise ValueError(f"{factor:g} times {key} = {old} is more than an array can have")
     if abs(new - round(new)) > 1e-6:
         raise ValueError(
             f"{factor:g} times {key} = {old} is {new:g}, no whole number: state {key} itself"
@@ -225,10 +249,11 @@ def _scaled(
     sizes = {}
     grouped = {f.space for leaf in spec.leaves for axis in leaf.axes for f in axis[1:]}
     if "width" in to:
-        if isinstance(to["width"], int) and to["width"] >= (look(known, "width") or 2**31):
+        own = look(known, "width")
+        if isinstance(own, int) and isinstance(to["width"], int) and to["width"] >= own:
             raise ValueError(
                 f"width={to['width']} beside nothing but depth is a factor, and the network has "
-                f"width {known['width']}: state a size beside another entry, or write '2x'"
+                f"width {own}: state a size beside another entry, or write '2x'"
             )
         first = {key: text.split()[0] for key, text in reversed(rules.settings)}
         wide = [s.name for s in spec.spaces if not _KEPT & set(s.nonlinearity.split())]
@@ -253,12 +278,23 @@ def _scaled(
             raise ValueError("the table of this architecture names no layers to deepen")
         for key, old in counts.items():
             new, listed = _multiple(key, old, to["depth"]), look(known, key)
+            check_depth(key, old, new)
             if isinstance(listed, list | tuple):  # layers of a width each: repeated in place
                 known = put(known, key, [listed[k * old // new] for k in range(new)])
             else:
                 known = put(known, key, new)
         sizes |= {s.name: _multiple(s.name, s.size, to["depth"]) for s in stacks}
     return known, sizes
+
+
+def check_depth(key: str, old: int, new: Any) -> None:
+    """ValueError unless a network of `old` layers may be one of `new`."""
+    if isinstance(new, bool) or not isinstance(new, int) or new < old:
+        raise ValueError(f"growth was asked for, but {key!r} is {old} and would be {short(new)}")
+    if new > max(old, _MOST_LAYERS):
+        raise ValueError(
+            f"{key!r} would be {short(new)}: growth makes at most {_MOST_LAYERS} layers"
+        )
 
 
 def _whole(
@@ -336,7 +372,7 @@ def new_sizes(
             continue
         if isinstance(new, bool) or not isinstance(new, int) or new >= _MOST:
             raise ValueError(
-                f"the size of {space.name!r} must be a whole number below {_MOST}, got {new!r}"
+                f"the size of {space.name!r} must be a whole number below {_MOST}, got {short(new)}"
             )
         if ends(spec, space.name):
             raise ValueError(

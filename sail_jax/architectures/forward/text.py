@@ -100,12 +100,12 @@ def _frequencies(config: Config, size: int) -> Float[Array, "size/2"]:
     base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     f = 1 / base ** (np.arange(0, size, 2) / size)
     if kind == "linear":
-        f = f / rope["factor"]
+        f = f / setting(rope, "factor")
     elif kind == "llama3":
-        old = rope["original_max_position_embeddings"]
-        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        old = setting(rope, "original_max_position_embeddings")
+        low, high = setting(rope, "low_freq_factor"), setting(rope, "high_freq_factor")
         smooth = np.clip((old * f / (2 * math.pi) - low) / (high - low), 0, 1)
-        f = f * (smooth + (1 - smooth) / rope["factor"])
+        f = f * (smooth + (1 - smooth) / setting(rope, "factor"))
     elif kind != "default":
         raise ValueError(f"rotary positions of type {kind!r} are not known here")
     return jnp.asarray(f, jnp.float32)
@@ -140,6 +140,8 @@ def roberta(params: Params, config: Config, tokens: Tokens) -> Logits:
     """RoBERTa, whose positions start after that of padding and do not count padding."""
     t = Tensors(params)
     pad = setting(config, "pad_token_id", default=1)
+    if not isinstance(pad, int):
+        raise ValueError(f"the configuration's 'pad_token_id' must be a whole number, got {pad!r}")
     real = tokens != pad
     positions = jnp.cumsum(real, axis=-1) * real + pad
     x = _bert(t.maybe("roberta."), config, tokens, positions, real)

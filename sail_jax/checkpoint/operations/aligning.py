@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from sail_jax.align.blocks import change_blocks
+from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.engine.executor import (
     CONSTANT,
     Limits,
@@ -23,7 +24,13 @@ from sail_jax.checkpoint.engine.executor import (
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import open_values
-from sail_jax.checkpoint.operations.agreement import Agreement, certified, wanted
+from sail_jax.checkpoint.operations.agreement import (
+    Agreement,
+    Certify,
+    certified,
+    verdict,
+    wanted,
+)
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
@@ -40,10 +47,12 @@ Path_ = str | PathLike[str]
 
 class AlignedCheckpoint(NamedTuple):
     """What was done: the alignment, how far the outputs moved (none if not asked, or not known
-    how), the output and how long it took (in seconds)."""
+    how), whether the function is preserved and how that is known, the output and how long it took
+    (in seconds)."""
 
     aligned: Aligned
     agreement: tuple[Agreement, ...]
+    verdict: Verdict
     out: Path | None
     seconds: float
 
@@ -54,7 +63,7 @@ def align_checkpoints(
     out: Path_ | None,
     config: Mapping[str, Any] | None = None,
     *,
-    certify: bool | None = None,
+    certify: Certify = None,
     run: RunOptions = DEFAULTS,
     **options: Any,
 ) -> AlignedCheckpoint:
@@ -62,7 +71,8 @@ def align_checkpoints(
 
     options: of `align_maps`, whose `max_memory` is that of `run`. The output has what lay beside
     the tensors of `b`, and align.json: what was done to which space. certify: also run `b` before
-    and after on probe inputs; by default if the architecture is known and both fit in 1 GB.
+    and after on probe inputs; by default if the architecture is known and both fit in 1 GB. Or a
+    function `outputs(tensors, config)` to run it by.
 
     Raises ValueErrors: those of `align_maps`, CheckpointError and MergeError.
     """
@@ -82,22 +92,27 @@ def align_checkpoints(
 
         entries = 2 * sum(math.prod(x.shape) for x in other.tensors.values())
         agreed, failed = wanted(
-            certify, entries, b, lambda: certified(other.tensors, own, renew), run.max_memory
+            certify,
+            entries,
+            b,
+            lambda: certified(other.tensors, own, renew, certify),
+            run.max_memory,
         )
+        preserved = verdict(aligned.report, agreed)
         aligned = aligned._replace(notes=(*aligned.notes, *failed))
         if out is not None:
             maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(aligned.maps)]
             mark = hashlib.sha256(repr(maps).encode()).hexdigest()
             view = aligned_view(other, aligned, mark=mark)
             works = view.works()
-            about = _about(a, b, aligned, agreed)
+            about = _about(a, b, aligned, agreed, preserved)
             bounds = _limits(works, run.max_memory, run.threads)
             carried_out(
                 works, Path(out), bounds, mark, [reference, other],
                 lambda: _extras(view.extras, about), run,
             )  # fmt: skip
     where = None if out is None else Path(out)
-    return AlignedCheckpoint(aligned, agreed, where, time.monotonic() - began)
+    return AlignedCheckpoint(aligned, agreed, preserved, where, time.monotonic() - began)
 
 
 def _limits(works: Sequence[Work], max_memory: int | None, threads: int | None) -> Limits:
@@ -110,12 +125,15 @@ def _limits(works: Sequence[Work], max_memory: int | None, threads: int | None) 
         return limits(works, max_memory, 1)._replace(hold=0)
 
 
-def _about(a: Path_, b: Path_, aligned: Aligned, agreed: Sequence[Agreement]) -> dict[str, Any]:
+def _about(
+    a: Path_, b: Path_, aligned: Aligned, agreed: Sequence[Agreement], preserved: Verdict
+) -> dict[str, Any]:
     reasons = {row.space: row.reason for row in aligned.report.spaces}
     return {
         "reference": str(a),
         "source": str(b),
-        "exact": aligned.report.exact,
+        "exact": preserved.exact,
+        "exactness": str(preserved),
         "distance": dict(zip(("before", "after"), aligned.distance, strict=True)),
         "spaces": [{**m._asdict(), "lost": reasons[m.space]} for m in aligned.matches],
         "within": aligned.within,

@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sail_jax.architectures import Rules
+from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.engine.executor import Limits, limits, peak, summary
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint, open_values
-from sail_jax.checkpoint.operations.agreement import Agreement, certified, wanted
+from sail_jax.checkpoint.operations.agreement import (
+    Agreement,
+    Certify,
+    certified,
+    verdict,
+    wanted,
+)
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
@@ -62,10 +69,12 @@ class Growing(NamedTuple):
 
 class Grown(NamedTuple):
     """What was done: the growth, how well the networks agree (none if not asked, or not known how),
-    the output, how long it took (in seconds) and what is to be said of it, a sentence each."""
+    whether the function is preserved and how that is known, the output, how long it took (in
+    seconds) and what is to be said of it, a sentence each."""
 
     growth: networks.Growth
     agreement: tuple[Agreement, ...]
+    verdict: Verdict
     out: Path
     seconds: float
     notes: tuple[str, ...]
@@ -98,7 +107,7 @@ def growing(
                 for key, value in made.config.items()
                 if before.get(key) != value
             },
-            "exact": made.report.exact,
+            **_exactness(Verdict(made.report.exact)),
             "spaces": [
                 {"space": s.space, "family": str(s.family), "defect": s.defect, "lost": s.reason}
                 for s in made.report.spaces
@@ -124,7 +133,7 @@ def grow_checkpoint(
     seed: int = 0,
     config: Any = None,
     rules: Rules | None = None,
-    certify: bool | None = None,
+    certify: Certify = None,
     run: RunOptions = DEFAULTS,
     before: Callable[[Growing], None] | None = None,
     **options: Any,
@@ -133,9 +142,10 @@ def grow_checkpoint(
 
     to: the target configuration (a mapping or its path), factors such as {"width": 2, "depth": 4},
     or entries that change. The output has the new config.json, what else lay beside the tensors, a
-    model card and growth.json: what was done, and the exactness of every space. certify: also run
-    both networks on probe inputs, in float32 and in the dtype of the checkpoint; by default if
-    the architecture is known and both fit in 1 GB. The rest as in `growth_view`.
+    model card and growth.json: what was done, the exactness of every space, and how that is known.
+    certify: also run both networks on probe inputs, in float32 and in the dtype of the checkpoint;
+    by default if the architecture is known and both fit in 1 GB. Or a function
+    `outputs(tensors, config)` to run them by. The rest as in `growth_view`.
 
     Raises ValueErrors: what `growth.plan` raises, CheckpointError and MergeError.
     """
@@ -157,21 +167,28 @@ def grow_checkpoint(
         both = (*view.base.tensors.values(), *view.tensors.values())
         entries = sum(math.prod(x.shape) for x in both)
         agreed, failed = wanted(
-            certify, entries, path, lambda: certified(view.base.tensors, own, renew), run.max_memory
+            certify,
+            entries,
+            path,
+            lambda: certified(view.base.tensors, own, renew, certify),
+            run.max_memory,
         )
-        about = {**ready.about, "agreement": [one._asdict() for one in agreed]}
-        about["notes"] = notes = [*ready.growth.notes, *failed]
-        if ready.growth.report.exact and not all(one.preserved for one in agreed):
-            sentence = f"every space is exact, yet {agreed[0]}"
-            if options.get("require_lossless"):
-                raise CheckpointError(f"{path}: lossless growth was asked for: {sentence}")
-            notes.append(sentence)
-            about["exact"] = False
+        preserved = verdict(ready.growth.report, agreed)
+        if options.get("require_lossless") and preserved.exact is False:
+            raise CheckpointError(f"{path}: lossless growth was asked for, but is {preserved}")
+        notes = [*ready.growth.notes, *failed]
+        about = {**ready.about, **_exactness(preserved)}
+        about |= {"agreement": [run._asdict() for run in agreed], "notes": notes}
         carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint, [ready.checkpoint],
             lambda: _extras(ready.view, about, Path(out).name), run,
         )  # fmt: skip
-    return Grown(ready.growth, agreed, Path(out), time.monotonic() - began, tuple(notes))
+    seconds = time.monotonic() - began
+    return Grown(ready.growth, agreed, preserved, Path(out), seconds, tuple(notes))
+
+
+def _exactness(preserved: Verdict) -> dict[str, Any]:
+    return {"exact": preserved.exact, "exactness": str(preserved)}
 
 
 def _extras(view: View, about: Mapping[str, Any], name: str) -> dict[str, bytes | Path]:

@@ -237,7 +237,6 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
     front = ["library_name: transformers"] if transformers else []
     options = "".join(f", {key} {value}" for key, value in about["options"].items())
     lost = [row for row in about["spaces"] if row["lost"]]
-    exact = "preserves" if about["exact"] else "does not preserve"
     body = [
         f"# {name}",
         "",
@@ -247,7 +246,7 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
         "",
         *(f"- {key}: {old} to {new}" for key, (old, new) in about["changes"].items()),
         "",
-        f"By the algebra of its spaces the growth {exact} the function of the network.",
+        f"The function of the network: {about['exactness']}.",
         *(f"- `{row['space']}`: {row['lost']}" for row in lost),
     ]
     for one in about["agreement"]:

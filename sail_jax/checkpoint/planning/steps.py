@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.planning.inputs import Opened
 from sail_jax.checkpoint.recipe.parts import Alignment, Growth, Ref
@@ -63,8 +64,8 @@ class Openings:
             checkpoint, json.loads(step.to), step.method, seed=step.seed, **given
         )
         lost = [f"{row.space} ({row.reason})" for row in growth.report.spaces if row.reason]
-        kept = "its function is preserved" if growth.report.exact else f"lost: {'; '.join(lost)}"
-        self._notes.append(f"{ref}: {kept}")
+        self._notes.append(f"{ref}: {Verdict(growth.report.exact)}")
+        self._notes += [f"{ref}: lost: {'; '.join(lost)}"] if lost else []
         self._notes += [f"{ref}: {note}" for note in growth.notes]
         return view
 

@@ -8,8 +8,11 @@ sizes: {"head.{i}": 4}             # of those that no tensor settles
 settings: {hidden_size: resid}     # which entry of config.json states which spaces
 layers: {num_layers: "blocks.{i}."}    # which entry counts the layers, and their prefix
 optional: ["*.bias"]               # patterns that need not match
+open: [...]                        # questions of a draft, to be answered and taken out
+scales: {embed.weight: resid^0.5}  # what the network multiplies by a power of a size
 """
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +24,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from sail_jax import disk
 from sail_jax.architectures import Rules, draft
 from sail_jax.basis.axes import parse_axes, path_pattern
+from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.declared import Declared, read
 from sail_jax.checkpoint.recipe.settings import Natural
@@ -46,6 +50,14 @@ def _of_axes(pattern: str, info: ValidationInfo) -> str:
     return pattern
 
 
+def _power(text: Any) -> tuple[str, float]:
+    """ "resid^0.5": the name of a size, and its power."""
+    size, _, power = str(text).rpartition("^")
+    if not size or not re.fullmatch(r"-?(\d+(\.\d*)?|\.\d+)", power):
+        raise ValueError(f"expected a size and its power, such as resid^0.5, got {text!r}")
+    return size, float(power)
+
+
 class Table(Declared):
     """A table of spaces, as above."""
 
@@ -57,6 +69,10 @@ class Table(Declared):
     settings: dict[str, str | list[str]] = Field(default_factory=dict)
     layers: dict[str, str] = Field(default_factory=dict)
     optional: tuple[Annotated[str, AfterValidator(_of_axes)], ...] = ()
+    open: tuple[str, ...] = ()
+    scales: dict[
+        Annotated[str, AfterValidator(_of_axes)], Annotated[Any, AfterValidator(_power)]
+    ] = Field(default_factory=dict)
 
 
 def read_table(path: str | Path) -> Rules:
@@ -64,6 +80,12 @@ def read_table(path: str | Path) -> Rules:
     that cannot be read and sizes that are no whole numbers."""
     root = compose(disk.read_bytes(Path(path), LIMIT), str(path))
     table = read(Table, root)
+    if table.open:
+        raise RecipeError(
+            root.value["open"].key,
+            f"{len(table.open)} of a draft's questions are open, such as {table.open[0]!r}: answer "
+            "where it says, and take it out of 'open'",
+        )
     words = {word for text in table.axes.values() for word in re.findall(r"[\w./:{}-]+\*?", text)}
     names = sorted({word.rstrip("*") for word in words} - {"_", "diag"})
 
@@ -81,6 +103,9 @@ def read_table(path: str | Path) -> Rules:
             raise RecipeError(where, f"no space of the axes is called {name!r}{hint}")
         return fitting
 
+    for key, (size, _) in table.scales.items():
+        if size not in table.layers:
+            named("scales", key, size)
     settings = [
         (key, text)
         for key, texts in table.settings.items()
@@ -96,26 +121,38 @@ def read_table(path: str | Path) -> Rules:
         frozenset(table.optional),
         settings=tuple(settings),
         layers=table.layers,
+        scales=table.scales,
     )
 
 
-def draft_table(checkpoint: Checkpoint, *, heads: int | None = None) -> str:
-    """A table to start from, as YAML: the drafted rules, and what they leave open as comments."""
+def draft_table(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> str:
+    """A table to start from, as YAML: the drafted rules, and the questions that they leave open,
+    with which it is not yet read. config: instead of that beside the tensors."""
     shapes: Mapping[str, Any] = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in checkpoint.tensors.items()
     }
-    found = draft(shapes, heads=heads)
-    lines = ["axes:", *(f"  {_quoted(p)}: {_quoted(text)}" for p, text in found.rules.axes)]
-    for key in ("spaces", "sizes"):
-        if table := getattr(found.rules, key):
-            lines += [f"{key}:", *(f"  {_quoted(k)}: {_quoted(v)}" for k, v in table.items())]
-    if found.questions:
-        lines.append("# Open, and in no space until it is settled above:")
-    for question in found.questions:
-        lines.append(f"# {question.path}: {question.text}")
-        lines += [f"#     {option}" for option in question.options]
+    drafted = draft(shapes, config=config_of(checkpoint.extras) if config is None else config)
+    rules = drafted.rules
+    settings: dict[str, Any] = {}
+    for key, names in rules.settings:
+        settings[key] = [*settings[key], names] if key in settings else [names]
+    parts = {"axes": dict(rules.axes), "spaces": rules.spaces, "sizes": rules.sizes}
+    parts |= {"settings": settings, "layers": rules.layers}
+    lines: list[str] = [*_UNSEEN.splitlines()]
+    for key, table in parts.items():
+        if table:
+            # JSON is YAML, whatever a name holds
+            lines += [f"{key}:", *(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in table.items())]
+    if drafted.questions:
+        lines.append("open:  # answer above, then take the question out; until then it is not read")
+    for question in drafted.questions:
+        lines.append(f"  - {json.dumps(f'{question.path}: {question.text}')}")
+        lines += [f"    #   {json.dumps(option)[1:-1]}" for option in question.options]
     return "\n".join(lines) + "\n"
 
 
-def _quoted(value: Any) -> str:
-    return str(value) if isinstance(value, int) else '"' + str(value).replace('"', '\\"') + '"'
+_UNSEEN = """\
+# Drafted from names, shapes and config.json, which do not show what is applied to a space (state it
+# in spaces: relu, elementwise, layernorm, rmsnorm; not stated, nothing but permutations is exact)
+# nor what is multiplied by a size (state it in scales). Spaces that are "outer" stay as they are.
+"""
