@@ -10,7 +10,7 @@ from experiments.lab import registry, store
 from experiments.lab.findings import evidence, rule
 from experiments.lab.registry import Study
 from sail_jax import disk
-from sail_jax.cli.progress import say
+from sail_jax.cli.progress import say, show
 from sail_jax.drawing import pages, style
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ PAGE = "report.html"
 HEADER = ("claim", "where", "paper, at its scale")
 OTHER = "another scale than the paper's"
 DEPTH = 8  # folders below the one that is asked for
+FOLDERS = 10_000  # that are looked into
 
 
 def main(directory: str | Path, out: str | Path | None = None) -> int:
@@ -32,7 +33,7 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
         raise disk.RefusedError(f"{directory} is not a directory")
     _admit(out)
     sections, unfinished, bad = [], [], []
-    for path in found(directory):
+    for path in [*found(directory)]:
         try:
             run = store.reopen(path)
             sections.append(_run(path.relative_to(directory), run))
@@ -55,13 +56,18 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
     }
     page = pages.page("sail-jax: what was run, and what was found", sections, about)
     disk.write_atomic(out, page.encode())
-    print(f"Look at {out}")
+    show(f"Look at {out}")
     return 1 if bad else 0
 
 
 def found(directory: Path) -> Iterator[Path]:
-    """Folders of runs, in order of their names; links are not followed."""
-    for folder, inside, files in os.walk(directory):
+    """Folders of runs, in order of their names; links are not followed. RefusedError where there
+    are more than FOLDERS to look into."""
+    for count, (folder, inside, files) in enumerate(os.walk(directory)):
+        if count >= FOLDERS:
+            raise disk.RefusedError(
+                f"{directory} holds more than {FOLDERS} folders; name one that is about runs"
+            )
         inside.sort()
         path = Path(folder)
         if store.RECORD in files and (store.RESULT in files or "stages" in inside):

@@ -16,7 +16,7 @@ from sail_jax.cli.options import (
     run_options,
     seed,
 )
-from sail_jax.cli.progress import Meter, say
+from sail_jax.cli.progress import Meter, fitted, say, show
 
 FAMILIES = ("permutation", "signed", "monomial", "orthogonal", "linear")
 MANY = 24  # rows of a table, from which on layers are taken together
@@ -90,21 +90,21 @@ def run(args: Namespace) -> int:
         )  # fmt: skip
     aligned = done.aligned
     for note in dict.fromkeys(collapsed_text(note) for note in aligned.notes):
-        say(f"note: {note}")
-    print(table(aligned, full=args.full))
+        say(fitted(f"note: {note}"))
+    show(table(aligned, full=args.full))
     before, after = aligned.distance
-    print(
+    show(
         f"distance |A - B| / |A|: {before:.4g} before, {after:.4g} after "
         f"({len(aligned.history) - 1} sweeps)"
     )
     lost = [row for row in aligned.report.spaces if not row.exact]
     for row in lost:
-        print(f"not exact: {row.space}: {row.reason}")
+        show(f"not exact: {row.space}: {row.reason}")
     if not lost:
-        print(f"exact: all {len(aligned.report.spaces)} maps preserve what B computes")
+        show(f"exact: all {len(aligned.report.spaces)} maps preserve what B computes")
     for one in done.agreement:
-        print(f"B before and after, {one}")
-    print(f"{done.out}: {len(aligned.spec.leaves)} tensors in {done.seconds:.1f} s")
+        show(f"B before and after, {one}")
+    show(f"{done.out}: {len(aligned.spec.leaves)} tensors in {done.seconds:.1f} s")
     return 0
 
 
@@ -136,7 +136,7 @@ def _plan(args: Namespace, spec: Any, config: Any) -> int:
         rows.append((label, str(found.space(first).size), block, str(tensors)))
     from sail_jax.basis.spaces import table as columns
 
-    print(columns(rows))
+    show(columns(rows))
     return 0
 
 

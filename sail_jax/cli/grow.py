@@ -7,7 +7,7 @@ from typing import Any
 
 from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import add_certify, add_copying, add_tables, on_inputs, run_options, seed
-from sail_jax.cli.progress import Meter, say
+from sail_jax.cli.progress import Meter, fitted, say, show
 
 
 def factor(text: str) -> float:
@@ -99,12 +99,12 @@ def run(args: Namespace) -> int:
             run=run_options(args, meter), **options,
         )  # fmt: skip
     for note in done.notes:
-        say(f"note: {note}")
-    print(done.growth.report)
+        say(fitted(f"note: {note}"))
+    show(done.growth.report)
     for one in done.agreement:
-        print(one)
+        show(one)
     tensors = len(done.growth.leaves)
-    print(f"{done.out}: {tensors} tensors in {time.monotonic() - began:.1f} s")
+    show(f"{done.out}: {tensors} tensors in {time.monotonic() - began:.1f} s")
     return 0
 
 
@@ -152,7 +152,7 @@ def _methods() -> int:
 
     width = max(map(len, METHODS))
     for name, method in METHODS.items():
-        print(f"{name:{width}}  {method.about} ({method.source})")
+        show(f"{name:{width}}  {method.about} ({method.source})")
     return 0
 
 
@@ -161,24 +161,24 @@ def _draft(args: Namespace) -> int:
     from sail_jax.checkpoint.recipe import tables
 
     with open_checkpoint(args.checkpoint, allow_pickle=args.allow_pickle) as checkpoint:
-        print(tables.draft_table(checkpoint), end="")
+        show(tables.draft_table(checkpoint), end="")
     return 0
 
 
 def _show(ready: Any) -> None:
     about = ready.about
-    print(f"{about['method']}, seed {about['seed']}: {about['source']}")
+    show(f"{about['method']}, seed {about['seed']}: {about['source']}")
     for key, (old, new) in about["changes"].items():
-        print(f"  {key}: {old} to {new}")
+        show(f"  {key}: {old} to {new}")
     base = ready.view.base.tensors.values()
     before, after = (
         sum(_bytes(x) for x in tensors) for tensors in (base, ready.view.tensors.values())
     )
-    print(f"reads {before / 1e9:.3f} GB, writes {after / 1e9:.3f} GB in {len(ready.works)} tensors")
-    print(ready.growth.report)
+    show(f"reads {before / 1e9:.3f} GB, writes {after / 1e9:.3f} GB in {len(ready.works)} tensors")
+    show(ready.growth.report)
     for note in ready.growth.notes:
-        print(f"note: {note}")
-    print(ready.summary())
+        show(f"note: {note}")
+    show(ready.summary())
 
 
 def _bytes(tensor: Any) -> int:

@@ -2,6 +2,7 @@
 
 import _thread
 import atexit
+import errno
 import gc
 import importlib
 import os
@@ -18,7 +19,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from sail_jax.checks import nearest
 from sail_jax.cli.options import Parser, UsageError, with_flags
-from sail_jax.cli.progress import say
+from sail_jax.cli.progress import fitted, say, show
 from sail_jax.cli.table import COMMANDS
 from sail_jax.disk import RefusedError, StoreError
 
@@ -35,13 +36,13 @@ def _help() -> str:
 
 def _dispatch(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print(_help(), end="")
+        show(_help(), end="")
         return 0 if argv else 2
     name = argv[0]
     if name == "--version":
         from importlib.metadata import version
 
-        print(f"sail-jax {version('sail-jax')}")
+        show(f"sail-jax {version('sail-jax')}")
         return 0
     if name not in COMMANDS:
         kind = "option" if name.startswith("-") else "command"
@@ -88,8 +89,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as exc:  # argparse, after --help
         return int(exc.code or 0)
     except (UsageError, StoreError) as exc:
-        say(f"sail-jax: error: {with_flags(str(exc))}")
+        say(fitted(f"sail-jax: error: {with_flags(str(exc))}"))
         return 2 if isinstance(exc, (UsageError, RefusedError, ValueError)) else 1
+    except BrokenPipeError:  # what reads our output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as exc:
+        what = "" if exc.filename is None else f" {os.fsdecode(exc.filename)}"
+        why = exc.strerror or exc
+        say(fitted(f"sail-jax: error: the system refused{what}: {why}"))
+        return 2 if exc.errno in (errno.ENAMETOOLONG, errno.ELOOP) else 1  # no path at all
     except KeyboardInterrupt:
         say("sail-jax: interrupted")
         if argv and argv[0] in COMMANDS and COMMANDS[argv[0]].resumes:

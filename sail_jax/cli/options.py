@@ -1,6 +1,7 @@
 """What command lines have in common: their parser, texts and what they mean, one way for errors."""
 
 import argparse
+import os
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ __all__ = [
     "add_certify",
     "add_copying",
     "add_tables",
+    "file",
     "natural",
     "on_inputs",
     "run_options",
@@ -116,11 +118,18 @@ def seed(text: str) -> int:
     return int(text)
 
 
+def file(text: str) -> Path:
+    """The path of a file that is to be read."""
+    if not os.path.isfile(text):  # pathlib would raise for what is too long to be a path
+        raise ArgumentTypeError(f"{text} is missing or not a plain file")
+    return Path(text)
+
+
 def add_tables(parser: Any, checkpoint: str) -> None:
     """The options of commands that need to know which spaces tensors live in."""
     add = parser.add_argument
     add("--config", metavar="FILE", type=Path, help=f"instead of {checkpoint}/config.json")
-    add("--spec", metavar="FILE", type=Path, help="which spaces the tensors live in (YAML, JSON)")
+    add("--spec", metavar="FILE", type=file, help="which spaces the tensors live in (YAML, JSON)")
 
 
 def add_certify(parser: Any) -> None:

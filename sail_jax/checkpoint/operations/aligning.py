@@ -22,7 +22,6 @@ from sail_jax.checkpoint.engine.executor import (
 )
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import open_checkpoint
 from sail_jax.checkpoint.operations.agreement import Agreement, certified, wanted
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
@@ -30,6 +29,7 @@ from sail_jax.checkpoint.operations.running import (
     carried_out,
     check_options,
     files,
+    opened,
 )
 from sail_jax.checkpoint.sources.alignment import Aligned, align_maps, aligned_view
 from sail_jax.merging.streaming import Work
@@ -72,8 +72,8 @@ def align_checkpoints(
     if out is not None:
         admit(Path(out), [a, b], run.resume)
     with (
-        open_checkpoint(Path(a), allow_pickle=run.allow_pickle) as reference,
-        open_checkpoint(Path(b), allow_pickle=run.allow_pickle) as other,
+        opened(a, run) as reference,
+        opened(b, run) as other,
     ):
         aligned = align_maps(reference, other, config, max_memory=run.max_memory, **options)
         own = config or config_of(other.extras) or {}

@@ -15,7 +15,6 @@ from sail_jax.checkpoint.engine.executor import Limits, limits, peak, summary
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import open_checkpoint
 from sail_jax.checkpoint.operations.agreement import Agreement, certified, wanted
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
@@ -23,6 +22,7 @@ from sail_jax.checkpoint.operations.running import (
     carried_out,
     check_options,
     files,
+    opened,
 )
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.sources.growth import growth_view, read_target
@@ -81,7 +81,7 @@ def growing(
     **options: Any,
 ) -> Iterator[Growing]:
     """Opens a checkpoint and plans its growth; no tensor is read. options: of `growth_view`."""
-    with open_checkpoint(Path(path), allow_pickle=run.allow_pickle) as checkpoint:
+    with opened(path, run) as checkpoint:
         view, made = growth_view(
             checkpoint, to, method, allow_nonfinite=run.allow_nonfinite, **options
         )

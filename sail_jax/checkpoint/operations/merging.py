@@ -11,20 +11,20 @@ import numpy as np
 
 from sail_jax.checkpoint.engine.executor import (
     Limits,
-    MergeError,
+    MergeRefusedError,
     Record,
     limits,
     peak,
     summary,
 )
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import open_checkpoint
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
     carried_out,
     check_options,
     files,
+    opened,
 )
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.planning import plan as planning
@@ -85,7 +85,7 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
 
         def open(path: str) -> Any:
             inputs.append(path)
-            checkpoint = stack.enter_context(open_checkpoint(path, allow_pickle=run.allow_pickle))
+            checkpoint = stack.enter_context(opened(path, run))
             stats.extend(files(Path(path)))
             return checkpoint
 
@@ -103,7 +103,7 @@ def _works(plan: Plan) -> tuple[Work, ...]:
         try:
             return t.merge.work(t.name, t.shape, t.dtype, t.models, t.base, t.weights)
         except (TypeError, ValueError) as error:
-            raise MergeError(f"{t.name} ({t.method}): {error}") from error
+            raise MergeRefusedError(f"{t.name} ({t.method}): {error}") from error
 
     return tuple(map(one, plan.treatments))
 

@@ -5,11 +5,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from sail_jax.checkpoint.engine.executor import Limits, Progress, Record, execute
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
 from sail_jax.checkpoint.formats.table import check_written
 from sail_jax.checkpoint.output.writer import create
 from sail_jax.merging.streaming import Work
 
-__all__ = ["DEFAULTS", "RunOptions", "carried_out", "check_options", "files"]
+__all__ = ["DEFAULTS", "RunOptions", "carried_out", "check_options", "files", "opened"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,15 @@ def check_options(options: Mapping[str, object]) -> None:
             raise TypeError(
                 f"{one.name} is no option of what is done: say run=RunOptions({one.name}=...)"
             )
+
+
+def opened(path: str | Path, run: RunOptions) -> Checkpoint:
+    """An input. CheckpointError, beside those of `open_checkpoint`, if there is no tensor in it."""
+    checkpoint = open_checkpoint(path, allow_pickle=run.allow_pickle)
+    if not checkpoint.tensors:
+        checkpoint.close()
+        raise CheckpointError(f"{path} is a checkpoint without tensors")
+    return checkpoint
 
 
 def files(path: Path) -> list[tuple[str, int, int]]:

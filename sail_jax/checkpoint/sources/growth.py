@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ def read_target(to: Any) -> Mapping[str, Any]:
     if isinstance(to, Mapping):
         return to
     path = Path(to)
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
+    path = path / "config.json" if os.path.isdir(path) else path
+    if not os.path.isfile(path):  # pathlib would raise for what is too long to be a path
         raise CheckpointError(f"{path}: no configuration is there (a config.json, or its folder)")
     if path.stat().st_size > _MAX_CONFIG:
         raise CheckpointError(f"{path}: too long for a configuration")
