@@ -33,7 +33,8 @@ def admit(out: Path, inputs: Iterable[str | os.PathLike[str]], resume: bool = Fa
         named = False
     if not named:
         raise CheckpointError(f"{out}: expected a name for the output, in UTF-8")
-    if os.path.lexists(out) and not is_empty_folder(out) and not resume:
+    there = os.path.lexists(out) and not is_empty_folder(out)
+    if there and not (resume and os.path.exists(out)):
         raise CheckpointError(f"{out} exists already; choose another place for the output")
     with explained("write", out), contextlib.suppress(FileNotFoundError):
         os.lstat(out.with_name(f".{out.name}.partial"))  # raises where no name can stand
