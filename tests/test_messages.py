@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -232,3 +233,37 @@ def test_a_name_with_an_end_of_line_takes_one_line_of_a_table(tmp_path, call):
     save_checkpoint(two, {"w\nexact: yes": np.ones((2, 2), np.float32)})
     assert any("w\\nexact: yes" in line for line in call("inspect", two)[1].splitlines())
     assert list(load_checkpoint(two)) == ["w\nexact: yes"]
+
+
+FINISHED = [*((command, "out") for command in COMMANDS), (COMMANDS[0], "out.npz")]
+
+
+@pytest.mark.parametrize(("command", "name"), FINISHED)
+def test_resumed_after_it_finished_it_says_so_and_succeeds(command, name, folder, tmp_path, call):
+    """A loop that tries again until it succeeds ends, and what is there is what would be."""
+    out = tmp_path / name
+    more = ["--no-certify"] * (command[0] != "merge")
+    assert call(*command, out, *more, "--resume")[0] == 0
+    before = {path: path.stat() for path in [out, *out.rglob("*")]}
+    assert call(*command, out, *more)[0] == 2
+    code, said, _ = call(*command, out, *more, "--resume")
+    assert code == 0
+    assert f"{out}: finished before" in said
+    assert {path: path.stat() for path in before}.keys() == before.keys()
+    assert all(path.stat().st_mtime_ns == stat.st_mtime_ns for path, stat in before.items())
+    if name == "out":  # one bit of the last entry of the last tensor
+        data = bytearray((out / "model.safetensors").read_bytes())
+        data[-1] ^= 1
+        (out / "model.safetensors").write_bytes(data)
+        code, _, err = call(*command, out, *more, "--resume")
+        assert code == 2
+        assert re.search("exists already, and its '.*' is another", err)
+    save_checkpoint(tmp_path / "elsewhere", {"w": np.ones(3, np.float32)})
+    assert "exists already" in call(*command, tmp_path / "elsewhere", *more, "--resume")[2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "elsewhere"])
+
+
+def test_a_finished_run_resumed_says_so_and_succeeds(tmp_path, call):
+    argv = ["run", "ledger", "--preset", "tiny", "--out", tmp_path / "run", "--resume"]
+    assert "finished before" not in call(*argv)[2]
+    assert "finished before" in call(*argv)[2]

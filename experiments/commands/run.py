@@ -50,6 +50,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     with store.Run.open(args.out or f"results/{name}", name, config, resume=args.resume) as run:
         if first:
             say(f"{name}: {study.question}")
+            if run.finished:
+                say(f"  {run.path}: finished before; its figures are drawn again")
         dataset, figures = store.complete(run, study, config, *[reporting] * first)
     if first:
         show_run(study, dataset, figures, run.path)

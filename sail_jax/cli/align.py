@@ -13,6 +13,7 @@ from sail_jax.cli.options import (
     add_tables,
     natural,
     on_inputs,
+    outcome,
     run_options,
     seed,
 )
@@ -104,7 +105,7 @@ def run(args: Namespace) -> int:
         show(f"exact: all {len(aligned.report.spaces)} maps preserve what B computes")
     for one in done.agreement:
         show(f"B before and after, {one}")
-    show(f"{done.out}: {len(aligned.spec.leaves)} tensors in {done.seconds:.1f} s")
+    show(outcome(done, len(aligned.spec.leaves)))
     return 0
 
 

@@ -1,12 +1,19 @@
 """`sail-jax grow`: a checkpoint made larger, tensor by tensor, with what that preserves."""
 
-import time
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
 from sail_jax.cli.kernels import remember_kernels
-from sail_jax.cli.options import add_certify, add_copying, add_tables, on_inputs, run_options, seed
+from sail_jax.cli.options import (
+    add_certify,
+    add_copying,
+    add_tables,
+    on_inputs,
+    outcome,
+    run_options,
+    seed,
+)
 from sail_jax.cli.progress import Meter, fitted, say, show
 
 
@@ -79,7 +86,6 @@ def run(args: Namespace) -> int:
     from sail_jax.checkpoint.operations import growing
     from sail_jax.checkpoint.recipe import tables
 
-    began = time.monotonic()
     given: dict[str, Any] = {
         "seed": args.seed,
         "config": args.config,
@@ -103,8 +109,7 @@ def run(args: Namespace) -> int:
     show(done.growth.report)
     for one in done.agreement:
         show(one)
-    tensors = len(done.growth.leaves)
-    show(f"{done.out}: {tensors} tensors in {time.monotonic() - began:.1f} s")
+    show(outcome(done, len(done.growth.leaves)))
     return 0
 
 

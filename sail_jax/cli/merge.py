@@ -1,12 +1,11 @@
 """`sail-jax merge`: a recipe carried out, with progress, a plan beforehand and a report after."""
 
-import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from sail_jax.cli.kernels import remember_kernels
-from sail_jax.cli.options import add_copying, file, on_inputs, run_options
+from sail_jax.cli.options import add_copying, file, on_inputs, outcome, run_options
 from sail_jax.cli.progress import Meter, fitted, say, show
 
 LARGEST_RECIPE = 1 << 20  # bytes
@@ -40,7 +39,6 @@ def run(args: Namespace) -> int:
         return 0
     if args.recipe is None:
         raise ValueError("name a recipe: sail-jax merge RECIPE OUT")
-    began = time.monotonic()
     recipe = read_recipe(args.recipe)
     if args.plan:
         with merging.prepared(recipe, run_options(args)) as ready:
@@ -58,8 +56,7 @@ def run(args: Namespace) -> int:
         _report(args, recipe, merged)
     for note in merged.plan.notes:
         say(fitted(f"note: {note}"))
-    tensors = len(merged.plan.treatments)
-    show(f"{merged.out}: {tensors} tensors in {time.monotonic() - began:.1f} s")
+    show(outcome(merged, len(merged.plan.treatments)))
     return 0
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "file",
     "natural",
     "on_inputs",
+    "outcome",
     "run_options",
     "seed",
     "size",
@@ -150,6 +151,13 @@ def add_copying(parser: Any) -> None:
     add("--allow-nonfinite", action="store_true", help="go on with NaN and infinities")
     add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
     add("--quiet", action="store_true", help="no progress")
+
+
+def outcome(done: Any, tensors: int) -> str:
+    """The line on an output that merging, growing or aligning ends with."""
+    if done.unchanged:
+        return f"{done.out}: finished before, and holds these {tensors} tensors"
+    return f"{done.out}: {tensors} tensors in {done.seconds:.1f} s"
 
 
 def run_options(args: Any, progress: Any = None) -> Any:

@@ -41,12 +41,13 @@ Path_ = str | PathLike[str]
 
 class AlignedCheckpoint(NamedTuple):
     """What was done: the alignment, how far the outputs moved (none if not asked, or not known
-    how), the output and how long it took (in seconds)."""
+    how), the output, how long it took (in seconds) and whether an earlier call had finished it."""
 
     aligned: Aligned
     agreement: tuple[Agreement, ...]
     out: Path | None
     seconds: float
+    unchanged: bool
 
 
 def align_checkpoints(
@@ -67,7 +68,7 @@ def align_checkpoints(
 
     Raises ValueErrors: those of `align_maps`, CheckpointError and MergeError.
     """
-    began = time.monotonic()
+    began, unchanged = time.monotonic(), False
     check_options({k: v for k, v in options.items() if k != "progress"})
     if out is not None:
         admit(Path(out), [a, b], run.resume)
@@ -92,12 +93,12 @@ def align_checkpoints(
             view = aligned_view(other, aligned, mark=mark)
             works = view.works()
             about = _about(a, b, aligned, agreed)
-            carried_out(
+            _, unchanged = carried_out(
                 works, Path(out), _limits(works, run.max_memory, run.threads), mark,
                 lambda: _extras(view.extras, about), run,
             )  # fmt: skip
     where = None if out is None else Path(out)
-    return AlignedCheckpoint(aligned, agreed, where, time.monotonic() - began)
+    return AlignedCheckpoint(aligned, agreed, where, time.monotonic() - began, unchanged)
 
 
 def _limits(works: Sequence[Work], max_memory: int | None, threads: int | None) -> Limits:

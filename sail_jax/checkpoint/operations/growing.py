@@ -62,13 +62,15 @@ class Growing(NamedTuple):
 
 class Grown(NamedTuple):
     """What was done: the growth, how well the networks agree (none if not asked, or not known how),
-    the output, how long it took (in seconds) and what is to be said of it, a sentence each."""
+    the output, how long it took (in seconds), what is to be said of it, a sentence each, and
+    whether an earlier call had finished it."""
 
     growth: networks.Growth
     agreement: tuple[Agreement, ...]
     out: Path
     seconds: float
     notes: tuple[str, ...]
+    unchanged: bool
 
 
 @contextlib.contextmanager
@@ -166,11 +168,11 @@ def grow_checkpoint(
                 raise CheckpointError(f"{path}: lossless growth was asked for: {sentence}")
             notes.append(sentence)
             about["exact"] = False
-        carried_out(
+        _, unchanged = carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint,
             lambda: _extras(ready.view, about, Path(out).name), run,
         )  # fmt: skip
-    return Grown(ready.growth, agreed, Path(out), time.monotonic() - began, tuple(notes))
+    return Grown(ready.growth, agreed, Path(out), time.monotonic() - began, tuple(notes), unchanged)
 
 
 def _extras(view: View, about: Mapping[str, Any], name: str) -> dict[str, bytes | Path]:

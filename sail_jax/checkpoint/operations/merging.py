@@ -65,12 +65,13 @@ class Prepared(NamedTuple):
 
 class Merged(NamedTuple):
     """What was done: the plan, what was measured of each tensor, the output and how long it took
-    (in seconds, from opening the inputs on)."""
+    (in seconds, from opening the inputs on); whether an earlier call had finished it."""
 
     plan: Plan
     records: Mapping[str, Record]
     out: Path
     seconds: float
+    unchanged: bool
 
 
 @contextlib.contextmanager
@@ -142,11 +143,11 @@ def merge_recipe(
         admit(Path(out), ready.inputs, run.resume)
         if before is not None:
             before(ready)
-        records = carried_out(
+        records, unchanged = carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint,
             lambda: _extras(ready, Path(out).name), run, measure=measure,
         )  # fmt: skip
-    return Merged(ready.plan, records, Path(out), time.monotonic() - began)
+    return Merged(ready.plan, records, Path(out), time.monotonic() - began, unchanged)
 
 
 def _extras(ready: Prepared, name: str) -> dict[str, bytes | Path]:

@@ -22,7 +22,8 @@ class RunOptions:
     operation was interrupted.
 
     Attributes:
-      resume: Whether to go on with what an interrupted call left.
+      resume: Whether to go on with what an interrupted call left. An output that is finished is
+        compared with what would be written, and stays.
       max_memory: Bytes that the process may use; by default what one tensor after another takes.
       threads: How many workers; by default as many as there are cores, up to 8.
       allow_nonfinite: Whether NaN and infinities are read, and outcomes may overflow.
@@ -87,8 +88,12 @@ def carried_out(
     run: RunOptions,
     *,
     measure: bool = False,
-) -> dict[str, Record]:
-    """All of the work written to `out`, with the extras beside it if that is a folder."""
+) -> tuple[dict[str, Record], bool]:
+    """All of the work written to `out`, with the extras beside it if that is a folder.
+
+    Returns:
+      What was measured, by name; whether an earlier call had finished the output.
+    """
     with create(
         out, {one.name: (one.dtype, one.shape) for one in works}, fingerprint=fingerprint,
         format=run.format, shard_bytes=run.shard_bytes, resume=run.resume, sync=run.sync,
@@ -101,4 +106,4 @@ def carried_out(
             for name, data in extras().items():
                 writer.extra(name, data)
         writer.commit()
-    return records
+    return records, writer.unchanged
