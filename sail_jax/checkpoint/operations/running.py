@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from os import PathLike
 from pathlib import Path
 
 from sail_jax.checkpoint.engine.executor import Limits, Progress, Record, execute
@@ -63,9 +64,9 @@ def check_options(options: Mapping[str, object]) -> None:
             )
 
 
-def opened(path: str | Path, run: RunOptions) -> Checkpoint:
+def opened(path: str | PathLike[str], run: RunOptions) -> Checkpoint:
     """An input. CheckpointError, beside those of `open_checkpoint`, if there is no tensor in it."""
-    checkpoint = open_checkpoint(path, allow_pickle=run.allow_pickle)
+    checkpoint = open_checkpoint(Path(path), allow_pickle=run.allow_pickle)
     if not checkpoint.tensors:
         checkpoint.close()
         raise CheckpointError(f"{path} is a checkpoint without tensors")
