@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 # OpenBLAS, which jax uses for factorisations on a CPU, keeps its threads spinning beside XLA's own:
 # on few cores each waits for the other. Read when NumPy is first imported.
@@ -82,6 +83,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if alone:
         stop_on_signals(lambda: _leave(argv))
+
+        def lost(what: Any) -> None:
+            """An interrupt that lands where none can be raised, in a finaliser or in a callback of
+            the garbage collector (JAX has one)."""
+            _leave(argv) if what.exc_type is KeyboardInterrupt else sys.__unraisablehook__(what)
+
+        sys.unraisablehook = lost
     try:
         return _dispatch(argv)
     except SystemExit as exc:  # argparse, after --help
