@@ -45,10 +45,18 @@ def stop_on_signals(leave: Callable[[], None]) -> None:
         with theirs:
             while not set(ours.recv(1)) & set(handled):
                 pass
-        threading.Event().wait(1)
+        ours.settimeout(1)
+        with contextlib.suppress(TimeoutError):
+            ours.recv(1)  # a second signal, which the main thread may never see
+            return leave_unless_taken_over()
         with contextlib.suppress(OSError):  # the terminal is gone
             say("sail-jax: told to stop; waiting for the next safe point")
-        threading.Event().wait(GRACE - 1)
+        ours.settimeout(GRACE - 1)
+        with contextlib.suppress(TimeoutError):
+            ours.recv(1)
+        leave_unless_taken_over()
+
+    def leave_unless_taken_over() -> None:
         if signal.getsignal(handled[0]) is stop:
             leave()
 
