@@ -42,9 +42,12 @@ def stop_on_signals(leave: Callable[[], None]) -> None:
 
     def watch() -> None:
         """Woken by the signal itself, whatever the main thread is at."""
-        with theirs:
+        with theirs:  # open as long as a second signal may come
             while not set(ours.recv(1)) & set(handled):
                 pass
+            answer()
+
+    def answer() -> None:
         ours.settimeout(1)
         with contextlib.suppress(TimeoutError):
             ours.recv(1)  # a second signal, which the main thread may never see
