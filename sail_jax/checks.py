@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["concrete", "nearest"]
+__all__ = ["concrete", "escaped", "nearest"]
 
 
 def concrete(x: Any) -> "np.ndarray | None":
@@ -23,6 +23,18 @@ def concrete(x: Any) -> "np.ndarray | None":
         return np.asarray(x)
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
         return None
+
+
+def escaped(text: str) -> str:
+    """Text as one line without what a terminal would obey or cannot show, as names in a file may
+    hold it: that is written as `repr` writes it.
+
+    >>> print(escaped("red \\x1b[31m"))
+    red \\x1b[31m
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def nearest(word: str, options: Iterable[str]) -> str:

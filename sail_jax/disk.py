@@ -18,7 +18,7 @@ class StoreError(Exception):
 
 
 class RefusedError(StoreError):
-    """The output directory cannot take this run; raised before any work starts."""
+    """What was asked for cannot be done as asked; raised before any work starts."""
 
 
 @contextlib.contextmanager

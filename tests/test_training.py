@@ -426,6 +426,21 @@ def test_interrupted_it_stores_the_state_and_says_how_to_go_on(tmp_path, whole):
     same(learn(tmp_path, save_every=100), whole)
 
 
+def test_an_evaluation_is_broken_off_and_the_state_before_it_stored(tmp_path):
+    def evaluate(state):
+        if int(state.step) == 6 and not asked:
+            asked.append(6)
+            signal.raise_signal(signal.SIGTERM)
+            raise AssertionError("the evaluation went on")
+        return {"norm": float(state.step)}
+
+    asked, how = [], {"evaluate": evaluate, "evaluate_every": 3, "save_every": 100}
+    with pytest.raises(KeyboardInterrupt, match="stopped before step 6 of 12"):
+        learn(tmp_path / "stopped", **how)
+    assert asked == [6]
+    same(learn(tmp_path / "stopped", **how), learn(tmp_path / "whole", **how))
+
+
 def test_another_config_is_refused_by_the_name_of_its_entry(tmp_path):
     learn(tmp_path, steps=2)
     other = dataclasses.replace(TRAINING, ema=0.5)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sail_jax.checks import nearest
 from sail_jax.cli.options import Parser, UsageError
+from sail_jax.cli.progress import show
 
 
 def benchmarks() -> list[str]:
@@ -17,8 +18,8 @@ def benchmarks() -> list[str]:
 def main(parser: Parser, argv: Sequence[str]) -> int:
     names = benchmarks()
     if not argv or argv[0] in ("-h", "--help"):
-        print("usage: sail-jax bench NAME [options of that benchmark]\n")
-        print("\n".join(names))
+        show("usage: sail-jax bench NAME [options of that benchmark]\n")
+        show("\n".join(names))
         return 0
     name = argv[0]
     if name not in names:

@@ -7,13 +7,14 @@ from typing import Any
 from experiments.commands.run import add_fields, given
 from sail_jax.checks import nearest
 from sail_jax.cli.options import Parser, UsageError
+from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument("name", metavar="NAME", nargs="?", help="read this data set, and say it")
     if not argv or argv[0].startswith("-"):
         parser.read(argv)
-        print(listed())
+        show(listed())
         return 0
     from experiments.data.registry import KINDS
     from experiments.lab.config import varied
@@ -29,14 +30,14 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         data = varied(group, **given(vars(args) | {"name": argv[0]}, group))
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
-    print(data.described())
+    show(data.described())
     options = "".join(
         f" --data.{field.name.replace('_', '-')} {value}"
         for field in dataclasses.fields(data)
         if (value := getattr(data, field.name)) is not None
     )
     for study in _that_take(type(data)):
-        print(f"  sail-jax run {study}{options}")
+        show(f"  sail-jax run {study}{options}")
     return 0
 
 

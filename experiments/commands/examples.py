@@ -5,6 +5,7 @@ from pathlib import Path
 
 from sail_jax import disk
 from sail_jax.cli.options import Parser, seed
+from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
@@ -25,7 +26,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         return 0
     grades = examples.make(args.dir, seed=args.seed, force=args.force)
     examples.print_grades(grades)
-    print(
+    show(
         f"\n{args.dir / 'recipes'} holds a recipe for each method. Next:\n"
         f"  sail-jax merge {args.dir / 'recipes' / 'ties.yaml'} {args.dir / 'merged'}\n"
         f"  sail-jax examples {args.dir} --evaluate {args.dir / 'merged'}"

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from experiments.lab.registry import studies
 from sail_jax.cli.options import Parser
+from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.read(argv)
-    print(experiments())
+    show(experiments())
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.commands.run import show
+from experiments.commands.run import show_run
 from experiments.lab import registry
 from sail_jax.cli.options import Parser
 
@@ -19,5 +19,5 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     except ValueError as exc:
         raise disk.StoreError(f"{run.path}: {exc}") from exc
     dataset, figures = store.redraw(run, study)
-    show(study, dataset, figures, run.path)
+    show_run(study, dataset, figures, run.path)
     return 0

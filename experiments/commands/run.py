@@ -20,14 +20,14 @@ from experiments.lab.progress import reporting
 from experiments.lab.registry import Study
 from sail_jax.checks import nearest
 from sail_jax.cli.options import Parser, UsageError
-from sail_jax.cli.progress import say
+from sail_jax.cli.progress import say, show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print("usage: sail-jax run NAME [--preset P] [--out DIR] [--resume] [config fields]\n")
-        print("sail-jax run NAME --help lists the fields of one experiment.\n")
-        print(experiments())
+        show("usage: sail-jax run NAME [--preset P] [--out DIR] [--resume] [config fields]\n")
+        show("sail-jax run NAME --help lists the fields of one experiment.\n")
+        show(experiments())
         return 0
     name = argv[0]
     if name.startswith("-"):
@@ -50,23 +50,25 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     with store.Run.open(args.out or f"results/{name}", name, config, resume=args.resume) as run:
         if first:
             say(f"{name}: {study.question}")
+            if run.finished:
+                say(f"  {run.path}: finished before; its figures are drawn again")
         dataset, figures = store.complete(run, study, config, *[reporting] * first)
     if first:
-        show(study, dataset, figures, run.path)
+        show_run(study, dataset, figures, run.path)
     return 0
 
 
-def show(study: Study, dataset: Any, figures: Any, path: Path) -> None:
+def show_run(study: Study, dataset: Any, figures: Any, path: Path) -> None:
     """What a finished run says, and where its files are."""
     from experiments.lab import store
 
-    print(study.summary(dataset))
+    show(study.summary(dataset))
     if found := study.findings(dataset):
         from experiments.lab import findings
 
-        print(findings.told(found))
+        show(findings.told(found))
     for file in (store.RESULT, *(f"{figure}.png" for figure in figures)):
-        print(path / file)
+        show(path / file)
 
 
 def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.Namespace, Any]:

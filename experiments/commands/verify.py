@@ -5,6 +5,7 @@ from pathlib import Path
 
 from experiments.lab.progress import reporting
 from sail_jax.cli.options import Parser, UsageError, seed
+from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
@@ -29,7 +30,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
     if args.coverage:
         text, complete = findings.accounted()
-        print(text)
+        show(text)
         return 0 if complete else 1
 
     try:
@@ -41,7 +42,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         disk.probe(Path(args.json).parent)
     dataset = run(config, reporting(store.direct))
     _print_table(*findings.table(dataset, "statement", "where"))
-    print(findings.summary(dataset))
+    show(findings.summary(dataset))
     if args.json:
         about = {**store.config_record(config), **provenance()}
         disk.write_atomic(args.json, findings.as_json(dataset, about))

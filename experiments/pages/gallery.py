@@ -10,7 +10,7 @@ from experiments.lab import registry, store
 from experiments.lab.findings import Finding, evidence, rule
 from experiments.lab.registry import Study
 from sail_jax import disk
-from sail_jax.cli.progress import say
+from sail_jax.cli.progress import say, show
 from sail_jax.drawing import pages, style
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
         raise disk.RefusedError(f"{directory} is not a directory")
     _admit(out)
     sections, unfinished, bad = [], [], []
-    for path in found(directory):
+    for path in [*found(directory)]:
         try:
             run = store.reopen(path)
             sections.append(_run(path.relative_to(directory), run))
@@ -56,7 +56,7 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
     }
     page = pages.page("sail-jax: what was run, and what was found", sections, about)
     disk.write_atomic(out, page.encode())
-    print(f"Look at {out}")
+    show(f"Look at {out}")
     return 1 if bad else 0
 
 

@@ -12,7 +12,7 @@ from experiments.lab.progress import reporting
 from experiments.lab.registry import Study
 from experiments.pages import gallery
 from sail_jax import disk
-from sail_jax.cli.progress import say
+from sail_jax.cli.progress import say, show
 from sail_jax.drawing import pages
 
 PAGE = "index.html"
@@ -62,7 +62,7 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
     about = {**gallery.origin(datasets["ledger"]), "computing time": _times(wall)}
     disk.write_atomic(out / PAGE, pages.page("sail-jax quickstart", sections, about).encode())
     say(f"time: {_times(spent)}; {sum(spent.values()):.0f} s in all")
-    print(f"Look at {out / PAGE}")
+    show(f"Look at {out / PAGE}")
     return 0 if datasets["ledger"]["ok"].values.all() else 1
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from sail_jax import disk
+from sail_jax.cli.progress import show
 
 RECORD = "examples.json"
 TASKS = ("rotate -20", "rotate 20", "classes 5-9")
@@ -180,10 +181,10 @@ def print_grades(grades: Mapping[str, Mapping[str, float]]) -> None:
     """Held-out accuracy: a row per model, a column per task, and their mean."""
     width = max(len("held-out accuracy"), *map(len, grades))
     columns = [*HELD_OUT, "mean"]
-    print("  ".join([f"{'held-out accuracy':{width}}", *(f"{name:>10}" for name in columns)]))
+    show("  ".join([f"{'held-out accuracy':{width}}", *(f"{name:>10}" for name in columns)]))
     for name, each in grades.items():
         values = [*each.values(), float(np.mean(list(each.values())))]
-        print("  ".join([f"{name:{width}}", *(f"{value:10.3f}" for value in values)]))
+        show("  ".join([f"{name:{width}}", *(f"{value:10.3f}" for value in values)]))
 
 
 def _sources(folder: Path, names: Sequence[str], each: str) -> str:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from experiments.lab import processes, progress
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.rows import Row, Rows
 from experiments.training.step import State, Step, examples, places, watched
+from sail_jax.cli.stopping import SIGNALS
 from sail_jax.disk import StoreError
 
 AHEAD = 2  # batches prepared, and steps in flight
@@ -64,7 +65,8 @@ def train(
         state before every `evaluate_every`-th step and in the end. `say_every` is in seconds.
 
     Killed at any time and called again with the same arguments it ends in the same state and rows.
-    The first SIGINT or SIGTERM stores the state before KeyboardInterrupt is raised. Raises
+    Once a step is taken the first SIGINT, SIGTERM or SIGHUP stores the state before
+    KeyboardInterrupt is raised. Raises
     `FloatingPointError`, naming the step and what was first not finite there, within `log_every`
     steps and before any such state is stored; and what `Checkpoints` raises.
     """
@@ -90,7 +92,7 @@ def train(
         rows = Rows(path, start)
         if found is not None and say and processes.is_first():
             say(f"  resumed at step {start} of {steps}")
-        stopping = stack.enter_context(_signals())
+        signals = stack.enter_context(_Signals())
         feed = stack.enter_context(_prefetched(lambda t: place(batch(t)), start, steps))
         clock = _Clock(start, steps, say if processes.is_first() else None, say_every)
         flying: deque[tuple[int, Any, Any]] = deque()
@@ -121,31 +123,45 @@ def train(
             rows.sync()
             kept.save(state)
 
+        def stop_before(t: int) -> NoReturn:
+            while flying:
+                land()
+            store()
+            if kept is not None:
+                kept.wait()
+            raise KeyboardInterrupt(_how(t, steps, directory))
+
         last: Any = {}
         alone = processes.is_alone()
+        if not alone:  # else there is nothing to store before the first step, which is compiled
+            signals.handle()
         for t in range(start, steps):
             # processes must stop at one step, and to agree costs a wait
-            stop = (t % log_every == 0 or alone) and processes.any_of(stopping.is_set())
-            if stop or (t > start and t % save_every == 0):
+            if (t % log_every == 0 or alone) and processes.any_of(signals.came):
+                stop_before(t)
+            if t > start and t % save_every == 0:
                 while flying:
                     land()
                 with clock.apart():
                     store()
-            if stop:
-                if kept is not None:
-                    kept.wait()
-                raise KeyboardInterrupt(_how(t, steps, directory))
             if evaluate is not None and t % evaluate_every == 0:
                 while flying:
                     land()
-                with clock.apart():
-                    rows.add({"step": t, **evaluate(state)})
+                try:
+                    with clock.apart(), signals.raised() if alone else contextlib.nullcontext():
+                        measured = evaluate(state)
+                except KeyboardInterrupt:
+                    if not signals.came:
+                        raise
+                    stop_before(t)
+                rows.add({"step": t, **measured})
             with clock.waiting():
                 taken = next(feed)
             state, last, fault = step(state, taken)
             flying.append((t, last, fault))
             if t == start:
                 jax.block_until_ready(fault)
+                signals.handle()
                 clock.start(examples(taken))
             while len(flying) > AHEAD:
                 land()
@@ -193,29 +209,50 @@ def _how(step: int, steps: int, directory: Any) -> str:
     )
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """Set by the first SIGINT or SIGTERM; the second does what it did before."""
-    stopping = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopping
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+class _Signals:
+    """Once `handle` is called and until the context is left, the first signal that stops a command
+    is noted; the second does what it did before. Such as are ignored stay so, and a thread other
+    than the main one handles none.
+    """
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def __init__(self) -> None:
+        self.came = False
+        self._raises = False
+        self._before: dict[int, Any] = {}
 
-    def stop(*_: Any) -> None:
-        stopping.set()
-        restore()
+    def handle(self) -> None:
+        if self._before or threading.current_thread() is not threading.main_thread():
+            return
+        for number in SIGNALS:
+            if (before := signal.getsignal(number)) != signal.SIG_IGN:
+                self._before[number] = before
+                signal.signal(number, self._note)
 
-    for number in before:
-        signal.signal(number, stop)
-    try:
-        yield stopping
-    finally:
-        restore()
+    def _note(self, number: int, _: Any) -> None:
+        if self.came:
+            signal.signal(number, self._before[number])
+            signal.raise_signal(number)
+        self.came = True
+        if self._raises:
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """Within, the first is not only noted but raised, as KeyboardInterrupt."""
+        self._raises = True
+        try:
+            if self.came:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._raises = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
 
 @contextlib.contextmanager

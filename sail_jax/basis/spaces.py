@@ -24,7 +24,7 @@ import numpy as np
 from sail_jax.basis.axes import Axis, Role, blocks, format_axes, parse_axes, path_pattern
 from sail_jax.basis.families import NONLINEARITIES
 from sail_jax.basis.maps import SpaceMap
-from sail_jax.checks import nearest
+from sail_jax.checks import escaped, nearest
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Leaf", "Space", "Spec", "Use", "spec"]
@@ -395,6 +395,7 @@ def _check_sides(out: Spec) -> None:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells as left-aligned columns."""
+    rows = [[escaped(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

@@ -13,10 +13,11 @@ from sail_jax.cli.options import (
     add_tables,
     natural,
     on_inputs,
+    outcome,
     run_options,
     seed,
 )
-from sail_jax.cli.progress import Meter, say
+from sail_jax.cli.progress import Meter, fitted, say, show
 
 FAMILIES = ("permutation", "signed", "monomial", "orthogonal", "linear")
 MANY = 24  # rows of a table, from which on layers are taken together
@@ -90,20 +91,19 @@ def run(args: Namespace) -> int:
         )  # fmt: skip
     aligned = done.aligned
     for note in dict.fromkeys(collapsed_text(note) for note in aligned.notes):
-        say(f"note: {note}")
-    print(table(aligned, full=args.full))
+        say(fitted(f"note: {note}"))
+    show(table(aligned, full=args.full))
     before, after = aligned.distance
-    print(
+    show(
         f"distance |A - B| / |A|: {before:.4g} before, {after:.4g} after "
         f"({len(aligned.history) - 1} sweeps)"
     )
     lost = [row for row in aligned.report.spaces if not row.exact]
     for row in lost:
-        print(f"not exact by its axes: {row.space}: {row.reason}")
+        show(f"not exact by its axes: {row.space}: {row.reason}")
     for one in done.agreement:
-        print(f"B before and after, {one}")
-    tensors = len(aligned.spec.leaves)
-    print(f"{done.out}: {tensors} tensors in {done.seconds:.1f} s; {done.verdict}")
+        show(f"B before and after, {one}")
+    show(f"{outcome(done, len(aligned.spec.leaves))}; {done.verdict}")
     return 0
 
 
@@ -135,7 +135,7 @@ def _plan(args: Namespace, spec: Any, config: Any) -> int:
         rows.append((label, str(found.space(first).size), block, str(tensors)))
     from sail_jax.basis.spaces import table as columns
 
-    print(columns(rows))
+    show(columns(rows))
     return 0
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from sail_jax.cli.progress import show
+
 FIGURE, SCHEMA = "conflict.png", "sail-jax inspect pairs 1"
 FEW = 40  # rows of a table of layers, without --full
 
@@ -37,7 +39,7 @@ def run(args: Namespace) -> int:
     from sail_jax.cli import merge_odds
 
     record["verdict"] = merge_odds.verdict(record)
-    print(render(record, full=args.full))
+    show(render(record, full=args.full))
     if args.out is not None:
         from sail_jax.cli import compare_figure
         from sail_jax.drawing import style
@@ -46,7 +48,7 @@ def run(args: Namespace) -> int:
         with disk.explained("write to", args.out):
             args.out.mkdir(parents=True, exist_ok=True)
         disk.write_atomic(args.out / FIGURE, style.png(figure))
-        print(args.out / FIGURE)
+        show(args.out / FIGURE)
     if args.json is not None:
         text = json.dumps({"schema": SCHEMA, **record}, indent=2, allow_nan=False)
         disk.write_atomic(args.json, text.encode() + b"\n")

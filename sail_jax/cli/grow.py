@@ -1,13 +1,20 @@
 """`sail-jax grow`: a checkpoint made larger, tensor by tensor, with what that preserves."""
 
-import time
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
 from sail_jax.cli.kernels import remember_kernels
-from sail_jax.cli.options import add_certify, add_copying, add_tables, on_inputs, run_options, seed
-from sail_jax.cli.progress import Meter, say
+from sail_jax.cli.options import (
+    add_certify,
+    add_copying,
+    add_tables,
+    on_inputs,
+    outcome,
+    run_options,
+    seed,
+)
+from sail_jax.cli.progress import Meter, fitted, say, show
 
 
 def factor(text: str) -> float:
@@ -79,7 +86,6 @@ def run(args: Namespace) -> int:
     from sail_jax.checkpoint.operations import growing
     from sail_jax.checkpoint.recipe import tables
 
-    began = time.monotonic()
     given: dict[str, Any] = {
         "seed": args.seed,
         "config": args.config,
@@ -99,12 +105,11 @@ def run(args: Namespace) -> int:
             run=run_options(args, meter), **options,
         )  # fmt: skip
     for note in done.notes:
-        say(f"note: {note}")
-    print(done.growth.report)
+        say(fitted(f"note: {note}"))
+    show(done.growth.report)
     for one in done.agreement:
-        print(one)
-    tensors = len(done.growth.leaves)
-    print(f"{done.out}: {tensors} tensors in {time.monotonic() - began:.1f} s; {done.verdict}")
+        show(one)
+    show(f"{outcome(done, len(done.growth.leaves))}; {done.verdict}")
     return 0
 
 
@@ -152,7 +157,7 @@ def _methods() -> int:
 
     width = max(map(len, METHODS))
     for name, method in METHODS.items():
-        print(f"{name:{width}}  {method.about} ({method.source})")
+        show(f"{name:{width}}  {method.about} ({method.source})")
     return 0
 
 
@@ -163,25 +168,25 @@ def _draft(args: Namespace) -> int:
 
     config = None if args.config is None else read_target(args.config)
     with open_values(args.checkpoint, allow_pickle=args.allow_pickle) as checkpoint:
-        print(tables.draft_table(checkpoint, config), end="")
+        show(tables.draft_table(checkpoint, config), end="")
     return 0
 
 
 def _show(ready: Any) -> None:
     about = ready.about
-    print(f"{about['method']}, seed {about['seed']}: {about['source']}")
+    show(f"{about['method']}, seed {about['seed']}: {about['source']}")
     for key, (old, new) in about["changes"].items():
-        print(f"  {key}: {old} to {new}")
+        show(f"  {key}: {old} to {new}")
     base = ready.view.base.tensors.values()
     before, after = (
         sum(_bytes(x) for x in tensors) for tensors in (base, ready.view.tensors.values())
     )
-    print(f"reads {before / 1e9:.3f} GB, writes {after / 1e9:.3f} GB in {len(ready.works)} tensors")
-    print(ready.growth.report)
+    show(f"reads {before / 1e9:.3f} GB, writes {after / 1e9:.3f} GB in {len(ready.works)} tensors")
+    show(ready.growth.report)
     for note in ready.growth.notes:
-        print(f"note: {note}")
-    print(ready.summary())
-    print(about["exactness"])
+        show(f"note: {note}")
+    show(ready.summary())
+    show(about["exactness"])
 
 
 def _bytes(tensor: Any) -> int:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sail_jax.checks import escaped
 from sail_jax.cli.options import add_tables, on_inputs
-from sail_jax.cli.progress import say
+from sail_jax.cli.progress import say, show
 
 FIGURE, SCHEMA = "spaces.png", "sail-jax inspect 1"
 
@@ -54,7 +55,7 @@ def run(args: Namespace) -> int:
     with opening(args.checkpoint[0], allow_pickle=args.allow_pickle) as checkpoint:
         if args.draft:
             config = None if args.config is None else read_target(args.config)
-            print(tables.draft_table(checkpoint, config), end="")
+            show(tables.draft_table(checkpoint, config), end="")
             return 0
         record, spec = inspect(checkpoint, args)
     found = None
@@ -63,7 +64,7 @@ def run(args: Namespace) -> int:
 
         shapes = {row["name"]: tuple(row["shape"]) for row in record["tensors"]}
         found = inspect_figure.layout(spec, shapes)
-    print(render(record, None if args.full else found))
+    show(render(record, None if args.full else found))
     if args.out is not None:
         if spec is None or found is None:
             say("note: no drawing, as no spaces are known")
@@ -76,7 +77,7 @@ def run(args: Namespace) -> int:
             with disk.explained("write to", args.out):
                 args.out.mkdir(parents=True, exist_ok=True)
             disk.write_atomic(args.out / FIGURE, style.png(figure))
-            print(args.out / FIGURE)
+            show(args.out / FIGURE)
     if args.json is not None:
         record = {"schema": SCHEMA, **record}
         disk.write_atomic(args.json, json.dumps(record, indent=2).encode() + b"\n")
@@ -222,7 +223,7 @@ def render(record: Mapping[str, Any], layout: Any = None) -> str:
     lines += ["", *(f"note: {note}" for note in record["notes"])] if record["notes"] else []
     some = record["questions"] if layout is None else record["questions"][:12]
     for question in some:
-        lines.append(f"? {question['tensor']}: {question['question']}")
+        lines.append(escaped(f"? {question['tensor']}: {question['question']}"))
         lines += [f"    {option!r}" for option in question["options"]]
     if len(some) < len(record["questions"]):
         lines.append(f"? and {len(record['questions']) - len(some)} more: --full")

@@ -1,14 +1,13 @@
 """Which command is run, how it ends, and what is said of errors."""
 
-import _thread
 import atexit
+import contextlib
+import errno
 import gc
 import importlib
 import os
 import shlex
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from sail_jax.checks import nearest
 from sail_jax.cli.options import Parser, UsageError, with_flags
-from sail_jax.cli.progress import say
+from sail_jax.cli.progress import fitted, say, show
+from sail_jax.cli.stopping import stop_on_signals
 from sail_jax.cli.table import COMMANDS
 from sail_jax.disk import RefusedError, StoreError
 
@@ -29,19 +29,19 @@ def _help() -> str:
         "usage: sail-jax [--help] [--version] COMMAND ...\n\n"
         "Merge, grow and transfer neural networks in JAX, with the theory that says when it works."
         f"\n\n{commands}\n\nsail-jax COMMAND --help tells more. Exit codes: 0 well, 1 a claim or "
-        "a run failed,\n2 bad usage, 130 interrupted.\n"
+        "a run failed,\n2 bad usage, 130 interrupted (SIGINT, SIGTERM or SIGHUP).\n"
     )
 
 
 def _dispatch(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print(_help(), end="")
+        show(_help(), end="")
         return 0 if argv else 2
     name = argv[0]
     if name == "--version":
         from importlib.metadata import version
 
-        print(f"sail-jax {version('sail-jax')}")
+        show(f"sail-jax {version('sail-jax')}")
         return 0
     if name not in COMMANDS:
         kind = "option" if name.startswith("-") else "command"
@@ -52,21 +52,20 @@ def _dispatch(argv: Sequence[str]) -> int:
     return module.main(Parser(name, command.about), argv[1:])
 
 
-def _deliver_again(lost: Any) -> None:
-    """An interrupt that lands in a finaliser or a garbage collector's callback (JAX has one) cannot
-    be raised there, and would be lost: it is delivered again a moment later."""
-    if lost.exc_type is KeyboardInterrupt:
-        threading.Timer(0.05, _interrupt).start()
-    else:
-        sys.__unraisablehook__(lost)
+def _interrupted(argv: Sequence[str]) -> None:
+    """What is said, unless the terminal is gone."""
+    with contextlib.suppress(OSError):
+        say("sail-jax: interrupted")
+        if argv and argv[0] in COMMANDS and COMMANDS[argv[0]].resumes:
+            again = argv if "--resume" in argv else [*argv, "--resume"]
+            say(f"what is finished is kept; continue with: {shlex.join(['sail-jax', *again])}")
+        sys.stdout.flush()
 
 
-def _interrupt() -> None:
-    """A signal that wakes the main thread from whatever it waits for, where the system has them."""
-    if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-    else:
-        _thread.interrupt_main()
+def _leave(argv: Sequence[str]) -> None:
+    """Ends the process at once: XLA may still be computing, and an orderly exit can then crash."""
+    _interrupted(argv)
+    os._exit(130)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,23 +78,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         # what is imported and traced makes many objects and little garbage: to look for it among
         # them again and again takes a tenth of a second
         gc.set_threshold(200_000, 50, 100)
-        sys.unraisablehook = _deliver_again
         # nor when it all goes: an exit looks through them twice
         atexit.register(gc.freeze)
     argv = list(sys.argv[1:] if argv is None else argv)
+    if alone:
+        stop_on_signals(lambda: _leave(argv))
+
+        def lost(what: Any) -> None:
+            """An interrupt that lands where none can be raised, in a finaliser or in a callback of
+            the garbage collector (JAX has one)."""
+            _leave(argv) if what.exc_type is KeyboardInterrupt else sys.__unraisablehook__(what)
+
+        sys.unraisablehook = lost
     try:
         return _dispatch(argv)
     except SystemExit as exc:  # argparse, after --help
         return int(exc.code or 0)
     except (UsageError, StoreError) as exc:
-        say(f"sail-jax: error: {with_flags(str(exc))}")
+        say(fitted(f"sail-jax: error: {with_flags(str(exc))}"))
         return 2 if isinstance(exc, (UsageError, RefusedError, ValueError)) else 1
+    except BrokenPipeError:  # what reads our output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as exc:
+        what = "" if exc.filename is None else f" {os.fsdecode(exc.filename)}"
+        why = exc.strerror or exc
+        say(fitted(f"sail-jax: error: the system refused{what}: {why}"))
+        return 2 if exc.errno in (errno.ENAMETOOLONG, errno.ELOOP) else 1  # no path at all
     except KeyboardInterrupt:
-        say("sail-jax: interrupted")
-        if argv and argv[0] in COMMANDS and COMMANDS[argv[0]].resumes:
-            again = argv if "--resume" in argv else [*argv, "--resume"]
-            say(f"what is finished is kept; continue with: {shlex.join(['sail-jax', *again])}")
-        if alone:  # XLA may still be computing, and an orderly exit can then crash
-            sys.stdout.flush()
-            os._exit(130)
+        (_leave if alone else _interrupted)(argv)
         return 130

@@ -1,20 +1,19 @@
 """`sail-jax merge`: a recipe carried out, with progress, a plan beforehand and a report after."""
 
-import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from sail_jax.cli.kernels import remember_kernels
-from sail_jax.cli.options import add_copying, on_inputs, run_options
-from sail_jax.cli.progress import Meter, say
+from sail_jax.cli.options import add_copying, file, on_inputs, outcome, run_options
+from sail_jax.cli.progress import Meter, fitted, say, show
 
 LARGEST_RECIPE = 1 << 20  # bytes
 
 
 def add_arguments(parser: Any) -> None:
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", nargs="?", type=Path, help="mergekit's YAML, or with our keys")
+    add("recipe", metavar="RECIPE", nargs="?", type=file, help="mergekit's YAML, or with our keys")
     add("out", metavar="OUT", nargs="?", type=Path, help="a folder, or a .safetensors, .npz file")
     add("--methods", action="store_true", help="the methods that a recipe may name, and stop")
     add("--plan", action="store_true", help="what would be done to every tensor, and stop")
@@ -36,16 +35,15 @@ def run(args: Namespace) -> int:
     from sail_jax.checkpoint.planning import cards
 
     if args.methods:
-        print(cards.methods(), end="")
+        show(cards.methods(), end="")
         return 0
     if args.recipe is None:
         raise ValueError("name a recipe: sail-jax merge RECIPE OUT")
-    began = time.monotonic()
     recipe = read_recipe(args.recipe)
     if args.plan:
         with merging.prepared(recipe, run_options(args)) as ready:
-            print(cards.render(ready.plan, args.full, merging.visits(ready.works)), end="")
-            print(ready.summary())
+            show(cards.render(ready.plan, args.full, merging.visits(ready.works)), end="")
+            show(ready.summary())
         return 0
     if args.out is None:
         raise ValueError("name the output: sail-jax merge RECIPE OUT")
@@ -57,9 +55,8 @@ def run(args: Namespace) -> int:
     if args.report is not None:
         _report(args, recipe, merged)
     for note in merged.plan.notes:
-        say(f"note: {note}")
-    tensors = len(merged.plan.treatments)
-    print(f"{merged.out}: {tensors} tensors in {time.monotonic() - began:.1f} s")
+        say(fitted(f"note: {note}"))
+    show(outcome(merged, len(merged.plan.treatments)))
     return 0
 
 
@@ -76,7 +73,7 @@ def _report(args: Namespace, recipe: Any, merged: Any) -> None:
 
     about = {"recipe": recipe.text, "seconds": merged.seconds, **provenance()}
     for path in merge_report.write(args.report, merged.plan, merged.records, about):
-        print(path)
+        show(path)
 
 
 main = on_inputs(add_arguments, run)

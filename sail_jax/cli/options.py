@@ -1,6 +1,7 @@
 """What command lines have in common: their parser, texts and what they mean, one way for errors."""
 
 import argparse
+import os
 import pkgutil
 import re
 import sys
@@ -18,8 +19,10 @@ __all__ = [
     "add_certify",
     "add_copying",
     "add_tables",
+    "file",
     "natural",
     "on_inputs",
+    "outcome",
     "run_options",
     "seed",
     "size",
@@ -133,11 +136,18 @@ def function(text: str) -> Callable[..., Any]:
     return value
 
 
+def file(text: str) -> Path:
+    """The path of a file that is to be read."""
+    if not os.path.isfile(text):  # pathlib would raise for what is too long to be a path
+        raise ArgumentTypeError(f"{text} is missing or not a plain file")
+    return Path(text)
+
+
 def add_tables(parser: Any, checkpoint: str) -> None:
     """The options of commands that need to know which spaces tensors live in."""
     add = parser.add_argument
     add("--config", metavar="FILE", type=Path, help=f"instead of {checkpoint}/config.json")
-    add("--spec", metavar="FILE", type=Path, help="which spaces the tensors live in (YAML, JSON)")
+    add("--spec", metavar="FILE", type=file, help="which spaces the tensors live in (YAML, JSON)")
 
 
 def add_certify(parser: Any) -> None:
@@ -162,6 +172,13 @@ def add_copying(parser: Any) -> None:
     add("--allow-nonfinite", action="store_true", help="go on with NaN and infinities")
     add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
     add("--quiet", action="store_true", help="no progress")
+
+
+def outcome(done: Any, tensors: int) -> str:
+    """The line on an output that merging, growing or aligning ends with."""
+    if done.unchanged:
+        return f"{done.out}: finished before, and holds these {tensors} tensors"
+    return f"{done.out}: {tensors} tensors in {done.seconds:.1f} s"
 
 
 def run_options(args: Any, progress: Any = None) -> Any:

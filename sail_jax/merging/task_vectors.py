@@ -164,15 +164,18 @@ def match(models: Sequence[PyTree], base: PyTree) -> Matched:
     if base is None:
         raise TypeError("base: expected the pytree that the models were tuned from, got None")
     paths, treedef = leaf_paths(base), jax.tree.structure(base)
+    given = (
+        "model 0" if base is models[0] else "the base"
+    )  # without a base the first stands in for it
     start = [
-        _leaf(f"base, leaf {path!r}", x)
+        _leaf(f"{given.removeprefix('the ')}, leaf {path!r}", x)
         for path, x in zip(paths, jax.tree.leaves(base), strict=True)
     ]
     columns = []
     for k, model in enumerate(models):
         column = _column(f"model {k}", model, paths, treedef)
         for path, leaf, like in zip(paths, column, start, strict=True):
-            _check_like(f"model {k}, leaf {path!r}", leaf, like)
+            _check_like(f"model {k}, leaf {path!r}", leaf, like, given)
         columns.append(column)
     return Matched(paths, start, columns, list(map(_floating, start)), treedef)
 
@@ -412,11 +415,11 @@ def _is_numeric(x: Any) -> bool:
     )
 
 
-def _check_like(where: str, leaf: Any, like: Any) -> None:
+def _check_like(where: str, leaf: Any, like: Any, given: str) -> None:
     if not _is_numeric(like):
         if not _same(leaf, like):
             raise ValueError(
-                f"{where}: expected what the base has, since only numbers can be merged: "
+                f"{where}: expected what {given} has, since only numbers can be merged: "
                 f"{_shown(like)}; got {_shown(leaf)}. Merge the parameters alone: of a Flax module "
                 "nnx.state(module, nnx.Param), of an Equinox one eqx.filter(module, "
                 "eqx.is_inexact_array)"
@@ -432,7 +435,7 @@ def _check_like(where: str, leaf: Any, like: Any) -> None:
         return
     if not np.array_equal(np.asarray(leaf), np.asarray(like)):
         raise ValueError(
-            f"{where}: {leaf.dtype} values differ from the base's; "
+            f"{where}: {leaf.dtype} values differ from those of {given}; "
             "leaves that are not floating are copied, so they have to agree"
         )
 

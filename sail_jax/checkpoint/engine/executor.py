@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from sail_jax import disk
 from sail_jax.merging.engine import Engine
 from sail_jax.merging.streaming import (
     ENTRIES,
@@ -27,6 +28,7 @@ from sail_jax.merging.tensors import Tensor, held
 __all__ = [
     "Limits",
     "MergeError",
+    "MergeRefusedError",
     "Progress",
     "Record",
     "Sink",
@@ -44,6 +46,10 @@ KEPT = 64 << 20  # bytes a worker keeps of a tensor between visits, unless told 
 
 class MergeError(ValueError):
     """A merge that cannot go on; the message names the tensors."""
+
+
+class MergeRefusedError(MergeError, disk.RefusedError):
+    """A merge that cannot be done as it was asked for; raised before any tensor is read."""
 
 
 class Sink(Protocol):
@@ -107,7 +113,7 @@ def memory(work: Work) -> int:
 
 def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = None) -> Limits:
     """As many workers as there are cores, fewer if memory forbids, and what is left to keep
-    tensors in. MergeError, naming the largest tensor, if not even one fits."""
+    tensors in. MergeRefusedError, naming the largest tensor, if not even one fits."""
     wanted = threads or min(8, os.cpu_count() or 1)
     needs = sorted((memory(work) for work in works), reverse=True) or [0]
     if max_memory is None:
@@ -115,7 +121,7 @@ def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = 
     room = max_memory - CONSTANT
     largest = max(works, key=memory, default=None)
     if room < needs[0] and largest is not None:
-        raise MergeError(
+        raise MergeRefusedError(
             f"max_memory: {largest.name} needs {_mib(CONSTANT + needs[0])} "
             f"({_mib(CONSTANT)} of it for the program), got {_mib(max_memory)}"
         )

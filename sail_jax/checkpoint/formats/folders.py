@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.files import CheckpointError, explained
 
 try:
     import fcntl
@@ -27,10 +27,21 @@ def admit(out: Path, inputs: Iterable[str | os.PathLike[str]], resume: bool = Fa
 
     To `resume` is to be asked of the writer, which knows what it left.
     """
-    if os.path.lexists(out) and not is_empty_folder(out) and not resume:
+    try:
+        named = bool(out.name.encode()) and str(out).encode()
+    except UnicodeEncodeError:
+        named = False
+    if not named:
+        raise CheckpointError(f"{out}: expected a name for the output, in UTF-8")
+    there = os.path.lexists(out) and not is_empty_folder(out)
+    if there and not (resume and os.path.exists(out)):
         raise CheckpointError(f"{out} exists already; choose another place for the output")
+    with explained("write", out), contextlib.suppress(FileNotFoundError):
+        os.lstat(out.with_name(f".{out.name}.partial"))  # raises where no name can stand
+    # not Path.resolve, which raises for a link that leads to itself
+    real = Path(os.path.realpath(out))
     for one in inputs:
-        if Path(one).resolve() in (out.resolve(), *out.resolve().parents):
+        if Path(os.path.realpath(one)) in (real, *real.parents):
             raise CheckpointError(f"{out} lies in {one}, which is read: choose another place")
 
 

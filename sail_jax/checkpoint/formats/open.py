@@ -26,14 +26,15 @@ _WEIGHTS = (_INDEX, ".h5", *SUFFIXES)
 
 
 class Checkpoint:
-    """The tensors of a checkpoint in file order, its metadata, and the plain files beside them;
-    `files` are all that it is read from, as the system described them before.
+    """The tensors of a checkpoint in file order, its format by name, its metadata, and the plain
+    files beside them; `files` are all that it is read from, as the system described them before.
 
     A context manager: its files stay open, for reading by any thread, until it is left.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.format = ""
         self.tensors: dict[str, Tensor] = {}
         self.metadata: dict[str, str] = {}
         self.extras: dict[str, Path | bytes] = {}
@@ -78,6 +79,7 @@ class Checkpoint:
                 f"{path} is a PyTorch pickle, read only on request, with allow_pickle=True; "
                 "a safetensors file needs no such trust"
             )
+        self.format = format.name
         tensors, metadata = format.read_file(self._file(path))
         if names is not None:
             for name in names:
@@ -181,6 +183,7 @@ def _open_folder(checkpoint: Checkpoint, allow_pickle: bool) -> None:
             checkpoint.tensors, checkpoint.metadata = contents
             below = (path for path in sorted(folder.rglob("*")) if path.is_file())
             checkpoint.files |= {path: path.stat() for path in below}
+            checkpoint.format = format.name
             return
         for usual in format.files:
             files = _weights(folder, names, format, usual)

@@ -23,7 +23,6 @@ from sail_jax.checkpoint.engine.executor import (
 )
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import open_values
 from sail_jax.checkpoint.operations.agreement import (
     Agreement,
     Certify,
@@ -36,6 +35,7 @@ from sail_jax.checkpoint.operations.running import (
     RunOptions,
     carried_out,
     check_options,
+    opened,
 )
 from sail_jax.checkpoint.sources.alignment import Aligned, align_maps, aligned_view
 from sail_jax.merging.streaming import Work
@@ -47,14 +47,15 @@ Path_ = str | PathLike[str]
 
 class AlignedCheckpoint(NamedTuple):
     """What was done: the alignment, how far the outputs moved (none if not asked, or not known
-    how), whether the function is preserved and how that is known, the output and how long it took
-    (in seconds)."""
+    how), whether the function is preserved and how that is known, the output, how long it took (in
+    seconds) and whether an earlier call had finished it."""
 
     aligned: Aligned
     agreement: tuple[Agreement, ...]
     verdict: Verdict
     out: Path | None
     seconds: float
+    unchanged: bool
 
 
 def align_checkpoints(
@@ -76,13 +77,13 @@ def align_checkpoints(
 
     Raises ValueErrors: those of `align_maps`, CheckpointError and MergeError.
     """
-    began = time.monotonic()
+    began, unchanged = time.monotonic(), False
     check_options({k: v for k, v in options.items() if k != "progress"})
     if out is not None:
         admit(Path(out), [a, b], run.resume)
     with (
-        open_values(Path(a), allow_pickle=run.allow_pickle) as reference,
-        open_values(Path(b), allow_pickle=run.allow_pickle) as other,
+        opened(a, run) as reference,
+        opened(b, run) as other,
     ):
         aligned = align_maps(reference, other, config, max_memory=run.max_memory, **options)
         own = config or config_of(other.extras) or {}
@@ -107,12 +108,13 @@ def align_checkpoints(
             works = view.works()
             about = _about(a, b, aligned, agreed, preserved)
             bounds = _limits(works, run.max_memory, run.threads)
-            carried_out(
+            _, unchanged = carried_out(
                 works, Path(out), bounds, mark, [reference, other],
                 lambda: _extras(view.extras, about), run,
             )  # fmt: skip
     where = None if out is None else Path(out)
-    return AlignedCheckpoint(aligned, agreed, preserved, where, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return AlignedCheckpoint(aligned, agreed, preserved, where, seconds, unchanged)
 
 
 def _limits(works: Sequence[Work], max_memory: int | None, threads: int | None) -> Limits:

@@ -86,7 +86,7 @@ def compare_checkpoints(
         raise CheckpointError("name at least two checkpoints to compare")
     named = [Path(path) for path in paths] + ([] if base is None else [Path(base)])
     for one, two in itertools.combinations(named, 2):
-        if one.resolve() == two.resolve():
+        if os.path.realpath(one) == os.path.realpath(two):
             raise CheckpointError(f"{two} is named twice: a model says nothing beside itself")
     with contextlib.ExitStack() as stack:
         opened = [

@@ -16,7 +16,7 @@ from sail_jax.checkpoint.engine.executor import Limits, limits, peak, summary
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import Checkpoint, open_values
+from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.operations.agreement import (
     Agreement,
     Certify,
@@ -29,6 +29,7 @@ from sail_jax.checkpoint.operations.running import (
     RunOptions,
     carried_out,
     check_options,
+    opened,
 )
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.sources.growth import growth_view, read_target
@@ -70,7 +71,8 @@ class Growing(NamedTuple):
 class Grown(NamedTuple):
     """What was done: the growth, how well the networks agree (none if not asked, or not known how),
     whether the function is preserved and how that is known, the output, how long it took (in
-    seconds) and what is to be said of it, a sentence each."""
+    seconds), what is to be said of it, a sentence each, and whether an earlier call had finished
+    it."""
 
     growth: networks.Growth
     agreement: tuple[Agreement, ...]
@@ -78,6 +80,7 @@ class Grown(NamedTuple):
     out: Path
     seconds: float
     notes: tuple[str, ...]
+    unchanged: bool
 
 
 @contextlib.contextmanager
@@ -90,7 +93,7 @@ def growing(
     **options: Any,
 ) -> Iterator[Growing]:
     """Opens a checkpoint and plans its growth; no tensor is read. options: of `growth_view`."""
-    with open_values(Path(path), allow_pickle=run.allow_pickle) as checkpoint:
+    with opened(path, run) as checkpoint:
         view, made = growth_view(
             checkpoint, to, method, allow_nonfinite=run.allow_nonfinite, **options
         )
@@ -179,12 +182,12 @@ def grow_checkpoint(
         notes = [*ready.growth.notes, *failed]
         about = {**ready.about, **_exactness(preserved)}
         about |= {"agreement": [run._asdict() for run in agreed], "notes": notes}
-        carried_out(
+        _, unchanged = carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint, [ready.checkpoint],
             lambda: _extras(ready.view, about, Path(out).name), run,
         )  # fmt: skip
     seconds = time.monotonic() - began
-    return Grown(ready.growth, agreed, preserved, Path(out), seconds, tuple(notes))
+    return Grown(ready.growth, agreed, preserved, Path(out), seconds, tuple(notes), unchanged)
 
 
 def _exactness(preserved: Verdict) -> dict[str, Any]:

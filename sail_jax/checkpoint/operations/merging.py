@@ -11,19 +11,20 @@ import numpy as np
 
 from sail_jax.checkpoint.engine.executor import (
     Limits,
-    MergeError,
+    MergeRefusedError,
     Record,
     limits,
     peak,
     summary,
 )
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import Checkpoint, open_values
+from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
     carried_out,
     check_options,
+    opened,
 )
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.planning import plan as planning
@@ -64,12 +65,13 @@ class Prepared(NamedTuple):
 
 class Merged(NamedTuple):
     """What was done: the plan, what was measured of each tensor, the output and how long it took
-    (in seconds, from opening the inputs on)."""
+    (in seconds, from opening the inputs on); whether an earlier call had finished it."""
 
     plan: Plan
     records: Mapping[str, Record]
     out: Path
     seconds: float
+    unchanged: bool
 
 
 @contextlib.contextmanager
@@ -82,7 +84,7 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
         inputs: list[Checkpoint] = []
 
         def open(path: str) -> Any:
-            inputs.append(open_values(path, allow_pickle=run.allow_pickle))
+            inputs.append(opened(path, run))
             return stack.enter_context(inputs[-1])
 
         plan = planning.plan(recipe, open)
@@ -99,7 +101,7 @@ def _works(plan: Plan) -> tuple[Work, ...]:
         try:
             return t.merge.work(t.name, t.shape, t.dtype, t.models, t.base, t.weights)
         except (TypeError, ValueError) as error:
-            raise MergeError(f"{t.name} ({t.method}): {error}") from error
+            raise MergeRefusedError(f"{t.name} ({t.method}): {error}") from error
 
     return tuple(map(one, plan.treatments))
 
@@ -138,11 +140,11 @@ def merge_recipe(
         admit(Path(out), [one.path for one in ready.inputs], run.resume)
         if before is not None:
             before(ready)
-        records = carried_out(
+        records, unchanged = carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint, ready.inputs,
             lambda: _extras(ready, Path(out).name), run, measure=measure,
         )  # fmt: skip
-    return Merged(ready.plan, records, Path(out), time.monotonic() - began)
+    return Merged(ready.plan, records, Path(out), time.monotonic() - began, unchanged)
 
 
 def _extras(ready: Prepared, name: str) -> dict[str, bytes | Path]:

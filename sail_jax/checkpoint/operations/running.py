@@ -5,17 +5,18 @@ import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from os import PathLike
 from pathlib import Path
 
 from sail_jax import disk
 from sail_jax.checkpoint.engine.executor import Limits, Progress, Record, execute
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
-from sail_jax.checkpoint.formats.open import Checkpoint, changed
+from sail_jax.checkpoint.formats.open import Checkpoint, changed, open_values
 from sail_jax.checkpoint.formats.table import check_written
 from sail_jax.checkpoint.output.writer import create
 from sail_jax.merging.streaming import Work
 
-__all__ = ["DEFAULTS", "RunOptions", "carried_out", "check_options"]
+__all__ = ["DEFAULTS", "RunOptions", "carried_out", "check_options", "opened"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,8 @@ class RunOptions:
     notes times, and what is the same is the values.
 
     Attributes:
-      resume: Whether to go on with what an interrupted call left.
+      resume: Whether to go on with what an interrupted call left. An output that is finished is
+        compared with what would be written, and stays.
       max_memory: Bytes that the process may use; by default what one tensor after another takes.
       threads: How many workers; by default as many as there are cores, up to 8.
       allow_nonfinite: Whether NaN and infinities are read, and outcomes may overflow.
@@ -67,6 +69,15 @@ def check_options(options: Mapping[str, object]) -> None:
             )
 
 
+def opened(path: str | PathLike[str], run: RunOptions) -> Checkpoint:
+    """An input. CheckpointError, beside those of `open_values`, if there is no tensor in it."""
+    checkpoint = open_values(Path(path), allow_pickle=run.allow_pickle)
+    if not checkpoint.tensors:
+        checkpoint.close()
+        raise CheckpointError(f"{path} is a checkpoint without tensors")
+    return checkpoint
+
+
 BLOCK, BLOCKS = 1 << 12, 1 << 8
 """Bytes of a sample of a file, and how many there are at most."""
 
@@ -101,8 +112,11 @@ def carried_out(
     run: RunOptions,
     *,
     measure: bool = False,
-) -> dict[str, Record]:
+) -> tuple[dict[str, Record], bool]:
     """All of the work written to `out`, with the extras beside it if that is a folder.
+
+    Returns:
+      What was measured, by name; whether an earlier call had finished the output.
 
     Raises:
       CheckpointError: If an input was changed since it was opened. What was written of its versions
@@ -128,7 +142,7 @@ def carried_out(
                 writer.abandon()
             raise
         writer.commit()
-    return records
+    return records, writer.unchanged
 
 
 def _check_unchanged(inputs: Sequence[Checkpoint], state: Mapping[str, object]) -> None:

@@ -27,7 +27,14 @@ from sail_jax import disk
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape, explained
 from sail_jax.checkpoint.formats.folders import Flusher, hold, is_empty_folder, pwrite, reserve
 from sail_jax.checkpoint.formats.layout import Layout, Wanted
-from sail_jax.checkpoint.formats.table import FORMATS, LAYOUTS, check_written, of_output
+from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
+from sail_jax.checkpoint.formats.table import (
+    FORMATS,
+    LAYOUTS,
+    Format,
+    check_written,
+    of_output,
+)
 from sail_jax.checkpoint.output.journal import Journal, Piece, digest, gap
 from sail_jax.merging.tensors import Shape
 
@@ -53,7 +60,8 @@ def create(
     A name with the suffix of a format that is written, such as .npz, is one file; any other a
     folder, by default of safetensors in shards of at most `shard_bytes` (a larger tensor has a
     shard to itself). `fingerprint` tells what is written: with `resume`, unfinished work of the
-    same fingerprint and tensors is continued. `sync=False` leaves the flushing to the system: for
+    same fingerprint and tensors is continued, and an output that is there with these tensors is
+    compared with what would be written. `sync=False` leaves the flushing to the system: for
     measurements only.
 
     Raises `CheckpointError` if `out` is taken, in use, or has no room, before anything is computed.
@@ -69,7 +77,7 @@ def create(
         raise CheckpointError(f"shard_bytes: expected at least 1, got {shard_bytes}")
     file = out.name if own else chosen.file
     layout = LAYOUTS[chosen.name](wanted, file, dict(metadata or {}), None if own else shard_bytes)
-    return Writer(out, wanted, layout, fingerprint, file, own is None, resume, sync)
+    return Writer(out, wanted, layout, fingerprint, chosen, own is None, resume, sync)
 
 
 def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
@@ -91,8 +99,9 @@ def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
 class Writer:
     """An output in the making. A context manager: leaving it before `commit` keeps the work.
 
-    `finished` names the tensors already whole from an earlier run; `folder` whether the output is
-    one (a file carries no extras).
+    `finished` names the tensors already whole from an earlier run; `folder` says whether the output
+    is one (a file carries no extras); `unchanged` whether an earlier run had finished it. Nothing
+    is written to it then: what `write` is given has to be there, else it raises.
     """
 
     def __init__(
@@ -101,7 +110,7 @@ class Writer:
         wanted: Wanted,
         layout: Layout,
         fingerprint: str,
-        file: str,
+        format: Format,
         folder: bool,
         resume: bool,
         sync: bool,
@@ -110,14 +119,16 @@ class Writer:
         self.partial = out.with_name(f".{out.name}.partial")
         self._root = self.partial / ("stage" if layout.convert else "data")
         self._payload = self.partial / "data" / ("" if folder else out.name)
-        self._file, self._sync = file, sync
+        self._format, self._sync = format, sync
+        self._file = format.file if folder else out.name
         self._pieces: dict[str, dict[int, Piece]] = {name: {} for name in wanted}
         self._done: set[str] = set()
         self._mutex = threading.Lock()
         self._fds: dict[str, int] = {}
         self._journal: Journal | None = None
         self._flusher = Flusher()
-        self._committed = False
+        self._there: Checkpoint | None = None
+        self.unchanged = False
         self.finished: frozenset[str] = frozenset()
         about = repr(
             [sorted(layout.sizes.items()), [(n, str(d), s) for n, (d, s) in wanted.items()]]
@@ -153,6 +164,11 @@ class Writer:
         if self._journal:
             self._journal.close()
             self._journal = None
+        if self._there is not None:
+            self._there.close()
+            self._there = None
+            with contextlib.suppress(OSError):
+                self.partial.rmdir()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -172,11 +188,14 @@ class Writer:
                 with contextlib.suppress(OSError):
                     if old and resume and taken and self.out.stat().st_ino == inode:
                         self._done, self.finished = set(self._wanted), frozenset(self._wanted)
-                        self._committed = True
+                        self.unchanged = True
                         return
                 self._clear()
                 pieces, found, old = {}, set(), False
         if taken:
+            if not found and resume and self._is_there():
+                self.unchanged = True
+                return
             if not found:
                 self._remove()
             raise CheckpointError(f"{self.out} exists already; choose another place for the output")
@@ -212,6 +231,23 @@ class Writer:
                 self._remove()
             raise
         self._done, self.finished = set(whole), frozenset(whole)
+
+    def _is_there(self) -> bool:
+        """Whether the output holds such tensors in such files; they are open then."""
+        sizes = {} if self._layout.convert else self._layout.sizes
+        try:
+            for file, size in sizes.items():
+                if os.path.getsize(self.out / file if self.folder else self.out) != size:
+                    return False
+            there = open_checkpoint(self.out)
+        except (OSError, CheckpointError):
+            return False
+        tensors = {name: (x.dtype, x.shape) for name, x in there.tensors.items()}
+        if tensors != self._wanted or there.format != self._format.name:
+            there.close()
+            return False
+        self._there = there
+        return True
 
     def _allocate(self) -> None:
         """Every file at its full size, so that a disk too small is found out now."""
@@ -281,14 +317,31 @@ class Writer:
         for at in range(0, data.size, step):
             part = data[at : at + step]
             first = start + at // dtype.itemsize
-            with explained(f"write '{name}' to", self._root):
-                for fd, offset, view in self._runs(name, first * dtype.itemsize, part.data):
-                    pwrite(fd, view, offset)
-                    if self._sync:
-                        self._flusher.wrote(fd, len(view))
+            if self._there is None:
+                self._put(name, first, part)
+            else:
+                self._compare(self._there, name, first, part)
             piece = Piece(first, part.size // dtype.itemsize, digest(part))
             with self._mutex:
                 self._pieces[name][first] = piece
+
+    def _put(self, name: str, first: int, data: np.ndarray) -> None:
+        with explained(f"write '{name}' to", self._root):
+            at = first * self._wanted[name][0].itemsize
+            for fd, offset, view in self._runs(name, at, data.data):
+                pwrite(fd, view, offset)
+                if self._sync:
+                    self._flusher.wrote(fd, len(view))
+
+    def _compare(self, there: Checkpoint, name: str, first: int, data: np.ndarray) -> None:
+        dtype = self._wanted[name][0]
+        same = np.empty(data.size // dtype.itemsize, dtype)
+        there.tensors[name].read(same, first)
+        if not np.array_equal(same.view(np.uint8), data):
+            raise CheckpointError(
+                f"{self.out} exists already, and its '{name}' is another; choose another place for "
+                "the output"
+            )
 
     def done(self, name: str) -> None:
         """Notes that every entry of `name` is written; `CheckpointError` if some are not."""
@@ -299,9 +352,10 @@ class Writer:
             where = missing if name in self._wanted else "it is no tensor of this output"
             raise CheckpointError(f"'{name}' is not whole: {where}")
         with self._mutex:
-            if self._journal is None:
+            if self._journal is not None:
+                self._journal.tensor(name, pieces)
+            elif self._there is None:
                 raise CheckpointError(f"{self.out}: the writer was closed")
-            self._journal.tensor(name, pieces)
             self._done.add(name)
             del self._pieces[name]
 
@@ -309,7 +363,7 @@ class Writer:
         """A plain file that goes along: config.json, the tokenizer's files, a model card."""
         if not self.folder:
             raise CheckpointError(f"{self.out} is one file: '{filename}' cannot go along")
-        if self._committed:  # it went along when the earlier run committed
+        if self.unchanged:  # it went along when the earlier run committed
             return
         if not filename or filename.startswith(".") or set(filename) & set("/\\\0"):
             raise CheckpointError(f"{filename!r} is not a plain file name")
@@ -327,7 +381,7 @@ class Writer:
         if missing := [name for name in self._wanted if name not in self._done]:
             some = ", ".join(map(repr, missing[:3])) + ", ..." * (len(missing) > 3)
             raise CheckpointError(f"{self.out}: {len(missing)} tensors are unfinished: {some}")
-        if not self._committed:
+        if not self.unchanged:
             if self._journal is None:
                 raise CheckpointError(f"{self.out}: the writer was closed")
             with explained("write", self.out):
@@ -360,7 +414,6 @@ class Writer:
         if not self.folder and self.out.is_dir():
             self.out.rmdir()
         os.rename(self._payload, self.out)
-        self._committed = True
         if self._sync:
             disk.sync(self.out.parent)
 

@@ -13,6 +13,7 @@ from sail_jax.checkpoint.planning.layers import position
 from sail_jax.checkpoint.planning.plan import Plan, Treatment
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import Recipe
+from sail_jax.checks import escaped
 from sail_jax.merging.merge import Merge, example, get, options_of
 from sail_jax.merging.streaming import Work, passes, tree_bits
 
@@ -91,7 +92,7 @@ def render(plan: Plan, full: bool = False, passes: Passes = MappingProxyType({})
         files = ", ".join(f"{name} ({how})" for name, how in sorted(data["files"].items()))
         lines += ["", f"files: {files}"]
     lines += [f"note: {note}" for note in plan.notes]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(escaped, lines)) + "\n"
 
 
 def methods() -> str:
@@ -204,27 +205,25 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
     front += ["library_name: transformers"] if "config.json" in plan.extras else []
     front += ["tags:", "- merge", "- sail-jax"]
     body = [
-        f"# {name}",
+        f"# {_text(name)}",
         "",
         "A merge of trained models, made with sail-jax.",
         "",
         "## How",
         "",
         f"Method: {title} (`{recipe.method}`, compat `{plan.compat}`, seed {plan.seed}).",
-        *([] if base is None else [f"Base: `{base}`."]),
+        *([] if base is None else [f"Base: {_code(base)}."]),
         "",
         "Models:",
         "",
-        *(f"- `{one.name}`" for one in models if one.name != base),
+        *(f"- {_code(one.name)}" for one in models if one.name != base),
     ]
     copied = sum(t.method == "copy" for t in plan.treatments)
     body += ["", f"{len(plan.treatments)} tensors, {copied} of them copied."]
     if plan.notes:
-        body += ["", "Notes:", "", *(f"- {note}" for note in plan.notes)]
+        body += ["", "Notes:", "", *(f"- {_text(note)}" for note in plan.notes)]
     if recipe.text:
-        ticks = "`" * max(
-            3, 1 + max((len(run) for run in re.findall("`+", recipe.text)), default=0)
-        )
+        ticks = _ticks(recipe.text, 3)
         body += ["", "## Recipe", "", f"{ticks}yaml", recipe.text.strip("\n"), ticks]
     return "\n".join(["---", *front, "---", "", *body]) + "\n"
 
@@ -236,18 +235,19 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
     """
     front = ["library_name: transformers"] if transformers else []
     options = "".join(f", {key} {value}" for key, value in about["options"].items())
+    how = f"`{about['method']}`, seed {about['seed']}{_text(options)}"
     lost = [row for row in about["spaces"] if row["lost"]]
     body = [
-        f"# {name}",
+        f"# {_text(name)}",
         "",
         "A network grown from a smaller one, made with sail-jax.",
         "",
-        f"Source: `{about['source']}`. Method: `{about['method']}`, seed {about['seed']}{options}.",
+        f"Source: {_code(about['source'])}. Method: {how}.",
         "",
-        *(f"- {key}: {old} to {new}" for key, (old, new) in about["changes"].items()),
+        *(f"- {_text(f'{key}: {old} to {new}')}" for key, (old, new) in about["changes"].items()),
         "",
-        f"The function of the network: {about['exactness']}.",
-        *(f"- `{row['space']}`: {row['lost']}" for row in lost),
+        f"The function of the network: {_text(about['exactness'])}.",
+        *(f"- {_code(row['space'])}: {_text(row['lost'])}" for row in lost),
     ]
     for one in about["agreement"]:
         body.append(
@@ -256,8 +256,30 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
             f" (rounding allows {one['tolerance']:.3g})"
         )
     if about["notes"]:
-        body += ["", "Notes:", "", *(f"- {note}" for note in about["notes"])]
+        body += ["", "Notes:", "", *(f"- {_text(note)}" for note in about["notes"])]
     return "\n".join(["---", *front, "tags:", "- grown", "- sail-jax", "---", "", *body]) + "\n"
+
+
+def _text(text: str) -> str:
+    """Text of others in Markdown: shown as it is written, never HTML, a link or an image.
+
+    >>> print(_text("<b>![x](y)"))
+    \\<b\\>!\\[x\\](y)
+    """
+    return re.sub(r"([\\`<>&\[\]])", r"\\\1", escaped(text))
+
+
+def _code(text: str) -> str:
+    """The same as code."""
+    line = escaped(text)
+    ticks = _ticks(line, 1)
+    space = " " * (line[:1] == "`" or line[-1:] == "`")  # Markdown takes one away at both ends
+    return f"{ticks}{space}{line}{space}{ticks}"
+
+
+def _ticks(text: str, least: int) -> str:
+    """A fence that no run of backticks in the text closes."""
+    return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
 def _quoted(text: str) -> str:

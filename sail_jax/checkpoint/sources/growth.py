@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 
 from sail_jax.architectures import Rules
 from sail_jax.checkpoint.formats.extras import config_of
-from sail_jax.checkpoint.formats.files import CheckpointError, explained, strict_json
+from sail_jax.checkpoint.formats.files import CheckpointError, strict_json
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.views import View, grown
 from sail_jax.growth import networks
@@ -36,15 +37,12 @@ def read_target(to: Any) -> Mapping[str, Any]:
             f"expected a configuration, or the path of one (config.json), got {type(to).__name__}"
         )
     path = Path(to)
-    with explained("read", path):
-        path = path / "config.json" if path.is_dir() else path
-        if not path.is_file():
-            raise CheckpointError(
-                f"{path}: no configuration is there (a config.json, or its folder)"
-            )
-        if path.stat().st_size > _MAX_CONFIG:
-            raise CheckpointError(f"{path}: too long for a configuration")
-        return strict_json(path.read_bytes(), str(path))
+    path = path / "config.json" if os.path.isdir(path) else path
+    if not os.path.isfile(path):  # pathlib would raise for what is too long to be a path
+        raise CheckpointError(f"{path}: no configuration is there (a config.json, or its folder)")
+    if path.stat().st_size > _MAX_CONFIG:
+        raise CheckpointError(f"{path}: too long for a configuration")
+    return strict_json(path.read_bytes(), str(path))
 
 
 def growth_view(
