@@ -87,14 +87,8 @@ def large(tmp_path_factory):
     return folder
 
 
-OVER = ("pcb", "breadcrumbs", "breadcrumbs_ties")
-"""Which search several thresholds: at the least limit they were measured 45 to 100 MB above it."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_method_keeps_the_limit(name, limit, matrices, large, request):
-    if limit == "least" and name in OVER:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="takes more than is planned"))
+def test_every_method_keeps_the_limit(name, limit, matrices, large):
     check(name, limit, matrices if name in WHOLE else large)

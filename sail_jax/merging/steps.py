@@ -201,6 +201,11 @@ class Statistic(Protocol):
         """What pieces keep, in bytes for each entry and model."""
         ...
 
+    def visiting_bytes(self, size: int) -> int:
+        """What a visit of a piece takes beside it, in bytes for each entry and model, for a tensor
+        of that many entries."""
+        ...
+
     def compiled(self) -> "Statistic":
         """The statistic without what only `prepare` needs: code is not specialised to that."""
         ...
@@ -280,6 +285,9 @@ class Fold:
 
     def kept_bytes(self) -> float:
         return self.kept
+
+    def visiting_bytes(self, size: int) -> int:
+        return 0
 
 
 @register_dataclass

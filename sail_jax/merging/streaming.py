@@ -55,6 +55,7 @@ __all__ = [
     "read_as",
     "tree_bits",
     "units",
+    "visiting_bytes",
 ]
 
 Computed = TypeVar("Computed")
@@ -178,6 +179,11 @@ def passes(one: Work, bits: int = 16) -> int:
 def kept_bytes(one: Work) -> float:
     """Bytes for each entry and model that statistics keep until the tensor is merged."""
     return sum(s.kept_bytes() for step in one.steps for s in step.statistics)
+
+
+def visiting_bytes(one: Work) -> int:
+    """Bytes for each entry of a piece and model that statistics take while they look at it."""
+    return sum(s.visiting_bytes(one.size) for step in one.steps for s in step.statistics)
 
 
 # --- finite values

@@ -22,6 +22,7 @@ from sail_jax.merging.streaming import (
     finite,
     kept_bytes,
     read_as,
+    visiting_bytes,
 )
 from sail_jax.merging.tensors import Tensor, held
 
@@ -108,7 +109,8 @@ def memory(work: Work) -> int:
     # and weights and what kernels hold beside them; the outcome
     needs = sum(held(tensor) for tensor in work.inputs)
     needs += math.ceil(kept_bytes(work) * work.size * len(work.models))
-    return needs + entries * (inputs * width + cast + 3 * 4 * len(work.models) + 12)
+    each = (3 * 4 + visiting_bytes(work)) * len(work.models)
+    return needs + entries * (inputs * width + cast + each + 12)
 
 
 def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = None) -> Limits:
