@@ -113,11 +113,11 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
     start = time.perf_counter()
     with jax.enable_x64(True):
         predicted = float(claim.predict())
-        found = claim.simulate(claim_key(claim.id, seed), quick)
-    difference = found.value - predicted
-    unit = found.stderr if found.stderr is not None else found.tolerance
+        estimate = claim.simulate(claim_key(claim.id, seed), quick)
+    difference = estimate.value - predicted
+    unit = estimate.stderr if estimate.stderr is not None else estimate.tolerance
     score = difference / unit if unit else math.copysign(math.inf, difference) * bool(difference)
-    limit = Z_MAX if found.stderr is not None else 1.0
+    limit = Z_MAX if estimate.stderr is not None else 1.0
     excess = {"=": abs(score), "<=": score, ">=": -score}[claim.relation]
     return Verdict(
         id=claim.id,
@@ -126,10 +126,10 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
         domain=claim.domain,
         relation=claim.relation,
         predicted=predicted,
-        simulated=found.value,
-        stderr=found.stderr,
+        simulated=estimate.value,
+        stderr=estimate.stderr,
         score=score,
-        score_name="z" if found.stderr is not None else "err/tol",
+        score_name="z" if estimate.stderr is not None else "err/tol",
         expected=claim.expected,
         holds=excess <= limit,  # NaN does not hold
         note=claim.note,
@@ -157,6 +157,6 @@ def all_claims() -> tuple[Claim, ...]:
 def select(pattern: str = "*") -> list[Claim]:
     """Claims whose id matches a glob such as "features-are-fate/T3.9*"; ValueError if none does."""
     claims = all_claims()
-    if found := [c for c in claims if fnmatch.fnmatchcase(c.id, pattern)]:
-        return found
+    if selected := [c for c in claims if fnmatch.fnmatchcase(c.id, pattern)]:
+        return selected
     raise ValueError(f"no claim matches {pattern!r}{nearest(pattern, [c.id for c in claims])}")

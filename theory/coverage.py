@@ -188,16 +188,16 @@ def gaps(ids: Iterable[str], statements: Sequence[Statement] = STATEMENTS) -> di
     the ids, and equations that no statement lists, by paper."""
     ids, missing = list(ids), {paper: [] for paper in EQUATIONS}
     for statement in statements:
-        found = missing[statement.paper]
+        uncovered = missing[statement.paper]
         if not statement.claims and not statement.reason:
-            found.append(statement.name)
+            uncovered.append(statement.name)
         for glob in statement.claims:
             if not any(_matches(name, glob, statement.paper) for name in ids):
-                found.append(f"{statement.name}: {glob}")
+                uncovered.append(f"{statement.name}: {glob}")
     for paper, count in EQUATIONS.items():
         listed = {n for s in statements if s.paper == paper for n in s.equations}
         missing[paper] += [f"eq. ({n})" for n in range(1, count + 1) if n not in listed]
-    return {paper: found for paper, found in missing.items() if found}
+    return {paper: uncovered for paper, uncovered in missing.items() if uncovered}
 
 
 def orphans(ids: Iterable[str], statements: Sequence[Statement] = STATEMENTS) -> list[str]:
@@ -222,14 +222,14 @@ def report(ids: Iterable[str], statements: Sequence[Statement] = STATEMENTS) -> 
     for paper, equations in EQUATIONS.items():
         own = [s for s in statements if s.paper == paper]
         if own:
-            found = {name for s in own for name in s.answers(ids)}
+            claims = {name for s in own for name in s.answers(ids)}
             head = f"{paper}: {equations} numbered equations"
-            counts = f"{_count(len(own), 'statement')}, {_count(len(found), 'claim')}"
+            counts = f"{_count(len(own), 'statement')}, {_count(len(claims), 'claim')}"
             lines = [f"{head}, {counts}", *(_line(s, s.answers(ids)) for s in own)]
             blocks.append("\n".join(lines))
     missing, astray = gaps(ids, statements), orphans(ids, statements)
     if missing:
-        lines = (f"  {paper}: {'; '.join(found)}" for paper, found in missing.items())
+        lines = (f"  {paper}: {'; '.join(names)}" for paper, names in missing.items())
         blocks.append("\n".join(["Gaps:", *lines]))
     if astray:
         blocks.append(
@@ -253,9 +253,9 @@ def _line(statement: Statement, answers: Sequence[str]) -> str:
     )
     names = [name.removeprefix(f"{statement.paper}/") for name in answers]
     text = ", ".join(names) or f"no claims: {statement.reason or 'and no reason'}"
-    whole = f"{statement.name}{where if statement.equations else ''}: {text}"
+    entry = f"{statement.name}{where if statement.equations else ''}: {text}"
     return textwrap.fill(
-        whole, 100, initial_indent="  ", subsequent_indent=" " * 6, break_on_hyphens=False
+        entry, 100, initial_indent="  ", subsequent_indent=" " * 6, break_on_hyphens=False
     )
 
 

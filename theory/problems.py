@@ -97,9 +97,9 @@ def check(
 
     NaN is never ok: `ok` is a comparison, and comparisons with NaN are false.
     """
-    known = concrete(value)
-    if known is not None and not (good := np.asarray(ok(known))).all():
-        bad = np.broadcast_to(known, good.shape)[~good]
+    values = concrete(value)
+    if values is not None and not (good := np.asarray(ok(values))).all():
+        bad = np.broadcast_to(values, good.shape)[~good]
         raise ValueError(f"{name} must be {allowed}; got {bad.flat[0]:g}")
 
 

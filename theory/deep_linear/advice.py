@@ -43,9 +43,9 @@ def transfer_risks(
     """
     scratch = risks.scratch_risk(n, d, sigma, allow_infinite=True)
     gain = risks.transferability("fine_tune", n, d, theta, sigma, depth=depth, size=size)
-    found = {"scratch": scratch, **_refits(n, theta, sigma), "fine-tuning": scratch - gain}
-    shape = jnp.broadcast_shapes(*(v.shape for v in found.values()))
-    return {name: jnp.broadcast_to(value, shape) for name, value in found.items()}
+    by_method = {"scratch": scratch, **_refits(n, theta, sigma), "fine-tuning": scratch - gain}
+    shape = jnp.broadcast_shapes(*(v.shape for v in by_method.values()))
+    return {name: jnp.broadcast_to(value, shape) for name, value in by_method.items()}
 
 
 def advise(
@@ -78,19 +78,19 @@ def advise_tasks(
     theta, size = angle(beta_s, beta_t), jnp.linalg.norm(jnp.asarray(beta_t, dtype=float))
     if inputs is None:
         ratio = jnp.linalg.norm(jnp.asarray(beta_s, dtype=float)) / size
-        found = transfer_risks(
+        by_method = transfer_risks(
             n, jnp.size(beta_t), theta, jnp.asarray(sigma) / size, depth=depth, size=ratio
         )
-        return _advice(found, float(size**2))
+        return _advice(by_method, float(size**2))
     s, source, target = covariance.diagonalise(inputs, beta_s, beta_t)
     theta, size2 = covariance.sigma_angle(s, source, target)
     refits = _refits(n, theta, sigma / jnp.sqrt(size2))
-    found = {
+    by_method = {
         "scratch": covariance.scratch_risk(s, target, n, sigma),
         **{name: size2 * value for name, value in refits.items()},
         "fine-tuning": covariance.fine_tune_risk(s, source, target, n, sigma, depth),
     }
-    return _advice(found)
+    return _advice(by_method)
 
 
 def advise_features(
@@ -111,18 +111,18 @@ def advise_features(
     if not float(pivots.min()) > 100 * U.shape[0] * float(jnp.finfo(U.dtype).eps) * pivots.max():
         raise ValueError("features must have linearly independent columns; drop the superfluous")
     of = subspace.overlap(U, B)
-    whole = subspace.overlap(jnp.eye(U.shape[0]), B)
+    of_all = subspace.overlap(jnp.eye(U.shape[0]), B)
     noise = of.missed + of.m * sigma**2
-    found = {
-        "scratch": subspace.linear_transfer_risk(n, whole, sigma, allow_infinite=True),
+    by_method = {
+        "scratch": subspace.linear_transfer_risk(n, of_all, sigma, allow_infinite=True),
         "linear transfer": subspace.linear_transfer_risk(n, of, sigma, allow_infinite=True),
     }
     if of.explained > 0:
         best = of.k * noise / (n * of.explained)
         signal = jnp.zeros(of.k).at[0].set(of.explained)
         at = covariance.equivalent(jnp.ones(of.k), n, best)
-        found["ridge transfer"] = of.missed + at.risk(signal, jnp.sqrt(noise))
-    return _advice(found)
+        by_method["ridge transfer"] = of.missed + at.risk(signal, jnp.sqrt(noise))
+    return _advice(by_method)
 
 
 class SampleAdvice(NamedTuple):
@@ -164,10 +164,10 @@ def advise_sample(
     norms2 = jnp.sum(x**2, axis=-1)
     # Sums over the sample without each block in turn, and over all of it (row 0).
     block = jnp.arange(n) * blocks // n
-    kept = jnp.concatenate([jnp.ones((1, n)), block != jnp.arange(blocks)[:, None]])
-    count = kept.sum(-1)
-    image = kept @ (y[:, None] * x)
-    own = kept @ (y**2 * norms2)
+    included = jnp.concatenate([jnp.ones((1, n)), block != jnp.arange(blocks)[:, None]])
+    count = included.sum(-1)
+    image = included @ (y[:, None] * x)
+    own = included @ (y**2 * norms2)
     size2 = (jnp.sum(image**2, -1) - own) / (count * (count - 1))
     inner = image @ beta_s / count
     length = jnp.linalg.norm(beta_s)
@@ -175,14 +175,14 @@ def advise_sample(
     if not float(size2[0]) > 0:
         raise ValueError("y must depend linearly on x; no such dependence shows in this sample")
     size2 = jnp.maximum(size2, 1e-6 * size2[0])
-    sigma = jnp.sqrt(jnp.maximum(kept @ y**2 / count - size2, 0.0))
+    sigma = jnp.sqrt(jnp.maximum(included @ y**2 / count - size2, 0.0))
     size = jnp.sqrt(size2)
     theta = jnp.arccos(jnp.clip(inner / (length * size), -1, 1))
-    found = transfer_risks(n, d, theta, sigma / size, depth=depth, size=length / size)
-    advice = _advice({k: v[0] for k, v in found.items()}, float(size2[0]))
+    by_method = transfer_risks(n, d, theta, sigma / size, depth=depth, size=length / size)
+    advice = _advice({k: v[0] for k, v in by_method.items()}, float(size2[0]))
     stderr = {}
-    for name in found:
-        gaps = (size2 * (found[name] - found[advice.method]))[1:]
+    for name in by_method:
+        gaps = (size2 * (by_method[name] - by_method[advice.method]))[1:]
         stderr[name] = float(jnp.sqrt((blocks - 1) * jnp.mean((gaps - gaps.mean()) ** 2)))
     others = {name: risk - advice.risk for name, risk in advice.risks.items()}
     del others[advice.method]
@@ -226,9 +226,9 @@ def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array
     return {"linear transfer": plain, "ridge transfer": ridge}
 
 
-def _advice(found: dict[str, Array], unit: float = 1.0) -> Advice:
+def _advice(by_method: dict[str, Array], unit: float = 1.0) -> Advice:
     """The best and the second best; `unit` is what the risks are multiples of."""
-    plain = {name: unit * float(value) for name, value in found.items()}
+    plain = {name: unit * float(value) for name, value in by_method.items()}
     # sorted is stable: where methods tie, the simpler one is named
     first, second, *_ = sorted(plain, key=plain.__getitem__)
     return Advice(first, plain[first], second, plain[second] - plain[first], plain)

@@ -48,7 +48,7 @@ def _simulated(key: Array, d: int, draws: int) -> Array:
     s, beta_s, beta_t = _tasks(d)
     n = round(LOAD * d)
 
-    def one(key: Array) -> Array:
+    def risks_by_method(key: Array) -> Array:
         key_x, key_noise = jax.random.split(key)
         x = jax.random.normal(key_x, (n, d)) * jnp.sqrt(s)
         y = x @ beta_t + SIGMA * jax.random.normal(key_noise, (n,))
@@ -69,7 +69,7 @@ def _simulated(key: Array, d: int, draws: int) -> Array:
         ]
         return jnp.stack([jnp.sum(s * (fit - beta_t) ** 2) for fit in fits])
 
-    return jax.lax.map(one, jax.random.split(key, draws), batch_size=64)
+    return jax.lax.map(risks_by_method, jax.random.split(key, draws), batch_size=64)
 
 
 def _predicted(d: int) -> Array:
@@ -92,13 +92,13 @@ def _gap(method: str) -> Simulate:
     """simulated / predicted - 1, as d -> inf."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        found = []
+        gaps = []
         for d, draws in ((40, 2_000), (80, 4_000)):
             draws = draws // 4 if quick else draws
             risks = _simulated(jax.random.fold_in(key, d), d, draws)[:, METHODS.index(method)]
             ratio = risks / _predicted(d)[METHODS.index(method)]
-            found.append((float(ratio.mean()) - 1, float(ratio.std(ddof=1)) / sqrt(draws)))
-        (coarse, a), (fine, b) = found
+            gaps.append((float(ratio.mean()) - 1, float(ratio.std(ddof=1)) / sqrt(draws)))
+        (coarse, a), (fine, b) = gaps
         return Estimate(2 * fine - coarse, stderr=sqrt(4 * b**2 + a**2))
 
     return simulate
@@ -159,7 +159,7 @@ def _two_stages(key: Array, draws: int) -> Array:
     """Risks [draws, 2] of linear transfer and of fine-tuning (L = 2) from a source that was itself
     fitted to N_S samples."""
 
-    def one(key: Array) -> Array:
+    def both_risks(key: Array) -> Array:
         first, second = jax.random.split(key)
         data = problems.draw(first, N_S, D, 0.0, SIGMA_S)
         learned = estimators.scratch_fit(data.x, data.y)
@@ -170,14 +170,14 @@ def _two_stages(key: Array, draws: int) -> Array:
         )
         return jnp.stack([problems.risk(fit, target.beta_t) for fit in fits])
 
-    return jax.lax.map(one, jax.random.split(key, draws), batch_size=64)
+    return jax.lax.map(both_risks, jax.random.split(key, draws), batch_size=64)
 
 
 def _finite_source(column: int) -> Simulate:
     def simulate(key: Array, quick: bool) -> Estimate:
         draws = 1_000 if quick else 4_000
-        found = _two_stages(key, draws)[:, column]
-        return Estimate.mean(found)
+        simulated = _two_stages(key, draws)[:, column]
+        return Estimate.mean(simulated)
 
     return simulate
 
@@ -198,14 +198,14 @@ def _fine_tune_kolmogorov(key: Array, quick: bool) -> Estimate:
     draws, exact = (500 if quick else 2_000), 20_000
     law = distributions.fine_tune_law(key, N, D, THETA, SIGMA, 3, draws=exact)
 
-    def one(key: Array) -> Array:
+    def risk(key: Array) -> Array:
         sample = problems.draw(key, N, D, THETA, SIGMA)
         fit = estimators.fine_tune_limit(sample.x, sample.y, sample.beta_s, 3)
         return problems.risk(fit, sample.beta_t)
 
-    found = jnp.sort(jax.lax.map(one, jax.random.split(key, draws), batch_size=64))
-    pooled = jnp.concatenate([found, law.draws])
-    ours = jnp.searchsorted(found, pooled, side="right") / draws
+    simulated = jnp.sort(jax.lax.map(risk, jax.random.split(key, draws), batch_size=64))
+    pooled = jnp.concatenate([simulated, law.draws])
+    ours = jnp.searchsorted(simulated, pooled, side="right") / draws
     gap = jnp.abs(ours - law.cdf(pooled)).max()
     return Estimate(float(gap) * sqrt(draws * exact / (draws + exact)), tolerance=0.01)
 
@@ -227,15 +227,15 @@ def _rank_k_transfer(n: int) -> Simulate:
         features, target = _rank_k_problem()
         draws = 10_000 if quick else 40_000
 
-        def one(key: Array) -> Array:
+        def risk(key: Array) -> Array:
             key_x, key_noise = jax.random.split(key)
             x = jax.random.normal(key_x, (n, WIDTH))
             y = x @ target + SIGMA * jax.random.normal(key_noise, (n, OUTPUTS))
             fit = features @ jnp.linalg.pinv(x @ features) @ y
             return jnp.sum((fit - target) ** 2)
 
-        found = jax.lax.map(one, jax.random.split(key, draws), batch_size=1024)
-        return Estimate.mean(found)
+        simulated = jax.lax.map(risk, jax.random.split(key, draws), batch_size=1024)
+        return Estimate.mean(simulated)
 
     return simulate
 

@@ -51,12 +51,12 @@ _AS_PRINTED = _FineTuned(1)
 
 @partial(jax.jit, static_argnames=("estimate", "baseline", "n", "d", "draws"))
 def _risks(key: Array, estimate, baseline, n: int, d: int, theta, sigma, draws: int) -> Array:
-    def one(key: Array) -> Array:
+    def value(key: Array) -> Array:
         sample = problems.draw(key, n, d, theta, sigma)
-        found = problems.risk(estimate(sample), sample.beta_t)
-        return found if baseline is None else problems.risk(baseline(sample), sample.beta_t) - found
+        risk = problems.risk(estimate(sample), sample.beta_t)
+        return risk if baseline is None else problems.risk(baseline(sample), sample.beta_t) - risk
 
-    return jax.lax.map(one, jax.random.split(key, draws), batch_size=256)
+    return jax.lax.map(value, jax.random.split(key, draws), batch_size=256)
 
 
 def mean_risk(
@@ -91,14 +91,14 @@ def extrapolated(
     O(1/d^2), below the standard error at the sizes used."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        found = [
+        means = [
             mean_risk(
                 estimate, round(gamma * size), size, theta, sigma, int(draws * share), baseline
             )(jax.random.fold_in(key, size), quick)
             for size, share in ((d, 0.5), (2 * d, 1.0))
         ]
-        value = 2 * found[1].value - found[0].value
-        stderr = sqrt(4 * (found[1].stderr or 0) ** 2 + (found[0].stderr or 0) ** 2)
+        value = 2 * means[1].value - means[0].value
+        stderr = sqrt(4 * (means[1].stderr or 0) ** 2 + (means[0].stderr or 0) ** 2)
         return Estimate(value, stderr=stderr)
 
     return simulate

@@ -50,21 +50,23 @@ def diagonalise(
                 f"got {jnp.shape(vector)}"
             )
         problems.check(f"vector {i}", vector, np.isfinite, "finite")
-    known = concrete(covariance)
+    matrix = concrete(covariance)
     rounding = 10 * covariance.shape[0] * float(jnp.finfo(covariance.dtype).eps)
-    if known is not None and np.abs(known - known.T).max() > rounding * np.abs(known).max():
-        i, j = np.unravel_index(np.abs(known - known.T).argmax(), known.shape)
+    if matrix is not None and np.abs(matrix - matrix.T).max() > rounding * np.abs(matrix).max():
+        i, j = np.unravel_index(np.abs(matrix - matrix.T).argmax(), matrix.shape)
         raise ValueError(
-            f"covariance must be symmetric; got {known[i, j]:g} at [{i}, {j}] and "
-            f"{known[j, i]:g} at [{j}, {i}]"
+            f"covariance must be symmetric; got {matrix[i, j]:g} at [{i}, {j}] and "
+            f"{matrix[j, i]:g} at [{j}, {i}]"
         )
     values, basis = jnp.linalg.eigh((covariance + covariance.T) / 2)
     values, basis = values[::-1], basis[:, ::-1]
-    found = concrete(values)
-    if found is not None and (found[-1] < -rounding * np.abs(found).max() or not found.any()):
+    spectrum = concrete(values)
+    if spectrum is not None and (
+        spectrum[-1] < -rounding * np.abs(spectrum).max() or not spectrum.any()
+    ):
         raise ValueError(
             "covariance must be positive semidefinite and not 0; its eigenvalues run from "
-            f"{found[-1]:g} to {found[0]:g}"
+            f"{spectrum[-1]:g} to {spectrum[0]:g}"
         )
     return (jnp.maximum(values, 0.0), *(basis.T @ jnp.asarray(v, dtype=float) for v in vectors))
 
@@ -102,12 +104,12 @@ def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0)
         return jnp.where(inside, newton, (low + high) / 2), low, high
 
     x, low, _ = jax.lax.fori_loop(0, 40, step, ((top + bottom) / 2, bottom, top))
-    found = (low > bottom) | (ridge > 0)
+    positive = (low > bottom) | (ridge > 0)
     x = jax.lax.stop_gradient(x)
     value, slope = slack(x, s, n, ridge)
-    slope = jax.lax.stop_gradient(jnp.where(found, slope, 1.0))
+    slope = jax.lax.stop_gradient(jnp.where(positive, slope, 1.0))
     # The value is 0 at the root: this step carries the derivative of the implicit function.
-    return jnp.where(found, jnp.exp(x - jnp.where(found, value, 0.0) / slope), 0.0)
+    return jnp.where(positive, jnp.exp(x - jnp.where(positive, value, 0.0) / slope), 0.0)
 
 
 class Equivalent(NamedTuple):
@@ -218,8 +220,8 @@ def check_spectrum(eigenvalues: ArrayLike) -> Array:
     if s.ndim != 1 or s.size == 0:
         raise ValueError(f"eigenvalues must be a vector of Sigma's eigenvalues; got {s.shape}")
     problems.check("eigenvalues", s, lambda v: (v >= 0) & (v < np.inf), "finite and >= 0")
-    known = concrete(s)
-    if known is not None and not known.any():
+    spectrum = concrete(s)
+    if spectrum is not None and not spectrum.any():
         raise ValueError("eigenvalues must not all be 0")
     return s
 

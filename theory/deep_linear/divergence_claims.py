@@ -85,11 +85,11 @@ def _matched(
     """Mean distance of independent draws of n points of either law, in (u, v, y)."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        found = []
-        for one in jax.random.split(key, 8 if quick else 40):
-            xy = divergences.coupled_samples(one, n, beta_s, beta_t, sigma)
-            found.append(distance(*(np.asarray(v) for v in xy)))
-        return Estimate.mean(found)
+        per_draw = []
+        for subkey in jax.random.split(key, 8 if quick else 40):
+            xy = divergences.coupled_samples(subkey, n, beta_s, beta_t, sigma)
+            per_draw.append(distance(*(np.asarray(v) for v in xy)))
+        return Estimate.mean(per_draw)
 
     return simulate
 
@@ -126,8 +126,8 @@ def _correlation(mode: risks.Mode, end: float, distance: Callable[[Array], np.nd
         axis = distance(key_distance)
         without = (gains.sum(0) - gains) / (draws - 1)
         left_out = np.array([np.corrcoef(axis, curve)[0, 1] for curve in without])
-        whole = np.corrcoef(axis, gains.mean(0))[0, 1]
-        value = draws * whole - (draws - 1) * left_out.mean()
+        correlation = np.corrcoef(axis, gains.mean(0))[0, 1]
+        value = draws * correlation - (draws - 1) * left_out.mean()
         return Estimate(float(value), stderr=sqrt(draws - 1) * float(left_out.std()))
 
     return simulate
@@ -149,8 +149,8 @@ def _w1_axis(end: float) -> Callable[[Array], np.ndarray]:
 
 
 def _tuned_correlation(key: Array, quick: bool) -> Estimate:
-    found = _correlation("fine_tune", pi, _kl_axis(pi))(key, quick)
-    return Estimate(found.value, tolerance=1 / FIG5_D)
+    estimate = _correlation("fine_tune", pi, _kl_axis(pi))(key, quick)
+    return Estimate(estimate.value, tolerance=1 / FIG5_D)
 
 
 def _predicted_correlation(mode: risks.Mode, end: float) -> float:
@@ -166,8 +166,8 @@ def _floor(norm: float) -> Simulate:
         points = jax.random.normal(key, (2, 2 if quick else 10, 250, 501))
         label = points[..., :1] + SIGMA * points[..., -1:]
         pairs = zip(*np.concatenate([points[..., :-1], label], axis=-1), strict=True)
-        found = [distances.wasserstein1(x, y, norm=norm) for x, y in pairs]
-        return Estimate(float(np.mean(found)), tolerance=1.5)
+        per_pair = [distances.wasserstein1(x, y, norm=norm) for x, y in pairs]
+        return Estimate(float(np.mean(per_pair)), tolerance=1.5)
 
     return simulate
 

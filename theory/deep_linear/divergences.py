@@ -193,7 +193,7 @@ def _coupled_samples(key: Array, n: int, tasks: _Tasks) -> tuple[Array, Array]:
 
 def _tasks(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> _Tasks:
     for name, beta in (("beta_s", beta_s), ("beta_t", beta_t)):
-        if (known := concrete(beta)) is not None and not np.isfinite(known).all():
+        if (values := concrete(beta)) is not None and not np.isfinite(values).all():
             raise ValueError(f"{name} must be finite")
     problems.check_sigma(sigma)
     beta_s, beta_t = (jnp.asarray(b, dtype=float) for b in (beta_s, beta_t))
@@ -268,8 +268,8 @@ def _spread_gain(tasks: _Tasks, a: Float[Array, "j k 3"]) -> Array:
     source, target = _spreads(tasks, a)
     gap, s, t, *_ = (p[..., None, None] for p in tasks)
     u, y = a[..., 0], a[..., 2]
-    both = source + target
-    return gap * y * (2 * u + (s + t) * y) / jnp.where(both > 0, both, 1.0)
+    total = source + target
+    return gap * y * (2 * u + (s + t) * y) / jnp.where(total > 0, total, 1.0)
 
 
 def _clipped_mean(spread: Array, clip: Array) -> Array:

@@ -40,19 +40,19 @@ def simulate_overlaps(keys: Array, ns: Sequence[int], d: int) -> Overlaps:
         )
     order = np.argsort(counts, kind="stable")
     with jax.enable_x64(True):
-        found = _simulate(keys, tuple(int(n) for n in counts[order]), d)
+        ordered = _simulate(keys, tuple(int(n) for n in counts[order]), d)
         back = np.argsort(order, kind="stable")
-        return Overlaps(found.gram[:, back], found.source[:, back], jnp.asarray(counts))
+        return Overlaps(ordered.gram[:, back], ordered.source[:, back], jnp.asarray(counts))
 
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _simulate(keys: Array, ns: tuple[int, ...], d: int) -> Overlaps:
-    def one(key: Array) -> Overlaps:
+    def overlaps(key: Array) -> Overlaps:
         key_x, key_noise = jax.random.split(key)
         x, noise = jax.random.normal(key_x, (ns[-1], d)), jax.random.normal(key_noise, (ns[-1],))
         return nested_overlaps(x, noise, jnp.eye(d, 2), ns)
 
-    return jax.lax.map(one, keys)
+    return jax.lax.map(overlaps, keys)
 
 
 def nested_overlaps(

@@ -41,8 +41,8 @@ class Overlaps(NamedTuple):
         `size` is |beta_s|, where it is not that of the target."""
         y = jnp.stack(jnp.broadcast_arrays(jnp.cos(theta), jnp.sin(theta), sigma), axis=-1)
         p = jnp.einsum("...i,...ij,...j->...", y, self.gram, y)
-        kept = size * null_scale(p / size**2, 1 - self.gram[..., 0, 0], depth)
-        return _unlearned(self.gram, kept - jnp.cos(theta), -jnp.sin(theta)) + self._noise(sigma)
+        scale = size * null_scale(p / size**2, 1 - self.gram[..., 0, 0], depth)
+        return _unlearned(self.gram, scale - jnp.cos(theta), -jnp.sin(theta)) + self._noise(sigma)
 
     def linear_transfer(self, theta: ArrayLike, sigma: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
         """Only the scale of beta_s is refitted (features-are-fate eqs. 11 and 14)."""
@@ -100,11 +100,11 @@ def scale_by_seen(p: ArrayLike, seen: ArrayLike, depth: ArrayLike) -> Array:
     log_p, shorter = jnp.log(p), p < seen  # then N < 1, else N >= 1
 
     def newton(x: Array) -> Array:
-        fitted, kept = jnp.exp(log_p - x), q * jnp.exp(-b * x)
-        known = seen - q * jnp.expm1(-b * x)
-        below = -jnp.log1p(fitted - known) / ((fitted + b * kept) / (fitted + kept))
-        known = jnp.where(shorter, 1.0, known)
-        above = (x - log_p + jnp.log(known)) / (1 + b * kept / known)
+        fitted, retained = jnp.exp(log_p - x), q * jnp.exp(-b * x)
+        right = seen - q * jnp.expm1(-b * x)
+        below = -jnp.log1p(fitted - right) / ((fitted + b * retained) / (fitted + retained))
+        right = jnp.where(shorter, 1.0, right)
+        above = (x - log_p + jnp.log(right)) / (1 + b * retained / right)
         return x - jnp.where(shorter, below, above)
 
     # Bounds from below: q e^{-bx} <= 1, and where x < 0 the right side is at most seen, where

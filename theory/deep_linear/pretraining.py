@@ -63,10 +63,10 @@ def source_limit(gamma: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Source
     problems.check_sigma(sigma)
     cos, sin = problems.cos_sin(theta)
     gamma, sigma = jnp.asarray(gamma, dtype=float), jnp.asarray(sigma, dtype=float)
-    known, gap = jnp.minimum(gamma, 1.0), jnp.abs(gamma - 1)
-    noise = jnp.where(gap > 0, sigma**2 * known / jnp.where(gap > 0, gap, 1.0), jnp.inf)
+    seen, gap = jnp.minimum(gamma, 1.0), jnp.abs(gamma - 1)
+    noise = jnp.where(gap > 0, sigma**2 * seen / jnp.where(gap > 0, gap, 1.0), jnp.inf)
     noise = jnp.where(sigma > 0, noise, 0.0)
     endless = jnp.isinf(noise)
-    across2 = jnp.where(endless, 1.0, noise) + known * (1 - known) + (known * sin) ** 2
-    theta = jnp.arctan2(jnp.sqrt(across2), jnp.where(endless, 0.0, known * cos))
-    return Source(jnp.broadcast_to(jnp.sqrt(known + noise), theta.shape), theta)
+    across2 = jnp.where(endless, 1.0, noise) + seen * (1 - seen) + (seen * sin) ** 2
+    theta = jnp.arctan2(jnp.sqrt(across2), jnp.where(endless, 0.0, seen * cos))
+    return Source(jnp.broadcast_to(jnp.sqrt(seen + noise), theta.shape), theta)

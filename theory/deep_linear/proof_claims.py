@@ -150,8 +150,8 @@ def _alignment_bound(key: Array, quick: bool) -> Estimate:
         v = jnp.linalg.svd(layers[l])[2][0]
         u, s, _ = jnp.linalg.svd(layers[l + 1], full_matrices=False)
         top = [jnp.linalg.norm(bars[i], 2) ** 2 for i in (l, -1)]
-        whole = [jnp.sum(bars[i] ** 2) for i in (l, -1)]
-        constant = 2 * jnp.linalg.norm(gap, 2) + whole[0] - whole[1] + top[0] - top[1]
+        frobenius = [jnp.sum(bars[i] ** 2) for i in (l, -1)]
+        constant = 2 * jnp.linalg.norm(gap, 2) + frobenius[0] - frobenius[1] + top[0] - top[1]
         ratios.append((1 - (v @ u[:, 0]) ** 2) * s[0] ** 2 / (alpha**2 * constant))
     return Estimate(float(max(ratios)), tolerance=1e-6)
 

@@ -170,12 +170,12 @@ def transferability(
     if mode == "linear":
         scratch = scratch_risk(n, d, sigma, allow_infinite=allow_infinite)
         linear = linear_transfer_risk(n, theta, sigma, ridge, allow_infinite=allow_infinite)
-        both = concrete(jnp.isinf(scratch) & jnp.isinf(linear))
-        if both is not None:
+        undefined = concrete(jnp.isinf(scratch) & jnp.isinf(linear))
+        if undefined is not None:
             difference = (
                 "such that one of the two means is finite (their difference is not defined)"
             )
-            problems.check("n", n, lambda _: ~both, difference)
+            problems.check("n", n, lambda _: ~undefined, difference)
         return scratch - linear
     if mode != "fine_tune":
         raise ValueError(f"mode must be 'linear' or 'fine_tune'; got {mode!r}")
@@ -291,8 +291,8 @@ def _ridge_moments(n: Array, k: Array) -> tuple[Array, Array]:
     n, k = n[..., None], k[..., None]
     t = jnp.expm1(2 * s) / 2
     density = jnp.exp(-k * t - n * s)
-    kept = (k * w) * (k * t) * density * jnp.exp(2 * s)  # k^2 alone can overflow
-    return jnp.sum(kept, -1), jnp.sum(w * t * density * n, -1)
+    integrand = (k * w) * (k * t) * density * jnp.exp(2 * s)  # k^2 alone can overflow
+    return jnp.sum(integrand, -1), jnp.sum(w * t * density * n, -1)
 
 
 def _check_tasks(theta: ArrayLike, sigma: ArrayLike, depth: ArrayLike) -> None:

@@ -87,11 +87,11 @@ def _invariants(bars: list[Array], layers: list[Array], *, power: int) -> list[A
         layers[:-1],
         strict=True,
     )
-    found = []
-    for first, now, layer in pairs:
+    invariants = []
+    for first, current, layer in pairs:
         v = jnp.linalg.svd(layer)[2][0]
-        found.append(ALPHA**2 * jnp.linalg.norm(first, 2) ** power - v @ now @ v)
-    return found
+        invariants.append(ALPHA**2 * jnp.linalg.norm(first, 2) ** power - v @ current @ v)
+    return invariants
 
 
 def _bounded_away(key: Array, quick: bool) -> Estimate:
@@ -115,8 +115,8 @@ def _scan(
         del key, quick
         steps = 20_000
         gamma = lower + (upper - lower) * (jnp.arange(steps) + 0.5) / steps
-        found = risks.transferability_limit("linear", gamma, theta, sigma)
-        share = float(((found < 0) if hurts else (found > 0)).mean())
+        gains = risks.transferability_limit("linear", gamma, theta, sigma)
+        share = float(((gains < 0) if hurts else (gains > 0)).mean())
         return Estimate((upper - lower) * share, tolerance=2 * (upper - lower) / steps)
 
     return simulate

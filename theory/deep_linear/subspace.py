@@ -44,8 +44,8 @@ def overlap(features: Float[Array, "d k"], target: Float[Array, "d m"]) -> Overl
         )
     problems.check("target", B, np.isfinite, "finite")
     slack = 100 * U.shape[0] ** 0.5 * float(jnp.finfo(U.dtype).eps)
-    known = concrete(U)
-    if known is not None and not np.abs(known.T @ known - np.eye(U.shape[1])).max() <= slack:
+    basis = concrete(U)
+    if basis is not None and not np.abs(basis.T @ basis - np.eye(U.shape[1])).max() <= slack:
         raise ValueError("features must have orthonormal columns; orthonormalise them (QR) first")
     inside = U.T @ B
     return Overlap(jnp.sum(inside**2), jnp.sum((B - U @ inside) ** 2), U.shape[1], B.shape[1])

@@ -144,7 +144,7 @@ def linear_transfer_flow_risk(
     cos, sin = problems.cos_sin(theta)
     n, sigma, t = (jnp.asarray(v, dtype=float) for v in (n, sigma, times))
     missed2 = sin**2
-    one, two = jnp.log1p(2 * t / n), jnp.log1p(4 * t / n)  # E e^{-au} = (1 + 2a)^{-n/2}
+    once, twice = jnp.log1p(2 * t / n), jnp.log1p(4 * t / n)  # E e^{-au} = (1 + 2a)^{-n/2}
 
     def integral(log: Array) -> Array:
         """int_0^a E e^{-su} ds = (1 - (1 + 2a)^{1 - n/2})/(n - 2), = E[(1 - e^{-au})/u]."""
@@ -158,8 +158,8 @@ def linear_transfer_flow_risk(
     s = a * (nodes + 1) / 2
     start, fall = (-n[..., None] / 2 * jnp.log1p(2 * x) for x in (s, a / (1 + 2 * s)))
     early = jnp.sum(a * weights / 2 * jnp.exp(start) * -jnp.expm1(fall), -1)
-    overfit = jnp.where(t < 1, early, 2 * integral(one) - integral(two))
-    return missed2 + cos**2 * jnp.exp(-n / 2 * two) + (sigma**2 + missed2) * overfit
+    overfit = jnp.where(t < 1, early, 2 * integral(once) - integral(twice))
+    return missed2 + cos**2 * jnp.exp(-n / 2 * twice) + (sigma**2 + missed2) * overfit
 
 
 def check_times(times: ArrayLike) -> None:

@@ -31,8 +31,8 @@ def _distances(points: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.n
 
 def _variations() -> tuple[float, ...]:
     """Total variations of the tasks with covariance I: D_1*, D_2*, D_12."""
-    one, two, target = (symmetric(m) for m in (*MEANS, TARGET))
-    pairs = ((one, target), (two, target), (one, two))
+    first, second, target = (symmetric(m) for m in (*MEANS, TARGET))
+    pairs = ((first, target), (second, target), (first, second))
     return tuple(float(lda_total_variation(a, b)) for a, b in pairs)
 
 
@@ -61,12 +61,12 @@ def _random_models(k: int, dim: int, draws: int = 200) -> tuple[np.ndarray, np.n
 def _agreement(k: int) -> float:
     """Share of sets of k models in which nearer ones have the larger weight."""
     sets = zip(*_random_models(k, 6), strict=True)
-    found = []
+    agreed = []
     for points, target in sets:
         d, between = _distances(points, target)
         weights = affine_weights(gram_from_distances(d, between)).weights
-        found.append((np.argsort(d) == np.argsort(-weights)).all())
-    return float(np.mean(found))
+        agreed.append((np.argsort(d) == np.argsort(-weights)).all())
+    return float(np.mean(agreed))
 
 
 def _constrained() -> tuple[float, float]:
@@ -263,12 +263,12 @@ def _terciles() -> tuple[np.ndarray, ...]:
 def _embedded() -> tuple[float, ...]:
     """Squared MMD of the thirds by their quantiles, Gaussian kernel of bandwidth 1: D_1t, D_2t,
     D_12."""
-    one, two, target = _terciles()
+    first, second, target = _terciles()
 
     def inner(x: np.ndarray, y: np.ndarray) -> float:
         return float(np.exp(-((x[:, None] - y) ** 2) / 2).mean())
 
-    pairs = ((one, target), (two, target), (one, two))
+    pairs = ((first, target), (second, target), (first, second))
     return tuple(inner(x, x) + inner(y, y) - 2 * inner(x, y) for x, y in pairs)
 
 
@@ -278,14 +278,14 @@ def _slope(model: Literal[1, 2]) -> Simulate:
 
     def simulate(key: Array, quick: bool) -> Estimate:
         weight = float(pair_weight(*_embedded(), squared=True, model=model))
-        rng, found = generator(key), []
+        rng, slopes = generator(key), []
         for _ in range(20 if quick else 60):
             at = rng.integers(0, 400, (3, 200))
-            one, two, target = (x[i][:, None] for x, i in zip(_terciles(), at, strict=True))
-            pairs = ((one, target), (two, target), (one, two))
+            first, second, target = (x[i][:, None] for x, i in zip(_terciles(), at, strict=True))
+            pairs = ((first, target), (second, target), (first, second))
             d1, d2, d12 = (float(mmd(x, y, bandwidth=1.0).value) for x, y in pairs)
-            found.append(d12 * (2 * weight - 1) + d1 - d2)
-        return Estimate.mean(found)
+            slopes.append(d12 * (2 * weight - 1) + d1 - d2)
+        return Estimate.mean(slopes)
 
     return simulate
 

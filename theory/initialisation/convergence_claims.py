@@ -186,14 +186,14 @@ def _one_step() -> tuple[Array, Array]:
     2 mu (J - J*) to the squared gradient."""
 
     def at(theta: Array) -> tuple[Array, Array]:
-        now, slope = jax.value_and_grad(_mixed_loss)(theta)
+        before, slope = jax.value_and_grad(_mixed_loss)(theta)
         square = jnp.sum(slope**2)
         after = _mixed_loss(theta - slope / 1.5)
-        return after - (now - square / 3), (now - _mixed_loss(jnp.zeros(3))) / square
+        return after - (before - square / 3), (before - _mixed_loss(jnp.zeros(3))) / square
 
     grid = jnp.stack(jnp.meshgrid(*[jnp.linspace(-5, 5, 8)] * 3), -1).reshape(-1, 3)
-    found = jax.vmap(at)(grid)
-    return jnp.max(found[0]), jnp.max(found[1])
+    at_points = jax.vmap(at)(grid)
+    return jnp.max(at_points[0]), jnp.max(at_points[1])
 
 
 def _start() -> Array:

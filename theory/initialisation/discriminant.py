@@ -38,9 +38,9 @@ def lda_total_variation(
     2 Phi(Delta / 2) - 1, averaged. The paper has Delta / 2 of the difference of the class means,
     which exceeds 1, and does not see a shift of both classes."""
     gap = _check_means("others", others) - _check_means("means", means)
-    one, two = (total_variation_gaussian(gap[..., c, :], covariance) for c in (0, 1))
+    first, second = (total_variation_gaussian(gap[..., c, :], covariance) for c in (0, 1))
     prior = jnp.asarray(prior, float)
-    return prior * one + (1 - prior) * two
+    return prior * first + (1 - prior) * second
 
 
 def lda_constant(gap: Float[ArrayLike, "*b d"], covariance: ArrayLike = 1.0) -> Float[Array, "*b"]:

@@ -45,8 +45,8 @@ def _shifted() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _theta_distance(covariance: np.ndarray | float, mean: np.ndarray = MEANS[0]) -> float:
-    (one, _), (two, _) = (lda_parameters(symmetric(m), covariance) for m in (mean, TARGET))
-    return float(jnp.linalg.norm(one - two))
+    (theta, _), (target, _) = (lda_parameters(symmetric(m), covariance) for m in (mean, TARGET))
+    return float(jnp.linalg.norm(theta - target))
 
 
 def _constant_ratio() -> float:
@@ -59,11 +59,11 @@ def _attained_ratio() -> float:
     """Distance of parameters over Delta: of means apart along the least eigenvector over that along
     the largest."""
     _, vectors = np.linalg.eigh(SPREAD)
-    found = []
+    ratios = []
     for v in (vectors[:, 0], vectors[:, -1]):
         gap = _theta_distance(SPREAD, TARGET + v)
-        found.append(gap / np.sqrt(v @ np.linalg.solve(SPREAD, v)))
-    return float(found[0] / found[1])
+        ratios.append(gap / np.sqrt(v @ np.linalg.solve(SPREAD, v)))
+    return float(ratios[0] / ratios[1])
 
 
 def _log_odds(key: Array, quick: bool) -> Estimate:
@@ -79,13 +79,13 @@ def _log_odds(key: Array, quick: bool) -> Estimate:
 def _lemma_2() -> list[Claim]:
     source, tasks = f"{PAPER} Lemma 2", "LDA, classes ±m and ±m*, d=3"
     gap = np.linalg.norm(MEANS[0] - TARGET)
-    one, two = (np.stack([m, -m]) for m in (MEANS[0], TARGET))
+    means, target = (np.stack([m, -m]) for m in (MEANS[0], TARGET))
 
     def variation() -> float:
-        return float(lda_total_variation(one, two))
+        return float(lda_total_variation(means, target))
 
     def correlated() -> float:
-        return float(lda_total_variation(one, two, SPREAD))
+        return float(lda_total_variation(means, target, SPREAD))
 
     return [
         Claim(
@@ -102,7 +102,7 @@ def _lemma_2() -> list[Claim]:
             f"{source}, proof",
             f"{tasks}, covariance I; μ = 2m",
             lambda: float(gap),
-            _by_events(one, two),
+            _by_events(means, target),
             expected=False,
             note=f"{gap:.2f} here, more than 1; half the Mahalanobis length is Pinsker's bound",
         ),
@@ -112,7 +112,7 @@ def _lemma_2() -> list[Claim]:
             f"{source}, proof",
             f"{tasks}, covariance I",
             variation,
-            _by_events(one, two),
+            _by_events(means, target),
         ),
         Claim(
             f"{PAPER}/L2-unit/exact",
@@ -120,7 +120,7 @@ def _lemma_2() -> list[Claim]:
             f"{source}, proof",
             "classes ±m, m* = m + e₁",
             lambda: float(total_variation_gaussian(np.eye(3)[0])),
-            _by_events(one, np.stack([one[0] + np.eye(3)[0], one[1] - np.eye(3)[0]])),
+            _by_events(means, np.stack([means[0] + np.eye(3)[0], means[1] - np.eye(3)[0]])),
         ),
         Claim(
             f"{PAPER}/L2/printed",
@@ -144,7 +144,7 @@ def _lemma_2() -> list[Claim]:
             "Σ = s²I: |θ_i - θ*| = (4/s) Φ⁻¹((1 + D_TV)/2)",
             source,
             f"{tasks}, s=1.5",
-            lambda: float(lda_distance(lda_total_variation(one, two, 1.5**2), 2 / 1.5)),
+            lambda: float(lda_distance(lda_total_variation(means, target, 1.5**2), 2 / 1.5)),
             measured(lambda: _theta_distance(1.5**2), 1e-10),
         ),
         Claim(

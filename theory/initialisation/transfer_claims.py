@@ -57,9 +57,9 @@ def _violated(means: np.ndarray, bound: Callable[[], Any]) -> Simulate:
     """How often some threshold's risk exceeds its bound, which is `bound` at no empirical risk."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        found = _gaps(means, key, quick) > float(bound())
+        violated = _gaps(means, key, quick) > float(bound())
         # no fewer than one event, so that none seen in n draws has an error of 1 / n
-        return Estimate(float(found.mean()), stderr=sqrt(max(found.sum(), 1)) / found.size)
+        return Estimate(float(violated.mean()), stderr=sqrt(max(violated.sum(), 1)) / violated.size)
 
     return simulate
 
@@ -110,14 +110,14 @@ def _sampled_variation(cells: int | None) -> Simulate:
         if cells is not None:
             inner = SOURCE[0] + norm.ppf(np.arange(1, cells) / cells)
             x = np.searchsorted(inner, x)
-        found = []
-        for one, two in zip(*x, strict=True):
-            values, index = np.unique(np.concatenate([one, two]), return_inverse=True)
+        variations = []
+        for source, target in zip(*x, strict=True):
+            values, index = np.unique(np.concatenate([source, target]), return_inverse=True)
             counts = (np.bincount(i, minlength=len(values)) for i in (index[:N], index[N:]))
-            found.append(np.abs(np.subtract(*counts)).sum() / (2 * N))
+            variations.append(np.abs(np.subtract(*counts)).sum() / (2 * N))
         if cells is None:  # all alike
-            return Estimate(float(np.mean(found)), tolerance=1e-12)
-        return Estimate.mean(found)
+            return Estimate(float(np.mean(variations)), tolerance=1e-12)
+        return Estimate.mean(variations)
 
     return simulate
 
@@ -286,17 +286,17 @@ def _width_gradient(side: int) -> tuple[Array, Array, Array]:
     def grown(c_in: Array, c_out: Array) -> Array:
         return c_in @ theta @ c_out.T
 
-    found = jax.grad(lambda *c: _loss(grown(*c)), argnums=side)(
+    autodiff = jax.grad(lambda *c: _loss(grown(*c)), argnums=side)(
         jnp.asarray(c_in), jnp.asarray(c_out)
     )
     G = jax.grad(_loss)(grown(jnp.asarray(c_in), jnp.asarray(c_out)))
     printed = (G @ theta @ c_out.T, G @ (c_in @ theta).T)[side]
-    return found, printed, width_gradients(theta, c_in, c_out, G)[side]
+    return autodiff, printed, width_gradients(theta, c_in, c_out, G)[side]
 
 
 def _error(side: int, which: int) -> float:
-    found = _width_gradient(side)
-    return float(jnp.linalg.norm(found[which] - found[0]) / jnp.linalg.norm(found[0]))
+    gradients = _width_gradient(side)
+    return float(jnp.linalg.norm(gradients[which] - gradients[0]) / jnp.linalg.norm(gradients[0]))
 
 
 def _svd_error() -> float:
@@ -318,13 +318,13 @@ def _depth_gradient() -> tuple[float, float]:
         return _loss(jnp.asarray(mix_layers(logits).write) @ layers)
 
     @jax.jit
-    def both(logits: Array) -> tuple[Array, Array]:
+    def gradients(logits: Array) -> tuple[Array, Array]:
         mix = jax.nn.softmax(logits)
         g = layers @ jax.grad(_loss)(mix @ layers)[0]
         return jax.grad(loss)(logits)[0, 1], mix[0, 1] * (g[1] - mix[0] @ g)
 
-    found, formula = both(logits)
-    return float(found), float(formula)
+    autodiff, formula = gradients(logits)
+    return float(autodiff), float(formula)
 
 
 def _appendix_f() -> list[Claim]:

@@ -57,8 +57,8 @@ def _curved(coefficient: float, direction: Callable[[Any], Any]) -> Callable[[],
 
     def predict() -> float:
         start, tasks = task_vectors(network, SHALLOW)
-        found = second_derivative(network, start, direction(tasks), inputs())
-        return float(coefficient * 0.4**2 * found.sum())
+        derivative = second_derivative(network, start, direction(tasks), inputs())
+        return float(coefficient * 0.4**2 * derivative.sum())
 
     return predict
 

@@ -39,10 +39,10 @@ def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -
     for name, cv2 in (("curvature", curvature), ("distance", distance), ("direction", direction)):
         problems.check(name, cv2, lambda v: v >= 0, "a squared coefficient of variation >= 0")
     a, b, c = (jnp.asarray(v, dtype=float) for v in (curvature, distance, direction))
-    both = a + b + a * b
-    total = both + c + both * c
+    product = a + b + a * b
+    total = product + c + product * c
     problems.check("the largest of the three", total, lambda v: v > 0, "> 0: something must vary")
-    return RSquared(both / total, b / total, a / total)
+    return RSquared(product / total, b / total, a / total)
 
 
 @problems.in_float64

@@ -40,13 +40,13 @@ def _regressions(key: Array, batches: int) -> Array:
         models = jnp.stack([centre + step / 2, centre - step / 2])
         layers = jax.vmap(unravel)(models)
         norm = bounds.curvature(lambda t: network(t, x[None])[0, 0], unravel(centre))
-        found = jnp.abs(networks.gap(network, layers, HALVES, x[None])[0, 0])
+        gap = jnp.abs(networks.gap(network, layers, HALVES, x[None])[0, 0])
         exact = jnp.abs(identities.product_gap(layers, HALVES).sum(0) @ x)[0]
         main = bounds.main_term(norm, models, HALVES)
-        return jnp.stack([main, bounds.spread(models, HALVES), norm, exact, found])
+        return jnp.stack([main, bounds.spread(models, HALVES), norm, exact, gap])
 
-    found = jax.vmap(measure)(x, squares, dw, dW, centres).T.reshape(5, batches, n)
-    return correlation.regression(found[:4], found[4]).T
+    quantities = jax.vmap(measure)(x, squares, dw, dW, centres).T.reshape(5, batches, n)
+    return correlation.regression(quantities[:4], quantities[4]).T
 
 
 def _predicted() -> correlation.RSquared:

@@ -22,19 +22,19 @@ Weights = Sequence[float] | ArrayLike  # [k]
 
 def check_weights(thetas: Any, weights: Weights) -> Float[Array, " k"]:
     """The weights as a vector; ValueError unless there is one for each model and they sum to 1."""
-    known = jnp.asarray(weights, dtype=float)
+    a = jnp.asarray(weights, dtype=float)
     counts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(thetas)}
-    if known.ndim != 1 or counts != {known.shape}:
-        found = sorted(n for (n,) in counts if n != known.size) if () not in counts else "a scalar"
+    if a.ndim != 1 or counts != {a.shape}:
+        lengths = sorted(n for (n,) in counts if n != a.size) if () not in counts else "a scalar"
         raise ValueError(
             f"thetas must be stacked along a leading axis of one model per weight: "
-            f"weights have shape {known.shape}, thetas {found}"
+            f"weights have shape {a.shape}, thetas {lengths}"
         )
-    total = concrete(known.sum())
-    slack = 4 * known.size * float(jnp.finfo(known.dtype).eps)
-    if total is not None and not abs(total - 1) <= slack * (1 + np.abs(known).sum()):
+    total = concrete(a.sum())
+    slack = 4 * a.size * float(jnp.finfo(a.dtype).eps)
+    if total is not None and not abs(total - 1) <= slack * (1 + np.abs(a).sum()):
         raise ValueError(f"weights must sum to 1; got {total:g}")
-    return known
+    return a
 
 
 def mean(thetas: Any, weights: Weights) -> Any:
@@ -81,7 +81,7 @@ def product_gap(
     terms = [jnp.broadcast_to(eye, (layers[0].shape[0], *eye.shape))]
     for w, d in zip(middle, rest, strict=True):
         grown = [w @ t for t in terms] + [jnp.zeros((), w.dtype)]
-        terms = [kept + (d @ terms[m - 1] if m else 0.0) for m, kept in enumerate(grown)]
+        terms = [term + (d @ terms[m - 1] if m else 0.0) for m, term in enumerate(grown)]
     return -jnp.stack([jnp.tensordot(jnp.asarray(weights, t.dtype), t, 1) for t in terms[2:]])
 
 

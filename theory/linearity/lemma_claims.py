@@ -194,13 +194,13 @@ def _simplex_ratio(k: int) -> Array:
 
 
 def _largest_pair() -> float:
-    found = trees.telescope(tanh_network, tanh_experts(), WEIGHTS, inputs())
-    return trees.growth(WEIGHTS) * max(map(size, found.gaps))
+    telescope = trees.telescope(tanh_network, tanh_experts(), WEIGHTS, inputs())
+    return trees.growth(WEIGHTS) * max(map(size, telescope.gaps))
 
 
 def _lemma_2() -> list[Claim]:
     source, tanh = f"{PAPER} Lemma 2", f"tanh {TANH}, {EXPERTS}"
-    found = measured(lambda: size(gap(tanh_network, tanh_experts(), WEIGHTS, inputs())))
+    merged_gap = measured(lambda: size(gap(tanh_network, tanh_experts(), WEIGHTS, inputs())))
     return [
         *(
             Claim(
@@ -244,7 +244,7 @@ def _lemma_2() -> list[Claim]:
             source,
             f"{tanh}; Huffman's tree",
             lambda: size(trees.telescope(tanh_network, tanh_experts(), WEIGHTS, inputs()).total),
-            found,
+            merged_gap,
         ),
         Claim(
             f"{PAPER}/L2-growth/exact",
@@ -252,7 +252,7 @@ def _lemma_2() -> list[Claim]:
             source,
             f"{tanh}; Huffman's tree, growth {trees.growth(WEIGHTS):.2f}",
             _largest_pair,
-            found,
+            merged_gap,
             relation="<=",
             note="uniform weights: log2 k at powers of two; one by one (k + 1)/2 - 1/k",
         ),

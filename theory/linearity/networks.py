@@ -36,13 +36,13 @@ def features(
     activation: Activation | None = None,
 ) -> list[Float[Array, "n h"]]:
     """f^(1), ..., f^(L): after the activation, but the last layer has none."""
-    found = []
+    per_layer = []
     for n, w in enumerate(layers, 1):
         x = x @ w.T
         if activation is not None and n < len(layers):
             x = activation(x)
-        found.append(x)
-    return found
+        per_layer.append(x)
+    return per_layer
 
 
 def init(key: Array, sizes: Sequence[int]) -> tuple[Float[Array, "out in"], ...]:

@@ -75,8 +75,8 @@ def tanh_experts() -> Any:
 def task_vectors(f: networks.Model, sizes: tuple[int, ...]) -> tuple[Any, Any]:
     """The checkpoint and the stacked differences of its experts from it."""
     start = pretrained(f, sizes)
-    found = fine_tuned(f, sizes)
-    return start, jax.tree.map(lambda t, s: t - s, found, start)
+    experts = fine_tuned(f, sizes)
+    return start, jax.tree.map(lambda t, s: t - s, experts, start)
 
 
 def pick(stacked: Any, n: int | slice) -> Any:

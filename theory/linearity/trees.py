@@ -65,16 +65,16 @@ def huffman(weights: Weights) -> Merges:
 
 def node_weights(weights: Weights, merges: Merges) -> np.ndarray:
     """s_v of the merges. ValueError for merges that are not a binary tree on the models."""
-    found = list(_nonnegative(weights))
-    k, unused = len(found), set(range(len(found)))
+    totals = list(_nonnegative(weights))
+    k, unused = len(totals), set(range(len(totals)))
     for m, n in merges:
         if m == n or not {m, n} <= unused:
             raise ValueError(f"merge {(m, n)} needs two nodes not merged before; left: {unused}")
-        unused = (unused - {m, n}) | {len(found)}
-        found.append(found[m] + found[n])
+        unused = (unused - {m, n}) | {len(totals)}
+        totals.append(totals[m] + totals[n])
     if len(unused) != 1:
         raise ValueError(f"{len(merges)} merges do not join {k} models; left: {sorted(unused)}")
-    return np.array(found[k:])
+    return np.array(totals[k:])
 
 
 def growth(weights: Weights, merges: Merges | None = None) -> float:
@@ -97,8 +97,8 @@ def telescope(
     models = [jax.tree.map(lambda t, n=n: t[n], thetas) for n in range(a.size)]
     gaps = []
     for m, n in merges:
-        whole = totals[m] + totals[n]
-        share = jnp.array([totals[m] / whole, totals[n] / whole] if whole else [0.5, 0.5])
+        total = totals[m] + totals[n]
+        share = jnp.array([totals[m] / total, totals[n] / total] if total else [0.5, 0.5])
         pair = jax.tree.map(lambda s, t: jnp.stack([s, t]), models[m], models[n])
         gaps.append(gap(f, pair, share, *args))
         models.append(jax.tree.map(lambda t, s=share: jnp.tensordot(s, t, 1), pair))

@@ -163,8 +163,8 @@ def _checked(constants: Constants, training: Training) -> tuple[Array, ...]:
         least = (lambda x: x > 0) if name in ("smoothness", "pl") else (lambda x: x >= 0)
         check(name, value, least, "> 0" if name in ("smoothness", "pl") else ">= 0")
     n = training.weights.shape
-    L, C, *each, gap = (jnp.asarray(x, float) for x in constants)
-    for name, value in zip(("variance", "heterogeneity"), each, strict=True):
+    L, C, *per_task, gap = (jnp.asarray(x, float) for x in constants)
+    for name, value in zip(("variance", "heterogeneity"), per_task, strict=True):
         if value.shape not in ((), (1,), n):
             raise ValueError(f"{name} must have one entry per task, {n[0]}; got {value.shape}")
-    return (L, C, *(jnp.broadcast_to(x, n) for x in each), gap)
+    return (L, C, *(jnp.broadcast_to(x, n) for x in per_task), gap)

@@ -38,11 +38,11 @@ def _epsilon(coefficient: float) -> float:
 def _start_ratio() -> float:
     """ε_sgd over |∇f̃(x₀)|² <= L² |x₀ - minimiser|² <= 2 L gap."""
     tasks = admissible()
-    known = constants(tasks)
+    consts = constants(tasks)
     h, w = tasks.curvature, tasks.weights
     mean = h * (tasks.start - w @ tasks.centres)
     square = jnp.sum(mean**2) + jnp.sum(w**2 * tasks.noise**2 / tasks.samples) * jnp.sum(h**2)
-    return float(surrogate_gradient(known, tasks.training) / square)
+    return float(surrogate_gradient(consts, tasks.training) / square)
 
 
 def _theorem_2() -> list[Claim]:
@@ -124,9 +124,9 @@ def _theorem_2() -> list[Claim]:
 
 def _a3() -> float:
     tasks = mixed()
-    known, k = constants(tasks), tasks.steps
-    zeta2 = jnp.max(jnp.asarray(known.heterogeneity))
-    return float(3 * known.smoothness**2 * zeta2 * jnp.max(k * (k - 1)) / k.mean())
+    consts, k = constants(tasks), tasks.steps
+    zeta2 = jnp.max(jnp.asarray(consts.heterogeneity))
+    return float(3 * consts.smoothness**2 * zeta2 * jnp.max(k * (k - 1)) / k.mean())
 
 
 def _worst(ratio: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Simulate:
@@ -246,27 +246,27 @@ def _best_gamma(value: bool) -> float:
     from scipy.optimize import minimize_scalar
 
     tasks = mixed()
-    known, training = constants(tasks), tasks.training
+    consts, training = constants(tasks), tasks.training
 
     @jax.jit
     def at(log: Array) -> Array:
-        return jnp.log(excess_risk_bound(known, training, gamma=jnp.exp(log)).excess)
+        return jnp.log(excess_risk_bound(consts, training, gamma=jnp.exp(log)).excess)
 
-    found: Any = minimize_scalar(lambda x: float(at(x)), bracket=(-1.0, 6.0), tol=1e-9)
-    return float(np.exp(found.fun if value else found.x))
+    optimum: Any = minimize_scalar(lambda x: float(at(x)), bracket=(-1.0, 6.0), tol=1e-9)
+    return float(np.exp(optimum.fun if value else optimum.x))
 
 
 def _closed_form() -> float:
     """8Lη²S + 2CB + 4√2 η √(SB), by the paper's S and B."""
     tasks = mixed()
-    known, w, k = constants(tasks), tasks.weights, tasks.steps
-    ratio = (known.variance + 3 * tasks.batch * jnp.asarray(known.heterogeneity)) / tasks.samples
+    consts, w, k = constants(tasks), tasks.weights, tasks.steps
+    ratio = (consts.variance + 3 * tasks.batch * jnp.asarray(consts.heterogeneity)) / tasks.samples
     S = jnp.sum(w * k * ratio)
     chi = chi_square(w, form="printed")
-    B = chi * jnp.sum(w * known.heterogeneity) + (chi + 1) * _epsilon(5.0)
+    B = chi * jnp.sum(w * consts.heterogeneity) + (chi + 1) * _epsilon(5.0)
     eta = tasks.rate
     return float(
-        8 * known.smoothness * eta**2 * S + 2 * known.pl * B + 4 * 2**0.5 * eta * jnp.sqrt(S * B)
+        8 * consts.smoothness * eta**2 * S + 2 * consts.pl * B + 4 * 2**0.5 * eta * jnp.sqrt(S * B)
     )
 
 

@@ -67,8 +67,8 @@ def dare_heterogeneity(
     w, p = _weights(vectors, weights), jnp.asarray(rate, float)
     leaves = jax.tree.leaves(vectors)
     squares = sum(jnp.sum(d**2, range(1, d.ndim)) for d in leaves)
-    kept = 1.0 if rescale else (1 - p) ** 2
-    return kept * (heterogeneity(vectors, w) + p / (1 - p) * jnp.sum(w * (1 - w) * squares))
+    scale = 1.0 if rescale else (1 - p) ** 2
+    return scale * (heterogeneity(vectors, w) + p / (1 - p) * jnp.sum(w * (1 - w) * squares))
 
 
 def _weights(vectors: PyTree, weights: Weights) -> Float[Array, " N"]:

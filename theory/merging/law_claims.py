@@ -108,15 +108,15 @@ def _samples() -> list[Claim]:
 
 
 def _batch() -> list[Claim]:
-    one, all_ = partial(_few, 10, 1), partial(_few, 10, np.inf)
+    single, full = partial(_few, 10, 1), partial(_few, 10, np.inf)
     return [
         Claim(
             f"{PAPER}/law-batch/printed",
             "a larger batch harms stability: with all samples it is at least that at b=1",
             SOURCE,
             "N=2, n=10, K=20",
-            expected(one, "stability"),
-            drawn(all_, "stability"),
+            expected(single, "stability"),
+            drawn(full, "stability"),
             relation=">=",
             expected=False,
         ),
@@ -125,15 +125,15 @@ def _batch() -> list[Claim]:
             "stability falls with b, by the term (ηh)²a(1-1/n)/(bn)",
             SOURCE,
             "N=2, n=10, K=20, all samples in every batch",
-            expected(all_, "stability"),
-            drawn(all_, "stability"),
+            expected(full, "stability"),
+            drawn(full, "stability"),
         ),
         Claim(
             f"{PAPER}/law-batch-bound/exact",
             "while the bound rises with b, from b=1 to 64",
             SOURCE,
             "N=2, n=10, K=20",
-            bound(one, "stability"),
+            bound(single, "stability"),
             measured(bound(partial(_few, 10, 64), "stability")),
             relation=">=",
         ),
@@ -142,9 +142,9 @@ def _batch() -> list[Claim]:
 
 def _tied(steps: float, tasks: int = 8) -> tuple[Constants, Training]:
     """L=1, σ²=ζ²=gap=1, and the rate √(N/K) of Theorem 2."""
-    known = Constants(1.0, 0.5, 1.0, 1.0, 1.0)
+    consts = Constants(1.0, 0.5, 1.0, 1.0, 1.0)
     rate = (tasks / steps) ** 0.5
-    return known, Training.of(100, steps, 10, rate, tasks=tasks)
+    return consts, Training.of(100, steps, 10, rate, tasks=tasks)
 
 
 def _epsilon(steps: float) -> float:
@@ -198,8 +198,8 @@ def _steps() -> list[Claim]:
 
 
 def _stability_ratio(rate: float, factor: float) -> float:
-    found = (exact(_few(rate=eta, steps=100)).stability for eta in (factor * rate, rate))
-    return float(np.divide(*found))
+    stabilities = (exact(_few(rate=eta, steps=100)).stability for eta in (factor * rate, rate))
+    return float(np.divide(*stabilities))
 
 
 def _rate() -> list[Claim]:
@@ -239,10 +239,10 @@ def _drawn_heterogeneity(key: Array, quick: bool) -> Estimate:
     base = QuadraticTasks([1.0], jnp.zeros((32, 1)), 1.0, 10, 20, 1, 0.05)
     centres = jax.random.normal(key, (200 if quick else 2000, 32, 1))
 
-    def one(c: Array) -> Array:
+    def mean_heterogeneity(c: Array) -> Array:
         return jnp.mean(exact(replace(base, centres=c)).heterogeneity)
 
-    return Estimate.mean(np.asarray(jax.jit(jax.vmap(one))(centres)))
+    return Estimate.mean(np.asarray(jax.jit(jax.vmap(mean_heterogeneity))(centres)))
 
 
 def _tasks() -> list[Claim]:

@@ -115,11 +115,11 @@ def _point(
 ) -> tuple[Constants, Constants]:
     N = len(tasks)
     means = [_mean(loss, batch_size, x, data) for data in tasks]
-    g = jnp.stack([one for _, one in means])
+    g = jnp.stack([gradient for _, gradient in means])
     ways = jnp.concatenate([g - g.mean(0), g.mean(0)[None]])  # grad f_i - grad f, then grad f
     sides = [
-        _sides(loss, batch_size, x, data, one, ways)
-        for data, (_, one) in zip(tasks, means, strict=True)
+        _sides(loss, batch_size, x, data, gradient, ways)
+        for data, (_, gradient) in zip(tasks, means, strict=True)
     ]
     losses = [np.asarray(s[0]) for s in sides]
     squares = [np.asarray(s[1]) for s in sides]
@@ -136,21 +136,23 @@ def _point(
         4 * np.einsum("ij,ji->i", share, slopes[:, :-1]) + 2 * (share @ traces) ** 2
     )
 
-    each = np.array([one.mean() for one in losses])
-    excess, gap = each.mean() - least[0], w @ each - least[1]
-    slack = 1e3 * np.finfo(np.asarray(g).dtype).eps * max(1.0, abs(each).max())
+    mean_losses = np.array([values.mean() for values in losses])
+    excess, gap = mean_losses.mean() - least[0], w @ mean_losses - least[1]
+    slack = 1e3 * np.finfo(np.asarray(g).dtype).eps * max(1.0, abs(mean_losses).max())
     if min(excess, gap) < -slack:
-        raise ValueError(f"infimum must be at most the loss; got {least} for {each.mean():g}")
+        raise ValueError(
+            f"infimum must be at most the loss; got {least} for {mean_losses.mean():g}"
+        )
     square = float(np.sum(np.asarray(ways[-1], float) ** 2))
     with np.errstate(divide="ignore", invalid="ignore"):
         C = np.divide(max(excess, 0.0), square)
         influence = [
-            (one - one.mean()) / square - 2 * C / square * a[:, -1]
-            for one, a in zip(losses, along, strict=True)
+            (values - values.mean()) / square - 2 * C / square * a[:, -1]
+            for values, a in zip(losses, along, strict=True)
         ]
         linear = sum(f.var(ddof=1) / size for f, size in zip(influence, n, strict=True)) / N**2
         C_error = np.sqrt(linear + 2 * (C / square * traces.sum() / N**2) ** 2)
-    gap_error = np.sqrt(w**2 @ np.array([one.var(ddof=1) for one in losses] / n))
+    gap_error = np.sqrt(w**2 @ np.array([values.var(ddof=1) for values in losses] / n))
 
     tops = [
         np.asarray(_tops(loss, iterations, examples, k, x, data))
@@ -176,24 +178,24 @@ def _size(i: int, data: PyTree) -> int:
 def _one(loss: Loss, unravel: Callable[[Array], PyTree], data: PyTree) -> Callable[..., Array]:
     """The loss of example j at flat parameters."""
 
-    def one(flat: Float[Array, " p"], j: Array) -> Array:
+    def example_loss(flat: Float[Array, " p"], j: Array) -> Array:
         value = loss(unravel(flat), jax.tree.map(lambda leaf: jnp.asarray(leaf)[j][None], data))
         if jnp.shape(value) != ():
             raise ValueError(f"loss must return a scalar; got shape {jnp.shape(value)}")
         return value
 
-    return one
+    return example_loss
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _mean(loss: Loss, size: int, x: PyTree, data: PyTree) -> tuple[Array, Float[Array, " p"]]:
     flat, unravel = ravel_pytree(x)
-    one, n = _one(loss, unravel, data), len(jax.tree.leaves(data)[0])
+    example_loss, n = _one(loss, unravel, data), len(jax.tree.leaves(data)[0])
     places = jnp.arange(-(-n // size) * size).reshape(-1, size)
 
     def add(total: Any, j: Array) -> tuple[Any, None]:
         def part(flat: Array) -> Array:  # the last part is filled up
-            return jnp.sum(jnp.where(j < n, jax.vmap(one, (None, 0))(flat, j % n), 0)) / n
+            return jnp.sum(jnp.where(j < n, jax.vmap(example_loss, (None, 0))(flat, j % n), 0)) / n
 
         return jax.tree.map(jnp.add, total, jax.value_and_grad(part)(flat)), None
 
@@ -206,10 +208,10 @@ def _sides(
 ) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, "n ways"]]:
     """Of every example: its loss, |g - mean|^2, and (g - mean).ways."""
     flat, unravel = ravel_pytree(x)
-    one = _one(loss, unravel, data)
+    example_loss = _one(loss, unravel, data)
 
     def side(j: Array) -> tuple[Array, Array, Array]:
-        value, g = jax.value_and_grad(one)(flat, j)
+        value, g = jax.value_and_grad(example_loss)(flat, j)
         return value, jnp.sum((g - mean) ** 2), ways @ (g - mean)
 
     return lax.map(side, jnp.arange(len(jax.tree.leaves(data)[0])), batch_size=size)
@@ -221,7 +223,7 @@ def _tops(
 ) -> Float[Array, "examples 2"]:
     """Of examples drawn without replacement: the largest |Ritz value| and its residual."""
     flat, unravel = ravel_pytree(x)
-    one, n = _one(loss, unravel, data), len(jax.tree.leaves(data)[0])
+    example_loss, n = _one(loss, unravel, data), len(jax.tree.leaves(data)[0])
     pick, begin, fresh = jax.random.split(key, 3)
     drawn = jax.random.permutation(pick, n)[: min(examples, n)]
     first = jax.random.normal(begin, flat.shape, flat.dtype)
@@ -229,7 +231,7 @@ def _tops(
 
     def top(j: Array) -> Array:
         def product(v: Array) -> Array:
-            return jax.jvp(lambda p: jax.grad(one)(p, j), (flat,), (v,))[1]
+            return jax.jvp(lambda p: jax.grad(example_loss)(p, j), (flat,), (v,))[1]
 
         values, _, residuals = ritz(*lanczos(product, first, min(iterations, flat.size), fresh))
         best = jnp.argmax(jnp.abs(values))

@@ -81,16 +81,16 @@ def exact(tasks: QuadraticTasks) -> Quantities:
         mean = of_start * start + jnp.sum(of_data * c, 0)
         return mean**2 + jnp.sum(of_data**2 * data + of_noise**2 * noise, 0)
 
-    one = jnp.eye(N)[:, :, None]  # the mean of the data of task i
-    kept = jnp.sum(w * (1 - pull), 0)
-    to_minimum = square(kept, w * pull - 1 / N, w)
-    to_surrogate = square(kept, w * (pull - 1), w)
-    to_task = jax.vmap(lambda e: square(kept, w * pull - e, w))(one)
-    between = jax.vmap(lambda e: square(jnp.zeros_like(h), e - 1 / N, 0 * w))(one)
-    to_centre = (kept * start + jnp.sum(w * pull * c, 0) - c) ** 2
+    units = jnp.eye(N)[:, :, None]  # the mean of the data of task i
+    retained = jnp.sum(w * (1 - pull), 0)
+    to_minimum = square(retained, w * pull - 1 / N, w)
+    to_surrogate = square(retained, w * (pull - 1), w)
+    to_task = jax.vmap(lambda e: square(retained, w * pull - e, w))(units)
+    between = jax.vmap(lambda e: square(jnp.zeros_like(h), e - 1 / N, 0 * w))(units)
+    to_centre = (retained * start + jnp.sum(w * pull * c, 0) - c) ** 2
     to_centre = to_centre + jnp.sum((w * pull) ** 2 * data + w**2 * noise, 0)
     moved = pull**2 * ((c - start) ** 2 + data) + noise
-    merged = square(kept - 1, w * pull, w)
+    merged = square(retained - 1, w * pull, w)
     first = square(jnp.ones_like(h), -w * jnp.ones_like(pull), 0 * w)
     local = 2 * s2 * jnp.sum((pull / n) ** 2 + memory * (1 - 1 / n) / (n * _batch(tasks)), 1)
     risk = jnp.mean(jnp.sum(h * (to_centre + s2), 1)) / 2
@@ -122,8 +122,10 @@ def _batch(tasks: QuadraticTasks) -> Float[Array, "N 1"]:
 def constants(tasks: QuadraticTasks) -> Constants:
     """L, C = 1 / (2 mu), sigma_i^2, zeta_i^2 and the gap, of the assumptions and exact. Those that
     depend on the data are expectations over them."""
-    found, h = exact(tasks), jnp.asarray(tasks.curvature)
-    return Constants(h.max(), 1 / (2 * h.min()), found.variance, found.heterogeneity, found.gap)
+    quantities, h = exact(tasks), jnp.asarray(tasks.curvature)
+    return Constants(
+        h.max(), 1 / (2 * h.min()), quantities.variance, quantities.heterogeneity, quantities.gap
+    )
 
 
 class Dropped(NamedTuple):

@@ -48,9 +48,9 @@ def scaling(
     if np.ndim(values) != 1 or not len(values):
         raise ValueError(f"values must be a non-empty sequence; got shape {np.shape(values)}")
     settings = [_with(tasks, law, value) for value in values]
-    points = [_point(one, coefficient) for one in settings]
-    found, printed, corrected = jax.tree.map(lambda *x: jnp.stack(x), *points)
-    return Laws(np.asarray(values, float), found, printed, corrected)
+    points = [_point(setting, coefficient) for setting in settings]
+    quantities, printed, corrected = jax.tree.map(lambda *x: jnp.stack(x), *points)
+    return Laws(np.asarray(values, float), quantities, printed, corrected)
 
 
 def _with(tasks: QuadraticTasks, law: Law, value: float) -> QuadraticTasks:
@@ -66,9 +66,9 @@ def _with(tasks: QuadraticTasks, law: Law, value: float) -> QuadraticTasks:
 
 @partial(jax.jit, static_argnums=1)
 def _point(tasks: QuadraticTasks, coefficient: float) -> tuple[Quantities, Bound, Bound]:
-    found, known = exact(tasks), constants(tasks)
-    printed = excess_risk_bound(known, tasks.training, coefficient=coefficient)
-    corrected = excess_risk_bound(known, tasks.training, form="corrected")
-    claimed = (tasks.rate * known.smoothness <= 1 + 1e-6) & (tasks.samples.min() >= 2)
+    quantities, consts = exact(tasks), constants(tasks)
+    printed = excess_risk_bound(consts, tasks.training, coefficient=coefficient)
+    corrected = excess_risk_bound(consts, tasks.training, form="corrected")
+    claimed = (tasks.rate * consts.smoothness <= 1 + 1e-6) & (tasks.samples.min() >= 2)
     corrected = jax.tree.map(lambda x: jnp.where(claimed, x, jnp.nan), corrected)
-    return jax.tree.map(lambda x: x.mean(), found), printed, corrected
+    return jax.tree.map(lambda x: x.mean(), quantities), printed, corrected

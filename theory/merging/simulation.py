@@ -38,18 +38,18 @@ def _runs(key: Array, tasks: QuadraticTasks, runs: int, most: int, widest: int) 
     share = (jnp.arange(widest) < size) / size
     data_key, batch_key = jax.random.split(key)
     drawn = tasks.noise * jax.random.normal(data_key, (runs, N, most + 1, d))
-    both = tasks.centres[:, None] + drawn
-    z, other = both[:, :, :-1], both[:, :, -1]
+    samples = tasks.centres[:, None] + drawn
+    z, other = samples[:, :, :-1], samples[:, :, -1]
     mean = jnp.sum(_owned(tasks, most)[..., None] * z, 2)
 
     def batch(k: Array) -> tuple[Float[Array, "r N d"], Float[Array, "r N 1"]]:
         """Means of batches, and the share of the first sample in them."""
         uniform = jax.random.uniform(jax.random.fold_in(batch_key, k), (runs, N, widest))
         place = jnp.minimum(jnp.floor(uniform * n), n - 1)
-        found = jnp.take_along_axis(z, place.astype(int)[..., None], 2)
-        some = jnp.sum(share[..., None] * found, 2)
+        picked = jnp.take_along_axis(z, place.astype(int)[..., None], 2)
+        batch_mean = jnp.sum(share[..., None] * picked, 2)
         first = jnp.sum(share * (place == 0), 2, keepdims=True)
-        return jnp.where(finite, some, mean), jnp.where(finite, first, 1 / n)
+        return jnp.where(finite, batch_mean, mean), jnp.where(finite, first, 1 / n)
 
     def step(k: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
         seen, first = batch(k)
@@ -91,19 +91,19 @@ def _measure(
         return jnp.sum(owned * jnp.sum(h * away, 3), 2) / 2
 
     mean = jnp.sum(owned[..., None] * z, 1)
-    here, best, surrogate, first = loss(jnp.stack([merged, mean.mean(0), w @ mean, start]))
-    each = h * (merged - z)  # gradients of samples
-    g = jnp.sum(owned[..., None] * each, 1)
-    deviation = jnp.sum((each - g[:, None]) ** 2, 2)
+    attained, best, surrogate, first = loss(jnp.stack([merged, mean.mean(0), w @ mean, start]))
+    gradients = h * (merged - z)  # of samples
+    g = jnp.sum(owned[..., None] * gradients, 1)
+    deviation = jnp.sum((gradients - g[:, None]) ** 2, 2)
     risk = jnp.mean(jnp.sum(h * ((merged - c) ** 2 + tasks.noise**2), 1)) / 2
     return Quantities(
         risk=risk,
         excess=risk - best.mean(),
-        generalisation=risk - here.mean(),
-        optimisation=jnp.mean(here - best),
+        generalisation=risk - attained.mean(),
+        optimisation=jnp.mean(attained - best),
         gradient=jnp.sum(g.mean(0) ** 2),
         surrogate_gradient=jnp.sum((w @ g) ** 2),
-        sample_gradient=jnp.mean(jnp.sum(owned * jnp.sum(each**2, 2), 1)),
+        sample_gradient=jnp.mean(jnp.sum(owned * jnp.sum(gradients**2, 2), 1)),
         stability=jnp.mean(jnp.sum((merged - twins) ** 2, 1)),
         local_stability=jnp.sum((x - twin) ** 2, 1),
         cross=jnp.sum((x - twin) * h * (other - z[:, 0]), 1),

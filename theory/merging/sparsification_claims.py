@@ -61,8 +61,8 @@ def _largest(values: np.ndarray) -> Estimate:
 @jax.jit
 def _election(d: Array) -> tuple[Array, Array]:
     """Of every task, of equal weights: the squared distances from the mean before and after."""
-    kept, w = updates(elect()(_vectors(d)))["a"], jnp.full(len(d), 1 / len(d))
-    return jnp.sum((d - w @ d) ** 2, 1), jnp.sum((kept - w @ kept) ** 2, 1)
+    elected, w = updates(elect()(_vectors(d)))["a"], jnp.full(len(d), 1 / len(d))
+    return jnp.sum((d - w @ d) ** 2, 1), jnp.sum((elected - w @ elected) ** 2, 1)
 
 
 def _conflict() -> np.ndarray:
@@ -79,10 +79,10 @@ def _dropped(rescale: bool) -> Simulate:
     def run(key: Array, quick: bool) -> Estimate:
         keys = jax.random.split(key, 200 if quick else 2000)
         vectors = _vectors(_fixed())
-        one = jax.jit(
+        after = jax.jit(
             jax.vmap(lambda k: effect(drop(0.5, k, rescale=rescale), vectors, WEIGHTS).after)
         )
-        return Estimate.mean(np.asarray(one(keys)))
+        return Estimate.mean(np.asarray(after(keys)))
 
     return run
 
@@ -97,12 +97,12 @@ def _dropped_excess(key: Array, quick: bool) -> Estimate:
     tasks = _converged()
     keys = jax.random.split(key, 200 if quick else 2000)
 
-    def one(k: Array) -> Array:
-        kept = updates(drop(0.5, k)(_vectors(tasks.centres - tasks.start)))["a"]
-        merged = tasks.start + tasks.weights @ kept
+    def excess(k: Array) -> Array:
+        sparse = updates(drop(0.5, k)(_vectors(tasks.centres - tasks.start)))["a"]
+        merged = tasks.start + tasks.weights @ sparse
         return jnp.sum((merged - tasks.centres.mean(0)) ** 2) / 2
 
-    return Estimate.mean(np.asarray(jax.jit(jax.vmap(one))(keys)))
+    return Estimate.mean(np.asarray(jax.jit(jax.vmap(excess))(keys)))
 
 
 def _corollary() -> list[Claim]:

@@ -31,11 +31,11 @@ MIXED = "3 tasks of different n, K, b, λ"
 
 def lemma_1(bed: Bed, gradient: str, of_optimisation: bool = False) -> float:
     """Its right side at the best γ, in closed form, plus C|∇f|² for equation 5."""
-    known, found = constants(bed()), exact(bed())
-    square = float(getattr(found, gradient))
-    stability = float(found.stability)
-    rest = float(jnp.asarray(known.pl) * found.gradient) if of_optimisation else 0.0
-    return float(jnp.asarray(known.smoothness)) / 2 * stability + sqrt(square * stability) + rest
+    consts, quantities = constants(bed()), exact(bed())
+    square = float(getattr(quantities, gradient))
+    stability = float(quantities.stability)
+    rest = float(jnp.asarray(consts.pl) * quantities.gradient) if of_optimisation else 0.0
+    return float(jnp.asarray(consts.smoothness)) / 2 * stability + sqrt(square * stability) + rest
 
 
 def _generalisation() -> list[Claim]:
@@ -116,15 +116,15 @@ def _mixture() -> float:
     n, weights = np.array([20.0, 60.0]), np.array([0.5, 0.5])
     steps, batch, variance, zeta2 = np.array([5.0, 9.0]), 4.0, 1.0, 0.5
     seen = n / n.sum()
-    each = seen * (variance + 3 * batch * zeta2) / n + (1 - seen) * variance / n
-    return float(np.sum(weights * steps * each))
+    per_task = seen * (variance + 3 * batch * zeta2) / n + (1 - seen) * variance / n
+    return float(np.sum(weights * steps * per_task))
 
 
 def _mixed_size(total: bool) -> float:
     n, weights = np.array([20.0, 60.0]), np.array([0.5, 0.5])
     steps, batch, variance, zeta2 = np.array([5.0, 9.0]), 4.0, 1.0, 0.5
-    each = variance / n + 3 * batch * zeta2 / (n.sum() if total else n)
-    return float(np.sum(weights * steps * each))
+    per_task = variance / n + 3 * batch * zeta2 / (n.sum() if total else n)
+    return float(np.sum(weights * steps * per_task))
 
 
 def _coupled(key: jax.Array, quick: bool) -> Estimate:
@@ -134,7 +134,7 @@ def _coupled(key: jax.Array, quick: bool) -> Estimate:
     z = rng.normal(size=(1000, 20))
     other = z + np.eye(20)[0] * rng.normal(size=(1000, 1))
     places = rng.integers(1, 20, size=(1000, 4))
-    x, twin = (1 - 0.1 * (1 - np.take_along_axis(one, places, 1)).mean(1) for one in (z, other))
+    x, twin = (1 - 0.1 * (1 - np.take_along_axis(data, places, 1)).mean(1) for data in (z, other))
     return Estimate(float(((x - twin) ** 2).max()), tolerance=1e-12)
 
 

@@ -48,10 +48,10 @@ class Training(NamedTuple):
         >>> Training.of(samples=[50, 80], steps=10, batch=4, rate=0.1).weights.tolist()
         [0.5, 0.5]
         """
-        each = {"samples": samples, "steps": steps, "batch": batch}
+        per_task = {"samples": samples, "steps": steps, "batch": batch}
         if weights is not None:
-            each["weights"] = weights
-        shapes = {name: np.shape(value) for name, value in each.items()}
+            per_task["weights"] = weights
+        shapes = {name: np.shape(value) for name, value in per_task.items()}
         n = max((s[0] for s in shapes.values() if s), default=1) if tasks is None else tasks
         for name, shape in shapes.items():
             if shape not in ((n,), ()) or (name == "weights" and shape != (n,)):

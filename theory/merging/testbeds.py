@@ -66,8 +66,8 @@ def expected(bed: Bed, field: str) -> Callable[[], float]:
 def bound(bed: Bed, field: str, form: Form = "printed", **options: Any) -> Callable[[], float]:
     def predict() -> float:
         tasks = bed()
-        found = excess_risk_bound(constants(tasks), tasks.training, form=form, **options)
-        return float(getattr(found, field))
+        risk_bound = excess_risk_bound(constants(tasks), tasks.training, form=form, **options)
+        return float(getattr(risk_bound, field))
 
     return predict
 
@@ -81,8 +81,8 @@ def drawn(bed: Bed, field: str, runs: int = RUNS) -> Simulate:
     """A quantity of SGD on drawn data, its mean over tasks."""
 
     def run(key: jax.Array, quick: bool) -> Estimate:
-        found = simulate(key, bed(), runs // 10 if quick else runs)
-        values = np.asarray(getattr(found, field))
+        quantities = simulate(key, bed(), runs // 10 if quick else runs)
+        values = np.asarray(getattr(quantities, field))
         return Estimate.mean(values.reshape(len(values), -1).mean(1))
 
     return run

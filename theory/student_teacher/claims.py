@@ -212,12 +212,12 @@ def _excess(key: Array, space: tuple[Array, networks.Network], n: int, draws: in
     w, target = space
     outside = projection.project(w, target).outside
 
-    def one(key: Array) -> Array:
+    def excess(key: Array) -> Array:
         x = jnp.where(jnp.arange(ROWS)[:, None] < n, jax.random.normal(key, (ROWS, D)), 0.0)
         fit = transfer.linear_transfer(w, x, networks.predict(target, x))
         return networks.risk(fit, target) - outside
 
-    return jax.lax.map(one, jax.random.split(key, draws))
+    return jax.lax.map(excess, jax.random.split(key, draws))
 
 
 def _least_excess(key: Array, quick: bool) -> Estimate:
@@ -230,10 +230,10 @@ def _decay(key: Array, quick: bool) -> Estimate:
     draws = 400 if quick else 2000
     means, errors = [], []
     for k, n in zip(jax.random.split(key), (ROWS // 4, ROWS), strict=True):
-        found = Estimate.mean(_excess(k, _space(), n, draws))
-        assert found.stderr is not None
-        means.append(found.value)
-        errors.append(found.stderr / found.value)
+        excess = Estimate.mean(_excess(k, _space(), n, draws))
+        assert excess.stderr is not None
+        means.append(excess.value)
+        errors.append(excess.stderr / excess.value)
     order = jnp.log(means[1] / means[0]) / jnp.log(4.0)
     return Estimate(float(order), stderr=float(jnp.hypot(*errors) / jnp.log(4.0)))
 

@@ -51,12 +51,12 @@ def _failures(batch: int) -> Simulate:
 def _covariances(key: Array, batch: int, draws: int) -> Array:
     """Sigma_k of 100 batches in two dimensions, per draw."""
 
-    def one(key: Array) -> Array:
+    def covariance(key: Array) -> Array:
         x = jax.random.normal(key, (100, LARGEST, 2))
         x = jnp.where(jnp.arange(LARGEST)[:, None] < batch, x, 0.0)
         return x.mT @ x / batch
 
-    return jax.lax.map(one, jax.random.split(key, draws))
+    return jax.lax.map(covariance, jax.random.split(key, draws))
 
 
 def _one_step_growth(layers: float, other: float, anchor: float, rate: float) -> float:
@@ -82,11 +82,11 @@ GAMMA = max(*PRE, *TARGET)
 BATCH = 1024  # Lemma A.17 asks for |Sigma_k - I| < 0.21
 
 
-def _distance(one: Layers, other: Layers) -> float:
+def _distance(first: Layers, second: Layers) -> float:
     """max over layers (and leading axes) of the operator norm of the difference."""
     return max(
         float(np.linalg.norm(np.asarray(a) - np.asarray(b), 2, axis=(-2, -1)).max())
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(first, second, strict=True)
     )
 
 
@@ -164,8 +164,8 @@ def _batch_order(key: Array, quick: bool) -> Estimate:
         keys = jax.random.split(jax.random.fold_in(key, batch), 20 if quick else 100)
         ends = [theta(_sgd(start, _batches(k)[:, :batch])) for k in keys]
         squares.append(np.array([distance2(end, limit) for end in ends]))
-    logs = [np.log2(found.mean()) / 2 for found in squares]
-    variance = sum((found.std(ddof=1) / found.mean()) ** 2 / found.size for found in squares)
+    logs = [np.log2(d2.mean()) / 2 for d2 in squares]
+    variance = sum((d2.std(ddof=1) / d2.mean()) ** 2 / d2.size for d2 in squares)
     return Estimate(float(logs[0] - logs[1]), stderr=sqrt(variance) / (2 * log(2)))
 
 

@@ -63,8 +63,8 @@ def fine_tuned_spectrum(
         raise ValueError(f"pre and ft must have one length; got {pre.size} and {ft.size}")
     if not 0 <= learned <= pre.size:
         raise ValueError(f"learned must be a number of modes in 0..{pre.size}; got {learned}")
-    known = np.arange(pre.size) < learned
-    return jnp.where(known, mode_limit(jnp.asarray(pre), jnp.asarray(ft), lam), 0.0)
+    is_learned = np.arange(pre.size) < learned
+    return jnp.where(is_learned, mode_limit(jnp.asarray(pre), jnp.asarray(ft), lam), 0.0)
 
 
 def pretraining_losses(

@@ -113,22 +113,22 @@ def check_shapes(layers: Layers, target: ArrayLike) -> None:
 
 def check_spectrum(name: str, value: ArrayLike | Sequence[float]) -> np.ndarray:
     """The values, or ValueError unless they are finite, >= 0 and descending."""
-    known = np.asarray(value)
-    if known.ndim != 1 or known.size == 0:
-        raise ValueError(f"{name} must be a vector of singular values; got shape {known.shape}")
-    problems.check(name, known, lambda s: (s >= 0) & (s < np.inf), "finite and >= 0")
-    problems.check(f"-diff({name})", -np.diff(known), lambda s: s >= 0, ">= 0: sorted downwards")
-    return known
+    values = np.asarray(value)
+    if values.ndim != 1 or values.size == 0:
+        raise ValueError(f"{name} must be a vector of singular values; got shape {values.shape}")
+    problems.check(name, values, lambda s: (s >= 0) & (s < np.inf), "finite and >= 0")
+    problems.check(f"-diff({name})", -np.diff(values), lambda s: s >= 0, ">= 0: sorted downwards")
+    return values
 
 
 def check_balanced(layers: Layers) -> None:
     """Raise ValueError unless W_1^T W_1 - W_2 W_2^T is a multiple of I, up to rounding: 1000 eps
     (|W_1|^2 + |W_2|^2)."""
-    known = concrete(imbalance(layers))
-    if known is not None:
-        mean = known.trace() / known.shape[0]
-        gap = abs(known - mean * np.eye(known.shape[0])).max()
-        if not gap <= 1e3 * np.finfo(known.dtype).eps * size(layers):
+    matrix = concrete(imbalance(layers))
+    if matrix is not None:
+        mean = matrix.trace() / matrix.shape[0]
+        gap = abs(matrix - mean * np.eye(matrix.shape[0])).max()
+        if not gap <= 1e3 * np.finfo(matrix.dtype).eps * size(layers):
             raise ValueError(
                 "the exact flow needs W_1^T W_1 - W_2 W_2^T = c I at the start; the largest entry "
                 f"off c I is {gap:g} (networks.gradient_flow integrates any start)"

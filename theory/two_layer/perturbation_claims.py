@@ -53,8 +53,8 @@ def _noise_inflection(gamma: float) -> Simulate:
     def simulate(key: Array, quick: bool) -> Estimate:
         target = task()
         losses = [_noisy(key, ideal(target, n), gamma, quick, target) for n in range(D + 1)]
-        found = modes.inflection(np.mean(losses, axis=1))
-        return Estimate(math.nan if found is None else found, tolerance=0.5)
+        inflection = modes.inflection(np.mean(losses, axis=1))
+        return Estimate(math.nan if inflection is None else inflection, tolerance=0.5)
 
     return simulate
 
@@ -306,8 +306,8 @@ def _sharpness_gap(key: Array, quick: bool) -> Estimate:
     times, target = [1.0, 2.0, 4.0, 8.0], task(symmetric=True)
     path = trained(identity_start(D, 2.0), target, times)
     law = jax.jit(sharpness.mode_sharpness)(mode_path(times), jnp.array(PRE))
-    found = [np.linalg.eigvalsh(networks.hessian(at(path, k), target))[-1] for k in range(4)]
-    return Estimate(float(np.abs(found - np.asarray(law)).max()) / (4 * PRE[0]), tolerance=1e-8)
+    tops = [np.linalg.eigvalsh(networks.hessian(at(path, k), target))[-1] for k in range(4)]
+    return Estimate(float(np.abs(tops - np.asarray(law)).max()) / (4 * PRE[0]), tolerance=1e-8)
 
 
 def _sharpening(key: Array, quick: bool) -> Estimate:

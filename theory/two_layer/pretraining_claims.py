@@ -60,10 +60,10 @@ def _flow_gap(key: Array, quick: bool) -> Estimate:
     numeric = exact = _start(key)
     targets = np.asarray(normals(key, True))[1, :3] / 2
     for target, anchor in zip(targets, (0.0, 0.5, 0.0), strict=True):
-        found = trained(numeric, jnp.asarray(target), times, anchor)
+        integrated = trained(numeric, jnp.asarray(target), times, anchor)
         path = riccati.flow(exact, target, times, anchor=anchor, steps=SUBSTEPS)
-        gap = max(gap, float(np.abs(theta(found) - theta(path)).max()))
-        numeric, exact = at(found, -1), at(path, -1)
+        gap = max(gap, float(np.abs(theta(integrated) - theta(path)).max()))
+        numeric, exact = at(integrated, -1), at(path, -1)
     return Estimate(gap, tolerance=1e-8)
 
 
@@ -72,8 +72,8 @@ def _sigmoid_gap(key: Array, quick: bool) -> Estimate:
     times = [1.0, 2.0, 4.0, 8.0]
     u, v = rotations(symmetric=True)
     path = trained(identity_start(D, 2.0), task(symmetric=True), times)
-    found = np.einsum("oi,top,pi->ti", u, theta(path), v)
-    return Estimate(float(np.abs(found - mode_path(times)).max()), tolerance=1e-8)
+    simulated = np.einsum("oi,top,pi->ti", u, theta(path), v)
+    return Estimate(float(np.abs(simulated - mode_path(times)).max()), tolerance=1e-8)
 
 
 def _saddle(key: Array, quick: bool) -> Estimate:

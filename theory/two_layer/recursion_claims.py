@@ -44,12 +44,12 @@ def _gradient_gap(layer: int, printed: bool = False) -> Simulate:
         x = normals(key, True)[0, :6, 0]
         layers, target = ideal(task(), D), task(TARGET)
         zero = jnp.zeros((D, D))
-        found = jax.grad(networks.batch_objective)(layers, x, target, 0.0, zero)[layer - 1]
+        gradient = jax.grad(networks.batch_objective)(layers, x, target, 0.0, zero)[layer - 1]
         w1, w2, batch = (np.asarray(w) for w in (*layers, x))
         sigma_k, error = batch.T @ batch / 6, w1 @ w2 - np.asarray(target)
         inner = sigma_k @ error if printed else error @ sigma_k
         formula = inner @ w2.T if layer == 1 else w1.T @ inner
-        gap = np.linalg.norm(np.asarray(found) - 2 * formula)
+        gap = np.linalg.norm(np.asarray(gradient) - 2 * formula)
         return Estimate(float(gap), tolerance=ROUNDING)
 
     return simulate
@@ -61,8 +61,8 @@ def _anchor_gap(ideal_anchor: bool) -> float:
     real = trained(identity_start(D, 6.0), task(), list(times))
     anchored_to = None if ideal_anchor else theta(at(real, -1))
     end = theta(at(tuned(2, anchor=1.0, anchored_to=anchored_to), 0))
-    found = np.sqrt(diagonal(end)[:2])
-    return float(np.abs(found - _iterates(EVERY, 1.0)[:2]).max())
+    layer_modes = np.sqrt(diagonal(end)[:2])
+    return float(np.abs(layer_modes - _iterates(EVERY, 1.0)[:2]).max())
 
 
 def _iterates(steps: int, anchor: float, printed: bool = False) -> np.ndarray:
@@ -85,9 +85,9 @@ def _layer_mode(anchor: float, k: int) -> float:
 def _recursion_gap() -> float:
     """Largest error of U^T theta V after 20 steps, from three modes: the fourth stays 0."""
     u, v = rotations()
-    found = u.T @ np.asarray(theta(at(tuned(3, anchor=1.0), 0))) @ v
+    rotated = u.T @ np.asarray(theta(at(tuned(3, anchor=1.0), 0))) @ v
     exact = np.diag([*_iterates(EVERY, 1.0)[:3] ** 2, 0.0])
-    return float(np.abs(found - exact).max())
+    return float(np.abs(rotated - exact).max())
 
 
 def _flow_gap() -> float:
@@ -107,9 +107,9 @@ def _norm_ratio() -> float:
 
 def _g(x: float, anchor: float) -> float:
     """g of Lemma A.28 for mode 2: half the gradient with respect to the layer-mode, by autodiff."""
-    one = Layers(jnp.full((1, 1), x), jnp.full((1, 1), x))
+    layers = Layers(jnp.full((1, 1), x), jnp.full((1, 1), x))
     ft, pre = jnp.full((1, 1), TARGET[1]), jnp.full((1, 1), PRE[1])
-    return float(jax.grad(networks.objective)(one, ft, anchor, pre).w1[0, 0]) / 2
+    return float(jax.grad(networks.objective)(layers, ft, anchor, pre).w1[0, 0]) / 2
 
 
 def _contraction(rate: Callable[[float, float], float]) -> float:

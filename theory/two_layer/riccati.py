@@ -154,10 +154,10 @@ def substeps(
     """How many substeps `flow` needs between times so that |F| h <= 1, as a power of 2 (so that few
     are compiled); None while a value is traced."""
     given = [concrete(x) for x in (*start, target, times, anchor)]
-    known = [x for x in given if x is not None]
-    if len(known) < len(given):
+    values = [x for x in given if x is not None]
+    if len(values) < len(given):
         return None
-    w1, w2, a, t, strength = known
+    w1, w2, a, t, strength = values
     pull = np.linalg.norm(a + strength * w1 @ w2, 2)  # |A_eff| (1 + anchor)
     balance = np.trace(w1.T @ w1 - w2 @ w2.T) / w1.shape[1] * (1 + strength)
     speed = float(np.hypot(balance, 2 * pull))

@@ -41,10 +41,10 @@ def _rises(anchor: float) -> np.ndarray:
 
 
 def _trained_inflection(anchor: float) -> int:
-    found = modes.inflection(losses(task(), STEEP, anchor))
-    if found is None:
+    inflection = modes.inflection(losses(task(), STEEP, anchor))
+    if inflection is None:
         raise RuntimeError("no inflection: choose a smaller anchor")
-    return found
+    return inflection
 
 
 def _exact_inflection(anchor: float) -> int:
@@ -54,8 +54,8 @@ def _exact_inflection(anchor: float) -> int:
 def _at_threshold() -> float:
     """Largest |L_pre(n) - L_pre(n-1)| with sigma_ft = (2 + lambda) sigma_pre, lambda = 1."""
     ratio = float(fine_tuning.misalignment_threshold(1.0))
-    found = losses(task(), tuple(ratio * s for s in PRE), 1.0)
-    return float(np.abs(np.diff(found)).max())
+    curve = losses(task(), tuple(ratio * s for s in PRE), 1.0)
+    return float(np.abs(np.diff(curve)).max())
 
 
 def _turned_target() -> Array:
