@@ -101,8 +101,8 @@ def run(args: Namespace) -> int:
     lost = [row for row in aligned.report.spaces if not row.exact]
     for row in lost:
         show(f"not exact by its axes: {row.space}: {row.reason}")
-    for one in done.agreement:
-        show(f"B before and after, {one}")
+    for agreement in done.agreement:
+        show(f"B before and after, {agreement}")
     show(f"{outcome(done, len(aligned.spec.leaves))}; {done.verdict}")
     return 0
 
@@ -123,16 +123,16 @@ def _plan(args: Namespace, spec: Any, config: Any) -> int:
     from sail_jax.checkpoint.sources import alignment
 
     with open_values(args.b, allow_pickle=args.allow_pickle) as checkpoint:
-        found = alignment.spec_of(checkpoint, config, spec)
-    chosen = alignment.matchable(found, args.spaces)
-    within = align.nested(found)
+        resolved = alignment.spec_of(checkpoint, config, spec)
+    chosen = alignment.matchable(resolved, args.spaces)
+    within = align.nested(resolved)
     groups = {k: v if not args.full else [*v] for k, v in _grouped(chosen, args.full).items()}
     rows = [("space", "size", "each", "tensors")]
     for label, names in groups.items():
         first = names[0]
-        block = "" if first not in within else f"of {found.space(within[first]).size} alone"
-        tensors = len(dict.fromkeys(use.path for name in names for use in found.uses(name)))
-        rows.append((label, str(found.space(first).size), block, str(tensors)))
+        block = "" if first not in within else f"of {resolved.space(within[first]).size} alone"
+        tensors = len(dict.fromkeys(use.path for name in names for use in resolved.uses(name)))
+        rows.append((label, str(resolved.space(first).size), block, str(tensors)))
     from sail_jax.basis.spaces import table as columns
 
     show(columns(rows))
@@ -169,11 +169,11 @@ def table(aligned: Any, *, full: bool = False) -> str:
     """What was matched, space by space: units moved, similarity before and after."""
     from sail_jax.basis.spaces import table as columns
 
-    found = {match.space: match for match in aligned.matches}
+    matches = {match.space: match for match in aligned.matches}
     rows = [("space", "family", "units", "moved", "similarity", "after", "exact by its axes")]
     exact = {row.space: row.exact for row in aligned.report.spaces}
-    for label, names in _grouped(found, full).items():
-        of = [found[name] for name in names]
+    for label, names in _grouped(matches, full).items():
+        of = [matches[name] for name in names]
         units, moved = (sum(getattr(m, key) for m in of) for key in ("units", "moved"))
         before, after = (sum(getattr(m, k) for m in of) / len(of) for k in ("before", "after"))
         families = " or ".join(dict.fromkeys(m.family for m in of))

@@ -28,8 +28,8 @@ def run(args: Namespace) -> int:
             raise ValueError(f"--{option} is for one checkpoint, not for {len(args.checkpoint)}")
     config = None if args.config is None else read_target(args.config)
     examples = None if args.data is None else trying.read_examples(args.data)
-    found = compare_checkpoints(args.checkpoint, args.base, allow_pickle=args.allow_pickle)
-    record = described(found)
+    comparison = compare_checkpoints(args.checkpoint, args.base, allow_pickle=args.allow_pickle)
+    record = described(comparison)
     if examples is not None:
         trial = trying.try_average(
             args.checkpoint, examples, config, allow_pickle=args.allow_pickle
@@ -44,7 +44,7 @@ def run(args: Namespace) -> int:
         from sail_jax.cli import compare_figure
         from sail_jax.drawing import style
 
-        figure = compare_figure.draw(record["groups"], len(found.models))
+        figure = compare_figure.draw(record["groups"], len(comparison.models))
         with disk.explained("write to", args.out):
             args.out.mkdir(parents=True, exist_ok=True)
         disk.write_atomic(args.out / FIGURE, style.png(figure))
@@ -68,17 +68,17 @@ def described(found: Any) -> dict[str, Any]:
     for i, name in enumerate(found.tensors):
         by_place.setdefault(_place(name), []).append(i)
     groups = [
-        {"layer": layer, "module": module, "parameters": int(found.sizes[some].sum())}
-        | _said(comparing.pooled(vectors, found.sizes, some), found.tasks is not None)
-        for (layer, module), some in by_place.items()
+        {"layer": layer, "module": module, "parameters": int(found.sizes[indices].sum())}
+        | _said(comparing.pooled(vectors, found.sizes, indices), found.tasks is not None)
+        for (layer, module), indices in by_place.items()
     ]
     layers: dict[str, list[int]] = {}
-    for (layer, _), some in by_place.items():
-        layers.setdefault(layer, []).extend(some)
+    for (layer, _), indices in by_place.items():
+        layers.setdefault(layer, []).extend(indices)
     rows = [
-        {"layer": layer, "parameters": int(found.sizes[some].sum())}
-        | _said(comparing.pooled(vectors, found.sizes, some), found.tasks is not None)
-        for layer, some in layers.items()
+        {"layer": layer, "parameters": int(found.sizes[indices].sum())}
+        | _said(comparing.pooled(vectors, found.sizes, indices), found.tasks is not None)
+        for layer, indices in layers.items()
     ]
     k, total = len(found.models), found.weights.total
     record: dict[str, Any] = {
@@ -113,18 +113,18 @@ def described(found: Any) -> dict[str, Any]:
     return record
 
 
-def _said(one: Any, tasks: bool) -> dict[str, float]:
-    upper = np.triu_indices(len(one.norms), 1)
-    about = {"cosine": float(np.mean(one.cosines[upper]))}
-    return about | ({"sign conflict": float(one.sign_conflict)} if tasks else {})
+def _said(conflict: Any, tasks: bool) -> dict[str, float]:
+    upper = np.triu_indices(len(conflict.norms), 1)
+    about = {"cosine": float(np.mean(conflict.cosines[upper]))}
+    return about | ({"sign conflict": float(conflict.sign_conflict)} if tasks else {})
 
 
 def _place(name: str) -> tuple[str, str]:
     """The layer, "" outside of them, and the module."""
     from sail_jax.checkpoint.planning.layers import position
 
-    found = position(name)
-    layer, rest = ("", name) if found is None else (str(found.index), found.rest)
+    place = position(name)
+    layer, rest = ("", name) if place is None else (str(place.index), place.rest)
     module = rest.strip("./")
     for last in ("weight", "bias", "kernel", "scale", "embedding"):
         module = module.removesuffix(f".{last}").removesuffix(f"/{last}")
@@ -160,10 +160,10 @@ def render(record: Mapping[str, Any], full: bool = False) -> str:
         lines += ["", "no --base: no task vectors, sign conflict or heterogeneity"]
     shown = record["layers"] if full else record["layers"][:FEW]
     rows = [("layer", "parameters", "cosine", *(["sign conflict"] if tasks else []))]
-    for one in shown:
-        change = [f"{one['sign conflict']:.3f}"] if tasks else []
-        name = one["layer"] or "(outside)"
-        rows.append((name, f"{one['parameters']:,}", f"{one['cosine']:+.3f}", *change))
+    for row in shown:
+        change = [f"{row['sign conflict']:.3f}"] if tasks else []
+        name = row["layer"] or "(outside)"
+        rows.append((name, f"{row['parameters']:,}", f"{row['cosine']:+.3f}", *change))
     lines += ["", table(rows)]
     if len(shown) < len(record["layers"]):
         lines.append(f"and {len(record['layers']) - len(shown)} more: --full")
@@ -178,9 +178,9 @@ def render(record: Mapping[str, Any], full: bool = False) -> str:
 def _data(data: Mapping[str, Any], letters: list[str]) -> list[str]:
     lines = [f"{data['file']}, {data['examples']} examples:"]
     if "losses" in data:
-        each = ", ".join(f"{n} {x:.4f}" for n, x in zip(letters, data["losses"], strict=True))
+        losses = ", ".join(f"{n} {x:.4f}" for n, x in zip(letters, data["losses"], strict=True))
         lines += [
-            f"  loss: {each}; average {data['average']:.4f}, ensemble {data['ensemble']:.4f}",
+            f"  loss: {losses}; average {data['average']:.4f}, ensemble {data['ensemble']:.4f}",
             f"  barrier between them {data['barrier']:.4f} nats",
         ]
     else:

@@ -107,8 +107,8 @@ def run(args: Namespace) -> int:
     for note in done.notes:
         say(fitted(f"note: {note}"))
     show(done.growth.report)
-    for one in done.agreement:
-        show(one)
+    for agreement in done.agreement:
+        show(agreement)
     show(f"{outcome(done, len(done.growth.leaves))}; {done.verdict}")
     return 0
 
@@ -119,10 +119,10 @@ def _options(args: Namespace) -> dict[str, Any]:
     from sail_jax.growth.named import METHODS
 
     options = dict(args.set or [])
-    known = {"untie", *(name for method in METHODS.values() for name in method.options)}
+    names = {"untie", *(name for method in METHODS.values() for name in method.options)}
     for name in options:
-        if name not in known:
-            raise ValueError(f"--set {name}: no such option{nearest(name, known)}")
+        if name not in names:
+            raise ValueError(f"--set {name}: no such option{nearest(name, names)}")
     return options
 
 

@@ -58,22 +58,22 @@ def run(args: Namespace) -> int:
             show(tables.draft_table(checkpoint, config), end="")
             return 0
         record, spec = inspect(checkpoint, args)
-    found = None
+    layout = None
     if spec is not None:
         from sail_jax.cli import inspect_figure
 
         shapes = {row["name"]: tuple(row["shape"]) for row in record["tensors"]}
-        found = inspect_figure.layout(spec, shapes)
-    show(render(record, None if args.full else found))
+        layout = inspect_figure.layout(spec, shapes)
+    show(render(record, None if args.full else layout))
     if args.out is not None:
-        if spec is None or found is None:
+        if spec is None or layout is None:
             say("note: no drawing, as no spaces are known")
         else:
             from sail_jax.cli import inspect_figure
             from sail_jax.drawing import style
 
             title = f"{record['architecture']}: {parameters(record)}"
-            figure = inspect_figure.draw(found, spec, title)
+            figure = inspect_figure.draw(layout, spec, title)
             with disk.explained("write to", args.out):
                 args.out.mkdir(parents=True, exist_ok=True)
             disk.write_atomic(args.out / FIGURE, style.png(figure))
@@ -159,12 +159,12 @@ def _spec(
     notes = []
     if config:
         try:
-            known = architectures.of(config)
-            kind = str(config.get("model_type") or known.name)
+            architecture = architectures.of(config)
+            kind = str(config.get("model_type") or architecture.name)
             classes = ", ".join(map(str, config.get("architectures") or ()))
             return (
                 f"{kind} ({classes})" if classes else kind,
-                known.rules(config).spec(shapes),
+                architecture.rules(config).spec(shapes),
                 [],
                 (),
             )
@@ -221,12 +221,12 @@ def render(record: Mapping[str, Any], layout: Any = None) -> str:
         header = ("space", "size", "under", "parameters", "writers", "readers", "gains")
         lines += ["", table([header, *_spaces(record, layout)])]
     lines += ["", *(f"note: {note}" for note in record["notes"])] if record["notes"] else []
-    some = record["questions"] if layout is None else record["questions"][:12]
-    for question in some:
+    questions = record["questions"] if layout is None else record["questions"][:12]
+    for question in questions:
         lines.append(escaped(f"? {question['tensor']}: {question['question']}"))
         lines += [f"    {option!r}" for option in question["options"]]
-    if len(some) < len(record["questions"]):
-        lines.append(f"? and {len(record['questions']) - len(some)} more: --full")
+    if len(questions) < len(record["questions"]):
+        lines.append(f"? and {len(record['questions']) - len(questions)} more: --full")
     return "\n".join(lines)
 
 
@@ -272,8 +272,8 @@ def _spaces(record: Mapping[str, Any], layout: Any) -> list[tuple[str, ...]]:
 def _some(names: Iterable[str]) -> str:
     """A few names by their last parts, layers once."""
     short = [".".join(re.split(r"[./]", name)[-2:]) for name in names]
-    found = list(dict.fromkeys(short))
-    return (", ".join(found[:3]) or "-") + (f", +{len(found) - 3}" if len(found) > 3 else "")
+    unique = list(dict.fromkeys(short))
+    return (", ".join(unique[:3]) or "-") + (f", +{len(unique) - 3}" if len(unique) > 3 else "")
 
 
 main = on_inputs(add_arguments, run)

@@ -93,35 +93,35 @@ def _heading(layer: _Layer) -> str:
 
 
 def _range(numbers: Sequence[str]) -> str:
-    found = sorted(map(int, numbers))
-    if len(found) > 2 and found == list(range(found[0], found[-1] + 1)):
-        return f"{found[0]}..{found[-1]}"
-    return ",".join(map(str, found))
+    ordered = sorted(map(int, numbers))
+    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"{ordered[0]}..{ordered[-1]}"
+    return ",".join(map(str, ordered))
 
 
 def _layers(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[_Layer], list[str]]:
     """Numbered parts of the tree, those alike together, and the paths outside of them."""
     paths = list(shapes)
-    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    numbered: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for path in paths:
         plain = _plain(path)
         for match in re.finditer(r"\d+(?=[./_])", plain):
-            found[plain[: match.start()]][match[0]].append(path)
+            numbered[plain[: match.start()]][match[0]].append(path)
     # a layer has several modules: not the numbers of a pair of norms
-    found = {
+    numbered = {
         prefix: members
-        for prefix, members in found.items()
-        if max(len({_module(_plain(p)) for p in here}) for here in members.values()) > 1
+        for prefix, members in numbered.items()
+        if max(len({_module(_plain(p)) for p in leaves}) for leaves in members.values()) > 1
     }
     layers: list[_Layer] = []
     done: set[str] = set()
-    for prefix in sorted(found, key=len):
-        members = {n: here for n, here in found[prefix].items() if done.isdisjoint(here)}
+    for prefix in sorted(numbered, key=len):
+        members = {n: leaves for n, leaves in numbered[prefix].items() if done.isdisjoint(leaves)}
         alike: dict[Any, list[str]] = defaultdict(list)
-        for number, here in members.items():
-            alike[_signature(spec, shapes, here, prefix + number, number)].append(number)
+        for number, leaves in members.items():
+            alike[_signature(spec, shapes, leaves, prefix + number, number)].append(number)
         # blocks that are numbered twice (block 2 of stage 1) repeat at the inner number
-        inner = any(other.startswith(prefix) and other != prefix for other in found)
+        inner = any(other.startswith(prefix) and other != prefix for other in numbered)
         if inner and max(map(len, alike.values()), default=0) < 2:
             continue
         for numbers in alike.values():
@@ -181,8 +181,8 @@ def _rows(
         names = [_plain(path)[len(module) :].lstrip("./") for path in members]
         label = module[len(start) :].strip("./_") or names[0]
         if len(members) > 1:
-            some = names if len(names) < 5 else [*names[:2], f"+{len(names) - 2}"]
-            label += f" ({', '.join(some)})"
+            shown = names if len(names) < 5 else [*names[:2], f"+{len(names) - 2}"]
+            label += f" ({', '.join(shown)})"
         elif names[0] and names[0] not in ("weight", "kernel", "embedding"):
             label += f".{names[0]}"
         marks = dict.fromkeys(

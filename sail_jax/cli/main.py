@@ -45,8 +45,8 @@ def _dispatch(argv: Sequence[str]) -> int:
         return 0
     if name not in COMMANDS:
         kind = "option" if name.startswith("-") else "command"
-        known = ["--help", "--version"] if kind == "option" else COMMANDS
-        raise UsageError(f"unknown {kind} '{name}'{nearest(name, known)}")
+        choices = ["--help", "--version"] if kind == "option" else COMMANDS
+        raise UsageError(f"unknown {kind} '{name}'{nearest(name, choices)}")
     command = COMMANDS[name]
     module = importlib.import_module(f"{command.package}.{name}")
     return module.main(Parser(name, command.about), argv[1:])

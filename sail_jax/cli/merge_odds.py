@@ -42,11 +42,11 @@ def measured(dataset: Any) -> tuple[Band, ...]:
     kept, family = dataset["kept"].values >= KEPT, dataset["family"].values
     bands, low = [], -1.0
     for high in (*EDGES, 2.0):
-        some = [
+        masks = [
             (apart >= low) & (apart < high) & (family == f) for f in range(dataset.sizes["learned"])
         ]
-        rules = [tuple(int(kept[s, r].sum()) for s in some) for r in range(kept.shape[1])]
-        bands.append(Band(high, tuple(int(s.sum()) for s in some), *rules))
+        rules = [tuple(int(kept[s, r].sum()) for s in masks) for r in range(kept.shape[1])]
+        bands.append(Band(high, tuple(int(s.sum()) for s in masks), *rules))
         low = high
     return tuple(bands)
 
@@ -57,18 +57,20 @@ def verdict(record: Mapping[str, Any]) -> list[str]:
     names = record["models"]
     for pair in record["pairs"]:
         if pair["equal"]:
-            one, two = (names[i] for i in pair["models"])
-            lines.append(f"{one} and {two} hold the same values: to merge them changes nothing.")
+            first, second = (names[i] for i in pair["models"])
+            lines.append(
+                f"{first} and {second} hold the same values: to merge them changes nothing."
+            )
     cosine = record["weights"]["cosine"]
     band = next((b for b in TABLE if 1 - cosine < b.below), TABLE[-1])
     of, kept = sum(band.merges), sum(band.averaging)
-    each = ", ".join(
+    counts = ", ".join(
         f"{k} of {n} on {name}"
         for name, n, k in zip(FAMILIES, band.merges, band.averaging, strict=True)
     )
     lines.append(
         f"Of {of} merges of small networks whose weights were as near as these (mean cosine "
-        f"{cosine:.4f}), averaging kept {KEPT:.0%} of the experts' accuracy in {kept} ({each}), "
+        f"{cosine:.4f}), averaging kept {KEPT:.0%} of the experts' accuracy in {kept} ({counts}), "
         f"task arithmetic (0.7 of the sum) in {sum(band.task_arithmetic)}, TIES (density 0.2) in "
         f"{sum(band.ties)}."
     )

@@ -64,8 +64,8 @@ def with_flags(message: str) -> str:
     '--max-memory: a needs 9 MiB, or --allow-nonfinite, or --spec'
     """
 
-    def flag(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
+    def flag(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
         return "--" + {"rules": "spec"}.get(name, name).replace("_", "-")
 
     return re.sub(r"\b([a-z_]+)=(?:True\b|\.\.\.)|\b(max_memory)\b", flag, message)
@@ -103,10 +103,10 @@ def size(text: str) -> int:
     >>> size("1.5GB"), size("2 GiB"), size("4096")
     (1500000000, 2147483648, 4096)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
-    if found is None or float(found[1]) <= 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
+    if match is None or float(match[1]) <= 0:
         raise ArgumentTypeError(f"expected a size such as 500MB or 2GiB, got '{text}'")
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(match[1]) * UNITS[match[2]])
 
 
 def natural(text: str) -> int:

@@ -102,13 +102,13 @@ def _bar() -> Any:
     from rich.console import Console
     from rich.table import Column
 
-    whole = Column(no_wrap=True)
+    fixed = Column(no_wrap=True)
     rest = Column(no_wrap=True, overflow="ellipsis", ratio=1)  # what the others leave
     return progress.Progress(
         progress.BarColumn(bar_width=20),
-        progress.DownloadColumn(table_column=whole),
-        progress.TransferSpeedColumn(table_column=whole),
-        progress.TimeRemainingColumn(table_column=whole),
+        progress.DownloadColumn(table_column=fixed),
+        progress.TransferSpeedColumn(table_column=fixed),
+        progress.TimeRemainingColumn(table_column=fixed),
         progress.TextColumn("{task.description}", markup=False, table_column=rest),
         console=Console(stderr=True),
         transient=True,

@@ -193,10 +193,10 @@ class _Run:
                 if not self.wanted(work):
                     continue
                 self.sink.write(work.name, entries, start)
-                known = sums.get(work.name, {})
-                sums[work.name] = {k: v + known.get(k, 0) for k, v in seen.items()}
+                so_far = sums.get(work.name, {})
+                sums[work.name] = {k: v + so_far.get(k, 0) for k, v in seen.items()}
         if self.measure:
-            self.records |= {name: _record(works[name], found) for name, found in sums.items()}
+            self.records |= {name: _record(works[name], totals) for name, totals in sums.items()}
         unit.forget()
 
     def _copy(self, work: Work, engine: Engine) -> None:
@@ -275,14 +275,14 @@ def _overflow(work: Work) -> str:
 
 def _all_nonfinite(works: Sequence[Work], first: Tensor, limit: int = 10) -> str:
     """The sentence about NaN and infinities, after a look at the inputs that are left."""
-    found = [first]
+    tensors = [first]
     until = time.monotonic() + 20
     for work in works:
         for tensor in work.inputs:
-            if tensor not in found and time.monotonic() < until and not _all_finite(tensor):
-                found.append(tensor)
-    names = "; ".join(f"{tensor.name} in {tensor.source}" for tensor in found[:limit])
-    more = f" and {len(found) - limit} more" if len(found) > limit else ""
+            if tensor not in tensors and time.monotonic() < until and not _all_finite(tensor):
+                tensors.append(tensor)
+    names = "; ".join(f"{tensor.name} in {tensor.source}" for tensor in tensors[:limit])
+    more = f" and {len(tensors) - limit} more" if len(tensors) > limit else ""
     return f"NaN or infinity in {names}{more}; allow_nonfinite=True goes on regardless"
 
 

@@ -91,14 +91,14 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
     """A JSON object without repeated keys, NaN or text that is not Unicode."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        mapping = dict(pairs)
+        if len(mapping) != len(pairs):
             seen = set()
             again = next(key for key, _ in pairs if key in seen or seen.add(key))
             raise ValueError(f"the key {again!r} is repeated")
-        for key in found:
+        for key in mapping:
             key.encode()
-        return found
+        return mapping
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not a number")
@@ -225,10 +225,10 @@ class StoredTensor:
         view = out.view(np.uint8).data
         skip = start * self.dtype.itemsize
         for offset, length in self._runs:
-            here = min(length - skip, len(view))
-            if here > 0:
-                self._file.fill(view[:here], offset + skip)
-                view = view[here:]
+            count = min(length - skip, len(view))
+            if count > 0:
+                self._file.fill(view[:count], offset + skip)
+                view = view[count:]
             skip = max(0, skip - length)
         if self._swap:
             out.byteswap(inplace=True)

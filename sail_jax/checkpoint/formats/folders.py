@@ -40,9 +40,9 @@ def admit(out: Path, inputs: Iterable[str | os.PathLike[str]], resume: bool = Fa
         os.lstat(out.with_name(f".{out.name}.partial"))  # raises where no name can stand
     # not Path.resolve, which raises for a link that leads to itself
     real = Path(os.path.realpath(out))
-    for one in inputs:
-        if Path(os.path.realpath(one)) in (real, *real.parents):
-            raise CheckpointError(f"{out} lies in {one}, which is read: choose another place")
+    for path in inputs:
+        if Path(os.path.realpath(path)) in (real, *real.parents):
+            raise CheckpointError(f"{out} lies in {path}, which is read: choose another place")
 
 
 def hold(partial: Path, out: Path) -> int | None:

@@ -70,11 +70,11 @@ class _Scan:
         return int.from_bytes(self.take(size), "big")
 
     def blob(self, length: int, kind: int | None = None) -> _Blob:
-        found = _Blob(kind, self.at, length)
+        blob = _Blob(kind, self.at, length)
         if self.at + length > self.end:
             raise ValueError(f"it ends within the {length} bytes from {self.at} on")
         self.at += length
-        return found
+        return blob
 
     def text(self, length: int) -> str:
         return self.take(length).decode()
@@ -129,15 +129,15 @@ class _Scan:
         return [self.value(depth + 1) for _ in range(count)]
 
     def _map(self, count: int, depth: int) -> dict[str, Any]:
-        found = {}
+        mapping = {}
         for _ in range(count):
             key = self.value(depth + 1)
             if not isinstance(key, str | int):
                 raise ValueError(f"a key is a {type(key).__name__}, not text")
-            if str(key) in found:
+            if str(key) in mapping:
                 raise ValueError(f"the key {str(key)!r} is repeated")
-            found[str(key)] = self.value(depth + 1)
-        return found
+            mapping[str(key)] = self.value(depth + 1)
+        return mapping
 
 
 def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -251,9 +251,9 @@ def _pack_array(name: str, dtype: np.dtype, shape: Shape) -> _Pieces:
     size = math.prod(shape) * dtype.itemsize
     head = b"\x93" + _packed(shape) + _packed(dtype.name)
     head += _length(size, (0xC4, 0xC5, 0xC6))
-    whole = len(head) + size
+    total = len(head) + size
     fixext = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}
-    start = bytes([fixext[whole]]) if whole in fixext else _length(whole, (0xC7, 0xC8, 0xC9))
+    start = bytes([fixext[total]]) if total in fixext else _length(total, (0xC7, 0xC8, 0xC9))
     yield start + b"\x01" + head
     yield name, size
 

@@ -36,9 +36,9 @@ _STAGE = "tensors"
 
 def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of one archive, and what we wrote into its comment."""
-    found, comment = members(file)
+    entries, comment = members(file)
     tensors: dict[str, Tensor] = {}
-    for name, member in found.items():
+    for name, member in entries.items():
         if not name.endswith(".npy"):
             raise CheckpointError(f"{file.path}: '{name}' is not an array (.npy)")
         with reading(f"{file.path}: '{name}'"):

@@ -72,8 +72,8 @@ class Checkpoint:
         """The tensors of one file, which must be `names` if they are given."""
         format = of_file(path)
         if format is None or format.read_file is None:
-            known = ", ".join(SUFFIXES)
-            raise CheckpointError(f"{path}: expected a folder or a file of type {known}")
+            suffixes = ", ".join(SUFFIXES)
+            raise CheckpointError(f"{path}: expected a folder or a file of type {suffixes}")
         if format.pickled and not allow_pickle:
             raise CheckpointError(
                 f"{path} is a PyTorch pickle, read only on request, with allow_pickle=True; "
@@ -194,9 +194,9 @@ def _open_folder(checkpoint: Checkpoint, allow_pickle: bool) -> None:
                     checkpoint._add(contained(folder, name), allow_pickle)
             if files:
                 return
-    known = ", ".join(FORMATS)
-    found = ", ".join(names[:8]) + ", ..." * (len(names) > 8) or "nothing"
-    raise CheckpointError(f"{folder} holds no checkpoint ({known}): found {found}")
+    formats = ", ".join(FORMATS)
+    listing = ", ".join(names[:8]) + ", ..." * (len(names) > 8) or "nothing"
+    raise CheckpointError(f"{folder} holds no checkpoint ({formats}): found {listing}")
 
 
 def _weights(folder: Path, names: list[str], format: Format, usual: str) -> list[str]:

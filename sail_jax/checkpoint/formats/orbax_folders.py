@@ -97,10 +97,10 @@ def _leaf(path: Path, keys: tuple[_Key, ...], dtype: np.dtype) -> np.ndarray:
             how = [how if i == int(key) else ocp.RestoreArgs() for i in range(length)]
     with _failing(path), ocp.PyTreeCheckpointer() as checkpointer:
         args = ocp.args.PyTreeRestore(item=item, restore_args=how, partial_restore=True)
-        found: Any = checkpointer.restore(path, args=args)
+        restored: Any = checkpointer.restore(path, args=args)
         for key, length in keys:
-            found = found[key if length is None else int(key)]
-        return np.asarray(found, dtype)
+            restored = restored[key if length is None else int(key)]
+        return np.asarray(restored, dtype)
 
 
 def admit(names: Iterable[str]) -> None:

@@ -38,10 +38,10 @@ def quantization(tensors: Tensors, config: Mapping[str, Any]) -> str:
             if not name.endswith(end):
                 continue
             for scale in (name.removesuffix(end) + other for other in others):
-                whole = tensor.dtype.kind in "iu"
+                integral = tensor.dtype.kind in "iu"
                 # A network kept in float8 as a whole has its own scales in float8, too.
-                if scale in tensors and (whole or tensors[scale].dtype != tensor.dtype):
-                    called = "integers with scales" if whole and scheme == "FP8" else scheme
+                if scale in tensors and (integral or tensors[scale].dtype != tensor.dtype):
+                    called = "integers with scales" if integral and scheme == "FP8" else scheme
                     return f"{called} ({_told(tensor)} beside '{scale}')"
     return ""
 

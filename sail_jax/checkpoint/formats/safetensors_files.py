@@ -116,10 +116,10 @@ def layout(
             shards.append({})
         shards[-1][key] = size
     stem = name.removesuffix(".safetensors")
-    many = len(shards) > 1
+    sharded = len(shards) > 1
     regions, fixed, sizes, weights = {}, [], {}, {}
     for i, shard in enumerate(shards, 1):
-        file = f"{stem}-{i:05}-of-{len(shards):05}.safetensors" if many else name
+        file = f"{stem}-{i:05}-of-{len(shards):05}.safetensors" if sharded else name
         header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
         end = 0
         for key, size in shard.items():
@@ -140,7 +140,7 @@ def layout(
             start = first + header[key]["data_offsets"][0]
             regions[key] = [Region(file, start, size)]
             weights[key] = file
-    if many:
+    if sharded:
         total = sum(sum(shard.values()) for shard in shards)
         index = {"metadata": {"total_size": total}, "weight_map": weights}
         text = (json.dumps(index, indent=2, ensure_ascii=False) + "\n").encode()

@@ -185,21 +185,21 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
             f"{file.path} is not a zip archive: PyTorch's format before 1.6 is not read, "
             "load it there and save it again"
         )
-    found, _ = members(file)
-    pickles = [name for name in found if name == "data.pkl" or name.endswith("/data.pkl")]
+    entries, _ = members(file)
+    pickles = [name for name in entries if name == "data.pkl" or name.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise CheckpointError(f"{file.path} holds no data.pkl: it is not a PyTorch checkpoint")
-    if found[pickles[0]].size > MAX_HEADER:
+    if entries[pickles[0]].size > MAX_HEADER:
         raise CheckpointError(
             f"{file.path} is damaged: its pickle has more than {MAX_HEADER} bytes"
         )
     root = pickles[0].removesuffix("data.pkl")
-    order = found.get(f"{root}byteorder")
+    order = entries.get(f"{root}byteorder")
     swap = order is not None and bytes(inflate(file, order, 0, 3)) == b"big"
     tensors: dict[str, Tensor] = {}
     with reading(file.path):
         try:
-            stream = io.BytesIO(inflate(file, found[pickles[0]]).data)
+            stream = io.BytesIO(inflate(file, entries[pickles[0]]).data)
             # Texts of Python 2 are bytes of any kind.
             tree = _Unpickler(stream, encoding="latin-1").load()
         except CheckpointError as exc:
@@ -209,7 +209,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
         for name, strided in _tensors(tree.get("state_dict", tree), "", set()):
             if name in tensors:
                 raise ValueError(f"the name '{name}' is repeated")
-            member = found.get(f"{root}data/{strided.key}")
+            member = entries.get(f"{root}data/{strided.key}")
             if member is None:
                 raise ValueError(f"the bytes of '{name}' are missing")
             tensors[name] = _tensor(file, name, strided, member, swap)

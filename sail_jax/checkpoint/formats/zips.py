@@ -55,7 +55,7 @@ class _Reader:
 
 def members(file: File) -> tuple[dict[str, Member], bytes]:
     """The members by name and the archive's comment; none may be encrypted, exotic or overlap."""
-    found: dict[str, Member] = {}
+    entries: dict[str, Member] = {}
     places: list[tuple[int, int, str]] = []
     with reading(file.path):
         archive = zipfile.ZipFile(_Reader(file))  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
                 raise ValueError(f"'{info.filename}' is encrypted")
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(f"'{info.filename}' is compressed by method {info.compress_type}")
-            if info.filename in found:
+            if info.filename in entries:
                 raise ValueError(f"it holds '{info.filename}' twice")
             local = file.bytes_at(info.header_offset, 30)
             if local[:4] != b"PK\3\4":
@@ -80,7 +80,7 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
             if deflated and info.file_size > 1032 * info.compress_size + 64:
                 raise ValueError(f"'{info.filename}' cannot unpack to {info.file_size} bytes")
             places.append((info.header_offset, offset + info.compress_size, info.filename))
-            found[info.filename] = Member(
+            entries[info.filename] = Member(
                 *(archive, info.filename, offset, info.file_size, deflated, info.comment)
             )
         places.sort()
@@ -88,7 +88,7 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
             if end > start:
                 what = f"'{other}'" if other else "its directory"
                 raise ValueError(f"'{name}' and {what} lie in the same bytes")
-    return found, archive.comment
+    return entries, archive.comment
 
 
 def inflate(file: File, member: Member, start: int = 0, count: int | None = None) -> np.ndarray:

@@ -150,14 +150,14 @@ def _certified(
     old = {name: jnp.asarray(read_whole(x)) for name, x in tensors.items()}
     dtypes = {x.dtype for x in old.values() if jnp.issubdtype(x.dtype, jnp.floating)}
     own = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float32"))
-    found = []
+    agreements = []
     for dtype in dict.fromkeys([jnp.dtype("float32"), own]):
         cast = {
             name: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
             for name, x in old.items()
         }
-        found.append(agreement(forward, cast, config, *renew(cast), dtype))
-    return tuple(found)
+        agreements.append(agreement(forward, cast, config, *renew(cast), dtype))
+    return tuple(agreements)
 
 
 def agreement(
@@ -174,12 +174,12 @@ def agreement(
         outputs.append([np.asarray(x, np.float64) for x in jax.tree.leaves(y)])
         return y
 
-    found = certificate(run, (0, old), (1, new), None, dtype=dtype)
+    measured = certificate(run, (0, old), (1, new), None, dtype=dtype)
     before, after, moved = outputs  # `certificate` also runs the old network a little moved
     if all(map(np.array_equal, before, moved)):
         raise ValueError(f"the outputs of {forward.name} do not change with the tensors")
     distance = np.concatenate([np.abs(b - a).ravel() for a, b in zip(before, after, strict=True)])
     return Agreement(
-        forward.name, str(dtype), found.absolute, float(np.mean(distance)), found.scale,
-        found.tolerance, found.preserved,
+        forward.name, str(dtype), measured.absolute, float(np.mean(distance)), measured.scale,
+        measured.tolerance, measured.preserved,
     )  # fmt: skip

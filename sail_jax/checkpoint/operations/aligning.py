@@ -140,7 +140,7 @@ def _about(
         "spaces": [{**m._asdict(), "lost": reasons[m.space]} for m in aligned.matches],
         "within": aligned.within,
         "notes": list(aligned.notes),
-        "agreement": [one._asdict() for one in agreed],
+        "agreement": [agreement._asdict() for agreement in agreed],
     }
 
 

@@ -85,9 +85,9 @@ def compare_checkpoints(
     if isinstance(paths, str | PathLike) or len(paths) < 2:
         raise CheckpointError("name at least two checkpoints to compare")
     named = [Path(path) for path in paths] + ([] if base is None else [Path(base)])
-    for one, two in itertools.combinations(named, 2):
-        if os.path.realpath(one) == os.path.realpath(two):
-            raise CheckpointError(f"{two} is named twice: a model says nothing beside itself")
+    for first, second in itertools.combinations(named, 2):
+        if os.path.realpath(first) == os.path.realpath(second):
+            raise CheckpointError(f"{second} is named twice: a model says nothing beside itself")
     with contextlib.ExitStack() as stack:
         opened = [
             stack.enter_context(open_values(path, allow_pickle=allow_pickle)) for path in named
@@ -97,11 +97,11 @@ def compare_checkpoints(
         if not floating:
             raise CheckpointError(f"{named[0]} holds no floating tensors to compare")
         lines = _differences(opened, [n for n in names if n not in set(floating)])
-        columns = [[one.tensors[n] for one in opened] for n in floating]
+        columns = [[checkpoint.tensors[n] for checkpoint in opened] for n in floating]
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             rows = list(pool.map(partial(_compared, base is not None), columns))
-        for one in opened:
-            one.check_unchanged()
+        for checkpoint in opened:
+            checkpoint.check_unchanged()
     sizes = np.array([math.prod(column[0].shape) for column in columns])
     weights, tasks, norms, equal = zip(*rows, strict=True)
     return Comparison(
@@ -121,12 +121,12 @@ def _alike(opened: Sequence[Checkpoint]) -> list[str]:
     """The tensors that all have, in the first one's order."""
     first, *others = opened
     for other in others:
-        for one, two in ((first, other), (other, first)):
-            lost = [n for n in one.tensors if n not in two.tensors and not is_derived(n)]
+        for a, b in ((first, other), (other, first)):
+            lost = [n for n in a.tensors if n not in b.tensors and not is_derived(n)]
             if lost:
                 more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
                 raise CheckpointError(
-                    f"{two.path} has no tensor {lost[0]!r}{more}, which {one.path} has: models "
+                    f"{b.path} has no tensor {lost[0]!r}{more}, which {a.path} has: models "
                     "of different structure cannot be averaged"
                 )
     names = [n for n in first.tensors if all(n in other.tensors for other in others)]
@@ -166,19 +166,19 @@ def _differences(opened: Sequence[Checkpoint], rest: Sequence[str]) -> list[str]
 
 
 def _vocabulary(opened: Checkpoint) -> Mapping[str, int] | None:
-    found = read_vocabulary({n: p for n, p in opened.extras.items() if isinstance(p, Path)})
-    return None if found is None else found.ids
+    vocabulary = read_vocabulary({n: p for n, p in opened.extras.items() if isinstance(p, Path)})
+    return None if vocabulary is None else vocabulary.ids
 
 
-def _same(one: Tensor, two: Tensor) -> bool:
+def _same(a: Tensor, b: Tensor) -> bool:
     def parts(tensor: Tensor) -> Any:
         for start in range(0, size, PIECE):
             out = np.empty(min(PIECE, size - start), tensor.dtype)
             tensor.read(out, start)
             yield out
 
-    size = math.prod(one.shape)
-    return all(map(np.array_equal, parts(one), parts(two)))
+    size = math.prod(a.shape)
+    return all(map(np.array_equal, parts(a), parts(b)))
 
 
 def _compared(
@@ -222,21 +222,21 @@ def _read(tensor: Tensor, start: int, count: int) -> np.ndarray:
 def _add(
     total: list[np.ndarray], stack: np.ndarray, w: jax.Array, column: Sequence[Tensor]
 ) -> None:
-    found = sums(jnp.asarray(stack.astype(np.float32)), w)
-    for i, x in enumerate(found):
+    addends = sums(jnp.asarray(stack.astype(np.float32)), w)
+    for i, x in enumerate(addends):
         total[i] = total[i] + np.asarray(x, np.float64)
     if not np.isfinite(total[0]).all():
         raise CheckpointError(f"'{column[0].name}': squares of its values overflow float32")
 
 
 def _vectors(parts: Sequence[Sequence[np.ndarray]], sizes: np.ndarray) -> Vectors:
-    each = [np.stack(x) for x in zip(*parts, strict=True)]
-    return Vectors(_conflict([x.sum(0) for x in each], sizes.sum()), _conflict(each, sizes))
+    stacks = [np.stack(x) for x in zip(*parts, strict=True)]
+    return Vectors(_conflict([x.sum(0) for x in stacks], sizes.sum()), _conflict(stacks, sizes))
 
 
-def _conflict(found: Sequence[np.ndarray], size: np.ndarray) -> Conflict:
+def _conflict(parts: Sequence[np.ndarray], size: np.ndarray) -> Conflict:
     with jax.enable_x64(True):
-        products, opposed, apart = (jnp.asarray(x, float) for x in found)
+        products, opposed, apart = (jnp.asarray(x, float) for x in parts)
         made = conflict((products, opposed, apart), jnp.asarray(size, float))
     return jax.tree.map(np.asarray, made)
 

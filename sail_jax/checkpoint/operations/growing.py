@@ -167,8 +167,8 @@ def grow_checkpoint(
             new, made = networks.grow(arrays, own, goal, method, key=key, rules=rules, **options)
             return new, made.config
 
-        both = (*view.base.tensors.values(), *view.tensors.values())
-        entries = sum(math.prod(x.shape) for x in both)
+        tensors = (*view.base.tensors.values(), *view.tensors.values())
+        entries = sum(math.prod(x.shape) for x in tensors)
         agreed, failed = wanted(
             certify,
             entries,

@@ -95,7 +95,7 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
 
 
 def _works(plan: Plan) -> tuple[Work, ...]:
-    def one(t: planning.Treatment) -> Work:
+    def work_of(t: planning.Treatment) -> Work:
         if t.merge is None:
             return Work(t.name, t.shape, t.dtype, t.models, None, np.ones(1), None)
         try:
@@ -103,15 +103,17 @@ def _works(plan: Plan) -> tuple[Work, ...]:
         except (TypeError, ValueError) as error:
             raise MergeRefusedError(f"{t.name} ({t.method}): {error}") from error
 
-    return tuple(map(one, plan.treatments))
+    return tuple(map(work_of, plan.treatments))
 
 
 def visits(works: Sequence[Work]) -> dict[str, int]:
     """How often the inputs of each tensor are read, unless they are kept in memory."""
     groups: dict[int, list[Work]] = {}
-    for one in works:
-        groups.setdefault(id(one.merge), []).append(one)
-    return {one.name: passes(one, tree_bits(some)) for some in groups.values() for one in some}
+    for work in works:
+        groups.setdefault(id(work.merge), []).append(work)
+    return {
+        work.name: passes(work, tree_bits(group)) for group in groups.values() for work in group
+    }
 
 
 def merge_recipe(
@@ -137,7 +139,7 @@ def merge_recipe(
     began = time.monotonic()
     recipe = parse(recipe) if isinstance(recipe, str) else recipe
     with prepared(recipe, run) as ready:
-        admit(Path(out), [one.path for one in ready.inputs], run.resume)
+        admit(Path(out), [checkpoint.path for checkpoint in ready.inputs], run.resume)
         if before is not None:
             before(ready)
         records, unchanged = carried_out(

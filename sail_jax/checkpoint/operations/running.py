@@ -62,10 +62,10 @@ DEFAULTS = RunOptions()
 
 def check_options(options: Mapping[str, object]) -> None:
     """TypeError for an option of a run among those of what is done."""
-    for one in fields(RunOptions):
-        if one.name in options:
+    for field in fields(RunOptions):
+        if field.name in options:
             raise TypeError(
-                f"{one.name} is no option of what is done: say run=RunOptions({one.name}=...)"
+                f"{field.name} is no option of what is done: say run=RunOptions({field.name}=...)"
             )
 
 
@@ -85,7 +85,7 @@ BLOCK, BLOCKS = 1 << 12, 1 << 8
 def _state(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
     """What changes when an input does: its files, their sizes and times, and the checksums of some
     of their bytes, which also tell two versions whose size and time were made the same."""
-    files = {path: about for one in inputs for path, about in one.files.items()}
+    files = {path: about for checkpoint in inputs for path, about in checkpoint.files.items()}
     return {
         str(path): (about.st_size, about.st_mtime_ns, _sample(path, about.st_size))
         for path, about in sorted(files.items())
@@ -124,7 +124,7 @@ def carried_out(
     """
     state = _state(inputs)
     with create(
-        out, {one.name: (one.dtype, one.shape) for one in works},
+        out, {work.name: (work.dtype, work.shape) for work in works},
         fingerprint=disk.sha256(repr([fingerprint, state]).encode()),
         format=run.format, shard_bytes=run.shard_bytes, resume=run.resume, sync=run.sync,
     ) as writer:  # fmt: skip
@@ -146,8 +146,8 @@ def carried_out(
 
 
 def _check_unchanged(inputs: Sequence[Checkpoint], state: Mapping[str, object]) -> None:
-    for one in inputs:
-        one.check_unchanged()
+    for checkpoint in inputs:
+        checkpoint.check_unchanged()
     for path, now in _state(inputs).items():
         if now != state[path]:  # through a memory map: the system notes the time of that later
             raise changed(path)

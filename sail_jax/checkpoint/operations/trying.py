@@ -50,26 +50,26 @@ def read_examples(path: str | PathLike[str]) -> Examples:
     256 MB; no pickles. CheckpointError, a ValueError, for all else."""
     path = Path(path)
     with reading(path), open_checkpoint(path) as opened:
-        found = opened.tensors
-        total = sum(math.prod(x.shape) * x.dtype.itemsize for x in found.values())
+        tensors = opened.tensors
+        total = sum(math.prod(x.shape) * x.dtype.itemsize for x in tensors.values())
         if path.suffix != ".npz" or total > MOST:
             raise CheckpointError(f"{path}: expected an .npz of at most {MOST >> 20} MiB")
-        names = [n for n in ("tokens", "inputs") if n in found]
-        if len(names) != 1 or found.keys() - {"tokens", "inputs", "labels"}:
+        names = [n for n in ("tokens", "inputs") if n in tensors]
+        if len(names) != 1 or tensors.keys() - {"tokens", "inputs", "labels"}:
             raise CheckpointError(
                 f"{path}: expected 'tokens' or 'inputs', and 'labels' if there are any; found "
-                f"{', '.join(sorted(found)) or 'nothing'}"
+                f"{', '.join(sorted(tensors)) or 'nothing'}"
             )
-        arrays = {name: read_whole(tensor) for name, tensor in found.items()}
+        arrays = {name: read_whole(tensor) for name, tensor in tensors.items()}
     inputs, labels = arrays[names[0]], arrays.get("labels")
-    whole = np.issubdtype(inputs.dtype, np.integer)
-    if inputs.ndim < 2 or len(inputs) < 2 or (names[0] == "tokens" and not whole):
+    integral = np.issubdtype(inputs.dtype, np.integer)
+    if inputs.ndim < 2 or len(inputs) < 2 or (names[0] == "tokens" and not integral):
         kind = "integers [n, time]" if names[0] == "tokens" else "an array [n, ...]"
         raise CheckpointError(
             f"{path}: '{names[0]}': expected {kind} with n >= 2, got {inputs.dtype}"
             f"{list(inputs.shape)}"
         )
-    if not whole and not np.isfinite(inputs).all():
+    if not integral and not np.isfinite(inputs).all():
         raise CheckpointError(f"{path}: '{names[0]}' has values that are not finite")
     if labels is not None and not (
         np.issubdtype(labels.dtype, np.integer)
@@ -114,7 +114,7 @@ def try_average(
     def network(params: Any, batch: Any) -> Array:
         return logits(params, config, batch["inputs"])
 
-    def each(out: Array, batch: Any) -> Float[Array, "example"]:
+    def per_example(out: Array, batch: Any) -> Float[Array, "example"]:
         return _cross_entropy(out, batch["labels"])
 
     try:
@@ -124,14 +124,14 @@ def try_average(
         if labels is not None and labels.max() >= shape[-1]:
             raise ValueError(f"label {labels.max()} is beyond {shape[-1]} outputs")
         linear = probe.k_model_linearity(network, models, data, batch_size=batch_size)
-        known = Trial(
+        trial = Trial(
             None, None, None, None, float(linear.cosine.value[-1, 0]),
             float(linear.coefficient.value[-1, 0]), float(linear.gap[-1, 0]),
         )  # fmt: skip
         if labels is None:
-            return known
-        found = probe.averaging(network, models, data, each, batch_size=batch_size)
-        loss = lambda params, batch: each(network(params, batch), batch).mean()  # noqa: E731
+            return trial
+        averaged = probe.averaging(network, models, data, per_example, batch_size=batch_size)
+        loss = lambda params, batch: per_example(network(params, batch), batch).mean()  # noqa: E731
         points = np.full((1, len(models)), 1 / len(models))
         if len(models) == 2:
             points = np.stack([a := np.linspace(0.1, 0.9, 9), 1 - a], -1)
@@ -139,10 +139,10 @@ def try_average(
     except (TypeError, LookupError, ValueError) as error:
         said = " ".join(str(error).split())
         raise CheckpointError(f"these examples cannot be run through {paths[0]}: {said}") from error
-    return known._replace(
-        losses=np.asarray(found.members.value),
-        average=float(found.average.value[0]),
-        ensemble=float(found.ensemble.value[0]),
+    return trial._replace(
+        losses=np.asarray(averaged.members.value),
+        average=float(averaged.average.value[0]),
+        ensemble=float(averaged.ensemble.value[0]),
         barrier=float(hump.height),
     )
 
@@ -180,6 +180,6 @@ def _cross_entropy(logits: Array, labels: ArrayLike) -> Float[Array, "example"]:
     y = jnp.asarray(labels)
     counts = y >= 0
     logs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    found = jnp.take_along_axis(logs, jnp.where(counts, y, 0)[..., None], -1)[..., 0]
+    log_probs = jnp.take_along_axis(logs, jnp.where(counts, y, 0)[..., None], -1)[..., 0]
     axes = tuple(range(1, y.ndim))
-    return -jnp.sum(found * counts, axes) / jnp.maximum(counts.sum(axes), 1)
+    return -jnp.sum(log_probs * counts, axes) / jnp.maximum(counts.sum(axes), 1)

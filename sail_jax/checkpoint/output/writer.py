@@ -176,11 +176,11 @@ class Writer:
     def _claim(self, head: dict[str, Any], resume: bool) -> None:
         path = self.partial / "journal"
         with explained("read", self.partial):
-            found = {p.name for p in self.partial.iterdir() if not p.name.endswith(".part")}
+            names = {p.name for p in self.partial.iterdir() if not p.name.endswith(".part")}
             taken = os.path.lexists(self.out) and not is_empty_folder(self.out)
         pieces: dict[str, list[Piece]] = {}
         old = False
-        if "journal" in found:
+        if "journal" in names:
             previous, pieces, inode = Journal.read(path)
             old = previous == head
             if inode is not None and not self._payload.exists():
@@ -191,46 +191,46 @@ class Writer:
                         self.unchanged = True
                         return
                 self._clear()
-                pieces, found, old = {}, set(), False
+                pieces, names, old = {}, set(), False
         if taken:
-            if not found and resume and self._is_there():
+            if not names and resume and self._is_there():
                 self.unchanged = True
                 return
-            if not found:
+            if not names:
                 self._remove()
             raise CheckpointError(f"{self.out} exists already; choose another place for the output")
         # A library that was converting the stage may have been killed beside its output.
-        strangers = {name for name in found - _OURS if not name.startswith("data.")}
-        if strangers or (found and "journal" not in found):
+        strangers = {name for name in names - _OURS if not name.startswith("data.")}
+        if strangers or (names and "journal" not in names):
             raise CheckpointError(
-                f"{self.partial} holds what no run left there ({min(found - {'journal'})}); "
+                f"{self.partial} holds what no run left there ({min(names - {'journal'})}); "
                 "remove it or choose another place for the output"
             )
-        if found and not old:
+        if names and not old:
             raise CheckpointError(
                 f"{self.partial} holds the unfinished work of another run to {self.out.name}, or "
                 "an input has changed since; remove it or choose another place for the output"
             )
-        if found and not resume:
+        if names and not resume:
             raise CheckpointError(
                 f"{self.partial} holds this very work, unfinished; resume=True continues it, or "
                 "remove it"
             )
         try:
-            if not found:
+            if not names:
                 with explained("write", path):
                     self._journal = Journal(path, head)
             self._allocate()
-            whole = {n: p for n, p in pieces.items() if n in self._wanted and self._verified(n, p)}
-            if found:
-                lines = [{"name": name, "pieces": p} for name, p in whole.items()]
+            valid = {n: p for n, p in pieces.items() if n in self._wanted and self._verified(n, p)}
+            if names:
+                lines = [{"name": name, "pieces": p} for name, p in valid.items()]
                 with explained("write", path):
                     self._journal = Journal(path, head, lines)
         except BaseException:
-            if not found:  # nothing was computed yet: leave no trace
+            if not names:  # nothing was computed yet: leave no trace
                 self._remove()
             raise
-        self._done, self.finished = set(whole), frozenset(whole)
+        self._done, self.finished = set(valid), frozenset(valid)
 
     def _is_there(self) -> bool:
         """Whether the output holds such tensors in such files; they are open then."""
@@ -277,10 +277,10 @@ class Writer:
     ) -> Iterator[tuple[int, int, memoryview]]:
         """Where a tensor's bytes from `start` on lie: descriptor, offset and part of `view`."""
         for file, offset, length in self._layout.regions[name]:
-            here = min(length - start, len(view))
-            if here > 0:
-                yield self._fds[file], offset + start, view[:here]
-                view, start = view[here:], 0
+            count = min(length - start, len(view))
+            if count > 0:
+                yield self._fds[file], offset + start, view[:count]
+                view, start = view[count:], 0
             else:
                 start -= length
 
@@ -379,8 +379,8 @@ class Writer:
     def commit(self) -> None:
         """Flushes everything to the device and renames it to `out`."""
         if missing := [name for name in self._wanted if name not in self._done]:
-            some = ", ".join(map(repr, missing[:3])) + ", ..." * (len(missing) > 3)
-            raise CheckpointError(f"{self.out}: {len(missing)} tensors are unfinished: {some}")
+            names = ", ".join(map(repr, missing[:3])) + ", ..." * (len(missing) > 3)
+            raise CheckpointError(f"{self.out}: {len(missing)} tensors are unfinished: {names}")
         if not self.unchanged:
             if self._journal is None:
                 raise CheckpointError(f"{self.out}: the writer was closed")

@@ -38,7 +38,7 @@ def describe(plan: Plan, passes: Passes = MappingProxyType({})) -> dict[str, Any
         "write": sum(t["write"] for t in tensors),
         "passes": max(t["passes"] for t in tensors),
         "largest": max(tensors, key=lambda t: t["working"]),
-        "inputs": [one._asdict() for one in plan.inputs],
+        "inputs": [model._asdict() for model in plan.inputs],
         "aliases": dict(plan.aliases),
         "files": {
             name: "written" if isinstance(data, bytes) else "copied"
@@ -76,8 +76,10 @@ def render(plan: Plan, full: bool = False, passes: Passes = MappingProxyType({})
     data = describe(plan, passes)
     largest = data["largest"]
     lines = [f"{plan.method} ({plan.compat}), seed {plan.seed}"]
-    for one in plan.inputs:
-        lines.append(f"  {one.role:<9} {one.name}: {one.tensors} tensors, {_size(one.size)}")
+    for model in plan.inputs:
+        lines.append(
+            f"  {model.role:<9} {model.name}: {model.tensors} tensors, {_size(model.size)}"
+        )
     passes_ = f"{data['passes']} pass{'es' * (data['passes'] > 1)}"
     written = f"writes {_size(data['write'])} in {len(plan.treatments)} tensors"
     lines += [f"reads {_size(data['read'])} in {passes_}, {written}"]
@@ -98,22 +100,22 @@ def render(plan: Plan, full: bool = False, passes: Passes = MappingProxyType({})
 def methods() -> str:
     """Every method that a recipe may name, as text: what it asks for, what it reads, and its
     parameters with their defaults."""
-    found = {name: example(name) for name in mergekit.names()}
+    examples = {name: example(name) for name in mergekit.names()}
     return "\n".join(
-        _method(name, mergekit.entry(name), merge) for name, merge in found.items() if merge
+        _method(name, mergekit.entry(name), merge) for name, merge in examples.items() if merge
     )
 
 
 def _method(name: str, entry: mergekit.Entry, merge: Merge) -> str:
     least, most = entry.least, entry.most
-    many = (
+    count = (
         f"{least} or more"
         if most is None
         else f"{least}"
         if least == most
         else f"{least} to {most}"
     )
-    asks = [f"{many} model{'s' * (most != 1)}", _BASES[entry.base], _reading(merge)]
+    asks = [f"{count} model{'s' * (most != 1)}", _BASES[entry.base], _reading(merge)]
     given = [
         p.name if p.default in (None, mergekit.REQUIRED) else f"{p.name}={p.default}"
         for p in entry.parameters.values()
@@ -161,7 +163,7 @@ def _line(group: list[dict[str, Any]]) -> str:
     name = first["name"]
     place = position(name)
     if len(group) > 1 and place is not None:
-        layers = sorted(found.index for t in group if (found := position(t["name"])))
+        layers = sorted(layer.index for t in group if (layer := position(t["name"])))
         runs = f"{layers[0]}-{layers[-1]}"
         if layers != list(range(layers[0], layers[-1] + 1)):
             runs = f"{len(layers)} of {runs}"
@@ -198,10 +200,10 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
     """README.md for the output: front matter, the method and its source, the inputs, the recipe."""
     entry = recipe.entry
     title = f"[{entry.title}]({entry.reference})" if entry.reference else entry.title
-    models = [one for one in plan.inputs if one.role != "tokenizer"]
-    base = next((one.name for one in models if one.role == "base"), None)
-    hub = [one.name for one in models if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", one.name)]
-    front = ["base_model:", *(f"- {_quoted(one)}" for one in hub)] if hub else []
+    models = [model for model in plan.inputs if model.role != "tokenizer"]
+    base = next((model.name for model in models if model.role == "base"), None)
+    hub = [model.name for model in models if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model.name)]
+    front = ["base_model:", *(f"- {_quoted(model)}" for model in hub)] if hub else []
     front += ["library_name: transformers"] if "config.json" in plan.extras else []
     front += ["tags:", "- merge", "- sail-jax"]
     body = [
@@ -216,7 +218,7 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
         "",
         "Models:",
         "",
-        *(f"- {_code(one.name)}" for one in models if one.name != base),
+        *(f"- {_code(model.name)}" for model in models if model.name != base),
     ]
     copied = sum(t.method == "copy" for t in plan.treatments)
     body += ["", f"{len(plan.treatments)} tensors, {copied} of them copied."]
@@ -249,11 +251,11 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
         f"The function of the network: {_text(about['exactness'])}.",
         *(f"- {_code(row['space'])}: {_text(row['lost'])}" for row in lost),
     ]
-    for one in about["agreement"]:
+    for run in about["agreement"]:
         body.append(
-            f"- outputs on probe inputs in {one['dtype']}: max difference {one['largest']:.3g},"
-            f" mean {one['mean']:.3g}, of outputs up to {one['scale']:.3g}"
-            f" (rounding allows {one['tolerance']:.3g})"
+            f"- outputs on probe inputs in {run['dtype']}: max difference {run['largest']:.3g},"
+            f" mean {run['mean']:.3g}, of outputs up to {run['scale']:.3g}"
+            f" (rounding allows {run['tolerance']:.3g})"
         )
     if about["notes"]:
         body += ["", "Notes:", "", *(f"- {_text(note)}" for note in about["notes"])]

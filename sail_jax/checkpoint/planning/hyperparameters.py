@@ -67,8 +67,8 @@ class Hyperparameters:
                 scopes = [scope.get(parameter.name) for scope in outer]
                 values = [self.ledger.resolve(scopes, job.name, job.t)]
             given = [value is not None for value in values]
-            known = mergekit.MERGEKIT.get(name)
-            if recipe.compat == "mergekit" and known and parameter.name in known.parameters:
+            listed = mergekit.MERGEKIT.get(name)
+            if recipe.compat == "mergekit" and listed and parameter.name in listed.parameters:
                 fill = default
             elif any(given) or (default is mergekit.REQUIRED and parameter.name != "weight"):
                 fill = default if parameter.name != "weight" else mergekit.REQUIRED
@@ -101,7 +101,7 @@ class Hyperparameters:
         """Whether the tensor would become something else by the hyperparameters of another recipe;
         looked at once for all tensors of which both say the same."""
         try:
-            pair = [one.of(job) for one in (self, other)]
+            pair = [side.of(job) for side in (self, other)]
             if (key := repr(pair)) in self.compared:
                 return False
             self.compared.add(key)

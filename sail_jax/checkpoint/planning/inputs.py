@@ -88,9 +88,9 @@ class Input:
         if name in self.tensors and not (role(name) == "head" and self.tied is True):
             return self.tensors[name], ""
         if role(name) == "head" and not name.endswith("bias"):
-            found = self.embedding(width)
-            if found is not None and (self.tied is not False):
-                return found, f"{self.ref} is tied: merged by its embedding"
+            embedding = self.embedding(width)
+            if embedding is not None and (self.tied is not False):
+                return embedding, f"{self.ref} is tied: merged by its embedding"
         return self.tensors.get(name), ""
 
 
@@ -103,7 +103,7 @@ def _look_up(config: Mapping[str, Any], key: str) -> Any:
 
 def unmatched_renames(recipe: Recipe, inputs: Iterable[Input]) -> None:
     """RecipeError for a pattern that renames nothing."""
-    used = set().union(*(one.renamed for one in inputs))
+    used = set().union(*(model.renamed for model in inputs))
     for pattern in recipe.rename:
         if pattern not in used:
             raise RecipeError(recipe.at("rename"), f"{pattern!r} renames no tensor of any input")

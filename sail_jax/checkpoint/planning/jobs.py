@@ -69,24 +69,24 @@ class _Walk:
                 late += self.heads(module, names, inputs)
                 yield from self.outside(late, inputs, base, module, part)
 
-    def members(self, module: Module, one: Input) -> list[str]:
+    def members(self, module: Module, model: Input) -> list[str]:
         """The tensors of an input that belong to a module."""
         if not module.name:
-            return list(one.tensors)
-        owners = _owners([m.name for m in self.recipe.modules], one.tensors)
+            return list(model.tensors)
+        owners = _owners([m.name for m in self.recipe.modules], model.tensors)
         homeless = [name for name, owner in owners.items() if owner is None]
         if homeless:
             raise RecipeError(
                 self.recipe.at("modules"),
-                f"{len(homeless)} tensors of {one.ref} belong to no module, as {homeless[0]!r};"
+                f"{len(homeless)} tensors of {model.ref} belong to no module, as {homeless[0]!r};"
                 " a module called default takes the rest",
             )
         names = [name for name, owner in owners.items() if owner == module.name]
         if not names:
-            parts = {part for name in one.tensors for part in re.split(r"[./]", name)[:-1]}
+            parts = {part for name in model.tensors for part in re.split(r"[./]", name)[:-1]}
             raise RecipeError(
                 module.where,
-                f"no tensor of {one.ref} belongs to the module"
+                f"no tensor of {model.ref} belongs to the module"
                 + nearest(module.name, sorted(p for p in parts if not p.isdigit())),
             )
         return names
@@ -94,40 +94,40 @@ class _Walk:
     def check_extra(
         self, module: Module, lead: Source, names: Sequence[str], inputs: Inputs
     ) -> None:
-        known = set(names)
-        for source, one in inputs:
+        expected = set(names)
+        for source, model in inputs:
             if source.model == lead.model or source.layers is not None:
                 continue
-            extra = [name for name in self.members(module, one) if name not in known]
+            extra = [name for name in self.members(module, model) if name not in expected]
             extra = [name for name in extra if role(name) != "head"]
             learned = [name for name in extra if not is_derived(name)]
             if learned and self.recipe.extra == "error":
                 self.same_depth(names, inputs)
                 raise RecipeError(
                     source.where,
-                    f"{one.ref} has {len(learned)} tensors that {lead.model} lacks, as"
+                    f"{model.ref} has {len(learned)} tensors that {lead.model} lacks, as"
                     f" {learned[0]!r}; say extra: ignore to leave them out, or rename them",
                 )
             if extra:
-                some = f"{extra[0]}{', ...' if len(extra) > 1 else ''}"
-                self.notes.append(f"{len(extra)} tensors of {one.ref} are left out: {some}")
+                shown = f"{extra[0]}{', ...' if len(extra) > 1 else ''}"
+                self.notes.append(f"{len(extra)} tensors of {model.ref} are left out: {shown}")
 
     def heads(self, module: Module, names: Sequence[str], inputs: Inputs) -> list[str]:
         """Heads that another input than the first has of its own."""
-        found = dict.fromkeys(
+        heads = dict.fromkeys(
             name
-            for _, one in inputs
-            for name in self.members(module, one)
-            if role(name) == "head" and one.has_own(name)
+            for _, model in inputs
+            for name in self.members(module, model)
+            if role(name) == "head" and model.has_own(name)
         )
-        return [name for name in found if name not in names]
+        return [name for name in heads if name not in names]
 
     def outside(
         self, names: Iterable[str], inputs: Inputs, base: Input | None, module: Module, part: Slice
     ) -> Iterator[Job]:
         for name in names:
-            found = tuple((source, one, name) for source, one in inputs)
-            yield Job(name, found, base and (base, name), 0.0, module, part)
+            sources = tuple((source, model, name) for source, model in inputs)
+            yield Job(name, sources, base and (base, name), 0.0, module, part)
 
     def layers(
         self,
@@ -146,8 +146,8 @@ class _Walk:
             for name, place in places:
                 n = depth[place.stack]
                 t = place.index / (n - 1) if n > 1 else 1.0
-                found = tuple((source, one, name) for source, one in inputs)
-                yield Job(name, found, base and (base, name), t, module, part)
+                sources = tuple((source, model, name) for source, model in inputs)
+                yield Job(name, sources, base and (base, name), t, module, part)
             return
         if len(depth) != 1:
             got = ", ".join(depth) or "none"
@@ -167,24 +167,24 @@ class _Walk:
             t = i / (b - a - 1) if b - a > 1 else 1.0
             for name, place in places:
                 if place.index == a + i:
-                    found = tuple(
-                        (source, one, place.at((source.layers or lead.layers)[0] + i))
-                        for source, one in inputs
+                    sources = tuple(
+                        (source, model, place.at((source.layers or lead.layers)[0] + i))
+                        for source, model in inputs
                     )
                     out = place.at(offsets.get(stack, 0) + i)
-                    yield Job(out, found, base and (base, name), t, module, part)
+                    yield Job(out, sources, base and (base, name), t, module, part)
         offsets[stack] = offsets.get(stack, 0) + b - a
 
     def same_depth(self, names: Sequence[str], inputs: Inputs) -> None:
         """RecipeError if models have stacks of the same name and different depth."""
         depth = stacks(names)
-        for source, one in inputs:
-            for stack, n in stacks(one.tensors).items():
+        for source, model in inputs:
+            for stack, n in stacks(model.tensors).items():
                 if depth.get(stack, n) != n:
                     raise RecipeError(
                         source.where,
-                        f"{one.ref} has {n} layers in {stack}, not {depth[stack]}; choose which in"
-                        " slices",
+                        f"{model.ref} has {n} layers in {stack}, not {depth[stack]}; choose which"
+                        " in slices",
                     )
 
 

@@ -51,10 +51,10 @@ def position(name: str) -> Position | None:
     >>> position("layers.1.weight").at(7), position("visual.merger.mlp.0.weight")
     ('layers.7.weight', None)
     """
-    found = _LAYER.match(name)
-    if found is None or len(found["index"]) > 9:
+    match = _LAYER.match(name)
+    if match is None or len(match["index"]) > 9:
         return None
-    return Position(found["stack"], found["joint"], int(found["index"]), found["rest"])
+    return Position(match["stack"], match["joint"], int(match["index"]), match["rest"])
 
 
 def stacks(names: Iterable[str]) -> dict[str, int]:
@@ -63,11 +63,11 @@ def stacks(names: Iterable[str]) -> dict[str, int]:
     >>> stacks(["enc.layers.0.w", "enc.layers.1.w", "dec.layers.0.w", "norm.w"])
     {'enc.layers': 2, 'dec.layers': 1}
     """
-    found: dict[str, int] = {}
+    depths: dict[str, int] = {}
     for place in map(position, names):
         if place is not None:
-            found[place.stack] = max(found.get(place.stack, 0), place.index + 1)
-    return found
+            depths[place.stack] = max(depths.get(place.stack, 0), place.index + 1)
+    return depths
 
 
 def role(name: str) -> Role:

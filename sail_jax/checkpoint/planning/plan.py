@@ -159,11 +159,11 @@ class _Planner:
         self.groups: dict[Any, int] = {}
         self.aliases: dict[str, str] = {}
         self.rowings: dict[tuple, Any] = {}
-        found = Openings(open, self.notes)
+        openings = Openings(open, self.notes)
         self.inputs: dict[Ref, Input] = {}
         for ref in recipe.models():
             try:
-                self.inputs[ref] = Input(ref, *found(ref), recipe=recipe)
+                self.inputs[ref] = Input(ref, *openings(ref), recipe=recipe)
             except (TypeError, ValueError) as error:
                 if not ref.steps or isinstance(error, (StoreError, RecipeError)):
                     raise
@@ -176,10 +176,10 @@ class _Planner:
     def plan(self) -> Plan:
         treatments = []
         for job in jobs(self.recipe, self.inputs, self.notes):
-            found = self._treat(job)
-            if found is not None:
-                treatments.append(found)
-                self._note_convention(job, found)
+            treated = self._treat(job)
+            if treated is not None:
+                treatments.append(treated)
+                self._note_convention(job, treated)
         if not treatments:
             self.notes.append("nothing to merge: the inputs have no tensors")
         self.notes += self.hyperparameters.notes()
@@ -193,15 +193,15 @@ class _Planner:
             tuple(treatments),
             self.aliases,
             self._extras(treatments),
-            tuple(self._summary(one) for one in self.inputs.values()),
+            tuple(self._summary(model) for model in self.inputs.values()),
             self.recipe.compat,
             self.recipe.seed,
             tuple(notes),
         )
 
-    def _note_convention(self, job: Job, found: Treatment) -> None:
+    def _note_convention(self, job: Job, treatment: Treatment) -> None:
         """Says which convention counts where none is named and the other would merge otherwise."""
-        if self.other is None or found.merge is None:
+        if self.other is None or treatment.merge is None:
             return
         used, other = self.recipe.compat, self.other.recipe.compat
         if (
@@ -216,21 +216,21 @@ class _Planner:
     def _treat(self, job: Job) -> Treatment | None:
         notes: list[str] = []
         chosen = self.hyperparameters.of(job)
-        found = self._gather(job, notes)
-        if found is None:
+        gathered = self._gather(job, notes)
+        if gathered is None:
             return None
-        kept, tensors, base = found
-        weights, options = chosen.of(kept)
+        places, tensors, base = gathered
+        weights, options = chosen.of(places)
         first = base or tensors[0]
         owner = [] if job.base is None else [str(job.base[0].ref)]
-        owners = [str(job.sources[k][1].ref) for k in kept] or owner
-        everyone = [*([base] if kept and base is not None else []), *tensors]
+        owners = [str(job.sources[k][1].ref) for k in places] or owner
+        everyone = [*([base] if places and base is not None else []), *tensors]
         if not all(_is_float(x.dtype) for x in everyone):
-            return self._copied(job, everyone, owner + owners if kept else owner, notes)
-        tensors, base = self._shaped(job, [job.sources[k][1] for k in kept], tensors, base, notes)
+            return self._copied(job, everyone, owner + owners if places else owner, notes)
+        tensors, base = self._shaped(job, [job.sources[k][1] for k in places], tensors, base, notes)
         dtype = _dtype(self.recipe.out_dtype or self.recipe.dtype) or first.dtype
         method = self.recipe.method
-        if len(kept) < self.entry.least:
+        if len(places) < self.entry.least:
             who = "the first model" if base is None else "the base"
             notes.append(f"too few models have it for {method}: as it is in {who}")
             method, weights, options = "passthrough", None, {"scale": 1.0}
@@ -282,39 +282,40 @@ class _Planner:
         self, job: Job, notes: list[str]
     ) -> tuple[list[int], list[Tensor], Tensor | None] | None:
         """The tensors that are merged, with their places among the sources, and the base's."""
-        everyone = [one for _, one, _ in job.sources] + ([job.base[0]] if job.base else [])
+        everyone = [model for _, model, _ in job.sources] + ([job.base[0]] if job.base else [])
         tied = role(job.name) == "head" and not job.name.endswith("bias")
-        if tied and not any(one.has_own(job.name) for one in everyone):
+        if tied and not any(model.has_own(job.name) for model in everyone):
             embedding = next((n for n in self.first.tensors if role(n) == "embedding"), None)
-            if embedding is not None and any(one.tied is True for one in everyone):
+            if embedding is not None and any(model.tied is True for model in everyone):
                 self.aliases[job.name] = embedding
                 return None
         width = None
-        for one in everyone if tied else ():
-            if one.has_own(job.name):
-                width = one.tensors[job.name].shape[-1]
+        for model in everyone if tied else ():
+            if model.has_own(job.name):
+                width = model.tensors[job.name].shape[-1]
         base = None
         if job.base is not None:
             base, note = job.base[0].get(job.base[1], width)
             notes += [note] if note else []
-        kept, tensors = [], []
-        for k, (source, one, name) in enumerate(job.sources):
-            tensor, note = one.get(name, width)
+        places, tensors = [], []
+        for k, (source, model, name) in enumerate(job.sources):
+            tensor, note = model.get(name, width)
             notes += [note] if note else []
             if tensor is None and is_derived(name):
                 continue
             if tensor is None and self.recipe.missing == "skip":
-                notes.append(f"{one.ref} lacks it and is left out")
+                notes.append(f"{model.ref} lacks it and is left out")
                 continue
             if tensor is None and self.recipe.missing == "base" and base is not None:
-                notes.append(f"{one.ref} lacks it and counts as the base")
+                notes.append(f"{model.ref} lacks it and counts as the base")
                 tensor = base
             if tensor is None:
                 remedy = "missing: skip leaves it out, missing: base counts it as the base"
                 raise RecipeError(
-                    source.where, f"{one.ref} lacks {name!r}{nearest(name, one.tensors)}; {remedy}"
+                    source.where,
+                    f"{model.ref} lacks {name!r}{nearest(name, model.tensors)}; {remedy}",
                 )
-            kept.append(k)
+            places.append(k)
             tensors.append(tensor)
         if job.base is not None and base is None:
             where = self.recipe.at("base_model")
@@ -323,7 +324,7 @@ class _Planner:
             return None
         if not tensors:
             tensors = [base] if base is not None else []
-        return kept, tensors, base
+        return places, tensors, base
 
     def _shaped(
         self,
@@ -337,7 +338,7 @@ class _Planner:
         over_tokens = role(job.name) != ""
         if over_tokens and self.alignment is not None and not self.alignment.same:
             notes.append("rows by token")
-            refs = [one.ref for one in inputs]
+            refs = [model.ref for model in inputs]
             return self._by_token(job, refs, tensors, base)
         shapes = {x.shape for x in tensors} | ({base.shape} if base is not None else set())
         if len(shapes) == 1:
@@ -388,19 +389,21 @@ class _Planner:
         if spec is None:
             return None
         sizes = {}
-        for ref, one in self.inputs.items():
-            embedding = one.embedding()
+        for ref, model in self.inputs.items():
+            embedding = model.embedding()
             if embedding is None:
                 raise RecipeError(spec.where, f"{ref} has no token embedding to go by")
             sizes[ref] = embedding.shape[0]
-        vocabularies = {ref: read_vocabulary(one.opened.extras) for ref, one in self.inputs.items()}
+        vocabularies = {
+            ref: read_vocabulary(model.opened.extras) for ref, model in self.inputs.items()
+        }
         donor = spec.source if isinstance(spec.source, Ref) else self.first.ref
         extras = self.inputs[donor].opened.extras
         base = self.recipe.base_model
         refs = [ref for ref in self.inputs if ref in self._merged()]
-        found = align(spec, refs, base, vocabularies, sizes, extras)
-        self.notes += found.notes
-        return found
+        alignment = align(spec, refs, base, vocabularies, sizes, extras)
+        self.notes += alignment.notes
+        return alignment
 
     def _merged(self) -> set[Ref]:
         parts = [part for module in self.recipe.modules for part in module.slices]
@@ -421,7 +424,7 @@ class _Planner:
         extras |= {n: p for n, p in donor.opened.extras.items() if _is_tokenizer(n)}
         if self.alignment is not None:
             extras |= self.alignment.files
-        sources = {ref: one.opened.extras for ref, one in self.inputs.items()}
+        sources = {ref: model.opened.extras for ref, model in self.inputs.items()}
         extras |= chat_template(self.recipe, sources, extras)
         config = self.first.config
         if config:
@@ -452,11 +455,11 @@ class _Planner:
             )
         return changes
 
-    def _summary(self, one: Input) -> InputSummary:
-        size = sum(math.prod(x.shape) * x.dtype.itemsize for x in one.tensors.values())
-        part = "base" if one.ref == self.recipe.base_model else "model"
-        part = part if one.ref in self._merged() else "tokenizer"
-        return InputSummary(str(one.ref), part, len(one.tensors), size)
+    def _summary(self, model: Input) -> InputSummary:
+        size = sum(math.prod(x.shape) * x.dtype.itemsize for x in model.tensors.values())
+        part = "base" if model.ref == self.recipe.base_model else "model"
+        part = part if model.ref in self._merged() else "tokenizer"
+        return InputSummary(str(model.ref), part, len(model.tensors), size)
 
 
 def _where(recipe: Recipe, ref: Ref) -> Where:

@@ -77,11 +77,11 @@ class Openings:
         config = config_of(checkpoint.extras)
         if not config:
             raise ValueError("without a config.json it is not known which spaces to align")
-        found = align_maps(reference, checkpoint, config, **json.loads(step.hyperparameters))
-        before, after = found.distance
+        aligned = align_maps(reference, checkpoint, config, **json.loads(step.hyperparameters))
+        before, after = aligned.distance
         self._notes.append(f"{ref}: at a relative distance of {after:.3g}, before {before:.3g}")
-        self._notes += [f"{ref}: {note}" for note in found.notes]
+        self._notes += [f"{ref}: {note}" for note in aligned.notes]
         return rebased(
-            checkpoint, found.spec, found.maps, within=found.within, how=f"aligned to {step.to}",
-            mark=hashlib.sha256(repr(ref).encode()).hexdigest(),
+            checkpoint, aligned.spec, aligned.maps, within=aligned.within,
+            how=f"aligned to {step.to}", mark=hashlib.sha256(repr(ref).encode()).hexdigest(),
         )  # fmt: skip

@@ -57,10 +57,10 @@ def chat_template(
     if template is None:
         return {}
     if template == "auto":
-        found = [t for t in map(_template_of, extras.values()) if t is not None]
-        if not found:
+        templates = [t for t in map(_template_of, extras.values()) if t is not None]
+        if not templates:
             return {}
-        template = max(found, key=lambda t: (found.count(t), -found.index(t)))
+        template = max(templates, key=lambda t: (templates.count(t), -templates.index(t)))
     template = _TEMPLATES.get(template, template)
     if "chat_template.jinja" in donor:
         return {"chat_template.jinja": template.encode()}
@@ -80,10 +80,10 @@ def _template_of(extras: Mapping[str, Path]) -> str | None:
             raise ValueError(f"{path}: cannot be read as text: {error}") from error
     if "tokenizer_config.json" not in extras:
         return None
-    found = config_of(extras, "tokenizer_config.json").get("chat_template")
-    if isinstance(found, list):  # several by name
-        named = (t for t in found if isinstance(t, dict) and t.get("name") == "default")
-        found = next(named, {}).get("template")
-    elif isinstance(found, dict):
-        found = found.get("default")
-    return found.strip() if isinstance(found, str) and found.strip() else None
+    template = config_of(extras, "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):  # several by name
+        named = (t for t in template if isinstance(t, dict) and t.get("name") == "default")
+        template = next(named, {}).get("template")
+    elif isinstance(template, dict):
+        template = template.get("default")
+    return template.strip() if isinstance(template, str) and template.strip() else None

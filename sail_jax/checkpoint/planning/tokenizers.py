@@ -99,11 +99,11 @@ class Alignment(NamedTuple):
         chosen, everywhere = self._chosen(own, keys, sizes)
         rowings = {}
         for k, key in enumerate(keys):
-            here = own[k] >= 0
-            parts, rows = np.where(here, k, part), np.where(here, own[k], row)
-            mine = {i: m for i, m in means.items() if not here[i]}
+            present = own[k] >= 0
+            parts, rows = np.where(present, k, part), np.where(present, own[k], row)
+            mine = {i: m for i, m in means.items() if not present[i]}
             for i, (p, r) in chosen.items():
-                if not here[i] or i in everywhere:
+                if not present[i] or i in everywhere:
                     parts[i], rows[i] = p, r
                     mine.pop(i, None)
             parts[self.fill :] = FILL
@@ -220,29 +220,29 @@ def align(
         raise RecipeError(
             spec.where, f"{donor} has neither tokenizer.json nor vocab.json to start from"
         )
-    known: dict[Ref, Vocabulary] = {}
+    resolved: dict[Ref, Vocabulary] = {}
     for ref in models:
-        found = vocabularies.get(ref)
-        if found is None:
+        vocabulary = vocabularies.get(ref)
+        if vocabulary is None:
             notes.append(f"tokenizer: {ref} has none that can be read; taken to be that of {donor}")
-        known[ref] = found or start
-    known[donor] = start
+        resolved[ref] = vocabulary or start
+    resolved[donor] = start
     ids, added = dict(start.ids), dict(start.added)
-    _drop_rowless(ids, added, donor, known, sizes, spec.where, notes)
+    _drop_rowless(ids, added, donor, resolved, sizes, spec.where, notes)
     if spec.source == "union":
         for ref in models:
-            _append(ids, added, ref, donor, known[ref], start, sizes[ref], spec.where, notes)
+            _append(ids, added, ref, donor, resolved[ref], start, sizes[ref], spec.where, notes)
     for text, token in spec.tokens.items():
         if text not in ids:
             _add(ids, added, text, {"content": text, **_PLAIN}, start)
-        elif not token.force and all(text in known[ref].ids for ref in models):
+        elif not token.force and all(text in resolved[ref].ids for ref in models):
             notes.append(f"{token.where}: every model has {text!r}; without force no effect")
     for ref in models:
-        common = sum(text in ids for text in known[ref].ids)
+        common = sum(text in ids for text in resolved[ref].ids)
         if not common:
             raise RecipeError(spec.where, f"{ref} has no token in common with {donor}")
-        if common < len(known[ref].ids):
-            lost = len(known[ref].ids) - common
+        if common < len(resolved[ref].ids):
+            lost = len(resolved[ref].ids) - common
             notes.append(f"tokenizer: {lost} tokens of {ref} are not in the output")
     used = max(ids.values()) + 1
     if spec.pad_to_multiple_of is None:
@@ -251,21 +251,23 @@ def align(
         fill, multiple = used, spec.pad_to_multiple_of
         rows = -(-used // multiple) * multiple
     same = spec.pad_to_multiple_of is None and not spec.tokens
-    same = same and all(known[ref].ids == ids for ref in models)
+    same = same and all(resolved[ref].ids == ids for ref in models)
     if not same:
         notes.append(f"tokenizer: {len(ids)} tokens in {rows} rows, by token")
     changed = ids != start.ids
     files = _files(ids, added, start, extras, spec.where) if changed else {}
-    return Alignment(ids, rows, fill, donor, base, same, known, spec.tokens, files, tuple(notes))
+    return Alignment(ids, rows, fill, donor, base, same, resolved, spec.tokens, files, tuple(notes))
 
 
-def _drop_rowless(ids, added, donor, known, sizes, where, notes) -> None:
+def _drop_rowless(ids, added, donor, resolved, sizes, where, notes) -> None:
     """Leaves out the donor's tokens for which nobody has a row."""
     beyond = [
         text
         for text, i in ids.items()
         if i >= sizes.get(donor, i + 1)
-        and not any(known[ref].ids.get(text, n) < n for ref, n in sizes.items() if ref in known)
+        and not any(
+            resolved[ref].ids.get(text, n) < n for ref, n in sizes.items() if ref in resolved
+        )
     ]
     core = [text for text in beyond if text not in added]
     if core:
@@ -292,8 +294,8 @@ def _append(ids, added, ref, donor, vocabulary, start, size, where, notes) -> No
     for text in sorted(new, key=vocabulary.ids.__getitem__):
         _add(ids, added, text, vocabulary.added[text], start)
     for text, entry in vocabulary.added.items():
-        here = added.get(text)
-        if here is not None and any(here.get(k) != entry.get(k) for k in _PLAIN):
+        existing = added.get(text)
+        if existing is not None and any(existing.get(k) != entry.get(k) for k in _PLAIN):
             notes.append(f"tokenizer: {text!r} is added with other settings in {ref}; first kept")
 
 

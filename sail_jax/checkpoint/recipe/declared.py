@@ -77,7 +77,7 @@ class Declared(BaseModel):
         fields = [(name, field) for name, field in cls.model_fields.items() if not field.exclude]
         aliases = [field.validation_alias or name for name, field in fields]
         choices = [a.choices if isinstance(a, AliasChoices) else [a] for a in aliases]
-        return [str(key) for some in choices for key in some]
+        return [str(key) for alternatives in choices for key in alternatives]
 
     @model_validator(mode="wrap")
     @classmethod

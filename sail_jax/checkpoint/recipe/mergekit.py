@@ -258,20 +258,20 @@ def entry(method: str | Merge) -> Entry:
     if example is None:
         why = "; its hyperparameters are arrays" if is_method else ""
         raise ValueError(f"no merging method {method!r}{nearest(str(method), names())}{why}")
-    found = MERGEKIT.get(method) or _entry_of(example)
-    parameters = dict(found.parameters)
+    record = MERGEKIT.get(method) or _entry_of(example)
+    parameters = dict(record.parameters)
     taken = {p.option for p in parameters.values()}
     if method == "karcher":  # mergekit's is unweighted; ours may be given weights
         parameters["weight"] = _WEIGHT._replace(default=None)
     for option in methods.options_of(method).values():
         if option.name not in taken | _ELSEWHERE and option.name not in parameters:
             parameters[option.name] = _own(option)
-    return found._replace(parameters=parameters, merge=None)
+    return record._replace(parameters=parameters, merge=None)
 
 
 def _entry_of(merge: Merge) -> Entry:
-    known = MERGEKIT.get(merge.name)
-    title, reference = (known.title, known.reference) if known else (merge.name, "")
+    listed = MERGEKIT.get(merge.name)
+    title, reference = (listed.title, listed.reference) if listed else (merge.name, "")
     base = _BASES[merge.base]
     parameters = {"weight": _WEIGHT._replace(default=None)}
     return Entry(merge.name, base, *merge.models, parameters, title, reference, merge)
@@ -284,5 +284,5 @@ def _own(argument: inspect.Parameter) -> Parameter:
     annotation = str(argument.annotation)
     if kind is Integer and "float" in annotation.lower():
         kind = Number
-    many = argument.name in _PER_MODEL or "Sequence[float]" in annotation
-    return Parameter(argument.name, argument.name, kind, default, per_model=many)
+    per_model = argument.name in _PER_MODEL or "Sequence[float]" in annotation
+    return Parameter(argument.name, argument.name, kind, default, per_model=per_model)

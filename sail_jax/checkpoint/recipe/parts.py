@@ -134,7 +134,7 @@ def _settings(given: Any, info: ValidationInfo, *, of_model: bool = False) -> Ma
     context: Any = info.context
     if "entry" not in context:  # which is the error
         return {}
-    entry, found = context["entry"], {}
+    entry, settings = context["entry"], {}
     for name, node in given.node.value.items():
         parameter = entry.parameters.get(name)
         if parameter is None:
@@ -146,8 +146,8 @@ def _settings(given: Any, info: ValidationInfo, *, of_model: bool = False) -> Ma
                 f"{entry.name} does not read {name!r} per model; set it for the slice,"
                 " the module or the recipe",
             )
-        found[name] = setting(node, parameter.type)
-    return found
+        settings[name] = setting(node, parameter.type)
+    return settings
 
 
 def _entry(given: Any, info: ValidationInfo) -> mergekit.Entry:
@@ -306,9 +306,9 @@ class Module(Placed):
     @classmethod
     def _one_slice(cls, given: Given) -> Given:
         if given.only("models", "slices") == "models":
-            whole = given.within("models", "sources")
-            whole["whole"] = True
-            given["slices"] = [whole]
+            single = given.within("models", "sources")
+            single["whole"] = True
+            given["slices"] = [single]
         return given
 
 
@@ -425,13 +425,13 @@ class Recipe(Declared):
 
     def models(self) -> list[Ref]:
         """Every checkpoint named, the base first, then as listed."""
-        found = [] if self.base_model is None else [self.base_model]
+        refs = [] if self.base_model is None else [self.base_model]
         for module in self.modules:
             for part in module.slices:
-                found += [source.model for source in part.sources]
-                found += [] if part.base_model is None else [part.base_model]
+                refs += [source.model for source in part.sources]
+                refs += [] if part.base_model is None else [part.base_model]
         if self.tokenizer is not None:
             tokens = self.tokenizer.tokens.values()
             named = [self.tokenizer.source, *(token.source.model for token in tokens)]
-            found += [model for model in named if isinstance(model, Ref)]
-        return list(dict.fromkeys(found))
+            refs += [model for model in named if isinstance(model, Ref)]
+        return list(dict.fromkeys(refs))

@@ -102,12 +102,12 @@ def simple(
         top["tokenizer_source"] = top.pop("tokenizer")
     by_option = {p.option: p.name for p in entry.parameters.values() if p.option is not None}
     given: dict[str, Node] = {}
-    each: list[dict[str, Node]] = [{} for _ in models]
+    by_model: list[dict[str, Node]] = [{} for _ in models]
     for key, value in options.items():
         own = key if key in entry.parameters else by_option.get(key)
         if own is None:
-            known = sorted(p.option or p.name for p in entry.parameters.values())
-            hint = nearest(key, [*known, *_TOP])
+            names = sorted(p.option or p.name for p in entry.parameters.values())
+            hint = nearest(key, [*names, *_TOP])
             raise RecipeError(Where(key), f"{entry.name} has no hyperparameter of this name{hint}")
         if not isinstance(value, Sequence) or isinstance(value, str):
             given[own] = _node(value, key)
@@ -117,9 +117,9 @@ def simple(
             expected = f"one number per model ({len(models)})" if per_model else "one value"
             raise RecipeError(Where(key), f"expected {expected}, got {len(value)}")
         for i, part in enumerate(value):
-            each[i][own] = _node(part, f"{key}[{i}]")
+            by_model[i][own] = _node(part, f"{key}[{i}]")
     sources = [
-        {"model": _path(model, f"models[{i}]"), "parameters": each[i]}
+        {"model": _path(model, f"models[{i}]"), "parameters": by_model[i]}
         for i, model in enumerate(models)
     ]
     top |= {

@@ -135,8 +135,8 @@ def matcher(filter: str | None) -> Callable[[str], bool]:
         pattern = compiled(filter[3:])
         return lambda name: pattern.search(name) is not None
     if filter.startswith("glob:"):
-        whole = re.compile(fnmatch.translate(filter[5:])).match
-        return lambda name: whole(name) is not None
+        match = re.compile(fnmatch.translate(filter[5:])).match
+        return lambda name: match(name) is not None
     return lambda name: filter in name
 
 

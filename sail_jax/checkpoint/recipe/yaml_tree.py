@@ -127,10 +127,10 @@ class _Walk:
         for name, part in raw.value:
             at = self.at(name, path)
             if name.tag == "tag:yaml.org,2002:merge":
-                for one in part.value if part.id == "sequence" else [part]:
-                    if one.id != "mapping":
+                for parent in part.value if part.id == "sequence" else [part]:
+                    if parent.id != "mapping":
                         raise RecipeError(at, "<<: expected a mapping, or a list of mappings")
-                    merged = self.node(one, path, None, depth + 1).value | merged
+                    merged = self.node(parent, path, None, depth + 1).value | merged
                 continue
             if name.id != "scalar":
                 raise RecipeError(at, "expected a key in one word")

@@ -147,8 +147,8 @@ def adapted(
     without the other, shapes that do not fit, and adapters that are more than B A: DoRA, other
     types than LORA, initialisations that changed the base (PiSSA, OLoRA, CorDA, LoftQ).
     """
-    factors, whole = _parsed(tensors, config)
-    found: dict[str, Tensor] = dict(base)
+    factors, replacements = _parsed(tensors, config)
+    merged: dict[str, Tensor] = dict(base)
     for name, pair in factors.items():
         start = _in_base(name, pair.B.source, base)
         if start.shape != pair.shape:
@@ -157,24 +157,26 @@ def adapted(
                 f"{pair.shape}{' (fan_in_fan_out?)' if start.shape == pair.shape[::-1] else ''}"
             )
         _check_floating(f"{name} of {pair.B.source}: expected a base", start.dtype)
-        found[name] = Adapted(start, pair, dtype)
-    for name, tensor in whole.items():
+        merged[name] = Adapted(start, pair, dtype)
+    for name, tensor in replacements.items():
         _in_base(name, tensor.source, base)
-        found[name] = _Renamed(tensor, name)
-    return found
+        merged[name] = _Renamed(tensor, name)
+    return merged
 
 
 def load_adapter(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, LowRank]:
     """The factors in memory, float32, by the name of the weight, their scale multiplied into B;
     what adds (B A)^T has them exchanged. CheckpointError as `adapted`, and for whole tensors."""
-    factors, whole = _parsed(tensors, config)
-    if whole:
-        raise CheckpointError(f"adapter: expected factors only, got the whole of {_some(whole)}")
-    found = {}
+    factors, replacements = _parsed(tensors, config)
+    if replacements:
+        raise CheckpointError(
+            f"adapter: expected factors only, got the whole of {_some(replacements)}"
+        )
+    adapter = {}
     for name, pair in factors.items():
         B, A = np.float32(pair.scale) * _whole(pair.B), _whole(pair.A)
-        found[name] = LowRank(A.T, B.T) if pair.transposed else LowRank(B, A)  # type: ignore
-    return found
+        adapter[name] = LowRank(A.T, B.T) if pair.transposed else LowRank(B, A)  # type: ignore
+    return adapter
 
 
 def adapter_files(
@@ -249,7 +251,7 @@ def _parsed(
         raise CheckpointError("adapter: expected factors A and B, got no tensors at all")
     checked = _checked(config, next(iter(tensors.values())).source)
     pairs: dict[tuple[str, bool], dict[str, Tensor]] = {}
-    whole: dict[str, Tensor] = {}
+    replacements: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         if not key.startswith(PREFIX):
             raise CheckpointError(
@@ -264,11 +266,11 @@ def _parsed(
         elif match or ".lora_" in key:
             raise CheckpointError(f"{tensor.source}: {key!r} is no factor A or B of an adapter")
         else:
-            whole[_whole_name(key, tensor, checked)] = tensor
+            replacements[_whole_name(key, tensor, checked)] = tensor
     return {
         f"{module}.weight": _factors(module, sides, embedding, checked)
         for (module, embedding), sides in pairs.items()
-    }, whole
+    }, replacements
 
 
 def _factors(

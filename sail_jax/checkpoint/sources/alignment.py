@@ -85,9 +85,9 @@ def spec_of(
             "which spaces the tensors live in (spec=...)"
         )
     rules = architectures.of(config).rules(config)
-    found = rules.spec(shapes)
-    check_stated(config, rules, found, layer_count(rules, shapes))
-    return found
+    resolved = rules.spec(shapes)
+    check_stated(config, rules, resolved, layer_count(rules, shapes))
+    return resolved
 
 
 def matchable(spec: Spec, patterns: Sequence[str] | str | None = None) -> list[str]:
@@ -148,49 +148,49 @@ def align_maps(
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
             raise ValueError(f"{name} must be a whole number, not negative, got {value!r}")
     _check_alike(reference, other)
-    found = spec_of(other, config, spec)
-    flat, _ = unfused(found)
-    chosen = matchable(found, spaces)
+    resolved = spec_of(other, config, spec)
+    flat, _ = unfused(resolved)
+    chosen = matchable(resolved, spaces)
     notes = _differing(reference, config or config_of(other.extras), spec)
     weights = dict(weights or {})
     for path, name in recurrent(flat).items():
         if spec is None and name in chosen and path not in weights:
             weights[path] = 0.0
             notes.append(f"{path} reads and writes {name}: it is moved, but has no say")
-    kinds, more = _families(found, family, chosen)
+    kinds, more = _families(resolved, family, chosen)
     notes += more
-    inside = nested(found) if within is None else dict(within)
+    inside = nested(resolved) if within is None else dict(within)
     inside = {
         name: block
         for name, block in inside.items()
         if name in kinds and kinds.get(block, Family.PERMUTATION) == Family.PERMUTATION
     }
-    one, two = (
+    first, second = (
         {name: Unread(x) for name, x in checkpoint.tensors.items()}
         for checkpoint in (reference, other)
     )
-    wide = any(x.dtype == np.float64 for x in (*one.values(), *two.values()))
+    wide = any(x.dtype == np.float64 for x in (*first.values(), *second.values()))
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
         match = match_weights(
-            one, two, found, family=kinds, spaces=list(kinds), within=inside, weights=weights,
-            key=random_bits.key(seed), max_sweeps=max_sweeps,
-            keep=_kept(found, inside, kinds, max_memory), progress=progress,
+            first, second, resolved, family=kinds, spaces=list(kinds), within=inside,
+            weights=weights, key=random_bits.key(seed), max_sweeps=max_sweeps,
+            keep=_kept(resolved, inside, kinds, max_memory), progress=progress,
         )  # fmt: skip
-        matches, distance = compared(one, two, found, match.maps, inside)
-        report = block_exactness(found, match.maps, inside)
+        matches, distance = compared(first, second, resolved, match.maps, inside)
+        report = block_exactness(resolved, match.maps, inside)
     if not match.converged:
         notes.append(f"stopped after {max_sweeps} sweeps, while still improving")
     return Aligned(
-        found, match.maps, report, match.distance, inside, matches, distance, tuple(notes)
+        resolved, match.maps, report, match.distance, inside, matches, distance, tuple(notes)
     )
 
 
 def _check_alike(reference: Checkpoint, other: Checkpoint) -> None:
-    for one, two in ((reference, other), (other, reference)):
-        for name in one.tensors:
-            if name not in two.tensors:
+    for a, b in ((reference, other), (other, reference)):
+        for name in a.tensors:
+            if name not in b.tensors:
                 raise CheckpointError(
-                    f"{two.path} has no '{name}', which {one.path} has: only networks of one "
+                    f"{b.path} has no '{name}', which {a.path} has: only networks of one "
                     "architecture can be aligned"
                 )
     for name, tensor in reference.tensors.items():
@@ -211,13 +211,13 @@ def _differing(
         return []
     rules = architectures.of(config).rules(config)
     notes = []
-    for key, (one, two) in differences(own, config).items():
+    for key, (mine, theirs) in differences(own, config).items():
         if key in dict(rules.settings):
             raise CheckpointError(
-                f"{reference.path} states {key!r}: {one!r}, the other {two!r}: only networks of "
-                "one architecture can be aligned"
+                f"{reference.path} states {key!r}: {mine!r}, the other {theirs!r}: only networks "
+                "of one architecture can be aligned"
             )
-        notes.append(f"the two state {key!r} differently: {one!r} and {two!r}")
+        notes.append(f"the two state {key!r} differently: {mine!r} and {theirs!r}")
     return notes
 
 
@@ -227,14 +227,14 @@ def _families(
     """The family of each space, and what was not possible."""
     silent = recurrent(unfused(spec)[0])
     if isinstance(family, Mapping):
-        named = {pattern: _family(one) for pattern, one in family.items()}
+        named = {pattern: _family(kind) for pattern, kind in family.items()}
         return families(spec, named, chosen, silent), []
-    one, out, notes = _family(family), {}, []
+    kind, out, notes = _family(family), {}, []
     for name in chosen:
         try:
-            out |= families(spec, one, [name], silent)
+            out |= families(spec, kind, [name], silent)
         except ValueError as error:
-            if one == Family.PERMUTATION:
+            if kind == Family.PERMUTATION:
                 raise
             out[name] = Family.PERMUTATION
             notes.append(f"permuted only: {error}")

@@ -36,8 +36,8 @@ class Unread:
         self._tensor, self._index = tensor, index
         self.dtype = tensor.dtype
         self.shape = tuple(
-            len(range(*one.indices(n))) if isinstance(one, slice) else n
-            for one, n in zip([*index, *[None] * len(tensor.shape)], tensor.shape, strict=False)
+            len(range(*part.indices(n))) if isinstance(part, slice) else n
+            for part, n in zip([*index, *[None] * len(tensor.shape)], tensor.shape, strict=False)
         )
 
     def __getitem__(self, index: Any) -> Self:
@@ -46,8 +46,8 @@ class Unread:
         return type(self)(self._tensor, index)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        whole = read_whole(self._tensor)[self._index]
-        return whole if dtype is None else whole.astype(dtype)
+        array = read_whole(self._tensor)[self._index]
+        return array if dtype is None else array.astype(dtype)
 
 
 def compared(

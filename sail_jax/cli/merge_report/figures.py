@@ -19,7 +19,7 @@ def draw(data: Measured, total: Total) -> dict[str, tuple[str, bytes]]:
     from sail_jax.drawing import style
 
     bins = by_depth(data.names)
-    totals = [data.total(one.members) for one in bins]
+    totals = [data.total(part.members) for part in bins]
     figures = {"moved": _moved(data, bins, totals)}
     if len(data.models) > 1:
         figures["agree"] = _agree(data, total, bins, totals)
@@ -42,23 +42,23 @@ def _look(k: int) -> dict[str, Any]:
 
 def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
     """The axis of layers: a tick at every few, the name of a stack below its first."""
-    stacks = list(dict.fromkeys(one.run for one in bins if one.run))
+    stacks = list(dict.fromkeys(part.run for part in bins if part.run))
     layered = stacks != ["modules"]
     step, named = -(-len(bins) // room), layered or len(bins) <= 10
     ticks, texts, count, run = [], [], 0, ""
-    for i, one in enumerate(bins):
-        count = 0 if one.run != run else count
-        if one.run and run and one.run != run:
+    for i, part in enumerate(bins):
+        count = 0 if part.run != run else count
+        if part.run and run and part.run != run:
             ax.axvline(i - 0.5, color="#8C8C8C", linewidth=0.8)
         close = bool(ticks) and i - ticks[-1] < len(bins) / (2 * room)
-        if close and not one.run and ticks[-1]:
+        if close and not part.run and ticks[-1]:
             ticks, texts = ticks[:-1], texts[:-1]
-        if not one.run or (count % step == 0 and not close):
-            first = len(stacks) > 1 and one.run and count == 0
-            below = "\n" + _drawn(short(one.run, 14)) if first else ""
+        if not part.run or (count % step == 0 and not close):
+            first = len(stacks) > 1 and part.run and count == 0
+            below = "\n" + _drawn(short(part.run, 14)) if first else ""
             ticks.append(i)
-            texts.append((_drawn(short(one.label, 20)) if named else str(i + 1)) + below)
-        count, run = count + 1, one.run
+            texts.append((_drawn(short(part.label, 20)) if named else str(i + 1)) + below)
+        count, run = count + 1, part.run
     aslant = not layered and max(map(len, texts)) > 4
     ax.set_xticks(ticks, texts, **({"rotation": 45, "ha": "right"} if aslant else {}))
     ax.set_xlim(-0.6, len(bins) - 0.4)
@@ -68,7 +68,7 @@ def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
 def _line(ax: Any, bins: Sequence[Bin], values: np.ndarray, label: str, **look: Any) -> None:
     """`values [bin]` as a line within every stack of layers, and as marks beside them."""
     at = 0
-    for run, group in groupby(bins, lambda one: one.run):
+    for run, group in groupby(bins, lambda part: part.run):
         span = range(at, at := at + len(list(group)))
         look = {**look, "linewidth": 1.4 if run and run != "modules" else 0}
         ax.plot(span, values[span], markersize=4, label=_drawn(label), **look)
@@ -90,9 +90,9 @@ def _scaled(ax: Any, values: np.ndarray) -> None:
 
 def _legend(fig: Any, ax: Any) -> None:
     marks, names = ax.get_legend_handles_labels()
-    lines = sorted(zip(names, marks, strict=True), key=lambda one: one[1].get_linewidth())
+    lines = sorted(zip(names, marks, strict=True), key=lambda pair: pair[1].get_linewidth())
     order = {name: k for k, name in enumerate(names)}
-    handles = dict(sorted(dict(lines).items(), key=lambda one: order[one[0]]))
+    handles = dict(sorted(dict(lines).items(), key=lambda pair: order[pair[0]]))
     wide = 0.6 + 0.085 * max(map(len, handles), default=0)  # inches of a label, with its mark
     columns = max(1, min(len(handles), int(fig.get_figwidth() / wide)))
     fig.legend(
@@ -111,16 +111,16 @@ def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
     fig, axes = style.figure(1, 2, width=4.8, width_ratios=[1.6, 1])
     left, right = axes[0]
     labels = lettered(data.models)
-    norms = np.array([one.norms for one in totals])
+    norms = np.array([subtotal.norms for subtotal in totals])
     _lines(left, bins, norms, labels)
     _scaled(left, norms)
     _depth(left, bins)
     left.set_title("By depth")
     left.set_ylabel("norm of the task vector" if data.deltas else "norm of the weights")
     kinds = [kind(name) for name in data.names]
-    shown = [one for one in KINDS if one in kinds]
+    shown = [name for name in KINDS if name in kinds]
     rms = np.array(
-        [data.total([i for i, found in enumerate(kinds) if found == one]).rms for one in shown]
+        [data.total([i for i, own in enumerate(kinds) if own == name]).rms for name in shown]
     )
     offsets = (np.arange(len(labels)) - (len(labels) - 1) / 2) * 0.6 / max(3, len(labels))
     for k, label in enumerate(labels):
@@ -146,7 +146,7 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
     fig, axes = style.figure(1, 2, width=5.2, height=tall, width_ratios=[1, 1.7])
     left, right = axes[0]
     apart = np.where(np.eye(m, dtype=bool), np.nan, total.cosines)
-    by_bin = np.array([[one.cosines[i, j] for one in totals] for i, j in pairs])
+    by_bin = np.array([[subtotal.cosines[i, j] for subtotal in totals] for i, j in pairs])
     seen = np.abs(np.concatenate([apart.ravel(), by_bin.ravel()]))
     limit = min(1, max(0.05, np.nanmax(seen))) if np.isfinite(seen).any() else 1
     options = {"cmap": style.DIVERGING, "vmin": -limit, "vmax": limit}
@@ -190,19 +190,19 @@ def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any
         ax.set_title(title)
         _depth(ax, bins, 8)
     left, middle, right = axes[0]
-    shares = 100 * np.array([[one.conflicts, one.changed] for one in totals])
+    shares = 100 * np.array([[subtotal.conflicts, subtotal.changed] for subtotal in totals])
     ink = {"color": style.INK, "marker": ".", "linestyle": "--"}
     _line(left, bins, shares[:, 0], "", **{**ink, "linestyle": "-"})
     left.set_ylabel("% of entries")
     left.set_ylim(-3, 103)
-    _lines(middle, bins, 100 * np.array([one.kept for one in totals]), labels)
+    _lines(middle, bins, 100 * np.array([subtotal.kept for subtotal in totals]), labels)
     _line(middle, bins, shares[:, 1], "changed by the merge", **ink)
     middle.set_ylabel("% of entries")
     middle.set_ylim(-3, 103)
-    _lines(right, bins, np.array([one.alignment for one in totals]), labels)
+    _lines(right, bins, np.array([subtotal.alignment for subtotal in totals]), labels)
     right.set_ylabel("cosine with the update")
     right.axhline(0, color=style.FAINT, linewidth=0.8)
-    low = np.nanmin([np.append(one.alignment, 0.0) for one in totals])
+    low = np.nanmin([np.append(subtotal.alignment, 0.0) for subtotal in totals])
     right.set_ylim(min(-0.05, 1.1 * low), 1.05)
     _legend(fig, middle)
     return fig

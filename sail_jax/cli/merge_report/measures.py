@@ -126,7 +126,7 @@ def from_base(t: "Treatment", record: "Record") -> bool:
 def owners_of(plan: "Plan", t: "Treatment", models: int) -> tuple[str, ...]:
     """Whose tensors were merged, of which the base's may be the first; a model that is merged twice
     (as with other layers of itself) is two."""
-    base = next((one.name for one in plan.inputs if one.role == "base"), "the base")
+    base = next((model.name for model in plan.inputs if model.role == "base"), "the base")
     seen: Counter[str] = Counter()
     names = []
     for name in (base, *t.owners) if models == len(t.owners) + 1 else t.owners:
@@ -148,9 +148,9 @@ def measured(plan: "Plan", records: Mapping[str, "Record"]) -> Measured:
     deltas = any(from_base(t, record) for t, record in pairs)
     pairs = [(t, record) for t, record in pairs if from_base(t, record) == deltas]
     owners = [owners_of(plan, t, len(record.norms)) for t, record in pairs]
-    order = [one.name for one in plan.inputs]
-    found = dict.fromkeys(name for names in owners for name in names)
-    models = tuple(sorted(found, key=lambda n: order.index(n) if n in order else len(order)))
+    order = [model.name for model in plan.inputs]
+    distinct = dict.fromkeys(name for names in owners for name in names)
+    models = tuple(sorted(distinct, key=lambda n: order.index(n) if n in order else len(order)))
     n, m = len(pairs), len(models)
     sizes, cross, moved, kept = np.zeros((4, n, m))
     gram = np.zeros((n, m, m))

@@ -61,8 +61,8 @@ def page(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]
 
 def _lead(plan: "Plan", data: Measured) -> str:
     """What was done, in two sentences."""
-    models = [one.name for one in plan.inputs if one.role == "model"] or list(data.models)
-    base = next((one.name for one in plan.inputs if one.role == "base"), None)
+    models = [model.name for model in plan.inputs if model.role == "model"] or list(data.models)
+    base = next((model.name for model in plan.inputs if model.role == "base"), None)
     settings = _common(plan)
     facts = [
         f"{many(len(models), 'model')}" + (f" merged onto {base}" if base else " merged"),
@@ -85,20 +85,20 @@ def _inputs(plan: "Plan", data: Measured, total: Total | None) -> Table:
     header = ["", "input", "role", "tensors", "size", "weight", f"norm of the {start}",
               "rms per entry", "kept", "cosine with the update"]  # fmt: skip
     rows = []
-    roles = {one.name: one for one in plan.inputs}
+    roles = {model.name: model for model in plan.inputs}
     for name in dict.fromkeys([*roles, *data.models]):
-        one, k = roles.get(name), data.models.index(name) if name in labels else None
+        model, k = roles.get(name), data.models.index(name) if name in labels else None
         numbers = ["–", "–", "–", "–"]
         if k is not None and total is not None:
             numbers = [number(total.norms[k]), number(total.rms[k]), percent(total.kept[k]),
                        number(total.alignment[k])]  # fmt: skip
         low, high = (min(w), max(w)) if (w := weights.get(name)) else (None, None)
         weight = number(low) if low == high else f"{number(low)} to {number(high)}"
-        known = ("–", "–", "–")
-        if one is not None:
-            known = (one.role, f"{one.tensors:,}", storage(one.size))
+        about = ("–", "–", "–")
+        if model is not None:
+            about = (model.role, f"{model.tensors:,}", storage(model.size))
         letter = labels[name].split(" ")[0] if name in labels else ""
-        row = [letter, name, *known, weight, *numbers]
+        row = [letter, name, *about, weight, *numbers]
         rows.append([*row[:3], *((text, None) for text in row[3:])])
     if total is not None:
         numbers = [number(total.update), number(total.update / math.sqrt(data.size.sum())), "–"]
@@ -129,11 +129,11 @@ def _say_moved(data: Measured, total: Total) -> str:
     what = "moved farthest from the base" if data.deltas else "has the largest weights"
     far = int(np.argmax(np.nan_to_num(total.norms)))
     text = f"{labels[far]} {what}: a norm of {number(total.norms[far])}"
-    bins = [one for one in by_depth(data.names) if one.run]
+    bins = [part for part in by_depth(data.names) if part.run]
     if len(bins) > 1:
-        most = max(bins, key=lambda one: np.nan_to_num(data.total(one.members).norms[far]))
+        most = max(bins, key=lambda part: np.nan_to_num(data.total(part.members).norms[far]))
         layer = most.run != "modules"
-        several = len({one.run for one in bins}) > 1
+        several = len({part.run for part in bins}) > 1
         place = f"layer {most.label}" + f" of {most.run}" * several if layer else most.label
         text += f" over all, {'among the layers ' * layer}most in {place}"
     start = (
@@ -141,7 +141,7 @@ def _say_moved(data: Measured, total: Total) -> str:
         if data.deltas
         else "There is no base: what is compared are the weights themselves."
     )
-    ends = any(not one.run for one in by_depth(data.names)) and bins
+    ends = any(not part.run for part in by_depth(data.names)) and bins
     beside = " In the plots, in and out are what comes before and after the layers." * bool(ends)
     return f"{text}. {start}{beside}"
 
@@ -163,8 +163,8 @@ def _say_agree(data: Measured, total: Total) -> str:
 
 def _say_merged(data: Measured, total: Total) -> str:
     labels = lettered(data.models)
-    kept = sorted((x, label) for x, label in zip(total.kept, labels, strict=True) if x >= 0)
-    ends = [kept[0], kept[-1]] if len(kept) > 1 else kept
+    shares = sorted((x, label) for x, label in zip(total.kept, labels, strict=True) if x >= 0)
+    ends = [shares[0], shares[-1]] if len(shares) > 1 else shares
     said = " to ".join(f"{percent(x)} ({label})" for x, label in ends) or "none"
     start = "of the base" if data.deltas else "from 0"
     return (
@@ -201,28 +201,28 @@ def _tensors(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> T
         row = plain(row_of(plan, t, records.get(t.name)))
         columns = {name: k for k, name in enumerate(row["models"])}
 
-        def each(field: str, show: Any, row: Any = row, columns: Any = columns) -> list[Any]:
+        def cells(field: str, show: Any, row: Any = row, columns: Any = columns) -> list[Any]:
             values = row[field] or []
             at = [columns.get(name, len(values)) for name in letters]
-            found = [values[k] if k < len(values) else None for k in at]
-            return [(show(x), x) for x in found]
+            aligned = [values[k] if k < len(values) else None for k in at]
+            return [(show(x), x) for x in aligned]
 
         settings = [_settings(t)] * varied
         shape = "×".join(map(str, t.shape)) or "scalar"
         rows.append([
             t.name, (shape, math.prod(t.shape)), str(t.dtype), t.method, *settings,
-            *each("norms", number), (number(row["update"]), row["update"]),
-            *each("alignment", number), *((percent(row[x]), row[x]) for x in
+            *cells("norms", number), (number(row["update"]), row["update"]),
+            *cells("alignment", number), *((percent(row[x]), row[x]) for x in
                                            ("conflicts", "changed")),
-            *each("kept", percent), t.note,
+            *cells("kept", percent), t.note,
         ])  # fmt: skip
     return header, rows
 
 
 def _common(plan: "Plan") -> str | None:
     """The settings of all tensors that are merged, if they are the same."""
-    found = {_settings(t) for t in plan.treatments if t.method != "copy"}
-    return found.pop() if len(found) == 1 else None
+    settings = {_settings(t) for t in plan.treatments if t.method != "copy"}
+    return settings.pop() if len(settings) == 1 else None
 
 
 def _settings(t: "Treatment") -> str:

@@ -32,7 +32,7 @@ def as_json(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, A
         "method": plan.method,
         "compat": plan.compat,
         "seed": plan.seed,
-        "inputs": [one._asdict() for one in plan.inputs],
+        "inputs": [model._asdict() for model in plan.inputs],
         "tensors": len(methods),
         "copied": methods.count("copy"),
         "measured": sum(t.name in records for t in plan.treatments),

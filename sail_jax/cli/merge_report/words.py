@@ -40,8 +40,8 @@ def many(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'s' * (count != 1)}"
 
 
-def _were(some: Collection[Any]) -> str:
-    return "was" if len(some) == 1 else "were"
+def _were(items: Collection[Any]) -> str:
+    return "was" if len(items) == 1 else "were"
 
 
 def few(names: Sequence[str], limit: int = 3) -> str:
@@ -62,60 +62,60 @@ def lettered(models: Sequence[str]) -> list[str]:
 
 def weights_of(plan: "Plan", models: Sequence[str]) -> list[list[float]]:
     """The weights that each model has, over all tensors."""
-    found: list[list[float]] = [[] for _ in models]
+    weights: list[list[float]] = [[] for _ in models]
     for t in plan.treatments:
         if t.weights is not None and len(t.weights) == len(t.models):
             for name, weight in zip(owners_of(plan, t, len(t.models)), t.weights, strict=True):
                 if name in models:
-                    found[list(models).index(name)].append(float(weight))
-    return found
+                    weights[list(models).index(name)].append(float(weight))
+    return weights
 
 
 def warnings(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> list[str]:
     """What the user should look at, in plain sentences."""
-    found = []
+    lines = []
     merged = [t for t in plan.treatments if t.method != "copy"]
     wild = [t.name for t in merged if t.name in records and not finite(records[t.name])]
     if wild:
-        found.append(
+        lines.append(
             f"NaN or infinity in {many(len(wild), 'tensor')}, left out of every total and plot:"
             f" {few(wild)}."
         )
     unseen = [t.name for t in merged if t.name not in records]
     if unseen and records:
-        found.append(
+        lines.append(
             f"{many(len(unseen), 'merged tensor')} {_were(unseen)} not measured, as in a run that"
             f" was resumed: {few(unseen)}."
         )
     other = {t.name for t in merged if t.name in records} - {*wild, *data.names}
     if other:
-        found.append(
+        lines.append(
             f"{many(len(other), 'tensor')} {_were(other)} merged without the base: in the table,"
             " but not in the totals and plots."
         )
     if not data.names:
-        return found
+        return lines
     total, names = data.total(), lettered(data.models)
     norms, what = total.norms, "moved from the base" if data.deltas else "differs from 0"
     still = [k for k, norm in enumerate(norms) if norm == 0]
-    found += [f"{names[k]} has not {what} in any merged tensor: it adds nothing." for k in still]
+    lines += [f"{names[k]} has not {what} in any merged tensor: it adds nothing." for k in still]
     for i, j in combinations(range(len(names)), 2):
         cosine = total.cosines[i, j]
         near = 0.999 if data.deltas else 1 - 1e-12
         if cosine > near and (data.deltas or abs(norms[i] / norms[j] - 1) < 1e-9):
-            found.append(
+            lines.append(
                 f"{names[i]} and {names[j]} are duplicates, or nearly (cosine {cosine:.4f}):"
                 " what they agree on counts twice."
             )
         elif cosine < -0.5:
-            found.append(
+            lines.append(
                 f"{names[i]} and {names[j]} pull in opposite directions (cosine {cosine:.2f}):"
                 " much of both cancels."
             )
     if total.conflicts > 0.5:
         moving = len(names) - len(still)
         chance = percent(1 - 2.0 ** (1 - moving)) if moving > 1 else "–"
-        found.append(
+        lines.append(
             f"Signs conflict at {percent(total.conflicts)} of all entries (unrelated signs of"
             f" {moving} models would at {chance})."
         )
@@ -123,23 +123,23 @@ def warnings(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> l
     if moved and data.deltas:
         far, near = max(moved, key=lambda k: norms[k]), min(moved, key=lambda k: norms[k])
         if norms[far] > 10 * norms[near]:
-            found.append(
+            lines.append(
                 f"{names[far]} moved {norms[far] / norms[near]:.0f} times as far from the base as"
                 f" {names[near]}: with like weights it drowns the other."
             )
         if total.update > 2 * norms[far]:
-            found.append(
+            lines.append(
                 f"The merged model is {total.update / norms[far]:.1f} times as far from the base as"
                 " the farthest input: look at weights and scale."
             )
         if total.update == 0:
-            found.append("The merged model equals the base in every tensor measured.")
+            lines.append("The merged model equals the base in every tensor measured.")
     for k, weights in enumerate(weights_of(plan, data.models)):
         if k in moved and total.kept[k] == 0:
-            found.append(f"Nothing of {names[k]} survives.")
+            lines.append(f"Nothing of {names[k]} survives.")
         elif k in moved and total.alignment[k] < -0.1 and min(weights, default=0) >= 0:
-            found.append(
+            lines.append(
                 f"The update points away from {names[k]} (cosine {total.alignment[k]:.2f}),"
                 " whose weight is not negative."
             )
-    return found
+    return lines
