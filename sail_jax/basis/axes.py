@@ -89,32 +89,32 @@ def parse_axes(text: str) -> tuple[Axis, ...]:
     return first
 
 
-def _parse_use(text: str, whole: str) -> tuple[Axis, ...]:
+def _parse_use(text: str, rule: str) -> tuple[Axis, ...]:
     axes, position, text = [], 0, text.rstrip()
     while position < len(text):
         token = _TOKEN.match(text, position)
         if token is None:
-            raise ValueError(f"cannot read {text[position:].strip()!r} in the axes {whole!r}")
+            raise ValueError(f"cannot read {text[position:].strip()!r} in the axes {rule!r}")
         position = token.end()
         if token["name"] is not None:
-            axes.append(() if token["name"] == "_" else (_factor(token["name"], whole),))
+            axes.append(() if token["name"] == "_" else (_factor(token["name"], rule),))
             continue
         parts = [part.split() for part in token["group"].split("+")]
         if not all(parts):
-            raise ValueError(f"empty group in the axes {whole!r}")
-        factors = tuple(_factor(name, whole, k) for k, part in enumerate(parts) for name in part)
+            raise ValueError(f"empty group in the axes {rule!r}")
+        factors = tuple(_factor(name, rule, k) for k, part in enumerate(parts) for name in part)
         if token["diag"] or token["stars"]:
             if any(f.role != "write" for f in factors) or (token["diag"] and token["stars"]):
-                raise ValueError(f"two roles for one factor in the axes {whole!r}")
+                raise ValueError(f"two roles for one factor in the axes {rule!r}")
             factors = tuple(f._replace(role="gain" if token["diag"] else "read") for f in factors)
         axes.append(factors)
     return tuple(axes)
 
 
-def _factor(name: str, whole: str, block: int = 0) -> Factor:
+def _factor(name: str, rule: str, block: int = 0) -> Factor:
     space, star = (name[:-1], True) if name.endswith("*") else (name, False)
     if space == "_" or not _NAME.fullmatch(space):
-        raise ValueError(f"{name!r} is not the name of a space, in the axes {whole!r}")
+        raise ValueError(f"{name!r} is not the name of a space, in the axes {rule!r}")
     return Factor(space, "read" if star else "write", block=block)
 
 

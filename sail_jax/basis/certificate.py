@@ -223,11 +223,11 @@ def _jitter(params: Any, dtype: DTypeLike | None) -> Any:
     def noisy(x: Any) -> Any:
         if not _eps(x):
             return x
-        known = np.asarray(x)
-        wide = np.promote_types(np.float32, known.dtype) if known.dtype.itemsize > 2 else np.float32
-        sign = 2.0 * rng.integers(0, 2, known.shape) - 1
-        moved = known.astype(wide) * (1 + max(_eps(x), _eps(dtype)) * sign)
-        return jnp.asarray(moved.astype(known.dtype))
+        host = np.asarray(x)
+        wide = np.promote_types(np.float32, host.dtype) if host.dtype.itemsize > 2 else np.float32
+        sign = 2.0 * rng.integers(0, 2, host.shape) - 1
+        moved = host.astype(wide) * (1 + max(_eps(x), _eps(dtype)) * sign)
+        return jnp.asarray(moved.astype(host.dtype))
 
     return jax.tree.map(noisy, params)
 

@@ -111,13 +111,13 @@ def unfuse(params: PyTree, spec: Spec) -> tuple[dict[str, Array], Spec]:
     For what looks at parameters space by space; `unfused` is the same of the spec alone.
     """
     new, places = unfused(spec)
-    found = {path_str(key): x for key, x in jax.tree.leaves_with_path(params)}
-    for path, x in found.items():
+    leaves = {path_str(key): x for key, x in jax.tree.leaves_with_path(params)}
+    for path, x in leaves.items():
         _check(path, x, spec, spec.axes(path))
     arrays = {}
     for name, (path, index) in places.items():
-        if path in found:
-            arrays[name] = found[path] if name == path else found[path][index]
+        if path in leaves:
+            arrays[name] = leaves[path] if name == path else leaves[path][index]
     return arrays, replace(new, leaves=tuple(leaf for leaf in new.leaves if leaf.path in arrays))
 
 
@@ -151,7 +151,7 @@ def _blocks(
     """The number, the index and the axes of each block."""
     for parts in itertools.product(*(list(enumerate(_split(axis, spec))) for axis in axes)):
         fused = (len(blocks(axis)) > 1 for axis in axes)
-        number = tuple(k for (k, _), many in zip(parts, fused, strict=True) if many)
+        number = tuple(k for (k, _), is_fused in zip(parts, fused, strict=True) if is_fused)
         yield number, tuple(at for _, (at, _) in parts), tuple(block for _, (_, block) in parts)
 
 
@@ -195,8 +195,8 @@ def _operator(m: SpaceMap, role: Role, kind: Kind) -> Operator:
     write, read = m.entries
     if kind == "params":
         return m.operator({"write": write, "read": read, "gain": _gain(m)}[role])
-    both = write if read is None else read if write is None else write * read
-    dual = {"write": read, "read": write, "gain": both}[role]
+    gain = write if read is None else read if write is None else write * read
+    dual = {"write": read, "read": write, "gain": gain}[role]
     return m.operator(dual if kind == "gradients" or dual is None else dual**2)
 
 

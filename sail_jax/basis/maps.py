@@ -48,8 +48,8 @@ class Selection:
         return (*self.index.shape, self.old)
 
     def dense(self) -> Float[Array, "new old"]:
-        ones = jax.nn.one_hot(self.index, self.old)
-        return ones if self.scale is None else ones.astype(self.scale.dtype) * self.scale[..., None]
+        rows = jax.nn.one_hot(self.index, self.old)
+        return rows if self.scale is None else rows.astype(self.scale.dtype) * self.scale[..., None]
 
 
 Operator = Array | Selection
@@ -80,8 +80,8 @@ class SpaceMap:
             raise ValueError("write and read must both be arrays or both be Selections")
         if isinstance(write, Selection) and isinstance(read, Selection):
             if write.index is not read.index:
-                one, two = concrete(write.index), concrete(read.index)
-                if one is None or two is None or not np.array_equal(one, two):
+                a, b = concrete(write.index), concrete(read.index)
+                if a is None or b is None or not np.array_equal(a, b):
                     raise ValueError("the Selections of write and read must share one index")
             if write.old != read.old:
                 raise ValueError(f"write selects from {write.old} units, read from {read.old}")
@@ -255,8 +255,8 @@ def defect(m: SpaceMap) -> Float[Array, ""]:
     write, read = m.entries
     if m.index is not None or write is None:
         weight = _product(write, read)
-        kept = jnp.zeros(m.old).at[m.index].add(1.0 if weight is None else weight)
-        return jnp.max(jnp.abs(kept - 1), initial=0)
+        diagonal = jnp.zeros(m.old).at[m.index].add(1.0 if weight is None else weight)
+        return jnp.max(jnp.abs(diagonal - 1), initial=0)
     dtype = jnp.promote_types(write.dtype, jnp.float32)
     read = cast(Array, m.read).astype(dtype)
     product = jnp.matmul(read, write.astype(dtype), precision=jax.lax.Precision.HIGHEST)
@@ -290,13 +290,13 @@ def classify(m: SpaceMap) -> Family:
     if host is None or measured is None:
         raise ValueError("a traced map cannot be classified: state its family")
     (w, r), (lost, tolerance) = host, measured
-    n, one = m.old, _one(m)
+    n, eye = m.old, _one(m)
     index = np.arange(n) if m.index is None else np.asarray(m.index)
-    if all(map(np.array_equal, (w, r, index), (one, one, np.arange(n)))):
+    if all(map(np.array_equal, (w, r, index), (eye, eye, np.arange(n)))):
         return Family.IDENTITY
     rows = w if m.index is None else w[:, None]
     monomial = bool((np.count_nonzero(rows, axis=1) <= 1).all() and not r[~rows.any(axis=1)].any())
-    spread = np.abs(_kept(m, w, w) * n / m.new - one).max(initial=0)
+    spread = np.abs(_kept(m, w, w) * n / m.new - eye).max(initial=0)
     facts = {
         Family.MONOMIAL: monomial,
         Family.NONNEGATIVE: bool((w >= 0).all()),
@@ -304,10 +304,10 @@ def classify(m: SpaceMap) -> Family:
         Family.ISOMETRIC: bool(spread <= tolerance),
         Family.INVERTIBLE: m.new == n and lost <= tolerance,
     }
-    found = Family.LINEAR
+    properties = Family.LINEAR
     for family, holds in facts.items():
-        found |= family if holds else Family.LINEAR
-    return found
+        properties |= family if holds else Family.LINEAR
+    return properties
 
 
 def _host(m: SpaceMap) -> tuple[np.ndarray, np.ndarray] | None:

@@ -203,8 +203,8 @@ def spec(
     stated = _expand("spaces", spaces or {}, names)
     given = _expand("sizes", sizes or {}, names)
     _check_nonlinearities(stated)
-    known = _sizes(arrays, leaves, given)
-    out = Spec(leaves, tuple(Space(n, known[n], stated.get(n, "")) for n in names))
+    solved = _sizes(arrays, leaves, given)
+    out = Spec(leaves, tuple(Space(n, solved[n], stated.get(n, "")) for n in names))
     _check_sides(out)
     return out
 
@@ -403,8 +403,8 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 def _users(uses: Iterable[Use], role: str) -> list[str]:
     """The leaves with that role, a tied leaf having both."""
-    found = (u.path for u in uses if u.role == role or (u.tied and role != "gain"))
-    return list(dict.fromkeys(found))
+    paths = (u.path for u in uses if u.role == role or (u.tied and role != "gain"))
+    return list(dict.fromkeys(paths))
 
 
 def _some(paths: list[str]) -> str:
