@@ -56,9 +56,9 @@ def sums(*arrays: Float[Array, "..."]) -> tuple[Float[Array, ""], ...]:
     by one. As accurate as XLA's sums, which are trees: an error of a few eps times the sum of the
     magnitudes.
     """
-    one = arrays[0]
+    first = arrays[0]
     spread = any(any(jax.typeof(x).sharding.spec) for x in arrays)
-    if one.ndim == 1 and one.size and one.size % FOLDED == 0 and not spread:
+    if first.ndim == 1 and first.size and first.size % FOLDED == 0 and not spread:
         return _sums(arrays)
     return tuple(x.sum() for x in arrays)
 
@@ -94,11 +94,11 @@ def gram(delta: Float[Array, "task ..."], axis: Sequence[int] | None = None) -> 
     """
     pairs = [(j, k) for j in range(len(delta)) for k in range(j + 1)]
     if axis is None:
-        found = sums(*(delta[j] * delta[k] for j, k in pairs))
+        products = sums(*(delta[j] * delta[k] for j, k in pairs))
     else:
         over = tuple(a - 1 for a in axis)
-        found = tuple(jnp.sum(delta[j] * delta[k], over) for j, k in pairs)
-    half = dict(zip(pairs, found, strict=True))
+        products = tuple(jnp.sum(delta[j] * delta[k], over) for j, k in pairs)
+    half = dict(zip(pairs, products, strict=True))
     tasks = range(len(delta))
     return jnp.stack(
         [jnp.stack([half[max(j, k), min(j, k)] for k in tasks], -1) for j in tasks], -2
@@ -125,5 +125,5 @@ def computed_once(compute: Callable[[], Array], like: Array) -> Array:
 def number(x: ArrayLike) -> Any:
     """A float as an array: of NumPy, in float64, if it is known, so that nothing is compiled and
     nothing rounded before it meets the arrays."""
-    known = concrete(x)
-    return jnp.asarray(x, float) if known is None else known.astype(np.float64)
+    value = concrete(x)
+    return jnp.asarray(x, float) if value is None else value.astype(np.float64)

@@ -48,19 +48,19 @@ def merge_arrays(works: Sequence[Work]) -> list[Array]:
       NotFiniteError: For inputs and outcomes that are not finite.
       ValueError: What kernels raise, with the path of the leaf.
     """
-    outcomes = {one.name: _aligned(one.size, one.dtype) for one in works}
-    size = sum(one.size for one in works)
+    outcomes = {work.name: _aligned(work.size, work.dtype) for work in works}
+    size = sum(work.size for work in works)
     threads = min(8, os.cpu_count() or 1) if size > SEVERAL else 1
     with Engine(works, threads, KEPT) as engine:
 
         def finish(unit: Unit) -> None:
             with engine.reader(unit) as reader:
-                for one, start, entries, _ in unit.outcome(reader):
-                    outcomes[one.name][start : start + len(entries)] = entries
+                for work, start, entries, _ in unit.outcome(reader):
+                    outcomes[work.name][start : start + len(entries)] = entries
             unit.forget()
 
         engine.each(finish, engine.prepared(works))
-    arrays: Any = [outcomes[one.name].reshape(one.shape) for one in works]
+    arrays: Any = [outcomes[work.name].reshape(work.shape) for work in works]
     return jax.device_put(arrays, may_alias=True)
 
 

@@ -151,10 +151,10 @@ def _without_piece(*args: Any, function: Callable[..., Any]) -> Any:
 
 def chain(*transforms: Transform) -> Transform:
     """The transform that applies `transforms` from left to right; `chain()` changes nothing."""
-    for one in transforms:
-        if not isinstance(one, Transform):
-            raise TypeError(f"chain: expected transforms, got {one!r}; see `from_function`")
-    return Transform(tuple(step for one in transforms for step in one.steps))
+    for part in transforms:
+        if not isinstance(part, Transform):
+            raise TypeError(f"chain: expected transforms, got {part!r}; see `from_function`")
+    return Transform(tuple(step for part in transforms for step in part.steps))
 
 
 def masked(inner: Transform, predicate: str | Callable[[str], bool]) -> Transform:

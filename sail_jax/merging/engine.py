@@ -117,43 +117,43 @@ class Engine:
                 groups.setdefault(id(work.merge), []).append(work)
             elif wanted(work):
                 alone.append(work)
-        found = units(alone, self._crowded)
+        ready = units(alone, self._crowded)
         for group in groups.values():
             if any(map(wanted, group)):
-                every = self._resolved(group)
-                found += [unit for unit in every if any(map(wanted, unit.works))]
-        return found
+                members = self._resolved(group)
+                ready += [unit for unit in members if any(map(wanted, unit.works))]
+        return ready
 
     def _resolved(self, group: Sequence[Work]) -> list[Unit]:
         """The units of a merge over the tree, the kernels of its first steps known."""
         steps = group[0].steps
         check_paths(steps, [work.name for work in group])
         in_order = sorted(group, key=lambda work: work.name)
-        every = units(in_order, self._crowded, tree_bits(group))
+        ordered = units(in_order, self._crowded, tree_bits(group))
         for step in steps[: barrier(steps)]:
             if not step.over_tree:
-                self.each(lambda unit, step=step: self._resolve(unit, step), every)
+                self.each(lambda unit, step=step: self._resolve(unit, step), ordered)
                 continue
-            chosen = [unit for unit in every if unit.runs and step.applies(unit.name)]
+            chosen = [unit for unit in ordered if unit.runs and step.applies(unit.name)]
             own = self._over_tree(chosen, step) if chosen else {}
-            for unit in every:
+            for unit in ordered:
                 unit.resolved(*own.get(id(unit), (None, [])))
-        return every
+        return ordered
 
     def _over_tree(self, chosen: Sequence[Unit], step: Step) -> dict[int, Resolved]:
         works = [work for unit in chosen for work in unit.works]
         tree = Tree(chosen, functools.partial(self._visit, chosen), tree_bits(works))
         with self.precision():
-            found = tree.resolve(step, step.prepare(sum(work.size for work in works)))
-        return {id(unit): its for unit, its in zip(chosen, found, strict=True)}
+            resolved = tree.resolve(step, step.prepare(sum(work.size for work in works)))
+        return {id(unit): its for unit, its in zip(chosen, resolved, strict=True)}
 
     def _resolve(self, unit: Unit, step: Step) -> None:
         with self.reader(unit) as reader:
             unit.resolve(step, reader)
 
     def _visit(self, chosen: Sequence[Unit], function: Callable[[int, Unit, Reader], None]) -> None:
-        def one(place: int) -> None:
+        def visit_unit(place: int) -> None:
             with self.reader(chosen[place]) as reader:
                 function(place, chosen[place], reader)
 
-        self.each(one, range(len(chosen)))
+        self.each(visit_unit, range(len(chosen)))

@@ -116,9 +116,9 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
         return []
     data = tuple(data_of(steps, leaf) for leaf in leaves)
     loops: dict[Any, list[int]] = {}
-    for i, (leaf, one) in enumerate(zip(leaves, data, strict=True)):
+    for i, (leaf, inputs) in enumerate(zip(leaves, data, strict=True)):
         applied = tuple(step.applies(leaf.path) for step in steps)
-        arrays, structure = jax.tree.flatten(one)
+        arrays, structure = jax.tree.flatten(inputs)
         types = tuple((jnp.shape(x), jnp.result_type(x), jax.typeof(x).sharding) for x in arrays)
         loops.setdefault((applied, structure, types), []).append(i)
     plan = Plan(
@@ -132,10 +132,10 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
     def prepare(s: int, step: Step) -> Any:
         if step.over_tree:
             counts = zip(plan.sizes, plan.loops, plan.applied, strict=True)
-            return step.prepare(sum(n * len(members) for n, members, here in counts if here[s]))
+            return step.prepare(sum(n * len(members) for n, members, mask in counts if mask[s]))
         return tuple(
-            step.prepare(n) if here[s] else ()
-            for n, here in zip(plan.sizes, plan.applied, strict=True)
+            step.prepare(n) if mask[s] else ()
+            for n, mask in zip(plan.sizes, plan.applied, strict=True)
         )
 
     tables = Tables(
@@ -162,14 +162,14 @@ def _walk(
         kernels: list[Kernel | None] = [None] * len(loops)
         if step.over_tree:
             visit = _Loops([loops[k] for k in chosen], plan.order)
-            found, own = resolve(step, visit, tables.prepared[s])
+            bound, own = resolve(step, visit, tables.prepared[s])
             for i, k in enumerate(chosen):
-                kernels[k], loops[k].own[s] = found, tuple(kept[i] for kept in own)
+                kernels[k], loops[k].own[s] = bound, tuple(argument[i] for argument in own)
         else:
             for k in chosen:
                 kernels[k] = alone(step).bind(tables.prepared[s][k])
-        for loop, found in zip(loops, kernels, strict=True):
-            loop.known.append(found)
+        for loop, bound in zip(loops, kernels, strict=True):
+            loop.known.append(bound)
     outcomes: dict[int, Any] = {}
     for loop, path in zip(loops, plan.first, strict=True):
         with naming(path):
@@ -227,7 +227,7 @@ class _Loop:
             xs = jax.tree.map(lambda *x: jnp.stack(x), *self.data), mine
             return lax.scan(lambda state, x: self._step(f, state, *x), state, xs)
         # picked by a branch: to stack them first would copy all inputs
-        branches = [lambda one=one: jax.tree.map(jnp.asarray, one) for one in self.data]
+        branches = [lambda leaf=leaf: jax.tree.map(jnp.asarray, leaf) for leaf in self.data]
 
         def step(state: Any, x: Any) -> tuple[Any, Any]:
             return self._step(f, state, lax.switch(x[0], branches), x[1])
@@ -241,21 +241,21 @@ class _Loop:
 
     def _step(self, f: Body, state: Any, data: Data, mine: Any) -> tuple[Any, Any]:
         name, own = mine
-        known = tuple(
+        kernels = tuple(
             kernel and kernel.bind(*own.get(s, ())) for s, kernel in enumerate(self.known)
         )
-        return f(state, known, data, Piece(name))
+        return f(state, kernels, data, Piece(name))
 
     def finish(self, tail: Kernel) -> Iterable[Any]:
         """The outcome of every leaf."""
 
-        def one(state: Any, known: Known, data: Data, piece: Piece) -> tuple[Any, Any]:
-            return state, tail(data.source, through(known, data, piece))
+        def finished(state: Any, kernels: Known, data: Data, piece: Piece) -> tuple[Any, Any]:
+            return state, tail(data.source, through(kernels, data, piece))
 
         count = len(self.data)
-        if count == 1 or self._is_short(one):
-            return [self.visit(one, (), i)[1] for i in range(count)]
-        return _unstacked(self.scan(one, ())[1], count, self.stacked)
+        if count == 1 or self._is_short(finished):
+            return [self.visit(finished, (), i)[1] for i in range(count)]
+        return _unstacked(self.scan(finished, ())[1], count, self.stacked)
 
     def _is_short(self, f: Body) -> bool:
         """Whether a loop would only keep XLA from fusing what it does: then it costs copies."""
@@ -288,9 +288,9 @@ def _slices(x: Array, count: int, differentiable: bool) -> list[Array]:
     if not x.size:
         return [x[0]] * count
     # XLA compiles slices at known places one by one, but slices at unknown places once
-    some = x.reshape(-1)[0]
-    dtype = jnp.dtype(f"uint{8 * some.dtype.itemsize}")
-    bits = some.astype(dtype) if some.dtype == bool else lax.bitcast_convert_type(some, dtype)
+    entry = x.reshape(-1)[0]
+    dtype = jnp.dtype(f"uint{8 * entry.dtype.itemsize}")
+    bits = entry.astype(dtype) if entry.dtype == bool else lax.bitcast_convert_type(entry, dtype)
     places = lax.cond(
         (bits | 1) != 0,  # always, but XLA does not see that
         lambda: tuple(jnp.int32(i) for i in range(count)),
@@ -318,7 +318,7 @@ class _Loops(Traced):
     def _visit(
         self, part: Callable[..., tuple[Any, Any]], add: Callable[[Any, Any], Any]
     ) -> tuple[Any, list[Any]]:
-        def one(total: Any, *leaf: Any) -> tuple[Any, Any]:
+        def accumulate(total: Any, *leaf: Any) -> tuple[Any, Any]:
             shared, own = part(*leaf)
             return add(total, shared), own
 
@@ -329,12 +329,12 @@ class _Loops(Traced):
         total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         own = []
         for loop in self.loops:
-            total, mine = loop.scan(one, total)
+            total, mine = loop.scan(accumulate, total)
             own.append(mine)
         return total, own
 
     def each(self, function: Callable[..., Any], *own: Any) -> Any:
-        return [function(*one) for one in zip(*own, strict=True)]
+        return [function(*arguments) for arguments in zip(*own, strict=True)]
 
     def sizes(self) -> Any:
         sizes = (np.full(len(loop.data), loop.size) for loop in self.loops)
@@ -345,8 +345,8 @@ class _Loops(Traced):
         back = np.argsort(self.by_path)
 
         def running(*parts: ranking.Wide) -> list[ranking.Wide]:
-            every = jax.tree.map(lambda *x: jnp.concatenate(x)[self.by_path], *parts)
-            before = [jnp.split(part[back], ends) for part in ranking.running(every)]
+            in_order = jax.tree.map(lambda *x: jnp.concatenate(x)[self.by_path], *parts)
+            before = [jnp.split(part[back], ends) for part in ranking.running(in_order)]
             return [ranking.Wide(hi, lo) for hi, lo in zip(*before, strict=True)]
 
         spread = map_counts(running, *own)

@@ -94,8 +94,8 @@ def check_paths(steps: Sequence[Step], paths: Sequence[str]) -> None:
 def check_chosen(where: Callable[[str], bool], paths: Sequence[str]) -> None:
     """ValueError for a predicate on paths that holds for none of them."""
     if not any(map(where, paths)):
-        known = some_paths(paths)
-        raise ValueError(f"masked: the predicate chooses none of the leaves {known}")
+        listed = some_paths(paths)
+        raise ValueError(f"masked: the predicate chooses none of the leaves {listed}")
 
 
 @contextlib.contextmanager
@@ -114,19 +114,19 @@ def digit_bits(size: int, leaves: int) -> int:
     return 16 if size > LARGE * leaves else 8
 
 
-def through(known: Known, data: Data, piece: Piece) -> Any:
+def through(kernels: Known, data: Data, piece: Piece) -> Any:
     """The task vectors of a piece behind the first steps, or its update if the last reduces."""
     value: Any = data.source.vectors()
-    for step, local in zip(known, data.local, strict=False):
+    for step, local in zip(kernels, data.local, strict=False):
         if step is not None:
             value = step(piece.beside(local), *value)
     return value
 
 
-def summarise(known: Known, summary: Kernel, data: Data, piece: Piece) -> Any:
-    """What a piece contributes to a statistic of the step behind `known`."""
-    here = piece.beside(data.local[len(known)])
-    return summary(here, *through(known, data, piece))
+def summarise(kernels: Known, summary: Kernel, data: Data, piece: Piece) -> Any:
+    """What a piece contributes to a statistic of the step behind `kernels`."""
+    local = piece.beside(data.local[len(kernels)])
+    return summary(local, *through(kernels, data, piece))
 
 
 def alone(step: Step) -> Kernel:
@@ -138,8 +138,8 @@ def alone(step: Step) -> Kernel:
 
 
 def _alone(step: Step, prepared: tuple[Any, ...], piece: Piece, delta: Array, weight: Array) -> Any:
-    found, own = resolve(step, Whole(piece, delta, weight), prepared)
-    return found(*own, piece, delta, weight)
+    bound, own = resolve(step, Whole(piece, delta, weight), prepared)
+    return bound(*own, piece, delta, weight)
 
 
 class Traced:

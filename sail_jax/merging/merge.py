@@ -134,9 +134,9 @@ class Merge:
     def check_weights(self, weights: Weights, tasks: int) -> Any:
         """The weights `[task]` that the steps see; ValueError unless they fit."""
         w = task_weights(weights, tasks, self.normalize)
-        known = concrete(w)
-        if self.positive_weights and known is not None and (known < 0).any():
-            raise ValueError(f"weights: expected finite values >= 0, got {known.tolist()}")
+        values = concrete(w)
+        if self.positive_weights and values is not None and (values < 0).any():
+            raise ValueError(f"weights: expected finite values >= 0, got {values.tolist()}")
         return w
 
     def work(
@@ -207,16 +207,16 @@ class Merge:
         if not traced and on_one_cpu(leaves):
             return dict(zip(sources, self._in_pieces(list(sources.values())), strict=True))
         tail = kernel(outcome, scale, check=not traced)
-        found = dict(zip(sources, evaluate(self.steps, leaves, tail), strict=True))
+        outcomes = dict(zip(sources, evaluate(self.steps, leaves, tail), strict=True))
         if traced:
             matched.refuse(known_finite(matched, sources))
-            return found
-        flags = {i: np.asarray(finite) for i, (_, finite) in found.items()}
+            return outcomes
+        flags = {i: np.asarray(finite) for i, (_, finite) in outcomes.items()}
         matched.refuse({i: finite[:-1] for i, finite in flags.items()})
         for i, finite in flags.items():
             if not finite[-1]:
                 raise ValueError(self._overflow(matched.paths[i], matched.start[i].dtype))
-        return {i: leaf for i, (leaf, _) in found.items()}
+        return {i: leaf for i, (leaf, _) in outcomes.items()}
 
     def _in_pieces(self, sources: Sequence[tuple[str, Proposal]]) -> Sequence[Any]:
         def tensor(path: str, who: str, x: Any) -> InMemory:
@@ -255,10 +255,10 @@ def with_base(weights: Weights) -> Weights:
     """The weights of the models behind that of a base which is merged as they are: 1."""
     if weights is None:
         return None
-    known: Any = concrete(weights)
-    if known is None:
+    values: Any = concrete(weights)
+    if values is None:
         return jnp.concatenate([jnp.ones(1), jnp.asarray(weights, float).reshape(-1)])
-    return np.concatenate([np.ones(1), known.reshape(-1)])
+    return np.concatenate([np.ones(1), values.reshape(-1)])
 
 
 def choose(compat: Compat) -> Callable[[T | None, T, T], T]:
@@ -317,7 +317,7 @@ def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
     method, they know from its signature and from the merge it makes.
     """
     name = factory.__name__
-    known = inspect.signature(factory).parameters
+    options = inspect.signature(factory).parameters
 
     @functools.wraps(factory)
     def make(*args: P.args, **kwargs: P.kwargs) -> Merge:
@@ -332,9 +332,11 @@ def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
                     f"{name}: {option} are no hyperparameter, but given where the merge is applied:"
                     f" {name}(...)(models, base, weights=...)"
                 )
-            if option not in known:
-                raise TypeError(f"{name} has no hyperparameter {option!r}{nearest(option, known)}")
-        for option in known.values():
+            if option not in options:
+                raise TypeError(
+                    f"{name} has no hyperparameter {option!r}{nearest(option, options)}"
+                )
+        for option in options.values():
             if option.default is option.empty and option.name not in kwargs:
                 raise TypeError(f"{name}: missing hyperparameter {option.name!r}")
         try:

@@ -81,5 +81,5 @@ def key_words(key: Array | None, purpose: str) -> UInt[Array | np.ndarray, "word
     except (TypeError, ValueError) as error:
         raise TypeError(f"key: expected one PRNG key, got {key!r}") from error
     data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-    known: Any = concrete(data)
-    return (data if known is None else known).reshape(-1).astype(np.uint32)
+    words: Any = concrete(data)
+    return (data if words is None else words).reshape(-1).astype(np.uint32)

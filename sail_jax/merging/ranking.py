@@ -111,7 +111,7 @@ def _where(condition: Array, a: Wide, b: Wide) -> Wide:
 def occurrences(mask: Bool[Array, "task ..."]) -> Wide:
     """How often `mask` is True for each task, of fewer than 2**32 entries: Wide `[task]`."""
     _check_size(mask)
-    counts = [_row_sums(one) if one.ndim == 1 else one.sum(dtype=jnp.uint32) for one in mask]
+    counts = [_row_sums(row) if row.ndim == 1 else row.sum(dtype=jnp.uint32) for row in mask]
     return _carry(jnp.uint32(0), jnp.stack(counts))
 
 
@@ -167,11 +167,11 @@ def magnitude(
 ) -> UInt[Array, "task ..."]:
     """|delta| as unsigned integers in the same order; masked entries are worth 0."""
 
-    def one(d: Array, w: Array) -> Array:
+    def as_key(d: Array, w: Array) -> Array:
         size = lax.stop_gradient(jnp.where(w != 0, jnp.abs(d), 0))
         return lax.bitcast_convert_type(size.astype(jnp.result_type(float)), _key_dtype())
 
-    return per_task(one, delta, weight)
+    return per_task(as_key, delta, weight)
 
 
 def _magnitudes(piece: Piece, delta: Array, weight: Array) -> UInt[Array, "task ..."]:
@@ -270,7 +270,7 @@ def _by_digits(
         # no digit is known before the first: all ranks share one count, which is worth a program of
         # its own where there is much to count
         first = visit.bits == 16 and isinstance(digit, int) and digit == 0
-        heads = tuple(one.key for one in (state[:1] if first else state))
+        heads = tuple(search.key for search in (state[:1] if first else state))
         left: Any = np.asarray(digits - 1) - digit
         shift = (left * visit.bits).astype(_key_dtype())
         count = kernel(_count_digits, keys, heads, shift, bits=visit.bits)
@@ -279,9 +279,9 @@ def _by_digits(
     state = visit.repeat(digits, narrow, state)
     if not ties:
         return state, None, None
-    equal = kernel(_count_equal, keys, tuple(one.key for one in state))
+    equal = kernel(_count_equal, keys, tuple(search.key for search in state))
     own = visit.keep(equal, _add_each)[1]
-    return state, *(visit.each(lambda both, i=i: both[i], own) for i in range(2))
+    return state, *(visit.each(lambda pair, i=i: pair[i], own) for i in range(2))
 
 
 def _by_bits(
@@ -291,16 +291,16 @@ def _by_bits(
     searched for does, so that nobody has to count equal keys in the end."""
     digits = _key_bits()
 
-    def narrow(digit: Array, known: tuple[Any, Any]) -> tuple[Any, Any]:
-        state, begun = known
+    def narrow(digit: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        state, begun = carry
         shift = (digits - 1 - digit).astype(_key_dtype())
-        count = kernel(_count_ones, keys, tuple(one.key for one in state), shift, ties=ties)
+        count = kernel(_count_ones, keys, tuple(search.key for search in state), shift, ties=ties)
         counts, ones = visit.keep(count, _add_each)
-        ahead = tuple(less(n, one.rank) for n, one in zip(counts, state, strict=True))
+        ahead = tuple(less(n, search.rank) for n, search in zip(counts, state, strict=True))
 
         def go_on(ones: tuple[Wide, ...], begun: tuple[Wide, ...]) -> tuple[Wide, ...]:
-            each = zip(ahead, ones, begun, strict=True)
-            return tuple(_where(zero, subtract(n, one), one) for zero, one, n in each)
+            triples = zip(ahead, ones, begun, strict=True)
+            return tuple(_where(zero, subtract(n, hit), hit) for zero, hit, n in triples)
 
         return _next_digits(state, counts), visit.each(go_on, ones, begun) if ties else None
 
@@ -326,34 +326,34 @@ def _add_each(a: Sequence[Wide], b: Sequence[Wide]) -> tuple[Wide, ...]:
 
 
 def _count_digits(
-    keys: Kernel, heads: tuple[Array, ...], shift: Array, *here: Any, bits: int
+    keys: Kernel, heads: tuple[Array, ...], shift: Array, *args: Any, bits: int
 ) -> tuple[Wide, ...]:
     """For each head how many keys that begin with it have which next digit, `[task, 2**bits]`.
 
-    `here` is (piece, delta, weight), as below.
+    `args` is (piece, delta, weight), as below.
     """
-    values, inside = _keys_inside(keys, *here)
+    values, inside = _keys_inside(keys, *args)
     return tuple(histogram(values, head, shift, inside, bits) for head in heads)
 
 
 def _count_ones(
-    keys: Kernel, heads: tuple[Array, ...], shift: Array, *here: Any, ties: bool
+    keys: Kernel, heads: tuple[Array, ...], shift: Array, *args: Any, ties: bool
 ) -> tuple[tuple[Wide, ...], Any]:
     """For each head how many keys that begin with it have a 1 as their next bit, `[task]`."""
-    ones = tuple(head << 1 | 1 for head in heads)
-    counts = _count_where(lambda key, one: key >> shift == one, ones, *_keys_inside(keys, *here))
+    prefixes = tuple(head << 1 | 1 for head in heads)
+    counts = _count_where(lambda key, p: key >> shift == p, prefixes, *_keys_inside(keys, *args))
     return counts, counts if ties else ()
 
 
 def _count_equal(
-    keys: Kernel, thresholds: tuple[Array, ...], *here: Any
+    keys: Kernel, thresholds: tuple[Array, ...], *args: Any
 ) -> tuple[tuple[()], tuple[tuple[Wide, ...], tuple[Array | None, ...]]]:
-    found, inside = _keys_inside(keys, *here)
-    _check_size(found)
-    in_rows = tuple(_equal_in_rows(found, least, inside) for least in thresholds)
+    values, inside = _keys_inside(keys, *args)
+    _check_size(values)
+    in_rows = tuple(_equal_in_rows(values, least, inside) for least in thresholds)
     totals = tuple(narrow_to_wide(rows.sum(1, dtype=jnp.uint32)) for rows in in_rows)
     # counts of short rows, kept for all pieces of a model, would be as large as the model
-    return (), (totals, in_rows if _rows(found)[1] >= LONG else (None,) * len(in_rows))
+    return (), (totals, in_rows if _rows(values)[1] >= LONG else (None,) * len(in_rows))
 
 
 def _equal_in_rows(
@@ -394,21 +394,21 @@ def _next_digits(state: tuple[Found, ...], counts: tuple[Wide, ...]) -> tuple[Fo
     return tuple(map(_next_digit, state, counts))
 
 
-def _next_digit(found: Found, counts: Wide) -> Found:
+def _next_digit(search: Found, counts: Wide) -> Found:
     if counts.lo.ndim == 1:
-        zero = less(counts, found.rank)
-        rank = _where(zero, subtract(found.rank, counts), found.rank)
-        return Found(found.key << 1 | (~zero).astype(found.key.dtype), rank)
+        zero = less(counts, search.rank)
+        rank = _where(zero, subtract(search.rank, counts), search.rank)
+        return Found(search.key << 1 | (~zero).astype(search.key.dtype), rank)
     if counts.lo.shape[1] == 256:
-        digit, rank = _reached(counts, found.rank)
-        return Found(found.key << 8 | digit.astype(found.key.dtype), rank)
+        digit, rank = _reached(counts, search.rank)
+        return Found(search.key << 8 | digit.astype(search.key.dtype), rank)
     # in two steps, of the digit's upper and lower byte
     blocks = Wide(*(part.reshape(len(part), 256, 256) for part in counts))
-    high, rank = _reached(_carry(*(part.sum(2, dtype=jnp.uint32) for part in blocks)), found.rank)
+    high, rank = _reached(_carry(*(part.sum(2, dtype=jnp.uint32) for part in blocks)), search.rank)
     block = Wide(*(jnp.take_along_axis(p, high[:, None, None], 1)[:, 0] for p in blocks))
     low, rank = _reached(block, rank)
-    digit = (high << 8 | low).astype(found.key.dtype)
-    return Found(found.key << 16 | digit, rank)
+    digit = (high << 8 | low).astype(search.key.dtype)
+    return Found(search.key << 16 | digit, rank)
 
 
 def _reached(counts: Wide, rank: Wide) -> tuple[Array, Wide]:
@@ -468,11 +468,11 @@ def histogram(
     return _carry(jnp.uint32(0), counts)
 
 
-def _each_task(one: Callable[..., Array], *arrays: Array) -> Array:
+def _each_task(function: Callable[..., Array], *arrays: Array) -> Array:
     # not vmap: a batched scatter is several times slower on CPUs
     if len(arrays[0]) > 8:
-        return lax.map(lambda pair: one(*pair), arrays)
-    return jnp.stack([one(*pair) for pair in zip(*arrays, strict=True)])
+        return lax.map(lambda pair: function(*pair), arrays)
+    return jnp.stack([function(*pair) for pair in zip(*arrays, strict=True)])
 
 
 def _scattered(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"]:
@@ -480,9 +480,9 @@ def _scattered(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"]:
     # adding to one bin again and again is slow: neighbours have two counters in turn
     place = lax.iota(jnp.int32, digit.size)
     digit = jnp.where(counts, digit, bins + place % SPARE)
-    found = jnp.zeros(2 * (bins + SPARE), jnp.uint32)
-    found = found.at[2 * digit + place % 2].add(jnp.uint32(1), mode="promise_in_bounds")
-    return found.reshape(-1, 2).sum(1, dtype=jnp.uint32)[:bins]
+    counters = jnp.zeros(2 * (bins + SPARE), jnp.uint32)
+    counters = counters.at[2 * digit + place % 2].add(jnp.uint32(1), mode="promise_in_bounds")
+    return counters.reshape(-1, 2).sum(1, dtype=jnp.uint32)[:bins]
 
 
 def _sorted_counts(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"]:
@@ -521,8 +521,8 @@ def take(
 def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array | None) -> Array:
     rows, columns = _rows(keys)
     in_rows = _equal_in_rows(keys, thresholds) if in_rows is None else in_rows
-    row, left, here = _descend(in_rows, left, keys)
-    column = _first_reaching((here == thresholds[:, None]).astype(jnp.uint32), left)
+    row, left, row_keys = _descend(in_rows, left, keys)
+    column = _first_reaching((row_keys == thresholds[:, None]).astype(jnp.uint32), left)
     end = row * columns + jnp.where(left > 0, column + 1, 0)
     index = lax.iota(jnp.uint32, rows * columns).reshape(keys.shape[1:])
     return per_task(
@@ -543,8 +543,8 @@ def _first_reaching(
     tasks, n = counts.shape
     if n % BLOCK == 0 and n > BLOCK * BLOCK // 4:
         sums = counts.reshape(tasks, n // BLOCK, BLOCK).sum(2, dtype=jnp.uint32)
-        block, left, here = _descend(sums, wanted, counts)
-        return jnp.minimum(block * BLOCK + _first_reaching(here, left), n)
+        block, left, block_counts = _descend(sums, wanted, counts)
+        return jnp.minimum(block * BLOCK + _first_reaching(block_counts, left), n)
     place = lax.iota(jnp.uint32, n)
 
     def halve(k: Array, at: Array) -> Array:
@@ -568,8 +568,8 @@ def _descend(
         # reshaped task by task: XLA would keep a stack of keys that it sees reshaped
         return lax.dynamic_index_in_dim(table.reshape(rows, -1), at, 0, False)
 
-    here = per_task(pick, entries, jnp.minimum(row, rows - 1).astype(jnp.int32))
-    return row, wanted - before.sum(1, dtype=jnp.uint32), here
+    picked = per_task(pick, entries, jnp.minimum(row, rows - 1).astype(jnp.int32))
+    return row, wanted - before.sum(1, dtype=jnp.uint32), picked
 
 
 def _rows(keys: Array) -> tuple[int, int]:
@@ -646,11 +646,11 @@ def _host_ranks(keys: Any) -> np.ndarray:
     rank = np.broadcast_to(np.arange(n, dtype=ranks.dtype), (step, n))
     for start in range(0, len(rows), step):
         block = rows[start : start + step]
-        some = pairs[: len(block)]
-        np.left_shift(block, np.uint64(32), out=some, dtype=np.uint64)
-        np.bitwise_or(some, position[: len(block)], out=some)
-        some.sort(axis=1)
-        np.bitwise_and(some, np.uint64(0xFFFFFFFF), out=some)
+        packed = pairs[: len(block)]
+        np.left_shift(block, np.uint64(32), out=packed, dtype=np.uint64)
+        np.bitwise_or(packed, position[: len(block)], out=packed)
+        packed.sort(axis=1)
+        np.bitwise_and(packed, np.uint64(0xFFFFFFFF), out=packed)
         out = ranks[start : start + step].reshape(-1)
-        out[some.view(np.int64).reshape(-1)] = rank[: len(block)].reshape(-1)
+        out[packed.view(np.int64).reshape(-1)] = rank[: len(block)].reshape(-1)
     return ranks.reshape(shape)

@@ -105,8 +105,8 @@ def _add_products(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array
 
 
 def _coefficients(count: Coefficients, prepared: Any, sums: tuple[Array, Array]) -> Array:
-    known = jnp.isfinite(sums[0]).all((-2, -1))[..., None]
-    return jnp.where(known, count(*sums), jnp.nan)
+    finite = jnp.isfinite(sums[0]).all((-2, -1))[..., None]
+    return jnp.where(finite, count(*sums), jnp.nan)
 
 
 def _by_row(count: Coefficients, piece: Piece, delta: Array, weight: Array) -> Array:

@@ -228,8 +228,8 @@ class PerLeaf:
 
     def check(self, paths: Sequence[str]) -> None:
         """ValueError for arrays of leaves that there are not, and for leaves without arrays."""
-        known = set(paths)
-        odd = next((path for path in self.arrays if path not in known), None)
+        existing = set(paths)
+        odd = next((path for path in self.arrays if path not in existing), None)
         if odd is not None:
             raise ValueError(f"{self.name}: no such floating leaf {odd!r}{nearest(odd, paths)}")
         missing = [path for path in paths if path not in self.arrays] if self.complete else []
@@ -325,7 +325,7 @@ class Step:
 
     def compiled(self) -> "Step":
         """The step without what only depends on paths and sizes: code is not specialised to it."""
-        statistics = tuple(one.compiled() for one in self.statistics)
+        statistics = tuple(statistic.compiled() for statistic in self.statistics)
         return replace(self, statistics=statistics, where=None, local=None)
 
     def prepare(self, size: int) -> tuple[Any, ...]:
@@ -343,9 +343,9 @@ def resolve(step: Step, visit: Visit, prepared: tuple[Any, ...]) -> tuple[Kernel
     Returns:
       Its kernel with what they found, and what each piece keeps: further arguments.
     """
-    found: tuple[Any, ...] = ()
+    values: tuple[Any, ...] = ()
     own: tuple[Any, ...] = ()
-    for statistic, known in zip(step.statistics, prepared, strict=True):
-        more, kept = statistic.find(visit, found, known)
-        found, own = (*found, *more), (*own, *kept)
-    return step.kernel.bind(*found), own
+    for statistic, setup in zip(step.statistics, prepared, strict=True):
+        more, of_pieces = statistic.find(visit, values, setup)
+        values, own = (*values, *more), (*own, *of_pieces)
+    return step.kernel.bind(*values), own

@@ -155,30 +155,30 @@ def pieces(shape: Shape, needs: Needs, crowded: bool = False) -> list[Run]:
         return [Run(s, min(cut[0], n - s), cut[1]) for s in range(0, n, cut[0])]
     if crowded and n <= TINY:
         return [Run(0, n, (TINY,))]
-    found, start = [], 0
+    runs, start = [], 0
     while start < n:  # what is left after the last whole piece in smaller ones: padding costs
         left = n - start
         size = ENTRIES if left >= ENTRIES else FEW if left <= FEW else SOME
-        found.append(Run(start, min(size, left), (size,)))
+        runs.append(Run(start, min(size, left), (size,)))
         start += size
-    return found
+    return runs
 
 
-def passes(one: Work, bits: int = 16) -> int:
+def passes(work: Work, bits: int = 16) -> int:
     """How often the entries of a tensor are read, unless they are kept in memory.
 
     Args:
       one: What is done.
       bits: What a visit of the whole tree counts at a time.
     """
-    whole = len(pieces(one.shape, one.needs)) <= 1
-    alone = 0 if whole else sum(step.passes(16) for step in one.steps if not step.over_tree)
-    return 1 + alone + sum(step.passes(bits) for step in one.steps if step.over_tree)
+    in_one_piece = len(pieces(work.shape, work.needs)) <= 1
+    alone = 0 if in_one_piece else sum(step.passes(16) for step in work.steps if not step.over_tree)
+    return 1 + alone + sum(step.passes(bits) for step in work.steps if step.over_tree)
 
 
-def kept_bytes(one: Work) -> float:
+def kept_bytes(work: Work) -> float:
     """Bytes for each entry and model that statistics keep until the tensor is merged."""
-    return sum(s.kept_bytes() for step in one.steps for s in step.statistics)
+    return sum(s.kept_bytes() for step in work.steps for s in step.statistics)
 
 
 def visiting_bytes(one: Work) -> int:
@@ -201,8 +201,8 @@ def finite(x: np.ndarray) -> bool:
     sign = 1 << (8 * size - 1)
     flat = x.reshape(-1)
     # positive ones by the largest signed integer, negative ones by the largest unsigned
-    positive, every = (flat.view(f"{kind}{size}") for kind in "iu")
-    return flat.size == 0 or (int(positive.max()) < largest and int(every.max()) < sign + largest)
+    signed, unsigned = (flat.view(f"{kind}{size}") for kind in "iu")
+    return flat.size == 0 or (int(signed.max()) < largest and int(unsigned.max()) < sign + largest)
 
 
 class NotFiniteError(ValueError):
@@ -229,10 +229,10 @@ def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray, count: int) -> N
 # --- memory
 
 
-def read_as(one: Work) -> np.dtype:
+def read_as(work: Work) -> np.dtype:
     """What the inputs of a tensor are read as: their own dtype if they share one, float32, or
     float64. A dtype without a zero cannot be padded with it."""
-    dtypes = {tensor.dtype for tensor in one.inputs}
+    dtypes = {tensor.dtype for tensor in work.inputs}
     if len(dtypes) == 1 and (dtype := next(iter(dtypes))).name != "float8_e8m0fnu":
         return dtype
     return np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
@@ -270,8 +270,8 @@ class Buffers:
         """What was taken, as the device sees it now: over the same memory where that can be, and
         then made once only, for what will be written there is seen as well. Whoever writes there
         has to wait for whoever reads: `Reader` does."""
-        if (known := self._aliases.get(id(view))) is not None:
-            return known[1]
+        if (alias := self._aliases.get(id(view))) is not None:
+            return alias[1]
         array = jax.device_put(view, may_alias=True)
         if _shares(array, view):
             self._aliases[id(view)] = view, array  # which keeps the view, and so its number
@@ -284,8 +284,8 @@ class Buffers:
 
     def clear(self) -> None:
         """Lets go of all memory; what arrays still lie over lives as long as they do."""
-        for kept in (self._memory, self._views, self._aliases):
-            kept.clear()
+        for table in (self._memory, self._views, self._aliases):
+            table.clear()
 
 
 def _shares(array: Array, view: np.ndarray) -> bool:
@@ -308,7 +308,7 @@ class Reader:
     ):
         self.unit, self.buffers, self.check, self.stopped = unit, buffers, check, stopped
         self.dtype = unit.dtype
-        held = sum(one.size * len(one.inputs) for one in unit.works) * self.dtype.itemsize
+        held = sum(work.size * len(work.inputs) for work in unit.works) * self.dtype.itemsize
         self.keeps = unit.passes > 1 and held <= buffers.hold
         self.read: dict[int, int] = {}  # the slots of pieces that have been read
 
@@ -345,9 +345,9 @@ class Reader:
                     _refuse(tensors, rows, run.count)
             return self.buffers.on_device(memory)
 
-        starts = [one.start for one in works if one.start is not None]
+        starts = [work.start for work in works if work.start is not None]
         start = part("start", starts) if starts else None
-        models = part("models", [x for one in works for x in one.models], self.unit.tasks)
+        models = part("models", [x for work in works for x in work.models], self.unit.tasks)
         self.unit.unchecked.discard(k)
         return start, models
 
@@ -386,14 +386,14 @@ class Unit:
         first = works[0]
         self.works, self.bits = tuple(works), bits
         self.merge, self.steps = first.merge, first.steps
-        largest = max(works, key=lambda one: one.size)
+        largest = max(works, key=lambda work: work.size)
         self.runs = pieces(largest.shape, first.needs, crowded)
         self.unchecked = set(range(len(self.runs)))
         self.batch = at_a_time(first, crowded)
         self.dtype = read_as(first)
         wide = np.float64 if self.dtype == np.float64 else np.float32
-        self.weights = self._stacked([one.weights.astype(wide) for one in works])
-        self.names = self._stacked([fingerprint(one.name) for one in works])
+        self.weights = self._stacked([work.weights.astype(wide) for work in works])
+        self.names = self._stacked([fingerprint(work.name) for work in works])
         self.known: Known = ()
         self.own: list[list[tuple[Any, ...]]] = []
 
@@ -428,7 +428,7 @@ class Unit:
     def place(self, k: int) -> Piece:
         """The pieces number k of all tensors, stacked."""
         run = self.runs[k]
-        sizes = [np.uint32(min(run.count, one.size)) for one in self.works]
+        sizes = [np.uint32(min(run.count, work.size)) for work in self.works]
         return Piece(
             self.names,
             np.full(self.batch, run.start, np.uint32),
@@ -450,9 +450,9 @@ class Unit:
         """(piece, (what it contributes, what its tensors keep, stacked)), for a statistic of the
         next step."""
         for k in range(len(self.runs)):
-            some = (add, keep, self.count, self.known, self._own(k), summary)
+            args = (add, keep, self.count, self.known, self._own(k), summary)
             place = self.place(k)
-            yield k, reader(k, lambda *x: _parts(*some, self.data(*x), place))  # noqa: B023
+            yield k, reader(k, lambda *x: _parts(*args, self.data(*x), place))  # noqa: B023
 
     def _own(self, k: int) -> tuple[tuple[Any, ...], ...]:
         return tuple(step[k] if step else () for step in self.own)
@@ -461,9 +461,9 @@ class Unit:
         """Lets go of what was kept: units are listed until the last of them is finished."""
         self.known, self.own = (), []
 
-    def resolved(self, found: Kernel | None, own: Sequence[tuple[Any, ...]] = ()) -> None:
+    def resolved(self, step_kernel: Kernel | None, own: Sequence[tuple[Any, ...]] = ()) -> None:
         """Takes the kernel of the next step, and further arguments of it for each piece."""
-        self.known, self.own = (*self.known, found), [*self.own, list(own)]
+        self.known, self.own = (*self.known, step_kernel), [*self.own, list(own)]
 
     def resolve(self, step: Step, reader: Reader) -> None:
         """Finds the statistics of the next step, if they are of tensors alone."""
@@ -473,7 +473,7 @@ class Unit:
             prepared = self._stacked([step.prepare(work.size) for work in self.works])
             self.resolved(alone(step), [(prepared,)])
         else:
-            tensor = Tree([self], lambda one: one(0, self, reader), 16)
+            tensor = Tree([self], lambda function: function(0, self, reader), 16)
             self.resolved(*tensor.resolve(step, step.prepare(self.works[0].size))[0])
 
     def outcome(
@@ -488,46 +488,46 @@ class Unit:
         for step in self.steps[len(self.known) :]:
             self.resolve(step, reader)
         for k, (start, count, _) in enumerate(self.runs):
-            some, place = (self.count, self.known, self._own(k), tail), self.place(k)
-            out, seen = reader(k, lambda *x: _outcomes(*some, self.data(*x), place, measure))  # noqa: B023
+            args, place = (self.count, self.known, self._own(k), tail), self.place(k)
+            out, seen = reader(k, lambda *x: _outcomes(*args, self.data(*x), place, measure))  # noqa: B023
             rows = np.asarray(out).reshape(self.batch, -1)
             if reader.check:
                 _refuse(self.works, rows[: len(self.works)], count)
-            for b, one in enumerate(self.works):
+            for b, work in enumerate(self.works):
                 mine = {name: np.asarray(x[b], float) for name, x in seen.items()}
-                yield one, start, rows[b, : min(count, one.size)], mine
+                yield work, start, rows[b, : min(count, work.size)], mine
 
 
-def at_a_time(one: Work, crowded: bool = False) -> int:
+def at_a_time(work: Work, crowded: bool = False) -> int:
     """How many tensors alike are merged at a time; 1 unless they are small."""
-    if one.size > FEW or any(step.local is not None for step in one.steps):
+    if work.size > FEW or any(step.local is not None for step in work.steps):
         return 1
-    return SOME // (TINY if crowded and one.size <= TINY else FEW)
+    return SOME // (TINY if crowded and work.size <= TINY else FEW)
 
 
 def is_crowd(works: Sequence[Work]) -> bool:
     """Whether there are many tiny tensors to merge among them."""
-    return sum(0 < one.size <= TINY and one.merge is not None for one in works) > CROWD
+    return sum(0 < work.size <= TINY and work.merge is not None for work in works) > CROWD
 
 
 def units(works: Sequence[Work], crowded: bool, bits: int = 16) -> list[Unit]:
     """Units of work for one merge: small tensors alike together, in their order, others alone."""
     alike: dict[Any, list[Work]] = {}
-    for k, one in enumerate(works):
-        batch = at_a_time(one, crowded)
+    for k, work in enumerate(works):
+        batch = at_a_time(work, crowded)
         if batch == 1:
-            alike[k] = [one]
+            alike[k] = [work]
             continue
-        shape = None if one.needs == "entry" else one.shape
-        inputs = (len(one.models), one.start is None, *(x.dtype for x in one.inputs))
-        applied = tuple(step.applies(one.name) for step in one.steps)
-        key = (batch, shape, one.dtype, inputs, applied, one.size == 0, id(one.merge))
-        alike.setdefault(key, []).append(one)
+        shape = None if work.needs == "entry" else work.shape
+        inputs = (len(work.models), work.start is None, *(x.dtype for x in work.inputs))
+        applied = tuple(step.applies(work.name) for step in work.steps)
+        key = (batch, shape, work.dtype, inputs, applied, work.size == 0, id(work.merge))
+        alike.setdefault(key, []).append(work)
     return [
-        Unit(some[i : i + step], bits, crowded)
-        for some in alike.values()
-        for step in [at_a_time(some[0], crowded)]
-        for i in range(0, len(some), step)
+        Unit(group[i : i + step], bits, crowded)
+        for group in alike.values()
+        for step in [at_a_time(group[0], crowded)]
+        for i in range(0, len(group), step)
     ]
 
 
@@ -558,7 +558,7 @@ class Tree:
         """The kernel of a step for each unit."""
         kernel, own = resolve(step, self, prepared)
         return [
-            (kernel, [tuple(one[place, k] for one in own) for k in range(len(unit.runs))])
+            (kernel, [tuple(argument[place, k] for argument in own) for k in range(len(unit.runs))])
             for place, unit in enumerate(self.units)
         ]
 
@@ -573,27 +573,27 @@ class Tree:
     ) -> tuple[Any, dict[Any, Any]]:
         sums, own = _InOrder(add), {}
 
-        def one(place: int, unit: Unit, reader: Reader) -> None:
-            found = []
+        def visit_unit(place: int, unit: Unit, reader: Reader) -> None:
+            parts = []
             for k, (part, mine) in unit.parts(summary, keep, reader, add):
-                found.append(part)
+                parts.append(part)
                 if keep:
                     own[place, k] = mine
-            sums.add(place, [_total(found, add)] if found else [])
+            sums.add(place, [_total(parts, add)] if parts else [])
 
-        self.visit(one)
+        self.visit(visit_unit)
         return sums.total(), own
 
     def each(self, function: Callable[..., Any], *own: Any) -> Any:
-        return {key: function(*(one[key] for one in own)) for key in own[0]}
+        return {key: function(*(argument[key] for argument in own)) for key in own[0]}
 
     def before(self, own: Any) -> Any:
         names = {
-            (place, k): [(one.name, unit.runs[k].start) for one in unit.works]
+            (place, k): [(work.name, unit.runs[k].start) for work in unit.works]
             for place, unit in enumerate(self.units)
             for k in range(len(unit.runs))
         }
-        entries = [(at, key, b) for key, some in names.items() for b, at in enumerate(some)]
+        entries = [(at, key, b) for key, places in names.items() for b, at in enumerate(places)]
         entries.sort()
 
         def running(*counts: ranking.Wide) -> list[ranking.Wide]:
@@ -602,8 +602,8 @@ class Tree:
             sums = {key: np.zeros(n.lo.shape, np.int64) for key, n in by_key.items()}
             for _, key, b in entries:
                 sums[key][b] = so_far
-                here = by_key[key]
-                so_far = so_far + (here.hi[b].astype(np.int64) << 16) + here.lo[b]
+                count = by_key[key]
+                so_far = so_far + (count.hi[b].astype(np.int64) << 16) + count.lo[b]
             return [ranking.wide(sums[key]) for key in own]
 
         spread = map_counts(running, *jax.device_get(list(own.values())))
@@ -624,7 +624,7 @@ class Tree:
 
 def tree_bits(works: Sequence[Work]) -> int:
     """How many bits a visit of all these tensors counts at a time."""
-    return digit_bits(sum(one.size for one in works), len(works))
+    return digit_bits(sum(work.size for work in works), len(works))
 
 
 class _InOrder:
@@ -661,60 +661,60 @@ _sum = jax.jit(lambda add, a, b: add(a, b), static_argnums=0)
 _run = jax.jit(lambda function, *args: function(*args))
 
 
-def _bound(known: Known, own: tuple[tuple[Any, ...], ...]) -> Known:
-    return tuple(k and k.bind(*more) for k, more in zip(known, own, strict=True))
+def _bound(kernels: Known, own: tuple[tuple[Any, ...], ...]) -> Known:
+    return tuple(k and k.bind(*more) for k, more in zip(kernels, own, strict=True))
 
 
 @functools.partial(jax.jit, static_argnames=("add", "keep"))
 def _parts(
-    add: Callable[[Any, Any], Any], keep: bool, count: Array, known: Known, own: Any,
+    add: Callable[[Any, Any], Any], keep: bool, count: Array, kernels: Known, own: Any,
     summary: Kernel, data: Data, place: Piece,
 ) -> tuple[Any, Any]:  # fmt: skip
     """What the tensors of a batch contribute in all, and what each keeps, stacked."""
 
-    def one(x: Any) -> tuple[Any, Any]:
+    def contribute(x: Any) -> tuple[Any, Any]:
         mine, data, place = x
-        found = summarise(_bound(known, mine), summary, data, place)
-        return found if keep else (found, ())
+        contribution = summarise(_bound(kernels, mine), summary, data, place)
+        return contribution if keep else (contribution, ())
 
-    return _batched(one, count, (own, data, place), add)
+    return _batched(contribute, count, (own, data, place), add)
 
 
 @functools.partial(jax.jit, static_argnames="measure")
 def _outcomes(
-    count: Array, known: Known, own: Any, tail: Kernel, data: Data, place: Piece, measure: bool
+    count: Array, kernels: Known, own: Any, tail: Kernel, data: Data, place: Piece, measure: bool
 ) -> tuple[Array, dict[str, Array]]:
-    def one(x: Any) -> tuple[Any, Any]:
+    def merged(x: Any) -> tuple[Any, Any]:
         mine, data, place = x
-        steps: Any = _bound(known, mine)
+        steps: Any = _bound(kernels, mine)
         *first, last = steps
         vectors: tuple[Array, Array] = through(first, data, place)
         delta, weight = lax.optimization_barrier(vectors) if measure else vectors  # computed once
         change, out = tail(data.source, last(place.beside(data.local[-1]), delta, weight))
         return (), (out, _measured(place, data.source, delta, weight, change) if measure else {})
 
-    return _batched(one, count, (own, data, place), _first)[1]
+    return _batched(merged, count, (own, data, place), _first)[1]
 
 
 def _batched(
-    one: Callable[[Any], tuple[Any, Any]], count: Array, xs: Any, add: Callable[[Any, Any], Any]
+    body: Callable[[Any], tuple[Any, Any]], count: Array, xs: Any, add: Callable[[Any, Any], Any]
 ) -> tuple[Any, Any]:
-    """The sum of the first and a stack of the second results of `one`, over the first `count` of
+    """The sum of the first and a stack of the second results of `body`, over the first `count` of
     leading axes."""
     first = jax.tree.map(lambda x: x[0], xs)
     room = len(jax.tree.leaves(xs)[0])
     if room == 1:
-        part, own = one(first)
+        part, own = body(first)
         return part, jax.tree.map(lambda x: x[None], own)
 
     def step(i: Array, sofar: tuple[Any, Any]) -> tuple[Any, Any]:
-        here = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, False), xs)
-        part, own = one(here)
+        item = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, 0, False), xs)
+        part, own = body(item)
         put = functools.partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
         return add(sofar[0], part), jax.tree.map(put, sofar[1], own)
 
-    one = jax.jit(one)  # traced once, for its shapes and for the loop
-    part, own = jax.eval_shape(one, first)
+    body = jax.jit(body)  # traced once, for its shapes and for the loop
+    part, own = jax.eval_shape(body, first)
     total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), part)
     stack = jax.tree.map(lambda x: jnp.zeros((room, *x.shape), x.dtype), own)
     return lax.fori_loop(0, count, step, (total, stack))

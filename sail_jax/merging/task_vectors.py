@@ -75,9 +75,9 @@ class Proposal:
 
     def vectors(self) -> tuple[Array, Array | np.ndarray]:
         """delta `[task, ...]` and weight `[task, 1, ...]`, computed in float32 or float64."""
-        known = [self.models] if isinstance(self.models, jax.Array) else [*self.models]
-        known += [] if self.start is None else [self.start]
-        dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in known) else jnp.float32
+        arrays = [self.models] if isinstance(self.models, jax.Array) else [*self.models]
+        arrays += [] if self.start is None else [self.start]
+        dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in arrays) else jnp.float32
         if isinstance(self.models, jax.Array):
             delta = self.models.astype(dtype)
         else:
@@ -201,14 +201,14 @@ def task_vectors(
     matched = match(models, base)
     w = task_weights(weights, len(models), normalize)
     sources = matched.proposals(w, relative=True)
-    found = dict(zip(sources, _vectors(list(sources.values())), strict=True))
+    vectors = dict(zip(sources, _vectors(list(sources.values())), strict=True))
     matched.refuse(known_finite(matched, sources))
 
     def pair(i: int) -> tuple[Any, Any]:
         if not matched.floating[i]:
             return None, None
-        if i in found:
-            return found[i]
+        if i in vectors:
+            return vectors[i]
         leaf = matched.start[i]
         dtype = jnp.promote_types(leaf.dtype, jnp.float32)
         ones = (1,) * leaf.ndim
@@ -240,7 +240,7 @@ def known_finite(
         for i, (_, source) in sources.items():
             arrays = [*source.models, *([] if source.start is None else [source.start])]
             flags[i] = [True if is_traced(x) else _finite(x) for x in arrays]
-    return {i: np.array(found) for i, found in jax.device_get(flags).items()}
+    return {i: np.array(finite) for i, finite in jax.device_get(flags).items()}
 
 
 _finite = jax.jit(lambda x: jnp.isfinite(x).all())
@@ -326,16 +326,16 @@ def task_weights(
         for a sum within rounding of 0.
     """
     try:
-        known = concrete(np.ones(tasks) if weights is None else weights)
-        if known is not None and known.dtype.kind not in "fiub":
-            raise TypeError(known.dtype)
+        values = concrete(np.ones(tasks) if weights is None else weights)
+        if values is not None and values.dtype.kind not in "fiub":
+            raise TypeError(values.dtype)
         # what is known is computed with here, in float64
-        w: Any = jnp.asarray(weights, jnp.result_type(float)) if known is None else known
+        w: Any = jnp.asarray(weights, jnp.result_type(float)) if values is None else values
     except (TypeError, ValueError) as error:
         raise ValueError(f"weights: expected {tasks} numbers, got {weights!r}") from error
     if w.shape != (tasks,):
         raise ValueError(f"weights: expected one per model, shape ({tasks},), got shape {w.shape}")
-    if known is None:
+    if values is None:
         return w / w.sum() if normalize else w
     w = w.astype(float)
     if not np.isfinite(w).all():
@@ -380,14 +380,14 @@ def _column(name: str, tree: PyTree, paths: Sequence[str], treedef: Any) -> list
     """The leaves of `tree` in the order of `paths`, found by path."""
     leaves, structure = jax.tree.flatten(tree)
     if structure != treedef:
-        found = dict(zip(leaf_paths(tree), leaves, strict=True))
-        missing = [path for path in paths if path not in found]
-        extra = list(found.keys() - set(paths))
+        by_path = dict(zip(leaf_paths(tree), leaves, strict=True))
+        missing = [path for path in paths if path not in by_path]
+        extra = list(by_path.keys() - set(paths))
         if missing or extra:
             faults = [("missing", missing), ("unexpected", sorted(extra))]
-            listed = "; ".join(f"{fault} {some_paths(some)}" for fault, some in faults if some)
+            listed = "; ".join(f"{fault} {some_paths(odd)}" for fault, odd in faults if odd)
             raise ValueError(f"{name} has other leaves than expected: {listed}")
-        leaves = [found[path] for path in paths]
+        leaves = [by_path[path] for path in paths]
     return [_leaf(f"{name}, leaf {path!r}", x) for path, x in zip(paths, leaves, strict=True)]
 
 

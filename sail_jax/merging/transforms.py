@@ -80,9 +80,9 @@ def trim(
     >>> trim(0.5)(vectors).weight["a"].tolist()
     [[0.0, 1.0, 1.0, 0.0]]
     """
-    known = _static_fractions("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
+    densities = _static_fractions("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
     one_of("scope", scope, Scope)
-    order = Order(MAGNITUDES, functools.partial(_trim_ranks, known, floor), ties=True)
+    order = Order(MAGNITUDES, functools.partial(_trim_ranks, densities, floor), ties=True)
     return transform(kernel(_keep_largest), order, scope=scope)
 
 
@@ -91,16 +91,16 @@ def _trim_ranks(density: np.ndarray, floor: bool, size: int) -> tuple[Wide, ...]
 
 
 def _how_many(density: np.ndarray, floor: bool, size: int) -> np.ndarray | np.integer:
-    kept = np.floor(density * size + (0.0 if floor else 0.5)).astype(int)
-    return np.clip(kept, min(1, size), size)
+    count = np.floor(density * size + (0.0 if floor else 0.5)).astype(int)
+    return np.clip(count, min(1, size), size)
 
 
 def _keep_largest(
-    found: tuple[Found, ...], before: tuple[Wide, ...], in_rows: tuple[Any, ...],
+    thresholds: tuple[Found, ...], before: tuple[Wide, ...], in_rows: tuple[Any, ...],
     piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
     keys = ranking.magnitude(delta, weight)
-    return delta, mask(ranking.take(keys, found[0], before[0], in_rows[0]), weight)
+    return delta, mask(ranking.take(keys, thresholds[0], before[0], in_rows[0]), weight)
 
 
 def keep_between(
@@ -134,29 +134,33 @@ def keep_between(
     >>> keep_between(0.5, 0.25)(vectors).weight["a"].tolist()
     [[1.0, 0.0, 1.0, 0.0]]
     """
-    some = _static_fractions("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
-    most = _static_fractions("gamma", gamma, lambda g: (g >= 0) & (g < 1), "in [0, 1)")
+    densities = _static_fractions("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
+    gammas = _static_fractions("gamma", gamma, lambda g: (g >= 0) & (g < 1), "in [0, 1)")
     one_of("scope", scope, Scope)
-    order = Order(MAGNITUDES, functools.partial(_between_ranks, some, most, floor), ties=True)
+    order = Order(
+        MAGNITUDES, functools.partial(_between_ranks, densities, gammas, floor), ties=True
+    )
     return transform(kernel(_keep_between), order, scope=scope)
 
 
 def _between_ranks(
     density: np.ndarray, gamma: np.ndarray, floor: bool, size: int
 ) -> tuple[Wide, ...]:
-    kept = _how_many(density, floor, size)
+    count = _how_many(density, floor, size)
     above = np.floor(gamma * size + (0.0 if floor else 0.5)).astype(int)
-    above = np.minimum(above, size - kept)
-    return ranking.wide(above), ranking.wide(above + kept)
+    above = np.minimum(above, size - count)
+    return ranking.wide(above), ranking.wide(above + count)
 
 
 def _keep_between(
-    found: tuple[Found, ...], before: tuple[Wide, ...], in_rows: tuple[Any, ...],
+    thresholds: tuple[Found, ...], before: tuple[Wide, ...], in_rows: tuple[Any, ...],
     piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
     keys = ranking.magnitude(delta, weight)
-    largest, kept = (ranking.take(keys, *one) for one in zip(found, before, in_rows, strict=True))
-    return delta, mask(per_task(lambda a, b: a & ~b, kept, largest), weight)
+    largest, leading = (
+        ranking.take(keys, *args) for args in zip(thresholds, before, in_rows, strict=True)
+    )
+    return delta, mask(per_task(lambda a, b: a & ~b, leading, largest), weight)
 
 
 # --- by sign
@@ -193,12 +197,12 @@ def elect(by: ElectBy = "mass", tie: TieSign = "none") -> Transform:
 def _counted(by: ElectBy, delta: Array, weight: Array) -> Array:
     """What is summed up to elect a sign."""
 
-    def one(d: Array, w: Array) -> Array:
+    def counted(d: Array, w: Array) -> Array:
         if by == "weighted":
             return w * d
         return jnp.where(w != 0, d if by == "mass" else jnp.sign(d), 0)
 
-    return per_task(one, delta, weight)
+    return per_task(counted, delta, weight)
 
 
 def _keep_elected(
@@ -313,9 +317,9 @@ def drop_by_magnitude(
     References:
       Deep et al., DELLA-Merging, 2024 (arXiv 2406.11617), Sec. 3.1.
     """
-    some = check_per_model("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
-    half = check_per_model("epsilon", epsilon, lambda e: e >= 0, "not negative")
-    if some is not None and half is not None and not (half < some).all():
+    densities = check_per_model("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
+    epsilons = check_per_model("epsilon", epsilon, lambda e: e >= 0, "not negative")
+    if densities is not None and epsilons is not None and not (epsilons < densities).all():
         raise ValueError(f"epsilon: expected less than the density {density!r}, got {epsilon!r}")
     one_of("rank_by", rank_by, RankBy)
     words = random_bits.key_words(key, "the masks of DELLA")
@@ -425,7 +429,7 @@ def _norms(inner: Kernel, piece: Piece, delta: Array, weight: Array) -> Vectors:
     return _lengths(delta, weight, *inner(piece, delta, weight))
 
 
-def _lengths(delta: Array, weight: Array, after: Array, kept: Array) -> Vectors:
+def _lengths(delta: Array, weight: Array, after: Array, left: Array) -> Vectors:
     """L1 norms before and after, `[task]` each, scaled so that no sum of < 2**32 terms overflows:
     only their ratio matters."""
 
@@ -433,7 +437,7 @@ def _lengths(delta: Array, weight: Array, after: Array, kept: Array) -> Vectors:
         entries = jnp.broadcast_to(w, x.shape)[k] != 0
         return jnp.where(entries, jnp.abs(x[k]) * 2.0**-32, 0)
 
-    pairs = [sums(size(delta, weight, k), size(after, kept, k)) for k in range(len(delta))]
+    pairs = [sums(size(delta, weight, k), size(after, left, k)) for k in range(len(delta))]
     before, rest = zip(*pairs, strict=True)
     return jnp.stack(before), jnp.stack(rest)
 
@@ -464,28 +468,28 @@ def check_per_model(
       ValueError: Unless they are, and `holds` of all.
     """
     numbers = "a number or one per model"
-    known = concrete(value)
-    if np.ndim(value if known is None else known) > 1:
+    values = concrete(value)
+    if np.ndim(value if values is None else values) > 1:
         raise ValueError(f"{name}: expected {numbers}, got {value!r}")
-    if known is None:
+    if values is None:
         return None
-    if known.dtype.kind not in "fiub" or not (np.isfinite(known) & holds(known)).all():
+    if values.dtype.kind not in "fiub" or not (np.isfinite(values) & holds(values)).all():
         raise ValueError(f"{name}: expected {numbers}, {expected}; got {value!r}")
-    return known.astype(float)
+    return values.astype(float)
 
 
 def _static_fractions(
     name: str, value: Any, holds: Callable[[Any], Any], expected: str
 ) -> np.ndarray:
-    known = check_per_model(name, value, holds, expected)
-    if known is None:
+    fractions = check_per_model(name, value, holds, expected)
+    if fractions is None:
         raise TypeError(f"{name}: expected static numbers, got traced ones")
-    return known
+    return fractions
 
 
 def _float32(x: PerModel) -> Any:
-    known = concrete(x)
-    return jnp.asarray(x, jnp.float32) if known is None else known.astype(np.float32)
+    values = concrete(x)
+    return jnp.asarray(x, jnp.float32) if values is None else values.astype(np.float32)
 
 
 def one_of(name: str, value: str, options: object) -> None:
