@@ -192,8 +192,8 @@ def _active_models(delta: Array, weight: Array) -> tuple[Array, Array]:
 
 def _shared_and_alone(piece: Piece, delta: Array, weight: Array) -> tuple[Wide, Wide]:
     # padding is of zero deltas, which are not active
-    active, many = _active_models(delta, weight)
-    return ranking.occurrences(active & (many > 1)), ranking.occurrences(active & (many == 1))
+    active, count = _active_models(delta, weight)
+    return ranking.occurrences(active & (count > 1)), ranking.occurrences(active & (count == 1))
 
 
 def _amplify(
@@ -203,8 +203,8 @@ def _amplify(
     r, alpha = (jnp.asarray(x, jnp.float32) for x in (r, alpha))
     rho = jnp.where(alone > 0, shared / jnp.maximum(alone, 1), alpha)
     gain = beside(1 + r * jnp.clip(rho, 0, alpha), delta)
-    _, many = _active_models(delta, weight)
-    return jnp.where(many == 1, gain * delta, delta), weight
+    _, count = _active_models(delta, weight)
+    return jnp.where(count == 1, gain * delta, delta), weight
 
 
 @method
@@ -233,11 +233,11 @@ def sce(*, select_topk: float = 1.0, tie: TieSign | None = None, compat: Compat 
       Wan et al., FuseChat, 2024 (arXiv 2408.07990), Sec. 3.3.
     """
     default = choose(compat)
-    known = concrete(select_topk)
-    if known is None:
+    fraction = concrete(select_topk)
+    if fraction is None:
         raise TypeError("select_topk: expected a static number, got a traced one")
     check_scalar("select_topk", select_topk, lambda k: (k > 0) & (k <= 1), "a number in (0, 1]")
-    select = Transform() if known == 1 else _most_varying(float(known))
+    select = Transform() if fraction == 1 else _most_varying(float(fraction))
     floor = 1e-6 if compat == "mergekit" else 0.0
     energies = Fold(kernel(_energy), kernel(_beside_size), _add_energies, sized=np.float32)
     calculate = transform(kernel(_weigh, np.float32(floor)), energies)
@@ -276,11 +276,11 @@ def _rank_of_part(fraction: Any, varying: Wide) -> tuple[Wide, ...]:
 
 
 def _keep_varying(
-    varying: Wide, found: tuple[Found, ...], before: tuple[Wide, ...], in_rows: tuple[Any, ...],
-    piece: Piece, delta: Array, weight: Array,
+    varying: Wide, thresholds: tuple[Found, ...], before: tuple[Wide, ...],
+    in_rows: tuple[Any, ...], piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
     keys = _variance_keys(delta, weight)
-    return delta, mask(ranking.take(keys, found[0], before[0], in_rows[0]), weight)
+    return delta, mask(ranking.take(keys, thresholds[0], before[0], in_rows[0]), weight)
 
 
 def _energy(piece: Piece, delta: Array, weight: Array) -> Vectors:
@@ -356,8 +356,8 @@ def _importance_keys(piece: Piece, delta: Array, weight: Array) -> UInt[Array, "
     return ranking.magnitude(size, jnp.ones_like(size))
 
 
-def _fuse(found: tuple[Found, ...], piece: Piece, delta: Array, weight: Array) -> Array:
-    low, median, high = (ranking.float_of_key(one.key)[0] for one in found)
+def _fuse(quartiles: tuple[Found, ...], piece: Piece, delta: Array, weight: Array) -> Array:
+    low, median, high = (ranking.float_of_key(quartile.key)[0] for quartile in quartiles)
     threshold = median + 1.5 * (high - low)
     taken = lax.stop_gradient(_importance(delta)) >= threshold.astype(delta.dtype)
     return jnp.where(taken, delta[1], delta[0])
@@ -387,11 +387,11 @@ def pcb(*, ratio: float = 0.1, scale: Scalar = 1.0) -> Merge:
       Du et al., Parameter Competition Balancing, 2024 (arXiv 2410.02396), Sec. 3.
     """
     check_scalar("ratio", ratio, lambda r: (r > 0) & (r <= 1), "a number in (0, 1]")
-    known = concrete(ratio)
-    if known is None:
+    fraction = concrete(ratio)
+    if fraction is None:
         raise TypeError("ratio: expected a static number, got a traced one")
     bounds = Order(MAGNITUDES, _quantile_ranks)
-    limits = Order(kernel(_score_keys), functools.partial(_best_ranks, float(known)))
+    limits = Order(kernel(_score_keys), functools.partial(_best_ranks, float(fraction)))
     return Merge(reduction=reduce(kernel(_compete), bounds, limits, scope="tree"), scale=scale)
 
 
@@ -401,14 +401,14 @@ def _quantile_ranks(size: int) -> tuple[Wide, ...]:
 
 
 def _best_ranks(part: float, size: int) -> tuple[Wide, ...]:
-    kept = size - int(size * (1 - part))
-    return ranking.wide(min(max(kept, 1), size)), ranking.wide(1)
+    count = size - int(size * (1 - part))
+    return ranking.wide(min(max(count, 1), size)), ranking.wide(1)
 
 
 def _score(bounds: tuple[Found, ...], delta: Array, weight: Array) -> tuple[Array, Array]:
     """The clamped deltas and their scores, times exp(-M), which cancels and cannot overflow."""
     delta = jnp.where(weight != 0, delta, 0)
-    least, most = (beside(ranking.float_of_key(one.key), delta) for one in bounds)
+    least, most = (beside(ranking.float_of_key(bound.key), delta) for bound in bounds)
     size, differ = jnp.clip(jnp.abs(delta), least, most), most > least
     within = jnp.where(differ, (size - least) / jnp.where(differ, most - least, 1), 1)
     score = jnp.exp(len(delta) * (within**2 - 1)) * jnp.tanh(delta * task_sum(delta))
@@ -425,7 +425,7 @@ def _compete(
     bounds: tuple[Found, ...], limits: tuple[Found, ...], piece: Piece, delta: Array, weight: Array
 ) -> Array:
     clamped, score = _score(bounds, delta, weight)
-    low, high = (beside(ranking.float_of_key(one.key, signed=True), delta) for one in limits)
+    low, high = (beside(ranking.float_of_key(limit.key, signed=True), delta) for limit in limits)
     differ = high > low
     balance = (jnp.clip(score, low, high) - low) / jnp.where(differ, high - low, 1)
     balance = jnp.where(differ, balance, score >= low)

@@ -76,8 +76,8 @@ def precision(
     if normalize_fishers:
         columns = [_unit(column) for column in columns]
     paths = dict.fromkeys(path for column in columns for path in column)
-    found = {path: tuple(column.get(path) for column in columns) for path in paths}
-    local = PerLeaf("fishers", found, complete=True)
+    by_path = {path: tuple(column.get(path) for column in columns) for path in paths}
+    local = PerLeaf("fishers", by_path, complete=True)
     # a leaf is seen whole, as its Fishers are
     return transform(kernel(_weigh, number(floor)), needs="tensor", local=local)
 
@@ -178,8 +178,8 @@ def fisher_diagonal(
 
     def squares(i: Array) -> list[Array]:
         """Those of example i."""
-        one, target = jax.tree.map(lambda x: jnp.asarray(x)[i], (inputs, targets))
-        batch = jax.tree.map(lambda x: x[None], one)
+        example, target = jax.tree.map(lambda x: jnp.asarray(x)[i], (inputs, targets))
+        batch = jax.tree.map(lambda x: x[None], example)
 
         def output(theta: list[Array]) -> Array:
             out = predict(scatter(theta, leaves), batch)

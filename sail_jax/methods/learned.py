@@ -219,10 +219,10 @@ def concrete_subspace(
     def merge(logits: PyTree, key: Array | None) -> PyTree:
         def masked(path: str, change: Array, logit: Array) -> Array:
             if key is not None:
-                here = key
+                leaf_key = key
                 for word in fingerprint(path):
-                    here = jax.random.fold_in(here, word)
-                logit = logit + jax.random.logistic(here, logit.shape, logit.dtype)
+                    leaf_key = jax.random.fold_in(leaf_key, word)
+                logit = logit + jax.random.logistic(leaf_key, logit.shape, logit.dtype)
             mask = jax.nn.sigmoid(logit / temperature)
             return change * mask / mask.mean()
 
@@ -247,16 +247,16 @@ def _scaled(vectors: TaskVectors, coefficients: PyTree, by: By) -> TaskVectors:
     def scaled(weight: Array, c: Array) -> Array:
         return weight * c.astype(weight.dtype).reshape(-1, *(1,) * (weight.ndim - 1))
 
-    each = coefficients if by == "leaf" else jax.tree.map(lambda _: coefficients, vectors.weight)
-    return vectors._replace(weight=jax.tree.map(scaled, vectors.weight, each))
+    by_leaf = coefficients if by == "leaf" else jax.tree.map(lambda _: coefficients, vectors.weight)
+    return vectors._replace(weight=jax.tree.map(scaled, vectors.weight, by_leaf))
 
 
 def _spread(value: ArrayLike, vectors: TaskVectors, by: By, tasks: int) -> PyTree:
     try:
-        one = jnp.broadcast_to(jnp.asarray(value, jnp.result_type(float)), (tasks,))
+        per_task = jnp.broadcast_to(jnp.asarray(value, jnp.result_type(float)), (tasks,))
     except (TypeError, ValueError) as error:
         raise ValueError(f"init: expected a number or {tasks}, got {value!r}") from error
-    return one if by == "task" else jax.tree.map(lambda _: one, vectors.delta)
+    return per_task if by == "task" else jax.tree.map(lambda _: per_task, vectors.delta)
 
 
 def _entropies(

@@ -234,8 +234,8 @@ def _multitask(kind: Multitask, density: float) -> Transform:
 
 
 def _threshold(threshold: PerModel) -> Any:
-    known = check_per_model("threshold", threshold, lambda t: t >= 0, "not negative")
-    return jnp.asarray(threshold, jnp.float32) if known is None else known.astype(np.float32)
+    values = check_per_model("threshold", threshold, lambda t: t >= 0, "not negative")
+    return jnp.asarray(threshold, jnp.float32) if values is None else values.astype(np.float32)
 
 
 def _needed(threshold: Array, delta: Array, shared: Array) -> Array:

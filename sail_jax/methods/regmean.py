@@ -102,9 +102,9 @@ def gram_mean(
         for path, G in gram.items():
             _check_gram(f"grams[{k}], leaf {path!r}", G)
     paths = grams[0] if grams else {}
-    found = {path: tuple(jnp.asarray(gram[path]) for gram in grams) for path in paths}
+    by_path = {path: tuple(jnp.asarray(gram[path]) for gram in grams) for path in paths}
     fit = kernel(_gram_mean, number(off_diagonal), number(damping), last=input_axes == "last")
-    return reduce(fit, needs="tensor", local=PerLeaf("grams", found))
+    return reduce(fit, needs="tensor", local=PerLeaf("grams", by_path))
 
 
 def _check_gram(where: str, G: Array) -> None:
@@ -250,8 +250,8 @@ def regmean_plus_plus(
         fit = regmean(
             grams=moments, off_diagonal=off_diagonal, damping=damping, input_axes=input_axes
         )
-        some = [{path: leaves[path] for path in group} for leaves in own]
-        merged |= fit(some, {path: merged[path] for path in group}, weights=weights)
+        parts = [{path: leaves[path] for path in group} for leaves in own]
+        merged |= fit(parts, {path: merged[path] for path in group}, weights=weights)
         resolved |= set(group)
     return jax.tree.unflatten(jax.tree.structure(like), list(merged.values()))
 
@@ -269,10 +269,10 @@ def _members(groups: Sequence[str | Sequence[str]], paths: Sequence[str]) -> lis
                 raise ValueError(
                     f"groups[{i}]: {pattern!r} matches no leaf{nearest(pattern, paths)}"
                 )
-        found = [p for p in paths if any(fnmatch.fnmatchcase(p, pattern) for pattern in patterns)]
-        for path in found:
+        matches = [p for p in paths if any(fnmatch.fnmatchcase(p, pattern) for pattern in patterns)]
+        for path in matches:
             if path in owner:
                 raise ValueError(f"groups[{i}]: leaf {path!r} is in groups[{owner[path]}] already")
             owner[path] = i
-        members.append(found)
+        members.append(matches)
     return members

@@ -216,8 +216,8 @@ def dare_ties(
 
 def _dare(density: PerModel | None, key: Array, compat: Compat, rescale: bool) -> Transform:
     density = choose(compat)(density, 0.5, 1.0)
-    known = check_per_model("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
-    rate = 1 - (jnp.asarray(density, jnp.float32) if known is None else known)
+    values = check_per_model("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
+    rate = 1 - (jnp.asarray(density, jnp.float32) if values is None else values)
     dropped = drop(rate, key, rescale=rescale)
     return rescale_l1(dropped) if rescale and compat == "mergekit" else dropped
 

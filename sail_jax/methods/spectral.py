@@ -407,8 +407,8 @@ def _opcm(alpha: Array, deltas: Stack) -> Matrix:
         mass = jnp.cumsum(S)
         leading = mass <= alpha * mass[-1]
         index = jnp.arange(len(S))
-        known = (leading[:, None] & leading) | (index[:, None] == index)
-        return merged + x - _mm(U, jnp.where(known, _mm(U.T, x, V), 0), V.T), None
+        removed = (leading[:, None] & leading) | (index[:, None] == index)
+        return merged + x - _mm(U, jnp.where(removed, _mm(U.T, x, V), 0), V.T), None
 
     return lax.scan(add, deltas[0], deltas[1:])[0]
 

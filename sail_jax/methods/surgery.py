@@ -54,13 +54,13 @@ def representation_surgery(
     check_batches(batches)
 
     def pair(inputs: PyTree) -> tuple[Array, Array]:
-        both = tuple(features(params, inputs) for params in (merged, model))
-        if both[0].shape != both[1].shape:
+        sides = tuple(features(params, inputs) for params in (merged, model))
+        if sides[0].shape != sides[1].shape:
             raise ValueError(
-                f"features: expected those of the model, {both[1].shape}, to have the shape of "
-                f"those of the merged model, {both[0].shape}"
+                f"features: expected those of the model, {sides[1].shape}, to have the shape of "
+                f"those of the merged model, {sides[0].shape}"
             )
-        return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), both)
+        return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), sides)
 
     pairs = lax.map(pair, batches)
     width, dtype = pairs[0].shape[-1], pairs[0].dtype
