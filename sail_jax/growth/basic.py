@@ -61,10 +61,10 @@ def pad(old: int, new: int) -> SpaceMap:
     Raises ValueError if `new < old`.
     """
     check_growth(old, new)
-    kept = jnp.arange(new) < old
-    index = jnp.where(kept, jnp.arange(new), 0)
-    ones = kept.astype(float)
-    return select(index, old, write=ones, read=ones, family=Family.SELECTION)
+    is_old = jnp.arange(new) < old
+    index = jnp.where(is_old, jnp.arange(new), 0)
+    entries = is_old.astype(float)
+    return select(index, old, write=entries, read=entries, family=Family.SELECTION)
 
 
 def prune(keep: ArrayLike, old: int) -> SpaceMap:

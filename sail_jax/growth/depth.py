@@ -74,8 +74,8 @@ def deepen(
     if how == "stack":
         return duplicate(layer % old, old, Family.SELECTION)
     if how == "stack_top":
-        whole = new - new % old
-        index = jnp.where(layer < whole, layer % old, layer - whole + old - new % old)
+        end = new - new % old
+        index = jnp.where(layer < end, layer % old, layer - end + old - new % old)
         return duplicate(index, old, Family.SELECTION)
     if how == "interpolate":
         return duplicate(layer * old // new, old, Family.SELECTION)
@@ -280,8 +280,8 @@ def unstack_layers(
 
 
 def _numbered(name: str, number: str = r"\d+") -> re.Pattern[str]:
-    before, found, after = name.partition("{i}")
-    if not found or "{i}" in after:
+    before, placeholder, after = name.partition("{i}")
+    if not placeholder or "{i}" in after:
         raise ValueError(f"name must hold {{i}} once, such as 'layers/{{i}}', got {name!r}")
     return re.compile(f"{re.escape(before)}({number}){re.escape(after)}(?=[/.]|$)")
 

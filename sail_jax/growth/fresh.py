@@ -349,9 +349,9 @@ def scale_norms(
     pattern, paths = path_pattern(gains), leaf_paths(params)
     normed = {n for n in maps if "layernorm" in spec.space(n).nonlinearity.split()}
     for name in sorted(normed):
-        found = [use.path for use in spec.uses(name) if use.role == "gain"]
+        gain_paths = [use.path for use in spec.uses(name) if use.role == "gain"]
         if lemon_gain(maps[name].old, maps[name].new) != 1 and not any(
-            pattern.fullmatch(path) for path in found
+            pattern.fullmatch(path) for path in gain_paths
         ):
             raise ValueError(
                 f"space {name!r} has no gain {gains!r} to carry eta{nearest(gains, paths)}: add a "

@@ -39,11 +39,11 @@ def deepened(
     rows = {name: _rows(m) for name, m in layers.items()}
     out: dict[str, Source] = {}
     for path in flat:
-        found = layer_of(rules, path)
-        if found is None:
+        layer = layer_of(rules, path)
+        if layer is None:
             out[path] = Source((path,), above=path if above else "")
             continue
-        name, number, (start, stop) = found
+        name, number, (start, stop) = layer
 
         def at(k: int, path: str = path, start: int = start, stop: int = stop) -> str:
             return f"{path[:start]}{k}{path[stop:]}"
@@ -69,8 +69,8 @@ def chained(
     and, by `added`, no bias (Net2DeeperNet)."""
     new, out = set(np.asarray(inserted(m)).tolist()), dict(sources)
     for path in sources:
-        found = layer_of(rules, path)
-        if found and found[0] == name and found[1] in new:
+        layer = layer_of(rules, path)
+        if layer and layer[0] == name and layer[1] in new:
             mark, leaf = path[len(_module(path))], path[len(_module(path)) + 1 :]
             if (bias := f"{_module(path)}{mark}bias") not in sources:
                 raise ValueError(f"the new layer of {path!r} has no bias to take its size from")
@@ -81,12 +81,12 @@ def chained(
 
 def own_first(flat: Mapping[str, Any], rules: Rules, name: str) -> bool:
     """Whether the first layer is unlike the others, such as one that projects: it stays."""
-    found: dict[int, dict[str, Any]] = {}
+    shapes: dict[int, dict[str, Any]] = {}
     for path, x in flat.items():
         if (layer := layer_of(rules, path)) and layer[0] == name:
             start, stop = layer[2]
-            found.setdefault(layer[1], {})[f"{path[:start]}{{}}{path[stop:]}"] = x.shape
-    return len(found) > 1 and found[0] != found[1]
+            shapes.setdefault(layer[1], {})[f"{path[:start]}{{}}{path[stop:]}"] = x.shape
+    return len(shapes) > 1 and shapes[0] != shapes[1]
 
 
 def _rows(m: SpaceMap) -> list[dict[int, float]]:
@@ -125,8 +125,8 @@ def added(
         chosen = _chosen(path, axes, rules, layers, new)
         if chosen is None:
             continue
-        found = layer_of(rules, path)
-        if found and found[0] in chains:
+        layer = layer_of(rules, path)
+        if layer and layer[0] in chains:
             if len(axes) == 1:
                 out.outputs[path] = jnp.zeros(())
             continue
@@ -150,9 +150,9 @@ def _chosen(
     new: Mapping[str, np.ndarray],
 ) -> Array | None:
     """Whether the leaf, or which part of it along a stacked axis, is of a new layer."""
-    found = layer_of(rules, path)
-    if found and found[0] in new:
-        return jnp.asarray(True) if found[1] in new[found[0]] else None
+    layer = layer_of(rules, path)
+    if layer and layer[0] in new:
+        return jnp.asarray(True) if layer[1] in new[layer[0]] else None
     for k, axis in enumerate(axes):
         if len(axis) == 1 and axis[0].space in new:
             hit = np.isin(np.arange(layers[axis[0].space].new), new[axis[0].space])
@@ -168,8 +168,8 @@ def _writers(
 
     def group(path: str) -> Any:
         stacks = [f.space for a in spec.axes(path) for f in a if f.space in layers]
-        found = layer_of(rules, path)
-        return found[:2] if found else stacks[0] if stacks else None
+        layer = layer_of(rules, path)
+        return layer[:2] if layer else stacks[0] if stacks else None
 
     owners: dict[str, set[Any]] = {}
     for path, axes in spec.leaves:

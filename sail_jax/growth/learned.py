@@ -202,18 +202,18 @@ def ligo_init(
     for name, new in sizes.items():
         old = spec.space(name).size
         check_growth(old, new)
-        here = leaf_key(key, name)
+        space_key = leaf_key(key, name)
         if name not in stacks:
             if width == "sel":
-                rows = jax.nn.one_hot(jax.random.randint(here, (new - old,), 0, old), old)
+                rows = jax.nn.one_hot(jax.random.randint(space_key, (new - old,), 0, old), old)
             else:
-                rows = _normalised(jax.random.uniform(here, (new - old, old)))
+                rows = _normalised(jax.random.uniform(space_key, (new - old, old)))
             free[name] = {"rows": rows}
             continue
         layer = jnp.arange(new)
         start = jax.nn.one_hot(layer % old if depth == "stack" else layer * old // new, old)
         for path in dict.fromkeys(use.path for use in spec.uses(name)):
-            drawn = jax.random.uniform(leaf_key(here, path), (new, old))
+            drawn = jax.random.uniform(leaf_key(space_key, path), (new, old))
             w = drawn if depth == "rand" else start + noise * drawn
             free[f"{name}@{path}"] = {"depth": _normalised(w)}
     return free

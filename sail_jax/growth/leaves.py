@@ -185,5 +185,5 @@ def _from_above(x: Array, above: Array, spec: Spec, maps: dict[str, SpaceMap]) -
     ((path, axes),) = spec.leaves
     layer = ((Factor("layer", "write"),), *axes)
     two = Spec((Leaf(path, layer),), (*spec.spaces, Space("layer", 2, "stack")))
-    both = change_basis({path: jnp.stack([x, above])}, two, maps)
-    return aki(both, two, maps)[path][0]
+    stacked = change_basis({path: jnp.stack([x, above])}, two, maps)
+    return aki(stacked, two, maps)[path][0]

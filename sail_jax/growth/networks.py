@@ -271,13 +271,15 @@ def _is_key(key: Any) -> bool:
 
 
 def _values(wide: Method, deep: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-    known = {**deep.options, **wide.options}
+    defaults = {**deep.options, **wide.options}
     for name in options:
-        if name not in known:
+        if name not in defaults:
             raise ValueError(
-                f"no option {name!r}{nearest(name, known) if known else ': it takes none'}"
+                f"no option {name!r}{nearest(name, defaults) if defaults else ': it takes none'}"
             )
-    return known | {name: _option(name, known[name], value) for name, value in options.items()}
+    return defaults | {
+        name: _option(name, defaults[name], value) for name, value in options.items()
+    }
 
 
 def _option(name: str, default: Any, value: Any) -> Any:

@@ -78,13 +78,13 @@ def change_state(
     Raises ValueError, naming the field, if it holds something for each parameter and no law is
     known, or if the two states differ in structure.
     """
-    known: dict[str, Law] = {**LAWS, **(laws or {})}
-    if bad := [law for law in known.values() if law not in get_args(Law)]:
+    all_laws: dict[str, Law] = {**LAWS, **(laws or {})}
+    if bad := [law for law in all_laws.values() if law not in get_args(Law)]:
         raise ValueError(f"a law must be one of {', '.join(get_args(Law))}, got {bad[0]!r}")
     spec.check(maps)
     dense = [n for n, m in maps.items() if m.index is None and Family.IDENTITY not in m.family]
     rows: list[Moved] = []
-    out = _walk(state, fresh, "", spec, maps, known, dense, rows)
+    out = _walk(state, fresh, "", spec, maps, all_laws, dense, rows)
     return out, StateReport(tuple(rows))
 
 
@@ -197,8 +197,8 @@ def learning_rates(
                 along.append(jnp.ones(1))
                 for f in block:
                     size = sizes[f.space] if len(axis) > 1 else 1
-                    one = vectors.get(f.space, {}).get(f.role, jnp.ones(size))
-                    along[-1] = (along[-1][:, None] * one).reshape(-1)
+                    factor = vectors.get(f.space, {}).get(f.role, jnp.ones(size))
+                    along[-1] = (along[-1][:, None] * factor).reshape(-1)
             shape = [-1 if i == k else 1 for i in range(len(axes))]
             out = out * jnp.concatenate(along).reshape(shape)
         return out

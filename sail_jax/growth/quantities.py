@@ -159,7 +159,7 @@ def _epsilon(rules: Rules, config: Config, space: str) -> str:
         if path_pattern(text.split()[0]).fullmatch(space):
             tower = key.rpartition(".")[0]
             for name in EPSILONS:
-                found = f"{tower}.{name}" if tower else name
-                if look(config, found) is not None:
-                    return found
+                entry = f"{tower}.{name}" if tower else name
+                if look(config, entry) is not None:
+                    return entry
     return ""

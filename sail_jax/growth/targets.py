@@ -82,27 +82,27 @@ def layer_count(rules: Rules, paths: Iterable[str]) -> dict[str, int]:
 
     Raises ValueError if one is missing, or lacks a leaf that another has by the same rule.
     """
-    found: dict[str, dict[tuple[str, str], set[int]]] = {}
+    by_key: dict[str, dict[tuple[str, str], set[int]]] = {}
     for path in paths:
         if layer := layer_of(rules, path):
             key, number, (start, stop) = layer
-            found.setdefault(key, {}).setdefault((path[:start], path[stop:]), set()).add(number)
+            by_key.setdefault(key, {}).setdefault((path[:start], path[stop:]), set()).add(number)
     counts = {}
-    for key, names in found.items():
-        every = set[int]().union(*names.values())
-        if len(every) <= max(every):
+    for key, names in by_key.items():
+        indices = set[int]().union(*names.values())
+        if len(indices) <= max(indices):
             (before, after), numbers = max(names.items(), key=lambda item: max(item[1]))
-            lost = next(n for n in range(max(every)) if n not in every)
+            lost = next(n for n in range(max(indices)) if n not in indices)
             raise ValueError(
                 f"the checkpoint has {before + str(max(numbers)) + after!r}, but no layer {lost}"
             )
         alike = [p for p, _ in rules.axes if p.startswith(rules.layers[key])]
         for (before, after), numbers in names.items():
             have = f"{before}{min(numbers)}{after}"
-            if numbers != every and any(path_pattern(p).fullmatch(have) for p in alike):
-                lost = f"{before}{min(every - numbers)}{after}"
+            if numbers != indices and any(path_pattern(p).fullmatch(have) for p in alike):
+                lost = f"{before}{min(indices - numbers)}{after}"
                 raise ValueError(f"the checkpoint has {have!r}, but lacks {lost!r}")
-        counts[key] = len(every)
+        counts[key] = len(indices)
     return counts
 
 
@@ -110,9 +110,9 @@ def check_stated(config: Config, rules: Rules, spec: Spec, counts: Mapping[str, 
     """ValueError, naming the entry, where a configuration states what the tensors contradict, or
     what is not of the kind that it is read as."""
     _check_read(config)
-    found = rules.resized(config, spec)
+    resized = rules.resized(config, spec)
     for key in dict.fromkeys(key for key, _ in rules.settings):
-        _check_entry(key, look(config, key), look(found, key))
+        _check_entry(key, look(config, key), look(resized, key))
     for key, n in counts.items():
         listed = look(config, key)
         _check_entry(key, len(listed) if isinstance(listed, list | tuple) else listed, n)
@@ -133,9 +133,9 @@ def _check_read(config: Config, prefix: str = "") -> None:
             _check_read(value, f"{prefix}{key}.")
 
 
-def _check_entry(key: str, said: Any, found: Any) -> None:
-    if said is not None and (isinstance(said, bool) or said != found):
-        raise ValueError(f"the configuration states {key!r}: {said!r}, but the tensors {found}")
+def _check_entry(key: str, said: Any, actual: Any) -> None:
+    if said is not None and (isinstance(said, bool) or said != actual):
+        raise ValueError(f"the configuration states {key!r}: {said!r}, but the tensors {actual}")
 
 
 def target(
@@ -156,39 +156,37 @@ def target(
             raise TypeError(f"the entries of to are named by texts, got {key!r}")
     if not to:
         raise ValueError("to is empty: nothing was asked for")
-    known = rules.resized(config, spec)
+    new = rules.resized(config, spec)
     for key, count in counts.items():
-        if not isinstance(look(known, key), list | tuple):
-            known = put(known, key, count)
+        if not isinstance(look(new, key), list | tuple):
+            new = put(new, key, count)
     if set(to) <= {"width", "depth"}:
-        return _scaled(known, to, rules, spec, counts)
+        return _scaled(new, to, rules, spec, counts)
     if "model_type" in to or "architectures" in to:
         return _whole(config, to, rules, counts), {}
     sizes: dict[str, int] = {}
-    entries = dict(_flat(to, known))
+    entries = dict(_flat(to, new))
     changes = {*TIES, *rules.layers, *(key for key, _ in rules.settings)}
     changes |= {key.rpartition(".")[0] for key in changes}
     for key, value in entries.items():
         if value is None:
             raise ValueError(f"to states {key!r} without a value")
-        if key not in changes and look(known, key) not in (None, value):
-            raise ValueError(
-                f"growth keeps {key!r}: it is {look(known, key)!r}, to states {value!r}"
-            )
+        if key not in changes and look(new, key) not in (None, value):
+            raise ValueError(f"growth keeps {key!r}: it is {look(new, key)!r}, to states {value!r}")
         if isinstance(value, list):
-            known = put(known, key, value)
+            new = put(new, key, value)
             continue
         spaces = [s for s in spec.spaces if path_pattern(key, stars=False).fullmatch(s.name)]
-        if look(known, key) is not None or key in TIES:
-            known = put(known, key, _times(key, look(known, key), value))
+        if look(new, key) is not None or key in TIES:
+            new = put(new, key, _times(key, look(new, key), value))
         elif spaces:
             sizes |= {s.name: _times(key, s.size, value) for s in spaces}
         else:
             raise ValueError(
                 f"the configuration has no entry {key!r}, nor is it a space"
-                f"{nearest(key, [*known, *(s.name for s in spec.spaces)])}"
+                f"{nearest(key, [*new, *(s.name for s in spec.spaces)])}"
             )
-    return known, sizes
+    return new, sizes
 
 
 def _flat(to: Mapping[str, Any], config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -239,7 +237,7 @@ def _multiple(key: str, old: Any, factor: Any) -> int:
 
 
 def _scaled(
-    known: dict[str, Any],
+    config: dict[str, Any],
     to: Mapping[str, Any],
     rules: Rules,
     spec: Spec,
@@ -249,7 +247,7 @@ def _scaled(
     sizes = {}
     grouped = {f.space for leaf in spec.leaves for axis in leaf.axes for f in axis[1:]}
     if "width" in to:
-        own = look(known, "width")
+        own = look(config, "width")
         if isinstance(own, int) and isinstance(to["width"], int) and to["width"] >= own:
             raise ValueError(
                 f"width={to['width']} beside nothing but depth is a factor, and the network has "
@@ -259,7 +257,7 @@ def _scaled(
         wide = [s.name for s in spec.spaces if not _KEPT & set(s.nonlinearity.split())]
         for key, text in first.items():
             if any(map(path_pattern(text).fullmatch, wide)):
-                known = put(known, key, _multiple(key, look(known, key), to["width"]))
+                config = put(config, key, _multiple(key, look(config, key), to["width"]))
         stated = [path_pattern(name) for _, text in rules.settings for name in text.split()]
         for name in wide:
             if name not in grouped and not any(p.fullmatch(name) for p in stated):
@@ -277,14 +275,14 @@ def _scaled(
         if not counts and not stacks:
             raise ValueError("the table of this architecture names no layers to deepen")
         for key, old in counts.items():
-            new, listed = _multiple(key, old, to["depth"]), look(known, key)
+            new, listed = _multiple(key, old, to["depth"]), look(config, key)
             check_depth(key, old, new)
             if isinstance(listed, list | tuple):  # layers of a width each: repeated in place
-                known = put(known, key, [listed[k * old // new] for k in range(new)])
+                config = put(config, key, [listed[k * old // new] for k in range(new)])
             else:
-                known = put(known, key, new)
+                config = put(config, key, new)
         sizes |= {s.name: _multiple(s.name, s.size, to["depth"]) for s in stacks}
-    return known, sizes
+    return config, sizes
 
 
 def check_depth(key: str, old: int, new: Any) -> None:
@@ -316,13 +314,13 @@ def _whole(
     return out
 
 
-def differences(one: Config, two: Config) -> dict[str, tuple[Any, Any]]:
+def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
     """Entries, by dotted key, that may make two configurations two functions of the same tensors,
     with both values: what both state, or one alone where nothing stated would mean a default."""
-    flat_one, flat_two = dict(_entries(one)), dict(_entries(two))
+    flat_first, flat_second = dict(_entries(first)), dict(_entries(second))
     out = {}
-    for key in dict.fromkeys([*flat_one, *flat_two]):
-        a, b = flat_one.get(key), flat_two.get(key)
+    for key in dict.fromkeys([*flat_first, *flat_second]):
+        a, b = flat_first.get(key), flat_second.get(key)
         said = a is not None and b is not None
         kept = {key, key.split(".")[0], key.rpartition(".")[2]} & {*_KEPT_ENTRIES}
         if a != b and not _FREE_ENTRIES.fullmatch(key) and (said or (kept and b is not None)):

@@ -137,10 +137,10 @@ def tile(
     if new % old == 0 or remainder == "circ":
         m = widen(old, new)
         return m if weights is None else split_readers(m, weights)
-    whole = new - new % old
-    kept = jnp.arange(new) < whole
-    write = kept.astype(float) / (lemon_gain(old, new) if isometric else 1)
-    index = jnp.where(kept, jnp.arange(new) % old, 0)
+    end = new - new % old
+    copied = jnp.arange(new) < end
+    write = copied.astype(float) / (lemon_gain(old, new) if isometric else 1)
+    index = jnp.where(copied, jnp.arange(new) % old, 0)
     family = Family.SELECTION
     if isometric:
         family = Family.POSITIVE_MONOMIAL | Family.ISOMETRIC
@@ -148,11 +148,11 @@ def tile(
     shares = jnp.ones(new) if weights is None else jnp.asarray(weights, float)
     if shares.shape != (new,):
         raise ValueError(f"weights must have the shape ({new},), got {shares.shape}")
-    m = split_readers(m, jnp.where(kept, shares, 0))
+    m = split_readers(m, jnp.where(copied, shares, 0))
     if remainder == "zero":
         return m
     m = m.dense()
-    return SpaceMap(jnp.where(kept[:, None], jnp.asarray(m.write), 1 / old), m.read)
+    return SpaceMap(jnp.where(copied[:, None], jnp.asarray(m.write), 1 / old), m.read)
 
 
 def compensate(m: SpaceMap, gram: Float[ArrayLike, "old old"], *, ridge: float = 0.0) -> SpaceMap:
