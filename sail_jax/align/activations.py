@@ -131,21 +131,21 @@ def activation_matching(
         total = stream(lambda b: f(reference, b), lambda b: f(params, b), inputs)
     chosen = families(spec, family, list(total))
     maps = {}
-    for name, one in chosen.items():
+    for name, kind in chosen.items():
         size = spec.space(name).size
         if total[name].cov.shape != (size, size):
             raise ValueError(
                 f"space {name!r} has {size} units, its activations {total[name].cov.shape}"
             )
-        maps[name] = _match(name, total[name], one, how, assignment)
+        maps[name] = _match(name, total[name], kind, how, assignment)
     return maps
 
 
 def _match(name: str, m: Moments, family: Family, how: str, assign: Assign) -> SpaceMap:
-    known = [concrete(x) for x in m]
-    if any(x is None for x in known):
+    host = [concrete(x) for x in m]
+    if any(x is None for x in host):
         raise ValueError(f"the activations of {name!r} are traced: match outside jit")
-    if not all(np.isfinite(x).all() for x in known if x is not None):
+    if not all(np.isfinite(x).all() for x in host if x is not None):
         raise ValueError(f"the activations of {name!r} are not finite")
     cov, sx, sy = (np.asarray(x, np.float64) for x in (m.cov, m.var_x**0.5, m.var_y**0.5))
     n = len(cov)

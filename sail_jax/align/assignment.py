@@ -115,8 +115,8 @@ def auction_gap(benefit: Float[ArrayLike, "n n"], gap: float = 0.0) -> float:
     n = len(_square(a))
     dtype = a.dtype if a.dtype == np.float64 else np.dtype(np.float32)
     # values and prices, of the order of the range, are each rounded twice
-    each = _epsilon(n, gap, dtype) + 4 * float(jnp.finfo(dtype).eps)
-    return float(n * each * (a.max() - a.min())) if n else 0.0
+    per_unit = _epsilon(n, gap, dtype) + 4 * float(jnp.finfo(dtype).eps)
+    return float(n * per_unit * (a.max() - a.min())) if n else 0.0
 
 
 def _epsilon(n: int, gap: float, dtype: np.dtype) -> float:

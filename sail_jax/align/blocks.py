@@ -45,12 +45,12 @@ def change_blocks(
 
     def block(x: Array, axes: tuple[Axis, ...]) -> Array:
         flat = [f for axis in axes for f in axis or (None,)]
-        here = [f for f in flat if f is not None and f.space in inner]
-        if not here:
+        inner_factors = [f for f in flat if f is not None and f.space in inner]
+        if not inner_factors:
             return x
         y = jnp.reshape(x, factor_shape(resized, axes, x.shape))
         y = y.astype(jnp.promote_types(x.dtype, jnp.float32))
-        for f in here:
+        for f in inner_factors:
             k, at = _position(flat, f.space), _position(flat, within[f.space])
             y = along_block(inner[f.space], y, k, at, f.role)
         shape, k = [], 0
@@ -173,19 +173,19 @@ def nested(spec: Spec) -> dict[str, str]:
         paths = list(dict.fromkeys(use.path for use in spec.uses(name)))
         if {"outer", "stack"} & set(words.split()):
             continue
-        here = [f.space for _, f in flat[paths[0]] if f.space != name] if paths else []
+        others = [f.space for _, f in flat[paths[0]] if f.space != name] if paths else []
         candidates[name] = [
-            block for block in here if _counts(name, block, [flat[p] for p in paths])
+            block for block in others if _counts(name, block, [flat[p] for p in paths])
         ]
     out: dict[str, str] = {}
-    for name, found in candidates.items():
-        order = [f.space for _, f in flat[spec.uses(name)[0].path]] if found else []
-        found = [
+    for name, options in candidates.items():
+        order = [f.space for _, f in flat[spec.uses(name)[0].path]] if options else []
+        options = [
             block
-            for block in found
+            for block in options
             if name not in candidates.get(block, ()) or order.index(block) < order.index(name)
         ]
-        outermost = [block for block in found if not set(candidates.get(block, ())) - {name}]
+        outermost = [block for block in options if not set(candidates.get(block, ())) - {name}]
         if outermost:
             out[name] = outermost[0]
     return out
@@ -195,12 +195,12 @@ def block_exactness(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[st
     """`exactness` of `change_blocks`: a space within blocks has the worst of its maps' entries."""
     rows = []
     for name, m in maps.items():
-        each = [m]
+        per_block = [m]
         if name in within:
             count = spec.space(within[name]).size
-            each = [jax.tree.map(lambda x, k=k: x[k], m) for k in range(count)]
-        found = [exactness(spec, {name: one}).spaces[0] for one in each]
-        rows.append(max(found, key=lambda row: (not row.exact, row.defect or 0.0)))
+            per_block = [jax.tree.map(lambda x, k=k: x[k], m) for k in range(count)]
+        block_rows = [exactness(spec, {name: block_map}).spaces[0] for block_map in per_block]
+        rows.append(max(block_rows, key=lambda row: (not row.exact, row.defect or 0.0)))
     return Report(tuple(rows))
 
 

@@ -139,12 +139,12 @@ def _named(
         for gain, match in matches.items():
             names = match.groupdict()
             filled = re.sub(r"\{(\w+)\}", lambda m, n=names: n.get(m[1], m[0]), text)
-            known = _readers(spec, gains[gain])
-            hits = [path for path in known if path_pattern(filled).fullmatch(path)]
+            reader_paths = _readers(spec, gains[gain])
+            hits = [path for path in reader_paths if path_pattern(filled).fullmatch(path)]
             if not hits:
                 raise ValueError(
                     f"readers[{pattern!r}]: no leaf that reads {gains[gain]!r} matches {filled!r}"
-                    f"{nearest(filled, known)}"
+                    f"{nearest(filled, reader_paths)}"
                 )
             out[gain] = hits
     if missing := [gain for gain in gains if gain not in out]:

@@ -77,10 +77,10 @@ def match_many(
     history = [before]
 
     def improve(k: int, others: Sequence[PyTree], init: Mapping[str, SpaceMap] | None) -> None:
-        found = match_weights(
+        update = match_weights(
             linear()(list(others)), moved[k], spec, weights=weights, init=init, **options
         ).maps
-        maps[k] = {name: compose(found[name], maps[k][name]) for name in maps[k]}
+        maps[k] = {name: compose(update[name], maps[k][name]) for name in maps[k]}
         moved[k] = change_basis(models[k], spec, maps[k])
 
     for k in range(1, len(models)):
@@ -95,11 +95,11 @@ def match_many(
             order = np.asarray(jax.random.permutation(jax.random.fold_in(key, turn), len(models)))
         for k in order:
             improve(int(k), [m for j, m in enumerate(moved) if j != k], {})
-        now = _spread(moved, spec, paths, weights)
-        if not now < history[-1] * (1 - 8 * EPS):
+        spread = _spread(moved, spec, paths, weights)
+        if not spread < history[-1] * (1 - 8 * EPS):
             converged = True
             break
-        history.append(now)
+        history.append(spread)
     back = {name: invert(m) for name, m in maps[0].items()}
     out = [{name: compose(back[name], m[name]) for name in m} for m in maps[1:]]
     return Common((start, *out), tuple(history), converged)

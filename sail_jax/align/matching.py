@@ -188,19 +188,19 @@ def families(
     if isinstance(family, Family):
         out = dict.fromkeys(inner, family)
     elif family is not None:
-        for pattern, one in family.items():
+        for pattern, kind in family.items():
             hits = [name for name in inner if path_pattern(pattern, stars=False).fullmatch(name)]
             if not hits:
                 raise ValueError(f"family[{pattern!r}] names no space{nearest(pattern, inner)}")
-            out |= dict.fromkeys(hits, one)
-    for name, one in out.items():
-        if one not in SOLVERS:
-            known = ", ".join(str(f) for f in SOLVERS)
-            raise ValueError(f"no matching over {one!s} maps of {name!r}; choose from {known}")
+            out |= dict.fromkeys(hits, kind)
+    for name, kind in out.items():
+        if kind not in SOLVERS:
+            kinds = ", ".join(str(f) for f in SOLVERS)
+            raise ValueError(f"no matching over {kind!s} maps of {name!r}; choose from {kinds}")
         n = spec.space(name).size
         same = identity(n)
-        stand_in = SpaceMap(same.write, same.read, one | Family.INVERTIBLE)
+        stand_in = SpaceMap(same.write, same.read, kind | Family.INVERTIBLE)
         (report,) = exactness(spec, {name: stand_in}).spaces
         if not report.exact:
-            raise ValueError(f"space {name!r} cannot be matched by {one!s} maps: {report.reason}")
+            raise ValueError(f"space {name!r} cannot be matched by {kind!s} maps: {report.reason}")
     return out

@@ -83,8 +83,8 @@ class Problem:
             ]
 
     def _position(self, path: str, name: str | None) -> int | None:
-        found = [k for k, f in enumerate(self.flat[path]) if f is not None and f.space == name]
-        return found[0] if found else None
+        axes = [k for k, f in enumerate(self.flat[path]) if f is not None and f.space == name]
+        return axes[0] if axes else None
 
     def load(
         self,
@@ -109,11 +109,9 @@ class Problem:
         ]
         self.sizes = {path: math.prod(x.shape) for path, x in self.leaves[0].items()}
         for path in paths:
-            one, two = (list(side[path].shape) for side in self.leaves)
-            if one != two:
-                raise ValueError(
-                    f"leaf {path!r} has shape {one} in the reference and {two} in params"
-                )
+            a, b = (list(side[path].shape) for side in self.leaves)
+            if a != b:
+                raise ValueError(f"leaf {path!r} has shape {a} in the reference and {b} in params")
         self.kept: dict[str, list[Array]] = {}
         self.weight, self.norms = {}, {}
         self.maps = self.identities()
@@ -121,8 +119,8 @@ class Problem:
         for path in paths:
             sides = [self._read(side, path) for side in range(2)]
             self.norms[path] = math.prod(_norm(x) for x in sides)
-            one = 1 / self.norms[path] if self.norms[path] else 0.0
-            self.weight[path] = one if normalize else 1.0
+            scale = 1 / self.norms[path] if self.norms[path] else 0.0
+            self.weight[path] = scale if normalize else 1.0
             lazy = [not isinstance(side[path], jax.Array | np.ndarray) for side in self.leaves]
             # the second as it was before the first visit is kept as well
             need = sides[0].nbytes * lazy[0] + 2 * sides[1].nbytes * lazy[1]
@@ -149,8 +147,8 @@ class Problem:
         if path in self.kept:
             return self.kept[path][1]
         x = self._read(1, path)
-        here = [f.space for f in self.flat[path] if f is not None and f.space in self.chosen]
-        for name in sorted(here, key=lambda name: name in self.within):  # blocks first
+        spaces = [f.space for f in self.flat[path] if f is not None and f.space in self.chosen]
+        for name in sorted(spaces, key=lambda name: name in self.within):  # blocks first
             if Family.IDENTITY not in self.maps[name].family:
                 (touch,) = (t for t in self.touches[name] if t.path == path)
                 x = along_block(self.maps[name], x, touch.axis, touch.block, touch.role)
@@ -216,8 +214,8 @@ class Problem:
         family, out = self.chosen[name], Cost({}, {}, {})
         touches = self.touches[name]
         loose = {touch: self._loose(touch, name, settled) for touch in touches}
-        known = sum(self.sizes[touch.path] for touch in touches if not loose[touch])
-        bounds = 2 * known < sum(self.sizes[touch.path] for touch in touches)
+        settled_size = sum(self.sizes[touch.path] for touch in touches if not loose[touch])
+        bounds = 2 * settled_size < sum(self.sizes[touch.path] for touch in touches)
         for touch in touches:
             weight = self.weight[touch.path]
             if loose[touch] and not bounds:
@@ -255,7 +253,7 @@ class Problem:
                     (self.sizes[t.path], not self._loose(t, name, settled))
                     for t in self.touches[name]
                 ]
-                part = sum(n for n, known in sizes if known) / max(1, sum(n for n, _ in sizes))
+                part = sum(n for n, fixed in sizes if fixed) / max(1, sum(n for n, _ in sizes))
                 return part, len(sizes)
 
             name = max(ready, key=settled_part)  # the first of equals
@@ -294,12 +292,12 @@ class Problem:
 
 def recurrent(spec: Spec) -> dict[str, str]:
     """The leaves of an unfused spec with a space on more than one of their axes, and which."""
-    found = {}
+    repeated = {}
     for path, axes in spec.leaves:
         names = [f.space for axis in axes for f in axis]
         if again := [name for name in names if names.count(name) > 1]:
-            found[path] = again[0]
-    return found
+            repeated[path] = again[0]
+    return repeated
 
 
 def apart(argument: str, tree: PyTree, spec: Spec) -> dict[str, Any]:
@@ -315,13 +313,13 @@ def arrays(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dic
 
 def checked_leaves(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dict[str, Any]:
     """The named leaves of a tree, their shapes checked."""
-    found = dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))
-    for path in found:
+    leaves = dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))
+    for path in leaves:
         spec.axes(path)
     for path in paths:
-        if path not in found:
-            raise ValueError(f"{argument} has no leaf {path!r}{nearest(path, found)}")
-        x, sizes = found[path], spec.shape(path)
+        if path not in leaves:
+            raise ValueError(f"{argument} has no leaf {path!r}{nearest(path, leaves)}")
+        x, sizes = leaves[path], spec.shape(path)
         shape = np.shape(x) if not hasattr(x, "shape") else tuple(x.shape)
         fits = len(sizes) == len(shape) and all(
             n in (m, None) for n, m in zip(sizes, shape, strict=True)
@@ -332,7 +330,7 @@ def checked_leaves(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]
                 f"{argument} leaf {path!r} has shape {list(shape)}, but the spec says "
                 f"[{said}]: only networks of one shape can be matched"
             )
-    return {path: found[path] for path in paths}
+    return {path: leaves[path] for path in paths}
 
 
 def _factored(argument: str, path: str, x: Any, spec: Spec) -> Array:

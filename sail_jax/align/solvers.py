@@ -26,14 +26,14 @@ SCALED = Family.POSITIVE_MONOMIAL | Family.INVERTIBLE
 
 def solver(family: Family) -> Callable[[Any, Any, bool], SpaceMap]:
     """The solver of a family, applied to each block if there are some."""
-    one = SOLVERS[family]
+    solve_block = SOLVERS[family]
 
     def solve(cost: Any, assign: Any, blocked: bool) -> SpaceMap:
         if not blocked:
-            return one(cost, assign)
+            return solve_block(cost, assign)
         count = next(iter(cost.products.values())).shape[0]
-        each = [one(jax.tree.map(lambda x, k=k: x[k], cost), assign) for k in range(count)]
-        return jax.tree.map(lambda *x: jnp.stack(x), *each)
+        maps = [solve_block(jax.tree.map(lambda x, k=k: x[k], cost), assign) for k in range(count)]
+        return jax.tree.map(lambda *x: jnp.stack(x), *maps)
 
     return solve
 
@@ -140,9 +140,9 @@ def _general(cost: Any, _: Any) -> SpaceMap:
 def _sides(cost: Any) -> tuple[Any, Any]:
     """Sums over terms that change sign with the unit, and over those that do not."""
     zero = np.zeros_like(next(iter(cost.products.values())))
-    one, two = ("write", "read"), ("gain", "bound")
+    odd, even = ("write", "read"), ("gain", "bound")
     signed, unsigned = (
-        sum((cost.products.get(p, zero) for p in part), zero) for part in (one, two)
+        sum((cost.products.get(p, zero) for p in part), zero) for part in (odd, even)
     )
     return signed, unsigned
 

@@ -46,19 +46,19 @@ def repair(
     if len(w) != M or not math.isclose(sum(w), 1, rel_tol=1e-5):
         raise ValueError(f"weights must be one for each of {M} endpoints and sum to one, got {w}")
     biases = {name: _bias(spec, name) for name in spaces}
-    each = [_measure(preactivations, p, inputs) for p in endpoints]
+    moments = [_measure(preactivations, p, inputs) for p in endpoints]
     for name in spaces:
-        now = _measure(preactivations, params, inputs)
-        for found in (now, *each):
-            if name not in found or found[name].mean_x.shape != (spec.space(name).size,):
+        stats = _measure(preactivations, params, inputs)
+        for measured in (stats, *moments):
+            if name not in measured or measured[name].mean_x.shape != (spec.space(name).size,):
                 raise ValueError(
                     f"preactivations give no [..., {spec.space(name).size}] of space {name!r}"
                 )
-        mean = sum(wk * e[name].mean_x for wk, e in zip(w, each, strict=True))
-        std = sum(wk * jnp.sqrt(e[name].var_x) for wk, e in zip(w, each, strict=True))
-        own = jnp.sqrt(now[name].var_x)
+        mean = sum(wk * e[name].mean_x for wk, e in zip(w, moments, strict=True))
+        std = sum(wk * jnp.sqrt(e[name].var_x) for wk, e in zip(w, moments, strict=True))
+        own = jnp.sqrt(stats[name].var_x)
         scale = jnp.where(own > 0, std / jnp.where(own > 0, own, 1), 1)
-        params = _affine(params, spec, name, biases[name], scale, mean - scale * now[name].mean_x)
+        params = _affine(params, spec, name, biases[name], scale, mean - scale * stats[name].mean_x)
     return params
 
 
@@ -82,10 +82,10 @@ def reset_statistics(
             if path not in paths:
                 raise ValueError(f"leaves[{name!r}] is no leaf: {path!r}{nearest(path, paths)}")
     for name, (mean, var) in leaves.items():
-        found = _measure(inputs, params, data)
-        if name not in found:
-            raise ValueError(f"inputs give nothing for {name!r}{nearest(name, found)}")
-        new = {mean: found[name].mean_x, var: found[name].var_x}
+        measured = _measure(inputs, params, data)
+        if name not in measured:
+            raise ValueError(f"inputs give nothing for {name!r}{nearest(name, measured)}")
+        new = {mean: measured[name].mean_x, var: measured[name].var_x}
         params = _replace(params, lambda path, x, new=new: _as(path, new[path], x), new)
     return params
 
@@ -100,7 +100,7 @@ def _measure(f: Activations, params: PyTree, batches: Sequence[Any]) -> dict[str
 
 
 def _bias(spec: Spec, name: str) -> str:
-    found = []
+    paths = []
     for use in spec.uses(name):
         spaces = [f.space for axis in spec.axes(use.path) for f in axis]
         if use.tied:
@@ -110,13 +110,13 @@ def _bias(spec: Spec, name: str) -> str:
                 f"leaf {use.path!r} multiplies {name!r}: reset its statistics, or leave it out"
             )
         if use.role == "write" and len(spaces) == len(spec.axes(use.path)) == 1:
-            found.append(use.path)
-    if len(found) != 1:
+            paths.append(use.path)
+    if len(paths) != 1:
         raise ValueError(
-            f"space {name!r} needs one bias to shift its mean, it has {found or 'none'}: "
+            f"space {name!r} needs one bias to shift its mean, it has {paths or 'none'}: "
             "add one, or leave the space out"
         )
-    return found[0]
+    return paths[0]
 
 
 def _affine(params: PyTree, spec: Spec, name: str, bias: str, scale: Array, shift: Array) -> PyTree:
