@@ -140,8 +140,8 @@ def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft
     for text in dict.fromkeys(
         name for _, axes in rules.axes for name in re.findall(r"[\w.{}-]+", axes)
     ):
-        many = f"{text} {text.replace('head', 'group', 1)}"
-        for names in (text, many) if text.startswith("head") else (text,):
+        with_groups = f"{text} {text.replace('head', 'group', 1)}"
+        for names in (text, with_groups) if text.startswith("head") else (text,):
             patterns = [path_pattern(name, stars=False) for name in names.split()]
             spaces = [[s.size for s in spec.spaces if p.fullmatch(s.name)] for p in patterns]
             if products := {math.prod(factors) for factors in zip(*spaces, strict=False)}:
@@ -160,13 +160,13 @@ def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft
     layers: dict[str, str] = {}
     for prefix in dict.fromkeys(p[: p.index("{i}") + 4] for p, _ in rules.axes if "{i}" in p):
         numbered = path_pattern(f"{prefix}**").fullmatch
-        found = {match["i"] for path in leaf_paths(params) if (match := numbered(path))}
-        counts = [k for k, n in entries.items() if n == len(found) and _speaks_of_layers(k)]
+        indices = {match["i"] for path in leaf_paths(params) if (match := numbered(path))}
+        counts = [k for k, n in entries.items() if n == len(indices) and _speaks_of_layers(k)]
         if len(counts) == 1 or not entries:
             layers[counts[0] if counts else "num_layers"] = prefix
         else:
             options = tuple(f"{key}: {prefix}" for key in counts)
-            text = f"which entry of config.json counts the {len(found)} of {prefix}?"
+            text = f"which entry of config.json counts the {len(indices)} of {prefix}?"
             asked.append(Question("layers", text, options))
     rules = rules._replace(settings=tuple(settings), layers=layers)
     return Draft(rules, (*drafted.questions, *asked))
@@ -299,9 +299,9 @@ class _Drafter:
         outside = {m.fan_out for m in matrices if not m.leaf.layer}
         outside |= {int(n) for axes in self.rules.values() for n in re.findall(r"@(\d+)", axes)}
         # the layers' own hidden sizes are written and read too, but by nothing outside
-        found = shared & outside
-        if len(found) == 1:
-            return found.pop()
+        candidates = shared & outside
+        if len(candidates) == 1:
+            return candidates.pop()
         inside = [m for m in matrices if m.leaf.layer]
         text = f"the layers share the sizes {sorted(shared)}: which is their stream? "
         text += "say stream=..., or their axes"
@@ -366,13 +366,13 @@ class _Drafter:
         size = divided(q.fan_out, heads, f"heads in {q.leaf.path!r}")
         shared = divided(k.fan_out, size, f"head size in {k.leaf.path!r}")
         group_size = divided(heads, shared, f"heads of {k.leaf.path!r} among queries")
-        many = f"head{i} group{i}" if group_size > 1 else f"head{i}"
-        written = {"q": f"({many} qk{i})", "k": f"(head{i} qk{i}*)", "v": f"(head{i} v{i})"}
+        query_heads = f"head{i} group{i}" if group_size > 1 else f"head{i}"
+        written = {"q": f"({query_heads} qk{i})", "k": f"(head{i} qk{i}*)", "v": f"(head{i} v{i})"}
         for name, axes in written.items():
             m = group[name]
             self.rules[m.leaf.path] = m.axes(f"@{m.fan_in}*", axes)
             self._bias(m, axes)
-        self.rules[o.leaf.path] = o.axes(f"({many} v{i})*", f"@{o.fan_out}")
+        self.rules[o.leaf.path] = o.axes(f"({query_heads} v{i})*", f"@{o.fan_out}")
         self._bias(o, f"@{o.fan_out}")
         value = divided(v.fan_out, shared, f"heads in {v.leaf.path!r}")
         factors = {"head": shared, "qk": size, "v": value, "group": group_size}
@@ -423,10 +423,10 @@ class _Drafter:
         writers: dict[int, list[_Matrix]] = defaultdict(list)
         for m in matrices:
             writers[m.fan_out].append(m)
-        for n, many in writers.items():
-            if len(many) > 1 and any(m.fan_in == n for m in matrices):
-                names = ", ".join(repr(m.leaf.path) for m in many)
-                last = many[-1]
+        for n, group in writers.items():
+            if len(group) > 1 and any(m.fan_in == n for m in matrices):
+                names = ", ".join(repr(m.leaf.path) for m in group)
+                last = group[-1]
                 options = [f"units{last.fan_in}*", f"units{last.fan_in}.before*"]
                 text = f"{names} write {n} units each: one space (sums), taken so here, or several?"
                 self.questions.append(
@@ -454,8 +454,8 @@ class _Drafter:
         matrix = [x for x in self.modules[leaf.module] if len(x.shape) > 1]
         kind = leaf.name in _GAINS or leaf.name in _BIASES
         inner = f"units{n}{leaf.tag}"
-        known = {w for axes in self.rules.values() for w in re.findall(r"[\w.@]+", axes)}
-        options = [name for name in (f"@{n}", inner) if name in known]
+        spaces = {w for axes in self.rules.values() for w in re.findall(r"[\w.@]+", axes)}
+        options = [name for name in (f"@{n}", inner) if name in spaces]
         doubtful = matrix or _words(leaf.module) & {"q", "k", "query", "key"}
         if not kind or doubtful or len(options) != 1:
             self._ask(leaf, f"which space has its {n} units?", ["diag(resid)", "resid", "_"])
@@ -505,8 +505,8 @@ def _leaves(paths: list[str], arrays: list[Any]) -> list[_Leaf]:
     out, layers = [], []
     for path in paths:
         inside = (path[: m.end() + 1] for m in re.finditer(r"\d+(?=[/.])", path))
-        found = (x for x in inside if sum(other.startswith(x) for other in matrices) > 1)
-        layers.append(next(found, "")[:-1])
+        prefixes = (x for x in inside if sum(other.startswith(x) for other in matrices) > 1)
+        layers.append(next(prefixes, "")[:-1])
     alike = len({_general(layer) for layer in layers if layer}) == 1
     for path, layer, shape, x in zip(paths, layers, shapes, arrays, strict=True):
         cut = max(path.rfind("/"), path.rfind("."))

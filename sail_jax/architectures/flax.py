@@ -45,10 +45,10 @@ def flax_resnet(config: Config) -> Rules:
     A running variance is a gain: it stays beside its unit, with neither sign nor scale.
     """
     stages, listed = len(_widths(config)), setting(config, "blocks")
-    each = isinstance(listed, list | tuple)
-    if each and len(listed) != stages:
+    per_stage = isinstance(listed, list | tuple)
+    if per_stage and len(listed) != stages:
         raise ValueError(f"the configuration's 'blocks' must name {stages} stages, got {listed!r}")
-    blocks = [count({"blocks": n}, "blocks") for n in (listed if each else [listed] * stages)]
+    blocks = [count({"blocks": n}, "blocks") for n in (listed if per_stage else [listed] * stages)]
     table = {"**stem/kernel": "_ _ image* stage.0", **_batchnorm("**stem_bn", "stage.0")}
     for s in range(stages):
         for b in range(blocks[s]):
@@ -67,7 +67,7 @@ def flax_resnet(config: Config) -> Rules:
     settings = tuple((f"widths.{s}", f"stage.{s}") for s in range(stages))
     settings += tuple((f"inner.{s}", f"hidden.{s}.{{b}}") for s in range(stages))
     layers = {"blocks": "**stage{s}_block{i}/"}
-    if each:
+    if per_stage:
         layers = {f"blocks.{s}": f"**stage{s}_block{{i}}/" for s in range(stages)}
     return Rules(*_with(table, spaces), settings=settings, layers=layers)
 

@@ -71,13 +71,13 @@ class Rules(NamedTuple):
         def there(pattern: str) -> bool:
             return any(map(path_pattern(pattern).fullmatch, paths))
 
-        kept = [(p, axes) for p, axes in self.axes if p not in self.optional or there(p)]
-        words = {word for _, axes in kept for word in re.findall(r"[\w./:{}-]+\*?", axes)}
+        present = [(p, axes) for p, axes in self.axes if p not in self.optional or there(p)]
+        words = {word for _, axes in present for word in re.findall(r"[\w./:{}-]+\*?", axes)}
         unread = {name for name, heads in self.ends.items() if not any(map(there, heads))}
         names = {word.rstrip("*") for word in words}
         spaces = {k: "outer" if k in unread else v for k, v in self.spaces.items() if k in names}
         sizes = {k: v for k, v in self.sizes.items() if k in names}
-        return spec(params, kept, spaces=spaces, sizes=sizes)
+        return spec(params, present, spaces=spaces, sizes=sizes)
 
     def loose(self) -> "Rules":
         """The rules of the network untied: each tied leaf is used in the first way alone."""
@@ -90,20 +90,20 @@ class Rules(NamedTuple):
         Raises ValueError if the configuration cannot state them: one number for layers that
         differ, or a head size that the architecture derives from the width.
         """
-        found: dict[str, tuple[int, str]] = {}
+        sizes: dict[str, tuple[int, str]] = {}
         for key, text in self.settings:
             for names in _instances(text.split(), spec):
                 n = 1
                 for name in names:
                     n *= spec.space(name).size
                 said = " x ".join(names)
-                if found.setdefault(key, (n, said))[0] != n:
+                if sizes.setdefault(key, (n, said))[0] != n:
                     raise ValueError(
                         f"the configuration has one {key!r}, but the sizes ask for "
-                        f"{found[key][0]} ({found[key][1]}) and {n} ({said}): map them alike"
+                        f"{sizes[key][0]} ({sizes[key][1]}) and {n} ({said}): map them alike"
                     )
         out = dict(config)
-        for key, (n, _) in found.items():
+        for key, (n, _) in sizes.items():
             out = put(out, key, n)
         return out
 

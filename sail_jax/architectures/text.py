@@ -18,15 +18,15 @@ def attention(
     unit), row-major. Biases are optional.
     """
     head, group_, qk, v = (f"{tower}{x}{tag}" for x in ("head", "group", "qk", "v"))
-    many = f"{head} {group_}" if group else head
+    query_heads = f"{head} {group_}" if group else head
     q, k, value, o = names.split()
     out = {
-        f"{q}.weight": f"({many} {qk}) {resid}*",
+        f"{q}.weight": f"({query_heads} {qk}) {resid}*",
         f"{k}.weight": f"({head} {qk}*) {resid}*",
         f"{value}.weight": f"({head} {v}) {resid}*",
-        f"{o}.weight": f"{resid} ({many} {v})*",
+        f"{o}.weight": f"{resid} ({query_heads} {v})*",
     }
-    biases = {q: f"({many} {qk})", k: f"({head} {qk}*)", value: f"({head} {v})", o: resid}
+    biases = {q: f"({query_heads} {qk})", k: f"({head} {qk}*)", value: f"({head} {v})", o: resid}
     return out | {f"?{name}.bias": axes for name, axes in biases.items()}
 
 

@@ -45,8 +45,8 @@ class Tensors:
 
     def maybe(self, prefix: str) -> "Tensors":
         """Under the prefix if any tensor is: base models are saved without it."""
-        whole = self.prefix + prefix
-        return self / prefix if any(path.startswith(whole) for path in self.params) else self
+        full_prefix = self.prefix + prefix
+        return self / prefix if any(path.startswith(full_prefix) for path in self.params) else self
 
 
 def linear(t: Tensors, name: str, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
