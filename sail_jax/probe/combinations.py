@@ -27,7 +27,7 @@ def stack(models: Sequence[PyTree]) -> PyTree:
         stacked, well = _stack(tuple(models))
     except TypeError:  # a leaf that is no array
         return task_vectors(models, origin(models[0])).delta
-    if (known := concrete(well)) is not None and not known:
+    if (valid := concrete(well)) is not None and not valid:
         task_vectors(models, origin(models[0]))  # likewise
     return stacked
 
@@ -47,15 +47,15 @@ def _stack(models: tuple[PyTree, ...]) -> tuple[PyTree, Array]:
 def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], PyTree]:
     """weights -> sum_k w_k theta_k, in the dtypes of `like`, whose other leaves it keeps."""
 
-    def leaf(x: Array | None, kept: Any, w: Float[Array, "model"]) -> Any:
+    def leaf(x: Array | None, template: Any, w: Float[Array, "model"]) -> Any:
         if x is None:
-            return kept
+            return template
         terms = (w[i].astype(x.dtype) * x[i] for i in range(1, len(x)))
-        return sum(terms, w[0].astype(x.dtype) * x[0]).astype(jnp.result_type(kept))
+        return sum(terms, w[0].astype(x.dtype) * x[0]).astype(jnp.result_type(template))
 
     def mix(w: Float[Array, "model"]) -> PyTree:
         mixed = jax.tree.map(
-            lambda x, kept: leaf(x, kept, w), stacked, like, is_leaf=lambda x: x is None
+            lambda x, template: leaf(x, template, w), stacked, like, is_leaf=lambda x: x is None
         )
         # once, and not again by every consumer that XLA could fuse it into
         return lax.optimization_barrier(mixed)
@@ -76,10 +76,10 @@ def sweep(f: Callable[[Any], Any], over: Any, chunk_size: int) -> Any:
 
 def numbers(name: str, x: Any) -> Numbers:
     """A vector of finite numbers, at least one."""
-    found = _real(name, x)
-    if found.ndim != 1 or not found.size:
-        raise ValueError(f"{name}: expected a vector of numbers, got shape {found.shape}")
-    return found
+    vector = _real(name, x)
+    if vector.ndim != 1 or not vector.size:
+        raise ValueError(f"{name}: expected a vector of numbers, got shape {vector.shape}")
+    return vector
 
 
 def line(alphas: Any) -> Numbers:
@@ -91,28 +91,28 @@ def points(weights: Any, models: int, sum_to_one: bool = True) -> Numbers:
     """Finite weights of each model, [point, model]; uniform ones, one point, if None."""
     if weights is None:
         return np.full((1, models), 1 / models)
-    found = _real("weights", weights)
-    if found.ndim != 2 or found.shape[1] != models or not len(found):
+    w = _real("weights", weights)
+    if w.ndim != 2 or w.shape[1] != models or not len(w):
         raise ValueError(
-            f"weights: expected [point, model] with {models} models, got shape {found.shape}"
+            f"weights: expected [point, model] with {models} models, got shape {w.shape}"
         )
-    if sum_to_one and isinstance(found, np.ndarray):
-        sums, slack = found.sum(1), 4 * models * float(jnp.finfo(jnp.result_type(float)).eps)
-        if not (abs(sums - 1) <= slack * (1 + abs(found).sum(1))).all():
+    if sum_to_one and isinstance(w, np.ndarray):
+        sums, slack = w.sum(1), 4 * models * float(jnp.finfo(jnp.result_type(float)).eps)
+        if not (abs(sums - 1) <= slack * (1 + abs(w).sum(1))).all():
             raise ValueError(f"weights: expected rows that sum to 1, got sums {sums}")
-    return found
+    return w
 
 
 def _real(name: str, x: ArrayLike | Sequence[float]) -> Numbers:
     """On the host where the values are known: arithmetic on a few of them compiles nothing."""
     try:
-        known = concrete(x)
-        found = jnp.asarray(x, jnp.result_type(float)) if known is None else known.astype(float)
+        host = concrete(x)
+        values = jnp.asarray(x, jnp.result_type(float)) if host is None else host.astype(float)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: expected numbers, got {x!r}") from error
-    if isinstance(found, np.ndarray) and not np.isfinite(found).all():
-        raise ValueError(f"{name}: expected finite values, got {found}")
-    return found
+    if isinstance(values, np.ndarray) and not np.isfinite(values).all():
+        raise ValueError(f"{name}: expected finite values, got {values}")
+    return values
 
 
 def simplex_grid(models: int, divisions: int) -> Float[np.ndarray, "point model"]:

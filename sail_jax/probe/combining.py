@@ -68,9 +68,9 @@ def averaging(
     stacked, w = stack(models), points(weights, len(models))
     examples(data, least=2)
     check_size(batch_size=batch_size, chunk_size=chunk_size)
-    found = _averaging(apply, models[0], stacked, data, metric, w, batch_size, chunk_size)
-    check_finite("metric", jnp.concatenate([x.value for x in found]))
-    return found
+    scores = _averaging(apply, models[0], stacked, data, metric, w, batch_size, chunk_size)
+    check_finite("metric", jnp.concatenate([x.value for x in scores]))
+    return scores
 
 
 @partial(jax.jit, static_argnames=("apply", "metric", "batch_size", "chunk_size"))
@@ -90,17 +90,17 @@ def _averaging(
                 raise ValueError(f"apply: expected logits [{n}, ..., class], got {_shape(out)}")
             return out
 
-        each = sweep(logits, jnp.eye(k), chunk_size)
-        members = jnp.stack([_scored(metric, each[i], batch) for i in range(k)], -1)
+        member_logits = sweep(logits, jnp.eye(k), chunk_size)
+        members = jnp.stack([_scored(metric, member_logits[i], batch) for i in range(k)], -1)
 
         def at(w: Array) -> tuple[Array, ...]:
-            average, ensemble = logits(w), weighted(w, each)
+            average, ensemble = logits(w), weighted(w, member_logits)
             same = average.argmax(-1) == ensemble.argmax(-1)
             agreement = same.reshape(n, -1).mean(1, dtype=w.dtype)
             return _scored(metric, average, batch), _scored(metric, ensemble, batch), agreement
 
-        found = sweep(at, w, chunk_size)
-        average, ensemble, agreement = (x.T for x in found)
+        swept = sweep(at, w, chunk_size)
+        average, ensemble, agreement = (x.T for x in swept)
         return average, ensemble, members, agreement
 
     return Averaging(*over_examples(values, data, batch_size))
@@ -141,9 +141,9 @@ def stitching(
     examples(data, least=2)
     check_size(batch_size=batch_size)
     chosen = None if layers is None else tuple(layers)
-    found = _stitching(apply, upper, stacked, data, metric, w, chosen, batch_size)
-    check_finite("metric", jnp.append(found.stitched.value, found.upper.value))
-    return found
+    scores = _stitching(apply, upper, stacked, data, metric, w, chosen, batch_size)
+    check_finite("metric", jnp.append(scores.stitched.value, scores.upper.value))
+    return scores
 
 
 @partial(jax.jit, static_argnames=("apply", "metric", "chosen", "batch_size"))
@@ -161,13 +161,13 @@ def _stitching(
 
     def values(batch: PyTree) -> tuple[Array, Array]:
         def lower(w: Array) -> list[Array]:
-            found = features(apply, mix(w), batch)
-            return [found[name] for name in names]
+            by_layer = features(apply, mix(w), batch)
+            return [by_layer[name] for name in names]
 
-        each = lax.map(lower, jnp.eye(len(w), len(w) + 1))
+        lower_features = lax.map(lower, jnp.eye(len(w), len(w) + 1))
         out = [
             outputs(apply, upper, batch, {name: weighted(w, x)})
-            for name, x in zip(names, each, strict=True)
+            for name, x in zip(names, lower_features, strict=True)
         ]
         scores = [_scored(metric, x, batch) for x in out]
         return jnp.stack(scores, -1), _scored(metric, outputs(apply, upper, batch), batch)
@@ -176,10 +176,10 @@ def _stitching(
 
 
 def _scored(metric: Metric, out: Any, batch: PyTree) -> Float[Array, "example"]:
-    found, n = jnp.asarray(metric(out, batch)), examples(batch)
-    if found.shape != (n,):
-        raise ValueError(f"metric: expected a value for each of {n} examples, got {found.shape}")
-    return found.astype(jnp.promote_types(found.dtype, jnp.float32))
+    score, n = jnp.asarray(metric(out, batch)), examples(batch)
+    if score.shape != (n,):
+        raise ValueError(f"metric: expected a value for each of {n} examples, got {score.shape}")
+    return score.astype(jnp.promote_types(score.dtype, jnp.float32))
 
 
 def _shape(x: Any) -> Any:

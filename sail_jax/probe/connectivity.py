@@ -86,12 +86,12 @@ def simplex_barrier(
     w = points(weights, len(models))
     examples(data)
     check_size(batch_size=batch_size, chunk_size=chunk_size)
-    found = _barrier(loss, models[0], stacked, data, w, batch_size, chunk_size)
-    check_finite("loss of the models", found.endpoints)
-    known = concrete(found.losses)
-    if known is not None and np.isnan(known).any():
-        raise ValueError(f"loss: NaN at weights {np.asarray(w)[np.isnan(known)][0]}")
-    return found
+    measured = _barrier(loss, models[0], stacked, data, w, batch_size, chunk_size)
+    check_finite("loss of the models", measured.endpoints)
+    losses = concrete(measured.losses)
+    if losses is not None and np.isnan(losses).any():
+        raise ValueError(f"loss: NaN at weights {np.asarray(w)[np.isnan(losses)][0]}")
+    return measured
 
 
 @partial(jax.jit, static_argnames=("loss", "batch_size", "chunk_size"))

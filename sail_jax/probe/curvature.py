@@ -94,9 +94,11 @@ def hessian_spectrum(
         raise ValueError(
             f"top: expected at most steps ({steps}) and parameters ({size}), got {top}"
         )
-    found = _spectrum(loss, params, data, key, top, min(steps, size), probes, network, batch_size)
-    check_finite("loss: its second derivatives", found.nodes)
-    return found
+    spectrum = _spectrum(
+        loss, params, data, key, top, min(steps, size), probes, network, batch_size
+    )
+    check_finite("loss: its second derivatives", spectrum.nodes)
+    return spectrum
 
 
 def spectral_density(
@@ -123,8 +125,8 @@ def flatten(params: PyTree) -> tuple[Vector, Callable[[Vector], PyTree]]:
     flat, unravel = ravel_pytree(wide)
 
     def back(vector: Vector) -> PyTree:
-        found = dict(zip(at, unravel(vector), strict=True))
-        return treedef.unflatten(found.get(i, leaf) for i, leaf in enumerate(leaves))
+        floating = dict(zip(at, unravel(vector), strict=True))
+        return treedef.unflatten(floating.get(i, leaf) for i, leaf in enumerate(leaves))
 
     return flat, back
 
@@ -151,8 +153,8 @@ def product(
         push = jax.jvp(f, (theta,), (v,))[1]
         return pull(jax.jvp(jax.grad(lambda y: loss(y, batch)), (out,), (push,))[1])[0]
 
-    one = hessian if network is None else gauss_newton
-    return theta.size, lambda v: mean(lambda batch: one(v, batch), data, batch_size)
+    batch_product = hessian if network is None else gauss_newton
+    return theta.size, lambda v: mean(lambda batch: batch_product(v, batch), data, batch_size)
 
 
 @partial(jax.jit, static_argnames=("loss", "top", "steps", "probes", "network", "batch_size"))
@@ -174,8 +176,8 @@ def _spectrum(
 
     def extreme(nodes: Array, residuals: Array, pick: Callable[..., Array]) -> tuple[Array, Array]:
         best = pick(nodes, 0)  # Ritz values stay within, so that the outermost is the nearest
-        both = (jnp.take_along_axis(x, best[None], 0)[0] for x in (nodes, residuals))
-        return tuple(both)  # pyright: ignore[reportReturnType]
+        outermost = (jnp.take_along_axis(x, best[None], 0)[0] for x in (nodes, residuals))
+        return tuple(outermost)  # pyright: ignore[reportReturnType]
 
     up, down = slice(None, -top - 1, -1), slice(0, top)
     return Spectrum(
@@ -232,8 +234,8 @@ def lanczos(
 
     zero = jnp.zeros((), start.dtype)
     V = jnp.zeros((steps, start.size), start.dtype)
-    _, found = lax.scan(step, (V, start, zero, zero), jnp.arange(steps))
-    return found
+    _, diagonals = lax.scan(step, (V, start, zero, zero), jnp.arange(steps))
+    return diagonals
 
 
 def ritz(

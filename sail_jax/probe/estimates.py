@@ -50,19 +50,19 @@ def check_size(**sizes: Any) -> None:
 
 def check_finite(what: str, x: Any) -> None:
     """ValueError unless the values of x, where they are known, are finite."""
-    known = concrete(x)
-    if known is not None and not np.isfinite(known).all():
-        raise ValueError(f"{what}: expected finite values, got {known}")
+    values = concrete(x)
+    if values is not None and not np.isfinite(values).all():
+        raise ValueError(f"{what}: expected finite values, got {values}")
 
 
 def batches(data: PyTree, batch_size: int | None) -> tuple[int, PyTree, PyTree | None]:
     """The size of a batch, full batches [batch, size, ...], and the rest [n % size, ...]."""
     n = examples(data)
     size = min(batch_size or n, n)
-    whole = n - n % size
+    end = n - n % size
     data = jax.tree.map(jnp.asarray, data)
-    full = jax.tree.map(lambda x: x[:whole].reshape(-1, size, *x.shape[1:]), data)
-    return size, full, jax.tree.map(lambda x: x[whole:], data) if whole < n else None
+    full = jax.tree.map(lambda x: x[:end].reshape(-1, size, *x.shape[1:]), data)
+    return size, full, jax.tree.map(lambda x: x[end:], data) if end < n else None
 
 
 def mean(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int | None) -> PyTree:
@@ -75,8 +75,8 @@ def mean(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int | None) ->
     def add(total: PyTree, batch: PyTree) -> tuple[PyTree, None]:
         return jax.tree.map(lambda t, x: t + size / n * x, total, f(batch)), None
 
-    one = jax.eval_shape(f, jax.tree.map(lambda x: x[0], full))
-    total, _ = lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), one), full)
+    shapes = jax.eval_shape(f, jax.tree.map(lambda x: x[0], full))
+    total, _ = lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), full)
     if rest is None:
         return total
     return jax.tree.map(lambda t, x: t + n % size / n * x, total, f(rest))
@@ -94,24 +94,24 @@ def over_examples(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int |
     def pool(total: PyTree, batch: PyTree, count: ArrayLike, new: int) -> PyTree:
         def leaf(a: _Moments, b: _Moments) -> _Moments:
             share = jnp.asarray(new / (count + new), a.mean.dtype)
-            kept = jnp.asarray(count, a.mean.dtype)
+            seen = jnp.asarray(count, a.mean.dtype)
             shift = b.mean - a.mean
-            return _Moments(a.mean + share * shift, a.square + b.square + share * kept * shift**2)
+            return _Moments(a.mean + share * shift, a.square + b.square + share * seen * shift**2)
 
         return jax.tree.map(leaf, total, moments(batch), is_leaf=_is_moments)
 
     if size == n:
         total = moments(data)
     else:
-        one = jax.eval_shape(moments, jax.tree.map(lambda x: x[0], full))
-        start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), one)
+        shapes = jax.eval_shape(moments, jax.tree.map(lambda x: x[0], full))
+        start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         counts = size * jnp.arange(n // size)
         total, _ = lax.scan(lambda t, x: (pool(t, x[1], x[0], size), None), start, (counts, full))
         if rest is not None:
             total = pool(total, rest, n - n % size, n % size)
 
-    def finish(found: _Moments) -> Estimate:
-        return Estimate(found.mean, jnp.sqrt(found.square / (n * (n - 1))))
+    def finish(pooled: _Moments) -> Estimate:
+        return Estimate(pooled.mean, jnp.sqrt(pooled.square / (n * (n - 1))))
 
     return jax.tree.map(finish, total, is_leaf=_is_moments)
 

@@ -109,12 +109,12 @@ def k_model_linearity(
     features that are not finite.
     """
     stacked, k = stack(models), len(models)
-    found = _measure(
+    linearity = _measure(
         apply, models[0], stacked, batch, np.eye(k)[None], points(weights, k)[None],
         batch_size, chunk_size,
     )  # fmt: skip
     # one set of members, many points
-    return jax.tree.map(lambda x: x[:, 0], found)
+    return jax.tree.map(lambda x: x[:, 0], linearity)
 
 
 def addition(
@@ -175,11 +175,11 @@ def _along(s: Numbers, steps: np.ndarray, origin: np.ndarray) -> Combinations:
     return origin + s[:, None, None] * steps
 
 
-def _each(found: Linearity) -> Linearity:
+def _each(linearity: Linearity) -> Linearity:
     """One share per set of members."""
     drop = partial(jax.tree.map, lambda x: x[:, :, 0])
-    sides = {name: drop(getattr(found, name)) for name in ("cosine", "coefficient", "gap")}
-    return found._replace(**sides)
+    sides = {name: drop(getattr(linearity, name)) for name in ("cosine", "coefficient", "gap")}
+    return linearity._replace(**sides)
 
 
 def _measure(
@@ -188,9 +188,9 @@ def _measure(
 ) -> Linearity:  # fmt: skip
     examples(batch, least=2)
     check_size(batch_size=batch_size, chunk_size=chunk_size)
-    found = _linearity(apply, like, stacked, batch, members, shares, batch_size, chunk_size)
-    check_finite("features", found.coefficient.value)
-    return found
+    linearity = _linearity(apply, like, stacked, batch, members, shares, batch_size, chunk_size)
+    check_finite("features", linearity.coefficient.value)
+    return linearity
 
 
 @partial(jax.jit, static_argnames=("apply", "batch_size", "chunk_size"))
@@ -203,25 +203,25 @@ def _linearity(
     members, shares = (jnp.asarray(x, jnp.result_type(float)) for x in (members, shares))
 
     def combined(w: Array, batch: PyTree) -> list[Array]:
-        found = features(apply, mix(w), batch)
-        return [_flat(found[name]) for name in names]
+        by_layer = features(apply, mix(w), batch)
+        return [_flat(by_layer[name]) for name in names]
 
     def at(batch: PyTree, members: Array, shares: Array) -> tuple[Any, Any]:
-        known = sweep(
+        member_features = sweep(
             lambda w: combined(w, batch), members, chunk_size
         )  # [member, example, unit] by layer
 
         def side(share: Array) -> Array:
             left = combined(weighted(share, members), batch)
-            right = [weighted(share, x) for x in known]
+            right = [weighted(share, x) for x in member_features]
             return jnp.stack([_compare(a, b) for a, b in zip(left, right, strict=True)])
 
-        return sweep(side, shares, chunk_size), jnp.stack([_baseline(x) for x in known])
+        return sweep(side, shares, chunk_size), jnp.stack([_baseline(x) for x in member_features])
 
     def values(batch: PyTree) -> tuple[Array, Array]:
         # [point, share, layer, quantity, example], [point, layer, member, member, example]
-        found = lax.map(lambda both: at(batch, *both), (members, shares))
-        return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), found)
+        quantities = lax.map(lambda point: at(batch, *point), (members, shares))
+        return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), quantities)
 
     sides, baseline = over_examples(values, data, batch_size)
     order = partial(jax.tree.map, lambda x: jnp.moveaxis(x, 2, 0))
@@ -270,7 +270,7 @@ def _compare(a: Array, b: Array) -> Float[Array, "quantity example"]:
 
 def _baseline(x: Float[Array, "member example unit"]) -> Float[Array, "member member example"]:
     all_of_them = _polar(x)
-    return lax.map(lambda one: _cosine(one, all_of_them), all_of_them)
+    return lax.map(lambda member: _cosine(member, all_of_them), all_of_them)
 
 
 def _inverse(x: Array) -> Array:

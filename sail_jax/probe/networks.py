@@ -52,8 +52,8 @@ def features(apply: Apply, params: PyTree, batch: Any) -> dict[str, Array]:
     >>> features(lambda params, x: params * x, 2.0, jnp.array([[3.0]]))
     {'output': Array([[6.]], dtype=float32)}
     """
-    out, found = _split(apply(params, batch))
-    return {**found, OUTPUT: out} if OUTPUT not in found else dict(found)
+    out, by_layer = _split(apply(params, batch))
+    return {**by_layer, OUTPUT: out} if OUTPUT not in by_layer else dict(by_layer)
 
 
 def layers(apply: Apply, params: PyTree, batch: Any) -> Names:
@@ -62,15 +62,15 @@ def layers(apply: Apply, params: PyTree, batch: Any) -> Names:
     seen: list[str] = []
 
     def look(params: PyTree, batch: Any) -> list[Any]:
-        found = features(apply, params, batch)
-        seen.extend(found)
-        return list(found.values())
+        by_layer = features(apply, params, batch)
+        seen.extend(by_layer)
+        return list(by_layer.values())
 
     shapes = jax.eval_shape(look, params, batch)
     sizes = {x.shape[0] for x in jax.tree.leaves(batch)}
-    for name, found in zip(seen, shapes, strict=True):
-        if not hasattr(found, "shape") or found.shape[:1] not in {(n,) for n in sizes}:
-            got = getattr(found, "shape", jax.tree.structure(found))
+    for name, layer in zip(seen, shapes, strict=True):
+        if not hasattr(layer, "shape") or layer.shape[:1] not in {(n,) for n in sizes}:
+            got = getattr(layer, "shape", jax.tree.structure(layer))
             raise ValueError(
                 f"apply: features of layer {name!r}: expected [example, ...] with "
                 f"{'/'.join(map(str, sorted(sizes)))} examples, got {got}"
@@ -78,10 +78,10 @@ def layers(apply: Apply, params: PyTree, batch: Any) -> Names:
     return Names(seen)
 
 
-def _split(found: Any) -> tuple[Any, Mapping[str, Array]]:
-    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
-        return found
-    return found, {}
+def _split(returned: Any) -> tuple[Any, Mapping[str, Array]]:
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+        return returned
+    return returned, {}
 
 
 def accepts_override(apply: Apply) -> bool:
@@ -107,11 +107,11 @@ def sequential(functions: Mapping[str, Callable[[PyTree, Array], Array]]) -> App
     def apply(
         params: PyTree, batch: Any, override: Mapping[str, Array] | None = None
     ) -> tuple[Array, dict[str, Array]]:
-        x, found = batch, {}
+        x, by_layer = batch, {}
         for name, function in functions.items():
             x = override[name] if override and name in override else function(params, x)
-            found[name] = x
-        return x, found
+            by_layer[name] = x
+        return x, by_layer
 
     return apply
 
@@ -154,14 +154,14 @@ def flax_network(
                 raise ValueError(f"override: no submodule returned {unused}")
         else:
             out, state = run()
-        found = dict(_walk(state.get("intermediates", {})))
+        by_layer = dict(_walk(state.get("intermediates", {})))
         chosen = {
             name: x
-            for name, x in found.items()
+            for name, x in by_layer.items()
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         }
         if not chosen:
-            raise ValueError(f"layers: none matches {patterns}{nearest(patterns[0], found)}")
+            raise ValueError(f"layers: none matches {patterns}{nearest(patterns[0], by_layer)}")
         return out, chosen
 
     return network
@@ -189,8 +189,8 @@ def _nth(path: str, n: int) -> str:
     return f"{path}:{n}" if n else path
 
 
-def _walk(found: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in found.items():
+def _walk(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
         name = f"{path}/{key}" if path else key
         if isinstance(value, Mapping):
             yield from _walk(value, name)

@@ -74,10 +74,10 @@ def gaussian_sensitivity(
         raise ValueError("draws: expected at least 2, for standard errors, got 1")
     s = numbers("scales", scales)
     std = _deviation(deviation, params)
-    found = _gaussian(loss, params, data, key, s, std, draws, batch_size)
-    check_finite("loss", found.loss)
-    check_finite("loss: its second derivatives", found.predicted.value)
-    return found
+    sensitivity = _gaussian(loss, params, data, key, s, std, draws, batch_size)
+    check_finite("loss", sensitivity.loss)
+    check_finite("loss: its second derivatives", sensitivity.predicted.value)
+    return sensitivity
 
 
 def fine_tuning_sensitivity(
@@ -102,10 +102,10 @@ def fine_tuning_sensitivity(
     examples(data)
     check_size(batch_size=batch_size)
     stack([params, tuned])
-    found = _fine_tuning(loss, params, tuned, data, numbers("scales", scales), batch_size)
-    check_finite("loss", found.loss)
-    check_finite("loss: its derivatives", jnp.stack([found.slope, found.curvature]))
-    return found
+    sensitivity = _fine_tuning(loss, params, tuned, data, numbers("scales", scales), batch_size)
+    check_finite("loss", sensitivity.loss)
+    check_finite("loss: its derivatives", jnp.stack([sensitivity.slope, sensitivity.curvature]))
+    return sensitivity
 
 
 @partial(jax.jit, static_argnames=("loss", "draws", "batch_size"))
@@ -163,20 +163,20 @@ def _deviation(deviation: PyTree, params: PyTree) -> Float[Array, "p"]:
         if given.keys() != set(paths):
             odd = sorted(given.keys() ^ set(paths))
             raise ValueError(f"deviation: expected a number or the leaves of params; {odd} differ")
-    found = []
+    stds = []
     for path, leaf in zip(paths, leaves, strict=True):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             continue
         where, std = f"deviation, leaf {path!r}", jnp.asarray(given[path])
-        known = concrete(std)
-        if known is not None and not (np.isfinite(known).all() and (known >= 0).all()):
+        values = concrete(std)
+        if values is not None and not (np.isfinite(values).all() and (values >= 0).all()):
             raise ValueError(f"{where}: expected finite values >= 0")
         try:
             wide = jnp.promote_types(jnp.result_type(leaf), jnp.float32)
-            found.append(jnp.broadcast_to(jnp.asarray(std, wide), np.shape(leaf)))
+            stds.append(jnp.broadcast_to(jnp.asarray(std, wide), np.shape(leaf)))
         except ValueError as error:
             raise ValueError(
                 f"{where}: expected a shape that broadcasts to {np.shape(leaf)}, "
                 f"got {jnp.shape(std)}"
             ) from error
-    return ravel_pytree(found)[0]
+    return ravel_pytree(stds)[0]

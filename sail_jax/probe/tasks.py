@@ -81,18 +81,18 @@ def interference(
         raise ValueError("base: expected floating leaves, got none")
     k = len(models)
     w = task_weights(np.full(k, 1 / k) if weights is None else weights, k, normalize=True)
-    known = concrete(w)
-    if known is not None and (known < 0).any():
-        raise ValueError(f"weights: expected values >= 0, got {known}")
-    each = jax.tree.map(lambda *x: jnp.stack(x), *(sums(x, w) for x in leaves))
+    values = concrete(w)
+    if values is not None and (values < 0).any():
+        raise ValueError(f"weights: expected values >= 0, got {values}")
+    by_leaf = jax.tree.map(lambda *x: jnp.stack(x), *(sums(x, w) for x in leaves))
     size = jnp.array([x[0].size for x in leaves], w.dtype)
     matrices = [i for i, x in enumerate(leaves) if x.ndim > 2 and x.size]
     overlaps = [_overlap(leaves[i], rank) for i in matrices]
     chances = [_chance(leaves[i].shape, rank) for i in matrices]
     return Interference(
-        conflict(jax.tree.map(lambda x: x.sum(0), each), size.sum()),
+        conflict(jax.tree.map(lambda x: x.sum(0), by_leaf), size.sum()),
         names,
-        conflict(each, size),
+        conflict(by_leaf, size),
         Names(names[i] for i in matrices),
         jnp.stack(overlaps) if matrices else jnp.zeros((0, 2, k, k)),
         jnp.array(chances) if matrices else jnp.zeros((0, 2)),
@@ -109,9 +109,9 @@ def sums(delta: Float[Array, "model ..."], w: Float[Array, "model"]) -> Sums:
     return gram(delta), opposed.sum(dtype=w.dtype), apart.sum()
 
 
-def conflict(found: Sums, size: Float[Array, "*leaf"]) -> Conflict:
+def conflict(totals: Sums, size: Float[Array, "*leaf"]) -> Conflict:
     """Of what `sums` found, of so many entries."""
-    products, opposed, apart = found
+    products, opposed, apart = totals
     norms = jnp.sqrt(jnp.diagonal(products, axis1=-2, axis2=-1))
     outer = norms[..., :, None] * norms[..., None, :]
     cosines = jnp.where(outer > 0, products / jnp.where(outer > 0, outer, 1), 0)
@@ -135,6 +135,6 @@ def _overlap(delta: Float[Array, "model ..."], rank: int) -> Float[Array, "side 
 
     *sides, ranks = lax.map(spans, matrices)
     least = jnp.minimum(ranks[:, None], ranks)
-    found = [jnp.einsum("ipa,jpb->ijab", U, U, precision=lax.Precision.HIGHEST) for U in sides]
-    squares = jnp.stack([jnp.sum(x**2, (-2, -1)) for x in found])
+    products = [jnp.einsum("ipa,jpb->ijab", U, U, precision=lax.Precision.HIGHEST) for U in sides]
+    squares = jnp.stack([jnp.sum(x**2, (-2, -1)) for x in products])
     return squares / jnp.maximum(least, 1)
