@@ -171,7 +171,7 @@ def from_loss(
         "affine": lambda w: w - (w.sum() - 1) / n,
         "simplex": optax.projections.projection_simplex,
     }[constraint]
-    found = learn(
+    learned = learn(
         lambda w, _: objective(w),
         lambda w, _: w,
         project(jnp.asarray(first, jnp.result_type(float))),
@@ -180,30 +180,30 @@ def from_loss(
         optimizer=optax.adam(1e-2) if descent is None else descent,
         project=project,
     )
-    value = float(objective(found.params))
+    value = float(objective(learned.params))
     if not np.isfinite(value):
         raise ValueError(f"loss: expected a finite value at the weights found, got {value}")
-    return Weights(np.asarray(found.params, np.float64), value, None)
+    return Weights(np.asarray(learned.params, np.float64), value, None)
 
 
 def _leaves(
     where: str, tree: PyTree, names: Sequence[str], shapes: Sequence[tuple] | None
 ) -> list[Any]:
-    here = leaf_paths(tree)
-    if here != list(names):
-        odd = sorted(set(here) ^ set(names)) or here
+    paths = leaf_paths(tree)
+    if paths != list(names):
+        odd = sorted(set(paths) ^ set(names)) or paths
         raise ValueError(f"{where}: expected the leaves of the other trees; {odd[:5]} differ")
-    found = jax.tree.leaves(tree)
-    for i, (name, leaf) in enumerate(zip(names, found, strict=True)):
-        known = concrete(leaf)
+    leaves = jax.tree.leaves(tree)
+    for i, (name, leaf) in enumerate(zip(names, leaves, strict=True)):
+        values = concrete(leaf)
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"{where}, {name!r}: expected floating numbers, got {dtype}")
         if shapes is not None and np.shape(leaf) != shapes[i]:
             raise ValueError(f"{where}, {name!r}: expected shape {shapes[i]}, got {np.shape(leaf)}")
-        if known is not None and not np.isfinite(known.astype(np.float64)).all():
+        if values is not None and not np.isfinite(values.astype(np.float64)).all():
             raise ValueError(f"{where}, {name!r}: expected finite values")
-    return found
+    return leaves
 
 
 def _check_constraint(constraint: str) -> None:

@@ -54,12 +54,12 @@ def pair_weight(
     0.75
     """
     given = {"d1_target": d1_target, "d2_target": d2_target, "d12": d12}
-    one, two, between = (host(name, value) for name, value in given.items())
+    d1, d2, between = (host(name, value) for name, value in given.items())
     try:
-        np.broadcast_shapes(one.shape, two.shape, between.shape)
+        np.broadcast_shapes(d1.shape, d2.shape, between.shape)
     except ValueError as error:
         raise ValueError(
-            f"d1_target, d2_target and d12 must fit: {one.shape}, {two.shape}, {between.shape}"
+            f"d1_target, d2_target and d12 must fit: {d1.shape}, {d2.shape}, {between.shape}"
         ) from error
     if model not in (1, 2):
         raise ValueError(f"model must be 1 or 2; got {model!r}")
@@ -68,21 +68,21 @@ def pair_weight(
             f"d12 must be > 0 (models at distance 0 are one, of any weight); got {between.min()}"
         )
     if not squared:
-        for name, d in (("d1_target", one), ("d2_target", two)):
+        for name, d in (("d1_target", d1), ("d2_target", d2)):
             if (d < 0).any():
                 raise ValueError(f"{name} must be >= 0; got {d.min()}")
         for longest, d, others, rest in (
-            ("d12", between, "d1_target + d2_target", one + two),
-            ("d1_target", one, "d12 + d2_target", between + two),
-            ("d2_target", two, "d12 + d1_target", between + one),
+            ("d12", between, "d1_target + d2_target", d1 + d2),
+            ("d1_target", d1, "d12 + d2_target", between + d2),
+            ("d2_target", d2, "d12 + d1_target", between + d1),
         ):
             if (excess := (d - rest).max()) > _slack(d.max(), noise):
                 raise ValueError(
                     f"{longest} must be at most {others} (triangle inequality); exceeds it by "
                     f"{excess:.6g}, noise allowed {noise}"
                 )
-        one, two, between = one**2, two**2, between**2
-    own, other = (one, two) if model == 1 else (two, one)
+        d1, d2, between = d1**2, d2**2, between**2
+    own, other = (d1, d2) if model == 1 else (d2, d1)
     return np.asarray((other + between - own) / (2 * between))
 
 
@@ -222,13 +222,13 @@ def simplex_weights(h: Float[ArrayLike, "model model"]) -> Weights:
     unit = np.abs(A).max() or 1.0
     w, _ = nnls(np.vstack([A / unit, np.ones(n)]), np.r_[np.zeros(len(A)), 1.0], maxiter=100 * n)
     w /= w.sum()
-    kept = np.flatnonzero(w)
+    support = np.flatnonzero(w)
     try:
-        exact = affine_weights(H[np.ix_(kept, kept)]).weights
+        exact = affine_weights(H[np.ix_(support, support)]).weights
     except ValueError:  # not unique on the models kept: as good as it gets
-        exact = w[kept]
+        exact = w[support]
     if (exact >= 0).all():
-        w[kept] = exact
+        w[support] = exact
     condition = float("inf") if flat.any() else float(values[-1] / values[0])
     return Weights(w, float(w @ H @ w) / 2, condition)
 
@@ -271,12 +271,12 @@ def _slack(size: float, noise: float) -> float:
 
 
 def host(name: str, value: ArrayLike) -> np.ndarray:
-    known = concrete(value)
-    if known is None:
+    array = concrete(value)
+    if array is None:
         raise TypeError(f"{name} is traced: weights are found outside jax.jit")
-    if known.dtype.kind not in "biuf":
-        raise TypeError(f"{name} must be real numbers; got {known.dtype}")
-    known = known.astype(np.float64)
-    if not np.isfinite(known).all():
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{name} must be real numbers; got {array.dtype}")
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite")
-    return known
+    return array
