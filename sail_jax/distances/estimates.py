@@ -43,7 +43,7 @@ def host_samples(
 
 
 def _checked(x: Any, y: Any, least: int) -> list[Any]:
-    found = []
+    pair = []
     for name, value in (("x", x), ("y", y)):
         if not isinstance(value, jax.Array):  # of which traced ones are
             value = np.asarray(value)
@@ -54,11 +54,11 @@ def _checked(x: Any, y: Any, least: int) -> list[Any]:
             raise TypeError(f"{name} must be real numbers; got {value.dtype}")
         if len(value) < least:
             raise ValueError(f"{name} must have at least {least} points; got {len(value)}")
-        known = concrete(value)
-        if known is not None and not np.isfinite(known.astype(np.float64)).all():
+        values = concrete(value)
+        if values is not None and not np.isfinite(values.astype(np.float64)).all():
             raise ValueError(f"{name} must be finite")
-        found.append(value)
-    (_, dim), (_, other) = (z.shape for z in found)
+        pair.append(value)
+    (_, dim), (_, other) = (z.shape for z in pair)
     if dim != other:
         raise ValueError(f"y must have points of the dimension of x, {dim}; got {other}")
-    return found
+    return pair

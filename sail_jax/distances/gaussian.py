@@ -45,9 +45,9 @@ def gaussian_separation(total_variation: Float[ArrayLike, "*batch"]) -> Float[Ar
     1.0
     """
     tv = _floating("total_variation", total_variation)
-    known = concrete(tv)
-    if known is not None and not ((known >= 0) & (known <= 1)).all():
-        raise ValueError(f"total_variation must lie in [0, 1]; got {known}")
+    values = concrete(tv)
+    if values is not None and not ((values >= 0) & (values <= 1)).all():
+        raise ValueError(f"total_variation must lie in [0, 1]; got {values}")
     return 2 * math.sqrt(2) * erfinv(tv)
 
 
@@ -87,16 +87,16 @@ def _factor(name: str, covariance: ArrayLike, dim: int) -> Array:
     S = _floating(name, covariance)
     if S.shape not in ((), (dim, dim)):
         raise ValueError(f"{name} must be a variance or of shape {(dim, dim)}; got {S.shape}")
-    known = concrete(S)
+    values = concrete(S)
     if S.ndim == 0:
-        if known is not None and not known > 0:
-            raise ValueError(f"{name} must be a positive variance; got {known}")
+        if values is not None and not values > 0:
+            raise ValueError(f"{name} must be a positive variance; got {values}")
         return jnp.sqrt(S)
-    if known is not None:
-        slack = 16 * np.finfo(known.dtype).eps * np.abs(known).max()
-        if np.abs(known - known.T).max() > slack:
-            raise ValueError(f"{name} must be symmetric; got {known}")
-        least = np.linalg.eigvalsh(known.astype(np.float64))[0]
+    if values is not None:
+        slack = 16 * np.finfo(values.dtype).eps * np.abs(values).max()
+        if np.abs(values - values.T).max() > slack:
+            raise ValueError(f"{name} must be symmetric; got {values}")
+        least = np.linalg.eigvalsh(values.astype(np.float64))[0]
         if least <= slack:
             raise ValueError(f"{name} must be positive definite; its least eigenvalue is {least}")
     return jnp.linalg.cholesky(S)
@@ -114,7 +114,7 @@ def _floating(name: str, x: ArrayLike) -> Array:
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         raise TypeError(f"{name} must be real numbers; got {x.dtype}")
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    known = concrete(x)
-    if known is not None and not np.isfinite(known).all():
-        raise ValueError(f"{name} must be finite; got {known}")
+    values = concrete(x)
+    if values is not None and not np.isfinite(values).all():
+        raise ValueError(f"{name} must be finite; got {values}")
     return x

@@ -98,9 +98,9 @@ def median_distance(x: Float[ArrayLike, "m dim"], y: Float[ArrayLike, "n dim"]) 
     z = lax.stop_gradient(z[:: math.ceil(len(z) / SOME)])
     i, j = np.triu_indices(len(z), 1)
     median = _median(z, i, j)
-    known = concrete(median)
-    if known is not None and not known > 0:
-        raise ValueError(f"bandwidth: the median distance is {known}; give a bandwidth > 0")
+    distance = concrete(median)
+    if distance is not None and not distance > 0:
+        raise ValueError(f"bandwidth: the median distance is {distance}; give a bandwidth > 0")
     return median
 
 
@@ -115,8 +115,8 @@ def _bandwidth(x: Array, y: Array, given: ArrayLike | str) -> Array:
         if given != "median":
             raise ValueError(f'bandwidth must be "median" or a number > 0; got {given!r}')
         return median_distance(x, y)
-    known = concrete(given)
-    if known is not None and not (known.shape == () and np.isfinite(known) and known > 0):
+    value = concrete(given)
+    if value is not None and not (value.shape == () and np.isfinite(value) and value > 0):
         raise ValueError(f'bandwidth must be "median" or a number > 0; got {given}')
     return jnp.asarray(given, x.dtype)
 
@@ -132,14 +132,14 @@ def _minus_distance(x: Array, y: Array) -> Array:
 
 def _check_kernel(kernel: Kernel, x: Array, y: Array) -> None:
     z = jnp.concatenate([x[:64], y[:64]])
-    known = concrete(jax.vmap(jax.vmap(kernel, (None, 0)), (0, None))(z, z))
-    if known is None:
+    gram = concrete(jax.vmap(jax.vmap(kernel, (None, 0)), (0, None))(z, z))
+    if gram is None:
         return
-    if known.shape != (len(z), len(z)) or not np.isfinite(known).all():
+    if gram.shape != (len(z), len(z)) or not np.isfinite(gram).all():
         raise ValueError("kernel must map two points [dim] to one finite number")
-    slack = len(z) * np.finfo(known.dtype).eps * np.abs(known).max()
-    least = np.linalg.eigvalsh(known.astype(np.float64))[0]
-    if np.abs(known - known.T).max() > slack or least < -slack:
+    slack = len(z) * np.finfo(gram.dtype).eps * np.abs(gram).max()
+    least = np.linalg.eigvalsh(gram.astype(np.float64))[0]
+    if np.abs(gram - gram.T).max() > slack or least < -slack:
         raise ValueError(
             "kernel must be symmetric and positive semi-definite; its matrix on "
             f"{len(z)} of the points has the least eigenvalue {least:.3g}"
@@ -192,11 +192,11 @@ def _features(x: Array, y: Array, bandwidth: Array, key: Array, features: int) -
     phases = (jnp.matmul(z - centre, w.T, precision="highest") for z in (x, y))
     a, b = (jnp.stack([jnp.cos(t), jnp.sin(t)], 1) for t in phases)  # [n, 2, features]
     of_x, of_y = a.sum(0), b.sum(0)
-    each = (jnp.sum(of_x**2, 0) - m) / (m * (m - 1)) + (jnp.sum(of_y**2, 0) - n) / (n * (n - 1))
-    each -= 2 * jnp.sum(of_x * of_y, 0) / (m * n)
+    gaps = (jnp.sum(of_x**2, 0) - m) / (m * (m - 1)) + (jnp.sum(of_y**2, 0) - n) / (n * (n - 1))
+    gaps -= 2 * jnp.sum(of_x * of_y, 0) / (m * n)
 
     def to(z: Array, total: Array) -> Array:
         return jnp.einsum("nsf,sf->n", z, total, precision="highest") / features
 
     points = _two_sample(to(a, of_x) - 1, to(a, of_y), to(b, of_y) - 1, to(b, of_x))
-    return Distance(each.mean(), jnp.sqrt(points.stderr**2 + each.var(ddof=1) / features))
+    return Distance(gaps.mean(), jnp.sqrt(points.stderr**2 + gaps.var(ddof=1) / features))

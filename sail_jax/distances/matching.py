@@ -83,24 +83,24 @@ def dudley(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> Dudley:
 def _samples(x: ArrayLike, y: ArrayLike, norm: float) -> tuple[np.ndarray, np.ndarray]:
     if norm not in METRICS:
         raise ValueError(f"norm must be 1, 2 or inf; got {norm}")
-    found = []
+    pair = []
     for name, value in (("x", x), ("y", y)):
-        known = concrete(value)
-        if known is None:
+        sample = concrete(value)
+        if sample is None:
             raise TypeError(f"{name} is traced: distances of samples are computed outside jax.jit")
-        if known.ndim != 2 or 0 in known.shape:
-            raise ValueError(f"{name} must be a sample [n, dim], not empty; got {known.shape}")
-        if len(known) > LARGEST:
-            raise ValueError(f"{name} must have at most {LARGEST} points; got {len(known)}")
-        if known.dtype.kind not in "biuf":
-            raise TypeError(f"{name} must be real numbers; got {known.dtype}")
-        known = known.astype(np.float64)
-        if not np.isfinite(known).all():
+        if sample.ndim != 2 or 0 in sample.shape:
+            raise ValueError(f"{name} must be a sample [n, dim], not empty; got {sample.shape}")
+        if len(sample) > LARGEST:
+            raise ValueError(f"{name} must have at most {LARGEST} points; got {len(sample)}")
+        if sample.dtype.kind not in "biuf":
+            raise TypeError(f"{name} must be real numbers; got {sample.dtype}")
+        sample = sample.astype(np.float64)
+        if not np.isfinite(sample).all():
             raise ValueError(f"{name} must be finite")
-        found.append(known)
-    if found[0].shape != found[1].shape:
-        raise ValueError(f"y must have the shape of x, {found[0].shape}; got {found[1].shape}")
-    return found[0], found[1]
+        pair.append(sample)
+    if pair[0].shape != pair[1].shape:
+        raise ValueError(f"y must have the shape of x, {pair[0].shape}; got {pair[1].shape}")
+    return pair[0], pair[1]
 
 
 def _costs(x: np.ndarray, y: np.ndarray, norm: float) -> np.ndarray:

@@ -84,11 +84,11 @@ def _distance(x: Tokens, y: Tokens, n: int, divergence) -> Distance:
     variance = 0.0
     for name, gram, sequence, slope in (("x", a, of_a, by_p), ("y", b, of_b, by_q)):
         influence = slope[gram]
-        each = np.bincount(sequence, influence - influence.mean())
+        totals = np.bincount(sequence, influence - influence.mean())
         count = len(np.unique(sequence))
         if count < 2:
             raise ValueError(f"{name} must have at least 2 sequences with {n}-grams; got {count}")
-        variance += float(each @ each) / len(gram) ** 2 * count / (count - 1)
+        variance += float(totals @ totals) / len(gram) ** 2 * count / (count - 1)
     return Distance(value, math.sqrt(variance))
 
 
@@ -102,32 +102,32 @@ def _indexed(x: Tokens, y: Tokens, n: int) -> tuple[Indexed, Indexed, np.ndarray
         raise ValueError(f"n must be an integer >= 1; got {n!r}")
     a, of_a = _windows("x", x, n)
     b, of_b = _windows("y", y, n)
-    both = np.concatenate([a, b])
-    # Numbers of prefixes, in order, times those of one more token: never more than len(both)^2.
-    tokens, digit = np.unique(both, return_inverse=True)
-    digit = digit.reshape(both.shape)
+    grams = np.concatenate([a, b])
+    # Numbers of prefixes, in order, times those of one more token: never more than len(grams)^2.
+    tokens, digit = np.unique(grams, return_inverse=True)
+    digit = digit.reshape(grams.shape)
     code = digit[:, 0]
     for k in range(1, n):
         code = np.unique(code * len(tokens) + digit[:, k], return_inverse=True)[1]
     _, first, code = np.unique(code, return_index=True, return_inverse=True)
-    return (code[: len(a)], of_a), (code[len(a) :], of_b), both[first]
+    return (code[: len(a)], of_a), (code[len(a) :], of_b), grams[first]
 
 
 def _windows(name: str, stream: Tokens, n: int) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(stream, jax.Array):  # brought over at once, unless it is traced
-        known = concrete(stream)
-        stream = stream if known is None else known
+        array = concrete(stream)
+        stream = stream if array is None else array
     sequences = []
     for i in range(len(stream)):  # type: ignore[arg-type]
-        known = concrete(stream[i])  # type: ignore[index]
-        if known is None:
+        ids = concrete(stream[i])  # type: ignore[index]
+        if ids is None:
             raise TypeError(f"{name} is traced: distances of tokens are computed outside jax.jit")
-        if known.ndim != 1 or (known.size and not jnp.issubdtype(known.dtype, jnp.integer)):
+        if ids.ndim != 1 or (ids.size and not jnp.issubdtype(ids.dtype, jnp.integer)):
             raise TypeError(
-                f"{name}[{i}] must be a sequence of integers; got {known.dtype} {known.shape}"
+                f"{name}[{i}] must be a sequence of integers; got {ids.dtype} {ids.shape}"
             )
-        sequences.append(known.astype(np.int64))
-    found = [np.lib.stride_tricks.sliding_window_view(s, n) for s in sequences if len(s) >= n]
-    if not found:
+        sequences.append(ids.astype(np.int64))
+    windows = [np.lib.stride_tricks.sliding_window_view(s, n) for s in sequences if len(s) >= n]
+    if not windows:
         raise ValueError(f"{name} must have sequences of at least {n} tokens; got none")
-    return np.concatenate(found), np.repeat(np.arange(len(found)), [len(w) for w in found])
+    return np.concatenate(windows), np.repeat(np.arange(len(windows)), [len(w) for w in windows])

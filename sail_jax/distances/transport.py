@@ -89,11 +89,11 @@ def _sliced(key: Array, x: Array, y: Array, p: float, projections: int) -> Dista
         gap = jnp.where(gap > 0, gap, 1) ** p * (gap > 0)
         return jnp.sum(gap * jnp.asarray(share, x.dtype))
 
-    each = lax.map(power, u, batch_size=min(BLOCK, projections))
-    mean = each.mean()
+    powers = lax.map(power, u, batch_size=min(BLOCK, projections))
+    mean = powers.mean()
     positive = jnp.where(mean > 0, mean, 1)
     value = jnp.where(mean > 0, positive ** (1 / p), 0)
-    error = each.std(ddof=1) / math.sqrt(projections)
+    error = powers.std(ddof=1) / math.sqrt(projections)
     return Distance(value, jnp.where(mean > 0, error * positive ** (1 / p - 1) / p, 0))
 
 
