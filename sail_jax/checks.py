@@ -47,5 +47,5 @@ def nearest(word: str, options: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, options, n=3, cutoff=0.4)
     if near:
         return f" (nearest: {', '.join(map(repr, near))})"
-    some = ", ".join(options[:24]) + ", ..." * (len(options) > 24)
-    return f" (known: {some})"
+    listed = ", ".join(options[:24]) + ", ..." * (len(options) > 24)
+    return f" (known: {listed})"

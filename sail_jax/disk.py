@@ -125,11 +125,11 @@ def read_record(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> di
     text = read_bytes(path, MAX_JSON)
     try:
         record = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=refuse)
-        known = record.pop("sha256", None) if isinstance(record, dict) else None
-        found = sha256(_canonical(record))
+        stated = record.pop("sha256", None) if isinstance(record, dict) else None
+        computed = sha256(_canonical(record))
     except (ValueError, RecursionError) as exc:
         raise StoreError(f"{path} is damaged: not JSON ({exc})") from exc
-    if known != found:
+    if stated != computed:
         raise StoreError(f"{path} is damaged or was edited: its checksum does not match")
     if record.get("format") != FORMAT:
         raise StoreError(f"{path} has format {record.get('format')!r}, this version reads {FORMAT}")

@@ -59,8 +59,8 @@ def learn(
     def step(state: tuple[PyTree, Any], t: Array) -> tuple[tuple[PyTree, Any], Array]:
         coefficients, memory = state
         batch = jax.tree.map(lambda x: x[t % x.shape[0]], batches)
-        here = None if key is None else jax.random.fold_in(key, t)
-        objective = lambda c: loss(merge(c, here), batch)  # noqa: E731
+        step_key = None if key is None else jax.random.fold_in(key, t)
+        objective = lambda c: loss(merge(c, step_key), batch)  # noqa: E731
         value, gradient = jax.value_and_grad(objective)(coefficients)
         updates, memory = optimizer.update(gradient, memory, coefficients)
         coefficients = optax.apply_updates(coefficients, updates)

@@ -119,8 +119,8 @@ def extract(
     rest: dict[str, Array] = {}
     for path, stack in zip(leaf_paths(deltas), jax.tree.leaves(deltas), strict=True):
         delta = stack[0]
-        known = concrete(delta)
-        if known is not None and not known.any():
+        values = concrete(delta)
+        if values is not None and not values.any():
             continue
         if delta.ndim == 2 and min(delta.shape) > 1 and (matrices is None or matrices(path)):
             adapter[path], _ = truncate(delta.T if input_axis == 0 else delta, rank, energy)
@@ -168,15 +168,15 @@ def concatenate(
     Ranks add up (`refactor` cuts them down). An adapter without a path adds nothing to it.
     """
     w = task_weights(weights, len(_adapters(adapters)))
-    found: dict[str, LowRank] = {}
+    adapter: dict[str, LowRank] = {}
     for path in _paths(adapters):
         pairs = [(w[k], _pair(path, a[path])) for k, a in enumerate(adapters) if path in a]
         shapes = {(pair.B.shape[0], pair.A.shape[1]) for _, pair in pairs}
         if len(shapes) > 1:
             raise ValueError(f"adapters, {path!r}: expected one shape of B A, got {sorted(shapes)}")
         B = jnp.concatenate([weight * pair.B for weight, pair in pairs], 1)
-        found[path] = LowRank(B, jnp.concatenate([pair.A for _, pair in pairs], 0))
-    return found
+        adapter[path] = LowRank(B, jnp.concatenate([pair.A for _, pair in pairs], 0))
+    return adapter
 
 
 def refactor(
@@ -185,14 +185,14 @@ def refactor(
     """Each B A by the best approximation of a rank, as `truncate` finds it, without forming B A:
     QR of both factors, then the SVD of a matrix [rank, rank]."""
 
-    def one(path: str, pair: LowRank) -> LowRank:
+    def truncated(path: str, pair: LowRank) -> LowRank:
         B, A = _pair(path, pair)
         Q, R = jnp.linalg.qr(B)
         P, L = jnp.linalg.qr(A.T)
         small, _ = truncate(_mm(R, L.T), rank, energy)
         return LowRank(_mm(Q, small.B), _mm(small.A, P.T))
 
-    return {path: one(path, pair) for path, pair in adapter.items()}
+    return {path: truncated(path, pair) for path, pair in adapter.items()}
 
 
 def merge_adapters(
@@ -221,15 +221,15 @@ def merge_adapters(
     [[1.0, 1.0], [1.0, 1.0]]
     """
     _adapters(adapters)
-    found = {}
+    adapter = {}
     for path in _paths(adapters):
         pairs = {k: _pair(path, a[path]) for k, a in enumerate(adapters) if path in a}
         zero = jnp.zeros_like(_product(next(iter(pairs.values()))))
         deltas = [_product(pairs[k]) if k in pairs else zero for k in range(len(adapters))]
         merged = merge([{path: d} for d in deltas], {path: zero}, weights=weights)
         most = max(pair.rank for pair in pairs.values()) if rank is None else rank
-        found[path], _ = truncate(merged[path], most, energy)
-    return found
+        adapter[path], _ = truncate(merged[path], most, energy)
+    return adapter
 
 
 def _pair(path: str, pair: LowRank) -> LowRank:
