@@ -181,9 +181,9 @@ def kept_bytes(work: Work) -> float:
     return sum(s.kept_bytes() for step in work.steps for s in step.statistics)
 
 
-def visiting_bytes(one: Work) -> int:
+def visiting_bytes(work: Work) -> int:
     """Bytes for each entry of a piece and model that statistics take while they look at it."""
-    return sum(s.visiting_bytes(one.size) for step in one.steps for s in step.statistics)
+    return sum(s.visiting_bytes(work.size) for step in work.steps for s in step.statistics)
 
 
 # --- finite values
