@@ -52,7 +52,7 @@ def measured(dataset: Any) -> tuple[Band, ...]:
 
 
 def verdict(record: Mapping[str, Any]) -> list[str]:
-    """What to expect of merging the models of a record of `commands.compare`, in words."""
+    """What to expect of merging the models of a record of `cli.compare`, in words."""
     lines = []
     names = record["models"]
     for pair in record["pairs"]:
