@@ -72,11 +72,11 @@ def jitted(name: str, models: list[Tree], base: Tree) -> dict[str, float]:
     start = cpu_seconds()
     program = jax.jit(merge(name, models)).lower(models, base).compile()
     compiling = cpu_seconds() - start
-    found = {"first": compiling + timed(lambda: program(models, base))}
+    times = {"first": compiling + timed(lambda: program(models, base))}
     memory: Any = program.memory_analysis()
     inputs_and_outputs = memory.argument_size_in_bytes + memory.output_size_in_bytes
     second = timed(lambda: program(models, base))
-    return {**found, "second": second, "held": memory.temp_size_in_bytes / inputs_and_outputs}
+    return {**times, "second": second, "held": memory.temp_size_in_bytes / inputs_and_outputs}
 
 
 def eager(name: str, models: list[Tree], base: Tree) -> dict[str, float]:
@@ -112,8 +112,8 @@ def main(name: str, way: str, *counts: str) -> None:
         models = models[: merge(name, models).models[1]]
         jax.clear_caches()
         gc.collect()
-        found = WAYS[way](name, models, base)
-        print(json.dumps({"leaves": leaves, **found, "peak": peak_bytes()}), flush=True)
+        measured = WAYS[way](name, models, base)
+        print(json.dumps({"leaves": leaves, **measured, "peak": peak_bytes()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
         f"\n{size}: {llama.parameters:,} parameters, base + {len(models)} in bfloat16 on "
         f"{device.device_kind}; copying {copy / 1e9:.1f} GB/s"
     )
-    rows, found = [("method", "seconds", "compiling", "GB/s", "of copying")], {}
+    rows, measured = [("method", "seconds", "compiling", "GB/s", "of copying")], {}
     for name, merge in merges.items():
         jitted = jax.jit(merge)
         first, seconds = _timed(lambda jitted=jitted: jitted(models, base), repeats)
@@ -73,7 +73,7 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
         rate = held * (len(models) + 2) / median
         span = f"{median:.4f} ({min(seconds):.4f} to {max(seconds):.4f})"
         rows.append((name, span, f"{first:.1f}", f"{rate / 1e9:.1f}", f"{rate / copy:.0%}"))
-        found[name] = {
+        measured[name] = {
             "seconds": median,
             "min": min(seconds),
             "max": max(seconds),
@@ -82,4 +82,4 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
             "of_copy": rate / copy,
         }
     print_table(rows)
-    return {"size": size, "copy_bytes_per_second": copy, "methods": found}
+    return {"size": size, "copy_bytes_per_second": copy, "methods": measured}

@@ -39,8 +39,8 @@ def run(
                 sample = measure(command, folder / "log.txt")
                 say(f"  {name} {method} {cap or 'default'}: {sample.peak / 1e9:.2f} GB")
                 row = {"parameters": llama.parameters, "method": method, "cap": cap}
-                found = {"peak_bytes": sample.peak, "seconds": sample.seconds}
-                rows.append(row | ({"failure": sample.failure} if sample.failure else found))
+                usage = {"peak_bytes": sample.peak, "seconds": sample.seconds}
+                rows.append(row | ({"failure": sample.failure} if sample.failure else usage))
         shutil.rmtree(folder / name)
         shutil.rmtree(folder / "out", ignore_errors=True)
     _print(rows)
@@ -67,11 +67,11 @@ def draw(rows: Sequence[Mapping[str, Any]], picture: Path) -> None:
     size = {"width": 3.4, "height": 3.6, "sharey": True}
     fig, axes = style.figure(1, len(caps), **size)
     for ax, cap in zip(axes[0], caps, strict=True):
-        some = [row for row in rows if row["cap"] == cap and "failure" not in row]
-        for i, method in enumerate(dict.fromkeys(row["method"] for row in some)):
+        at_cap = [row for row in rows if row["cap"] == cap and "failure" not in row]
+        for i, method in enumerate(dict.fromkeys(row["method"] for row in at_cap)):
             line = [
                 (r["parameters"] / 1e6, r["peak_bytes"] / 1e9)
-                for r in some
+                for r in at_cap
                 if r["method"] == method
             ]
             dash = "-" if i < len(style.PALETTE) else ":"

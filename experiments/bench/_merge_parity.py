@@ -87,8 +87,8 @@ def run(
             verdict = "FAILED: " + "; ".join(f"{k}: {v}" for k, v in said.items() if v)
             rows.append({**row, "agrees": False, "verdict": verdict})
             continue
-        found = compare(case, read(outs["peer"][i]), read(outs["ours"][i]), models)
-        rows.append({**row, **found})
+        comparison = compare(case, read(outs["peer"][i]), read(outs["ours"][i]), models)
+        rows.append({**row, **comparison})
     header = ("case", "max |difference|", "beyond tolerance", "undecided apart", "verdict")
     print_table([header, *map(_cells, rows)])
     return all(row["agrees"] for row in rows), {"parity": rows}
@@ -132,7 +132,7 @@ def compare(case: Case, peer: Tensors, ours: Tensors, models: Mapping[str, Tenso
 def undecided(case: Case, deltas: Mapping[str, np.ndarray]) -> np.ndarray | bool:
     """Entries that rounding, or the order of a sort, decides: of a magnitude at which a model's
     delta is trimmed while others of it are not, or whose terms cancel."""
-    found: np.ndarray | bool = False
+    mask: np.ndarray | bool = False
     terms: list[np.ndarray] = []
     weights = {
         m["model"]: m["parameters"]["weight"] for m in case.recipe.get("models", ()) if case.trim
@@ -141,16 +141,16 @@ def undecided(case: Case, deltas: Mapping[str, np.ndarray]) -> np.ndarray | bool
         density, gamma = case.trim[model]
         size = np.abs(delta)
         ordered = np.sort(size, axis=None)
-        kept = max(1, int(density * delta.size))
-        low = max(0, delta.size - kept - int(gamma * delta.size))
-        for edge in (low, low + kept):
+        count = max(1, int(density * delta.size))
+        low = max(0, delta.size - count - int(gamma * delta.size))
+        for edge in (low, low + count):
             if 0 < edge < delta.size and ordered[edge - 1] == ordered[edge]:
-                found |= size == ordered[edge]
-        inside = (size >= ordered[low]) & (size <= ordered[low + kept - 1])
+                mask |= size == ordered[edge]
+        inside = (size >= ordered[low]) & (size <= ordered[low + count - 1])
         terms.append(weights[model] * np.where(inside, delta.astype(np.float64), 0))
     if terms:
-        found |= np.abs(sum(terms)) <= len(terms) * EPS * sum(map(np.abs, terms))
-    return found
+        mask |= np.abs(sum(terms)) <= len(terms) * EPS * sum(map(np.abs, terms))
+    return mask
 
 
 def statistics(base: Tensors, peer: Tensors, ours: Tensors) -> dict[str, float]:

@@ -51,8 +51,8 @@ class Peer:
         if not (home / "ready").exists():
             _call([sys.executable, "-m", "venv", "--clear", str(home)])
             # torch first and by itself: the other packages then keep the build found here.
-            for some in ((TORCH,), (*VERSIONS[version], TORCH)):
-                _call([str(self.binaries / "pip"), "install", "--quiet", *some])
+            for packages in ((TORCH,), (*VERSIONS[version], TORCH)):
+                _call([str(self.binaries / "pip"), "install", "--quiet", *packages])
             (home / "ready").touch()
 
     def command(self, recipe: Path, out: Path) -> list[str]:
@@ -74,10 +74,10 @@ class Peer:
 
 
 def _call(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    found = subprocess.run(
+    process = subprocess.run(
         command, env={**os.environ, **(env or {})}, capture_output=True, text=True
     )
-    if found.returncode:
-        said = (found.stderr or found.stdout).strip().splitlines()
+    if process.returncode:
+        said = (process.stderr or process.stdout).strip().splitlines()
         raise StoreError(f"the peer failed: {said[-1] if said else command}")
-    return found.stdout
+    return process.stdout

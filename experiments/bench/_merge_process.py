@@ -55,11 +55,13 @@ def measure(command: Sequence[str], log: Path, env: Mapping[str, str] | None = N
         os.sync()
     start = [sys.executable, "-I", "-S", "-c", _STARTER, str(log), *command]
     # whoever forbids compiled Python here would have every run compile it anew
-    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    found = subprocess.run(start, env={**kept, **(env or {})}, capture_output=True, text=True)
-    if found.returncode:
-        return Sample(float("nan"), 0, found.stderr.strip().splitlines()[-1])
-    seconds, peak, status = json.loads(found.stdout)
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.run(
+        start, env={**inherited, **(env or {})}, capture_output=True, text=True
+    )
+    if process.returncode:
+        return Sample(float("nan"), 0, process.stderr.strip().splitlines()[-1])
+    seconds, peak, status = json.loads(process.stdout)
     if status == 0:
         return Sample(seconds, peak, "")
     said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]

@@ -56,13 +56,13 @@ class Track(NamedTuple):
 def checkpoints(folder: Path, name: str, llama: Llama) -> list[Path]:
     """The base and the tuned models under `folder/name`, written unless they are there."""
     folders = [folder / name / model for model in MODELS]
-    each = 2 * llama.parameters  # bytes
-    need = (2 + sum(not f.exists() for f in folders)) * each
+    size = 2 * llama.parameters  # bytes
+    need = (2 + sum(not f.exists() for f in folders)) * size
     folder.mkdir(parents=True, exist_ok=True)
     if (free := shutil.disk_usage(folder).free) < need:
         raise StoreError(f"{folder}: {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
     if not all(f.exists() for f in folders):
-        say(f"writing {len(folders)} checkpoints of {each / 1e9:.2f} GB to {folder / name} ...")
+        say(f"writing {len(folders)} checkpoints of {size / 1e9:.2f} GB to {folder / name} ...")
         for f in folders:
             shutil.rmtree(f, ignore_errors=True)
         write(folders, llama)
@@ -118,28 +118,34 @@ def run(
         for first in [name for name in tracks if name.startswith(kind)][:1]:
             once(tracks[first])
     for turn in range(max(t.repeats for t in tracks.values())):
-        for name, each in tracks.items():
-            failed = any(s.failure for s in each.samples)
-            if turn < each.repeats and not failed:
-                each.samples.append(sample := once(each))
+        for name, t in tracks.items():
+            failed = any(s.failure for s in t.samples)
+            if turn < t.repeats and not failed:
+                t.samples.append(sample := once(t))
                 say(f"  {size} {name}: {sample.failure or f'{sample.seconds:.2f} s'}")
     shutil.rmtree(out, ignore_errors=True)
-    found = {name: each.record() for name, each in tracks.items()}
+    records = {name: t.record() for name, t in tracks.items()}
     print(
         f"\n{size}: {llama.parameters:,} parameters, {len(files)} files of "
         f"{files[0].stat().st_size / 1e9:.2f} GB, bfloat16"
     )
-    rows = {name: _row(name, job, found) for name, job in jobs.items()}
+    rows = {name: _row(name, job, records) for name, job in jobs.items()}
     print_table([_HEADER, *rows.values()])
     for count in sorted({job.files for job in jobs.values()}):
-        plain, synced = (_span(found[f"limit {count}{end}"]) for end in ("", " synced"))
+        plain, synced = (_span(records[f"limit {count}{end}"]) for end in ("", " synced"))
         print(f"limit, {count} files in and 1 out: {plain} s; synced to disk {synced} s")
-    for name, each in found.items():
-        if "failure" in each:
-            print(f"{name}: FAILED, {each['failure']}")
-    good = not any("failure" in each for each in found.values())
+    for name, record in records.items():
+        if "failure" in record:
+            print(f"{name}: FAILED, {record['failure']}")
+    good = not any("failure" in record for record in records.values())
     met = {name: row[-1] for name, row in rows.items()}
-    return {"size": size, "parameters": llama.parameters, "good": good, "met": met, "tracks": found}
+    return {
+        "size": size,
+        "parameters": llama.parameters,
+        "good": good,
+        "met": met,
+        "tracks": records,
+    }
 
 
 _HEADER = (
@@ -148,12 +154,12 @@ _HEADER = (
 )
 
 
-def _row(name: str, job: Job, found: Mapping[str, dict[str, Any]]) -> tuple[str, ...]:
+def _row(name: str, job: Job, records: Mapping[str, dict[str, Any]]) -> tuple[str, ...]:
     none: dict[str, Any] = {"failure": "not run"}
-    ours = found[f"ours {name}"]
-    peer = found.get(f"peer {job.beside or name}", none)
-    tuned = found.get(f"tuned peer {job.beside or name}", none)
-    limit, synced = (found[f"limit {job.files}{end}"] for end in ("", " synced"))
+    ours = records[f"ours {name}"]
+    peer = records.get(f"peer {job.beside or name}", none)
+    tuned = records.get(f"tuned peer {job.beside or name}", none)
+    limit, synced = (records[f"limit {job.files}{end}"] for end in ("", " synced"))
 
     def ratio(a: Mapping[str, Any], b: Mapping[str, Any]) -> float | None:
         return None if "failure" in a or "failure" in b else a["seconds"] / b["seconds"]

@@ -45,23 +45,27 @@ def networks(width: int, related: bool, seed: int = 0) -> tuple[Any, Any, Any, n
     """Two networks, their spec, and the permutation that was hidden."""
     random = np.random.default_rng(seed)
     shapes = {"in": (width, width), "bias": (width,), "out": (width, width)}
-    one = {name: random.standard_normal(s, dtype=np.float32) for name, s in shapes.items()}
+    first = {name: random.standard_normal(s, dtype=np.float32) for name, s in shapes.items()}
     order = random.permutation(width)
-    two = {name: random.standard_normal(s, dtype=np.float32) for name, s in shapes.items()}
+    second = {name: random.standard_normal(s, dtype=np.float32) for name, s in shapes.items()}
     if related:
-        moved = {"in": one["in"][:, order], "bias": one["bias"][order], "out": one["out"][order]}
-        two = {name: moved[name] + 0.5 * two[name] for name in one}
+        moved = {
+            "in": first["in"][:, order],
+            "bias": first["bias"][order],
+            "out": first["out"][order],
+        }
+        second = {name: moved[name] + 0.5 * second[name] for name in first}
     axes = {"in": "x* hidden", "bias": "hidden", "out": "hidden* y"}
-    found = spec(one, axes, spaces={"hidden": "relu", "{x,y}": "outer"})
-    put = [jax.tree.map(jnp.asarray, params) for params in (one, two)]
-    return *put, found, np.argsort(order)
+    network_spec = spec(first, axes, spaces={"hidden": "relu", "{x,y}": "outer"})
+    put = [jax.tree.map(jnp.asarray, params) for params in (first, second)]
+    return *put, network_spec, np.argsort(order)
 
 
 def alignment(
     width: int, case: str = "unrelated", solver: str = "hungarian", repeats: int = 3
 ) -> Timing:
     """The fastest of some matchings of one hidden layer of that width, after compilation."""
-    one, two, found, order = networks(width, case == "related")
+    first, second, network_spec, order = networks(width, case == "related")
     assign = {"hungarian": align.hungarian, "auction": jax.jit(align.auction)}[solver]
     spent: list[float] = []
 
@@ -75,7 +79,7 @@ def alignment(
     for _ in range(repeats + 1):
         spent.clear()
         start = time.perf_counter()
-        maps = align.weight_matching(one, two, found, assignment=timed)
+        maps = align.weight_matching(first, second, network_spec, assignment=timed)
         total = time.perf_counter() - start
         right = float(np.mean(np.asarray(maps["hidden"].index) == order))
         results.append(Timing(case, solver, width, total, sum(spent), len(spent), right))
@@ -93,12 +97,12 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         parser.error("--repeats: expected at least 1; --width: at least 2")
     solvers = ("hungarian", "auction") if args.solver == "both" else (args.solver,)
     print("case       solver      width  total s  solver s  share  calls  found")
-    found = []
+    timings = []
     for width in args.width:
         for case in ("related", "unrelated"):
             for solver in solvers:
                 t = alignment(width, case, solver, args.repeats)
-                found.append(t)
+                timings.append(t)
                 right = f"{t.found:.1%}" if case == "related" else "-"
                 print(
                     f"{case:9}  {solver:10}  {width:5}  {t.total:7.3f}  {t.solving:8.3f}  "
@@ -109,6 +113,6 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         from sail_jax.provenance import provenance
 
         about = {"schema": SCHEMA, "argv": list(argv), **provenance()}
-        record = {**about, "timings": [{**t._asdict(), "share": t.share} for t in found]}
+        record = {**about, "timings": [{**t._asdict(), "share": t.share} for t in timings]}
         disk.write_atomic(args.json, json.dumps(record, indent=2).encode() + b"\n")
     return 0

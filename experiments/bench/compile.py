@@ -40,10 +40,10 @@ def measure(name: str, way: str, leaves: Sequence[int]) -> list[Found]:
 def row(name: str, way: str, found: Sequence[Found], peer: Sequence[Found]) -> str:
     """One line of the table."""
     cells = [
-        f"{one['first']:6.2f} ({one['first'] / other['first']:4.1f} x) {one['second']:6.3f}"
-        for one, other in zip(found, peer, strict=True)
+        f"{ours['first']:6.2f} ({ours['first'] / other['first']:4.1f} x) {ours['second']:6.3f}"
+        for ours, other in zip(found, peer, strict=True)
     ]
-    held = [f"{one['held']:4.2f}" for one in found if "held" in one][-1:]
+    held = [f"{ours['held']:4.2f}" for ours in found if "held" in ours][-1:]
     return "  ".join([f"{name:17s} {way:5s}", *cells, f"{found[-1]['peak'] / 1e9:5.2f} GB", *held])
 
 
@@ -55,9 +55,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     add("--json", type=Path, metavar="FILE", help="also write a record there")
     args = parser.read(argv)
     names, ways = args.methods.split(","), args.ways.split(",")
-    for kind, given, known in (("method", names, methods.METHODS), ("way", ways, WAYS)):
-        if unknown := [name for name in given if name not in known]:
-            parser.error(f"unknown {kind} {unknown[0]!r}: expected some of {', '.join(known)}")
+    for kind, given, allowed in (("method", names, methods.METHODS), ("way", ways, WAYS)):
+        if unknown := [name for name in given if name not in allowed]:
+            parser.error(f"unknown {kind} {unknown[0]!r}: expected some of {', '.join(allowed)}")
     leaves = [int(n) for n in args.leaves.split(",") if n.isdecimal() and int(n) > 0]
     if len(leaves) != len(args.leaves.split(",")):
         parser.error(f"--leaves: expected numbers > 0, got {args.leaves!r}")
@@ -69,9 +69,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         peer = measure(PEER, way, leaves)
         for name in [PEER, *(name for name in names if name != PEER)]:
             say(f"{name}, {way} ...")
-            found = peer if name == PEER else measure(name, way, leaves)
-            record.setdefault(way, {})[name] = found
-            print(row(name, way, found, peer), flush=True)
+            measured = peer if name == PEER else measure(name, way, leaves)
+            record.setdefault(way, {})[name] = measured
+            print(row(name, way, measured, peer), flush=True)
     if args.json:
         from sail_jax.provenance import provenance
 

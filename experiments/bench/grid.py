@@ -46,8 +46,8 @@ def _trained_risk(x, noise, theta: float, sigma: float) -> tuple[float, float]:
         pretrained = networks.pretrain(weights, beta_s, rate, round(40 / rate))
         trained = networks.fine_tune(pretrained.weights, x, y, rate, round(150 / rate))
         betas.append(networks.predictor(trained.weights))
-    found = float(problems.risk(2 * betas[1] - betas[0], beta_t))
-    return found, time.perf_counter() - start
+    risk = float(problems.risk(2 * betas[1] - betas[0], beta_t))
+    return risk, time.perf_counter() - start
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:

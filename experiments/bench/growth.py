@@ -48,18 +48,18 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     args = parser.read(argv)
     if args.repeat < 1 or args.units < 1:
         parser.error("--repeat and --units: expected at least 1")
-    found = {"permutation": permutation(args.units, args.repeat)}
+    record = {"permutation": permutation(args.units, args.repeat)}
     if args.dir is not None:
         args.dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sail-jax-bench-", dir=args.dir) as folder:
         size = SIZES[args.size]
-        found["checkpoint"] = checkpoint(Path(folder), size, args.method, args.repeat)
+        record["checkpoint"] = checkpoint(Path(folder), size, args.method, args.repeat)
     if args.json:
         from sail_jax.provenance import provenance
 
         about = {"schema": SCHEMA, "argv": list(argv), **provenance()}
-        disk.write_atomic(args.json, json.dumps({**about, **found}, indent=2).encode() + b"\n")
-    return 0 if found["checkpoint"]["good"] else 1
+        disk.write_atomic(args.json, json.dumps({**about, **record}, indent=2).encode() + b"\n")
+    return 0 if record["checkpoint"]["good"] else 1
 
 
 def permutation(n: int, repeat: int) -> dict[str, float]:
@@ -71,8 +71,8 @@ def permutation(n: int, repeat: int) -> dict[str, float]:
 
     keys = jax.random.split(jax.random.key(0), 3)
     rules = {"in": "x* a", "between": "a* b", "out": "b* y"}
-    some = jax.ShapeDtypeStruct((n, 1), float)
-    shapes = {"in": jax.ShapeDtypeStruct((1, n), float), "out": some}
+    column = jax.ShapeDtypeStruct((n, 1), float)
+    shapes = {"in": jax.ShapeDtypeStruct((1, n), float), "out": column}
     params = {"between": jax.random.normal(keys[0], (n, n))}
     s = spec(shapes | params, rules, spaces={"{a,b}": "relu", "{x,y}": "outer"})
     maps = {

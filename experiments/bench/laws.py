@@ -97,11 +97,11 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     print(f"one data set: least squares {one_fit:.3f} s, two-layer network {one_training:.2f} s")
     rows = {"kappa": kappa, "training time": flow, "scratch draw": scratch, "tuned draw": tuned}
     for name, ours in rows.items():
-        many = 1 if name.endswith("draw") else 20
+        count = 1 if name.endswith("draw") else 20
         print(
-            f"ratio, {name}: one point takes {ours:.2g} s; {many} data set{'s' * (many > 1)} "
-            f"{many * one_fit / ours:.2g} times as long by least squares, "
-            f"{many * one_training / ours:.2g} times by gradient descent"
+            f"ratio, {name}: one point takes {ours:.2g} s; {count} data set{'s' * (count > 1)} "
+            f"{count * one_fit / ours:.2g} times as long by least squares, "
+            f"{count * one_training / ours:.2g} times by gradient descent"
         )
     ratio = np.asarray(scratch_draws(jax.random.key(3))).mean() / float(
         dl.scratch_risk(n, d, sigma)

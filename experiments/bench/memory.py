@@ -50,8 +50,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "sail_jax.cli", "run", experiment]
             options = ["--preset", preset or "default", "--out", f"{folder}/out"]
-            found, seconds, status = peak([*command, *options])
+            memory, seconds, status = peak([*command, *options])
         failed |= status != 0
         note = "" if status == 0 else f"  FAILED, exit {status}"
-        print(f"{name:32s} {found:5.2f} GiB {seconds:6.1f} s{note}", flush=True)
+        print(f"{name:32s} {memory:5.2f} GiB {seconds:6.1f} s{note}", flush=True)
     return int(failed)

@@ -68,12 +68,12 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         return 0
     with disk.explained("write to", args.dir):
         args.dir.mkdir(parents=True, exist_ok=True)
-    good, found = _measure(args)
+    good, record = _measure(args)
     if args.json:
         from sail_jax.provenance import provenance
 
         about = {"schema": SCHEMA, "argv": list(argv), "machine": _machine(), **provenance()}
-        text = json.dumps({**about, **found}, indent=2)
+        text = json.dumps({**about, **record}, indent=2)
         disk.write_atomic(args.json, text.encode() + b"\n")
     return 0 if good else 1
 
@@ -88,8 +88,8 @@ def _measure(args: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
     if args.device:
         from experiments.bench import _merge_device
 
-        found = [_merge_device.run(size, _merge_speed.SIZES[size], args.repeat) for size in sizes]
-        return True, {"device_memory": found}
+        rows = [_merge_device.run(size, _merge_speed.SIZES[size], args.repeat) for size in sizes]
+        return True, {"device_memory": rows}
     if args.memory_curve:
         from experiments.bench import _merge_memory
 
@@ -107,13 +107,13 @@ def _measure(args: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
     if args.parity and peer is not None:
         from experiments.bench import _merge_parity
 
-        good, found = _merge_parity.run(args.dir / "parity", ours, peer, args.cases)
-        return good, {**record, **found}
+        good, parity = _merge_parity.run(args.dir / "parity", ours, peer, args.cases)
+        return good, {**record, **parity}
     results = []
     for size in sizes:
         turns = _merge_speed.Turns(args.repeat, args.peer_repeat, args.tuned_peer)
         results.append(_merge_speed.run(args.dir, size, jobs, ours, peer, turns))
-    return all(found["good"] for found in results), {**record, "speed": results}
+    return all(result["good"] for result in results), {**record, "speed": results}
 
 
 def _machine() -> dict[str, Any]:

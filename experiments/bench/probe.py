@@ -89,13 +89,13 @@ def cases(batch: int) -> list[Case]:
 
 def probes(case: Case) -> dict[str, tuple[int, int, Callable[[], Any]]]:
     """Passes forward, gradients, and the call."""
-    base, one, two = case.models
+    base, first, second = case.models
     apply, data, metric, loss = case.apply, case.data, case.metric, case.loss
     key, thirds = jax.random.key(0), [0.25, 0.5, 0.75]
     weights = np.stack([thirds, np.subtract(1, thirds)], 1)
     depth = len(jax.eval_shape(lambda: apply(base, data)[1]))
     return {
-        "barrier": (13, 0, lambda: probe.barrier(loss, one, two, data)),
+        "barrier": (13, 0, lambda: probe.barrier(loss, first, second, data)),
         "simplex_barrier": (
             13,
             0,
@@ -104,15 +104,15 @@ def probes(case: Case) -> dict[str, tuple[int, int, Callable[[], Any]]]:
         "cross_task_linearity": (
             5,
             0,
-            lambda: probe.cross_task_linearity(apply, one, two, data, thirds),
+            lambda: probe.cross_task_linearity(apply, first, second, data, thirds),
         ),
-        "addition": (6, 0, lambda: probe.addition(apply, base, [one, two], data, [0.3, 1.0])),
-        "negation": (6, 0, lambda: probe.negation(apply, base, one, data, [0.3, 1.0])),
-        "averaging": (5, 0, lambda: probe.averaging(apply, [one, two], data, metric, weights)),
+        "addition": (6, 0, lambda: probe.addition(apply, base, [first, second], data, [0.3, 1.0])),
+        "negation": (6, 0, lambda: probe.negation(apply, base, first, data, [0.3, 1.0])),
+        "averaging": (5, 0, lambda: probe.averaging(apply, [first, second], data, metric, weights)),
         "stitching": (
             2 + depth,
             0,
-            lambda: probe.stitching(apply, [one], base, data, metric),
+            lambda: probe.stitching(apply, [first], base, data, metric),
         ),
         "hessian_spectrum": (
             0,
@@ -127,7 +127,7 @@ def probes(case: Case) -> dict[str, tuple[int, int, Callable[[], Any]]]:
         "fine_tuning_sensitivity": (
             4,
             2,
-            lambda: probe.fine_tuning_sensitivity(loss, base, one, data, thirds),
+            lambda: probe.fine_tuning_sensitivity(loss, base, first, data, thirds),
         ),
     }
 
@@ -175,22 +175,22 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         parser.error("--repeats: expected at least 1; --batch: at least 16")
     print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
     print("network  probe                    forward  gradients        ms   bare ms  ratio")
-    found: list[Timing] = []
+    measured: list[Timing] = []
     for case in cases(args.batch):
         for t in timings(case, args.repeats):
-            found.append(t)
+            measured.append(t)
             print(
                 f"{t.network:7}  {t.probe:23}  {t.forward:7}  {t.gradients:9}  {t.ms:8.1f}  "
                 f"{t.bare_ms:8.1f}  {t.ratio:5.2f}",
                 flush=True,
             )
-    passing = [t for t in found if t.forward + t.gradients]
+    passing = [t for t in measured if t.forward + t.gradients]
     worst = max(passing, key=lambda t: t.ratio)
     print(f"worst ratio: {worst.ratio:.2f} ({worst.probe}, {worst.network}); limit {LIMIT:g}")
     if args.json:
         from sail_jax.provenance import provenance
 
         about = {"schema": SCHEMA, "argv": list(argv), **provenance()}
-        record = {**about, "timings": [{**t._asdict(), "ratio": t.ratio} for t in found]}
+        record = {**about, "timings": [{**t._asdict(), "ratio": t.ratio} for t in measured]}
         disk.write_atomic(args.json, json.dumps(record, indent=2).encode() + b"\n")
     return 0 if worst.ratio <= LIMIT else 1

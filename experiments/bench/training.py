@@ -127,11 +127,11 @@ def _train(config: dict[str, Any], batch: int, args: Any, mesh: Any) -> tuple[fl
         return np.random.default_rng(t).integers(config["vocab"], size=shape, dtype=np.int32)
 
     place = partial(sharding.split, mesh)
-    found = train(
+    trained = train(
         step, sharding.place(state, shardings), tokens, args.steps + 1, place=place, say=None,
         log_every=args.steps + 1,
     )  # fmt: skip
-    return found.seconds / args.steps, found.step_share, params
+    return trained.seconds / args.steps, trained.step_share, params
 
 
 def _counted(config: dict[str, Any], batch: int, dtype: str, params: PyTree) -> float:

@@ -38,14 +38,14 @@ def _trajectory(d: int, points: int, repeats: int) -> None:
     rate, steps = 0.02, 100
     jax.block_until_ready(networks.descend(start, target, rate, steps))
     began = time.perf_counter()
-    found = jax.block_until_ready(networks.descend(start, target, rate, steps))
-    each = (time.perf_counter() - began) / steps
+    descended = jax.block_until_ready(networks.descend(start, target, rate, steps))
+    step = (time.perf_counter() - began) / steps
     exact = tl.trajectory(*start, target, [rate * steps])
-    gap = float(jnp.linalg.norm(tl.theta(found) - exact.product[0]) / jnp.linalg.norm(target))
-    whole = each * float(times[-1]) / rate
+    gap = float(jnp.linalg.norm(tl.theta(descended) - exact.product[0]) / jnp.linalg.norm(target))
+    total = step * float(times[-1]) / rate
     print(
-        f"ratio: gradient descent at rate {rate} takes {each * 1e3:.1f} ms per step, {whole:.0f} s "
-        f"to the end, {whole / median:.1f} times as long; at t = {rate * steps:g} it is "
+        f"ratio: gradient descent at rate {rate} takes {step * 1e3:.1f} ms per step, {total:.0f} s "
+        f"to the end, {total / median:.1f} times as long; at t = {rate * steps:g} it is "
         f"{gap:.1e} |A| away from the flow"
     )
 
@@ -63,11 +63,11 @@ def _diagrams(repeats: int) -> None:
     simulate(config, key, sigma)
     began = time.perf_counter()
     simulate(config, key, sigma)
-    each = (time.perf_counter() - began) / (config.networks.seeds * np.prod(config.networks.cells))
+    took = (time.perf_counter() - began) / (config.networks.seeds * np.prod(config.networks.cells))
     _, median, *_ = median_time(lambda: closed_forms(config), repeats)
     print(
-        f"ratio: {config.points**2} networks by stochastic gradient descent, {each:.3f} s each, "
-        f"would take {each * config.points**2:.0f} s, {each * config.points**2 / median:.0f} times "
+        f"ratio: {config.points**2} networks by stochastic gradient descent, {took:.3f} s each, "
+        f"would take {took * config.points**2:.0f} s, {took * config.points**2 / median:.0f} times "
         "as long as the closed forms"
     )
 

@@ -63,10 +63,10 @@ def show_run(study: Study, dataset: Any, figures: Any, path: Path) -> None:
     from experiments.lab import store
 
     show(study.summary(dataset))
-    if found := study.findings(dataset):
+    if declared := study.findings(dataset):
         from experiments.lab import findings
 
-        show(findings.told(found))
+        show(findings.told(declared))
     for file in (store.RESULT, *(f"{figure}.png" for figure in figures)):
         show(path / file)
 
@@ -115,16 +115,16 @@ def add_fields(parser: Parser, config: Any, group: str = "", *, but: Sequence[st
 
 def given(args: Mapping[str, Any], config: Any, group: str = "") -> dict[str, Any]:
     """The fields that were given, those of a group as a mapping."""
-    found = {}
+    fields = {}
     for field in dataclasses.fields(config):
         name, was = f"{group}.{field.name}".lstrip("."), getattr(config, field.name)
         if dataclasses.is_dataclass(was):
             if changes := given(args, was, name):
-                found[field.name] = changes
+                fields[field.name] = changes
         elif name in args:
             value = args[name]
-            found[field.name] = tuple(value) if isinstance(value, list) else value
-    return found
+            fields[field.name] = tuple(value) if isinstance(value, list) else value
+    return fields
 
 
 def _kind(hint: Any) -> dict[str, Any]:

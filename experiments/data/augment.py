@@ -63,12 +63,12 @@ def augment(
     """
     changes = [change for field, change in _CHANGES if getattr(how, field) != _NONE[field]]
 
-    def one(image: Array, key: PRNGKeyArray) -> Array:
+    def changed(image: Array, key: PRNGKeyArray) -> Array:
         for i, change in enumerate(changes):
             image = change(image, jax.random.fold_in(key, i), how)
         return jnp.clip(image, 0, 1)
 
-    return jax.vmap(one)(pixels(images), jax.random.split(key, len(images)))
+    return jax.vmap(changed)(pixels(images), jax.random.split(key, len(images)))
 
 
 def _area(image: Array, key: PRNGKeyArray, how: Augment) -> Array:

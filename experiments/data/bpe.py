@@ -57,8 +57,8 @@ def train(text: bytes, merges: int) -> Bpe:
     """
     if not 0 <= merges <= MAX_VOCAB - 256:
         raise ValueError(f"merges must be from 0 to {MAX_VOCAB - 256}; got {merges}")
-    found = Counter(_WORD.findall(text))
-    words, weights = [list(word) for word in found], list(found.values())
+    frequencies = Counter(_WORD.findall(text))
+    words, weights = [list(word) for word in frequencies], list(frequencies.values())
     counts: dict[tuple[int, int], int] = defaultdict(int)
     where: dict[tuple[int, int], set[int]] = defaultdict(set)
     for k, word in enumerate(words):
@@ -95,12 +95,12 @@ def train(text: bytes, merges: int) -> Bpe:
 def encode(bpe: Bpe, text: bytes) -> UInt16[np.ndarray, " n"]:
     """The tokens of any bytes; `decode` gives exactly those bytes back."""
     ranks = {(a, b): k for k, (a, b) in enumerate(bpe.merges.tolist())}
-    known: dict[bytes, list[int]] = {}
-    found = _WORD.findall(text)
-    for word in found:
-        if word not in known:
-            known[word] = _encoded(list(word), ranks)
-    return np.fromiter(chain.from_iterable(map(known.__getitem__, found)), np.uint16)
+    encoded: dict[bytes, list[int]] = {}
+    words = _WORD.findall(text)
+    for word in words:
+        if word not in encoded:
+            encoded[word] = _encoded(list(word), ranks)
+    return np.fromiter(chain.from_iterable(map(encoded.__getitem__, words)), np.uint16)
 
 
 def _encoded(word: list[int], ranks: dict[tuple[int, int], int]) -> list[int]:

@@ -148,15 +148,15 @@ def _arc(record: Mapping[str, Any], what: str, index: int) -> _Taken:
 
 def _numbered(context: str, choice: str) -> Callable[[Mapping[str, Any], str, int], _Taken]:
     def take(record: Mapping[str, Any], what: str, _: int) -> _Taken:
-        both = [record[f"{choice}1"], record[f"{choice}2"]]
+        pair = [record[f"{choice}1"], record[f"{choice}2"]]
         text = record[context]
         if context == "premise":  # COPA
             joint = {"cause": "because", "effect": "so"}.get(str(record["question"]))
             if joint is None:
                 raise DataError(f"{what}: expected the question cause or effect")
             text = f"{str(text).rstrip().removesuffix('.')} {joint}"
-            both = [c[:1].lower() + c[1:] if isinstance(c, str) else c for c in both]
-        return text, both, _first(record, _ANSWERS, what), (0, 1)
+            pair = [c[:1].lower() + c[1:] if isinstance(c, str) else c for c in pair]
+        return text, pair, _first(record, _ANSWERS, what), (0, 1)
 
     return take
 
@@ -185,7 +185,7 @@ _SPELLINGS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, int],
     (("sentence", "option1", "option2"), _blank),
     (("question", "correct_answer", "distractor1", "distractor2", "distractor3"), _distracted),
     (("question", "answerKey"), _arc),
-    *(((text, many), _plain) for text in _CONTEXTS for many in _LISTS),
+    *(((text, options), _plain) for text in _CONTEXTS for options in _LISTS),
 )
 
 
@@ -241,15 +241,15 @@ def pack(
         context = np.asarray(encode(item.context.encode()))
         for j, text in enumerate(item.choices):
             choice = np.asarray(encode(text.encode()))
-            kept = min(len(context), length - len(choice))
-            if kept < 1 or not len(choice):
+            start = min(len(context), length - len(choice))
+            if start < 1 or not len(choice):
                 raise ValueError(
                     f"items[{i}]: choice {j} has {len(choice)} tokens and the context "
                     f"{len(context)}; expected some of both in {length}"
                 )
-            end = kept + len(choice)
-            tokens[i, j, :end] = np.concatenate([context[len(context) - kept :], choice])
-            scored[i, j, kept:end] = True
+            end = start + len(choice)
+            tokens[i, j, :end] = np.concatenate([context[len(context) - start :], choice])
+            scored[i, j, start:end] = True
             sizes[i, j] = len(text.encode())
     return Packed(tokens, scored, sizes, np.array([item.answer for item in items], np.int32))
 

@@ -105,8 +105,8 @@ def lines(path: Path, source: Source) -> list[str]:
     """The lines of a small UTF-8 file that are not blank."""
     with opened(path, source):
         text = disk.read_bytes(path, MAX_TEXT).decode()
-    found = [line.strip() for line in text.split("\n")]
-    return [line for line in found if line]
+    stripped = [line.strip() for line in text.split("\n")]
+    return [line for line in stripped if line]
 
 
 def fill(file: BinaryIO, shape: tuple[int, ...], path: Path) -> UInt8[np.ndarray, "..."]:

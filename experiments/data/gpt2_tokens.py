@@ -60,17 +60,17 @@ def load(path: str | Path) -> Encode:
     table = byte_table()
     if lost := [b for b, char in table.items() if char not in vocab]:
         raise DataError(f"{path}: the vocabulary has no token for the byte {lost[0]}")
-    known: dict[str, list[int]] = {}
+    encoded: dict[str, list[int]] = {}
 
     def encode(text: bytes) -> Int32[np.ndarray, " n"]:
         spelt, out = text.decode(), []
         if normal:
             spelt = unicodedata.normalize("NFC", spelt)
         for word in words(spelt):
-            if word not in known:
+            if word not in encoded:
                 chars = [table[b] for b in word.encode()]
-                known[word] = [vocab[part] for part in _merged(chars, ranks)]
-            out += known[word]
+                encoded[word] = [vocab[part] for part in _merged(chars, ranks)]
+            out += encoded[word]
         return np.array(out, np.int32)
 
     return encode
@@ -95,10 +95,10 @@ def words(text: str) -> Iterator[str]:
     """
     shape, at = "".join(map(_shape, text)), 0
     while at < len(text):
-        found = _SHORT.match(text, at) or _WORD.match(shape, at)
-        assert found is not None  # every shape begins one
-        yield text[at : found.end()]
-        at = found.end()
+        match = _SHORT.match(text, at) or _WORD.match(shape, at)
+        assert match is not None  # every shape begins one
+        yield text[at : match.end()]
+        at = match.end()
 
 
 def _shape(char: str) -> str:

@@ -114,9 +114,9 @@ def read_labels(
 def _find(folder: Path, stem: str, axes: int) -> Path:
     """The file under either of its spellings, unpacked or not; the usual one if there is none."""
     names = [f"{stem}{mark}idx{axes}-ubyte{end}" for end in ("", ".gz") for mark in "-."]
-    found = (inside(folder, name) for name in names)
+    candidates = (inside(folder, name) for name in names)
     with reading(folder):
-        return next((path for path in found if path.exists()), folder / names[2])
+        return next((path for path in candidates if path.exists()), folder / names[2])
 
 
 def load(folder: str | Path, name: str = "mnist", split: str = "train") -> Images:

@@ -118,11 +118,11 @@ def load(folder: str | Path, side: int) -> Images:
     paths, labels = [], []
     for label, name in enumerate(names):
         home = inside(folder, name)
-        found = _listed(home, PLAIN, folders=False)
-        if not found:
+        files = _listed(home, PLAIN, folders=False)
+        if not files:
             raise DataError(f"{home} is empty; expected images (.jpeg, .jpg or .png) of a class")
-        paths += [home / file for file in found]
-        labels += [label] * len(found)
+        paths += [home / file for file in files]
+        labels += [label] * len(files)
     return _images(paths, labels, names, side, True, PLAIN)
 
 
@@ -143,8 +143,8 @@ def tiny_imagenet(folder: str | Path, split: str = "train", side: int = 64) -> I
     if not names or len(set(names)) != len(names):
         raise DataError(f"{path} has {len(names)} classes, {len(set(names))} of them distinct")
     part = inside(folder, split)
-    found = _train(part, names, path) if split == "train" else _val(part, names)
-    paths, labels = zip(*found, strict=True)
+    labelled = _train(part, names, path) if split == "train" else _val(part, names)
+    paths, labels = zip(*labelled, strict=True)
     return _images(list(paths), labels, names, side, False, TINY)
 
 
@@ -155,7 +155,7 @@ def _train(part: Path, names: list[str], wnids: Path) -> list[tuple[Path, int]]:
             f"{part} has {len(held)} classes, {wnids} names {len(names)}; {odd[0]!r} is only in "
             f"{'the folder' if odd[0] in held else 'the list'}"
         )
-    found = []
+    labelled = []
     for label, name in enumerate(names):
         inside(part, name)
         home = inside(part, name, "images")
@@ -165,13 +165,13 @@ def _train(part: Path, names: list[str], wnids: Path) -> list[tuple[Path, int]]:
         for file in files:
             if file.split("_")[0] != name:
                 raise DataError(f"{home / file} is mislabelled: expected a name like {name}_0.JPEG")
-            found.append((home / file, label))
-    return found
+            labelled.append((home / file, label))
+    return labelled
 
 
 def _val(part: Path, names: list[str]) -> list[tuple[Path, int]]:
     path, home = inside(part, "val_annotations.txt"), inside(part, "images")
-    label, found = {name: k for k, name in enumerate(names)}, {}
+    label, labelled = {name: k for k, name in enumerate(names)}, {}
     for number, line in enumerate(lines(path, TINY), 1):
         file, *rest = line.split("\t")
         if not rest or rest[0] not in label:
@@ -179,13 +179,13 @@ def _val(part: Path, names: list[str]) -> list[tuple[Path, int]]:
                 f"{path}, line {number}: expected an image and one of {len(names)} classes between "
                 f"tabs, got {line[:99]!r}"
             )
-        if file in found:
+        if file in labelled:
             raise DataError(f"{path}, line {number}: {file[:99]!r} is labelled twice")
-        found[file] = label[rest[0]]
+        labelled[file] = label[rest[0]]
     held = _listed(home, TINY, folders=False)
-    if odd := sorted(set(held) ^ found.keys()):
+    if odd := sorted(set(held) ^ labelled.keys()):
         where = f"is not labelled in {path}" if odd[0] in held else "is labelled but not there"
         raise DataError(f"{home}: {odd[0][:99]!r} {where}")
-    if not found:
+    if not labelled:
         raise DataError(f"{path} is empty; expected a line for every image")
-    return [(home / file, found[file]) for file in held]
+    return [(home / file, labelled[file]) for file in held]

@@ -57,8 +57,8 @@ def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1
     if path.suffix == ".npz":
         if labels is not None:
             raise ValueError(f"labels: {path} holds its own; got {labels}")
-        where, found = path, _archive(path)
-        latents, classes_of = found["latents"], found["labels"]
+        where, archive = path, _archive(path)
+        latents, classes_of = archive["latents"], archive["labels"]
     else:
         where = inside(path.parent, "labels.npy") if labels is None else Path(labels)
         latents, classes_of = open_npy(path, SOURCE), open_npy(where, SOURCE)
@@ -69,9 +69,9 @@ def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1
             "width] of real numbers are expected: are the files of latents and labels swapped?"
         )
     checked = checked_labels(np.asarray(classes_of), classes, where, len(latents))
-    some = max(1, CHUNK // math.prod(latents.shape[1:]))
-    for start in range(0, len(latents), some):
-        finite = np.isfinite(latents[start : start + some]).all((1, 2, 3))
+    per_chunk = max(1, CHUNK // math.prod(latents.shape[1:]))
+    for start in range(0, len(latents), per_chunk):
+        finite = np.isfinite(latents[start : start + per_chunk]).all((1, 2, 3))
         if not finite.all():
             raise DataError(
                 f"{path} is damaged: latent {start + int(np.argmin(finite))} is not finite"
@@ -81,13 +81,13 @@ def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1
 
 def features(path: str | Path, images: int) -> Float[np.ndarray, "n patch d"]:
     """An encoder's features of so many images, a .npy that is left on disk; else `DataError`."""
-    found = open_npy(Path(path), FEATURES)
-    if found.ndim != 3 or found.dtype.kind != "f" or len(found) != images:
+    array = open_npy(Path(path), FEATURES)
+    if array.ndim != 3 or array.dtype.kind != "f" or len(array) != images:
         raise DataError(
-            f"{path} holds {found.dtype}{list(found.shape)} where features [{images}, patch, d] of "
+            f"{path} holds {array.dtype}{list(array.shape)} where features [{images}, patch, d] of "
             "real numbers are expected, image by image as the latents"
         )
-    return found
+    return array
 
 
 def _archive(path: Path) -> dict[str, np.ndarray]:

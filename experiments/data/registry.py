@@ -142,10 +142,10 @@ LATENTS: Mapping[str, LatentSet] = {
 }
 
 
-def _check(data: Any, known: Mapping[str, Any], offline: str, none: str, *files: str) -> None:
+def _check(data: Any, entries: Mapping[str, Any], offline: str, none: str, *files: str) -> None:
     """The name is known; and of what is installed, nothing is said of its files."""
-    if data.name not in known:
-        raise ValueError(f"name: {none} called '{data.name}'{nearest(data.name, known)}")
+    if data.name not in entries:
+        raise ValueError(f"name: {none} called '{data.name}'{nearest(data.name, entries)}")
     for field in files:
         if data.name == offline and (value := getattr(data, field)) is not None:
             raise ValueError(f"{field} must not be given for {offline}; got {value}")
@@ -177,11 +177,11 @@ class ImageData:
     def read(self, split: str) -> Images:
         """The "train" or the "test" images; `DataError` says where to get what is missing, and
         what needs no download."""
-        found = IMAGES[self.name]
-        assert found.read is not None, f"{self.name} has no files"
+        entry = IMAGES[self.name]
+        assert entry.read is not None, f"{self.name} has no files"
         if self.folder is None:
-            raise _unsaid("folder", found.source, OFFLINE)
-        return found.read(self.folder, split)
+            raise _unsaid("folder", entry.source, OFFLINE)
+        return entry.read(self.folder, split)
 
     def described(self) -> str:
         """What is found, once it has been read."""
@@ -254,10 +254,10 @@ class TextData:
 
     def described(self) -> str:
         """What is found, once it has been read."""
-        found = self.read()
+        corpus = self.read()
         return (
-            f"{len(found.train)} tokens to learn from, {len(found.held_out)} held out, of a "
-            f"vocabulary of {found.vocab}"
+            f"{len(corpus.train)} tokens to learn from, {len(corpus.held_out)} held out, of a "
+            f"vocabulary of {corpus.vocab}"
         )
 
 
@@ -291,20 +291,20 @@ class LatentData:
             return Latents(images.transpose(0, 3, 1, 2), labels, scale=2.0, bias=-1.0)
         if self.file is None:
             raise _unsaid("file", LATENTS[self.name].source, OFFLINE)
-        found = latents.load(self.file, self.labels, classes=classes)
+        loaded = latents.load(self.file, self.labels, classes=classes)
         if self.features is None:
-            return found
-        return found._replace(features=latents.features(self.features, len(found.labels)))
+            return loaded
+        return loaded._replace(features=latents.features(self.features, len(loaded.labels)))
 
     def described(self) -> str:
         """What is found, once it has been read."""
-        found = self.read(10 if self.name == OFFLINE else _MANY)
-        count, *shape = found.latents.shape
+        loaded = self.read(10 if self.name == OFFLINE else _MANY)
+        count, *shape = loaded.latents.shape
         said = f"{count} latents of {' x '.join(map(str, shape))}"
-        said += f", {int(found.labels.max()) + 1} classes"
-        if found.features is None:
+        said += f", {int(loaded.labels.max()) + 1} classes"
+        if loaded.features is None:
             return said
-        return f"{said}, features of {' x '.join(map(str, found.features.shape[1:]))}"
+        return f"{said}, features of {' x '.join(map(str, loaded.features.shape[1:]))}"
 
 
 KINDS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {

@@ -98,10 +98,8 @@ def overlapping(
                 f"count must leave each part enough blocks: {count} with alpha = {alpha}, beta = "
                 f"{beta} need {need} of {len(part)}"
             )
-    one, two, target = (
-        rng.permutation(part)[:need] for part, need in zip(parts, needed, strict=True)
-    )
-    both = np.concatenate([one[: halves[0]], two[: halves[1]], target[:shared]])
-    first = [both, one[halves[0] :], target[shared : shared + own]]
-    second = [both, two[halves[1] :], target[shared + own :]]
+    a, b, target = (rng.permutation(part)[:need] for part, need in zip(parts, needed, strict=True))
+    mixed = np.concatenate([a[: halves[0]], b[: halves[1]], target[:shared]])
+    first = [mixed, a[halves[0] :], target[shared : shared + own]]
+    second = [mixed, b[halves[1] :], target[shared + own :]]
     return np.stack([np.concatenate(first), np.concatenate(second)])

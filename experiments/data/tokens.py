@@ -100,8 +100,8 @@ def load(folder: str | Path, vocab: int | None = None) -> Tokens:
 
 
 def _find(folder: Path, part: str) -> Path:
-    found = (inside(folder, part + end) for end in (".bin", ".npy"))
-    return next((path for path in found if path.exists()), folder / f"{part}.bin")
+    candidates = (inside(folder, part + end) for end in (".bin", ".npy"))
+    return next((path for path in candidates if path.exists()), folder / f"{part}.bin")
 
 
 def _stated(folder: Path) -> int | None:
@@ -165,10 +165,12 @@ def block_means(tokens: Ids, context: int) -> Float64[np.ndarray, " block"]:
     [2.0, 4.0]
     """
     count = blocks(tokens, context)
-    some = max(1, CHUNK // context)
+    per_chunk = max(1, CHUNK // context)
     parts = (
-        tokens[start * context : min(start + some, count) * context].reshape(-1, context).mean(1)
-        for start in range(0, count, some)
+        tokens[start * context : min(start + per_chunk, count) * context]
+        .reshape(-1, context)
+        .mean(1)
+        for start in range(0, count, per_chunk)
     )
     return np.concatenate([np.asarray(part, np.float64) for part in parts])
 

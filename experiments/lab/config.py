@@ -92,11 +92,11 @@ def varied(config: C, **changes: Any) -> C:
     Raises `ValueError` for an unknown field, with the nearest known one, and for a value that is
     not allowed.
     """
-    known = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    names = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     fields: dict[str, Any] = {}
     for name, value in changes.items():
-        if name not in known:
-            raise ValueError(f"no field is called '{name}'{nearest(name, known)}")
+        if name not in names:
+            raise ValueError(f"no field is called '{name}'{nearest(name, names)}")
         fields[name] = value
         if isinstance(value, Mapping):
             try:

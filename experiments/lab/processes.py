@@ -51,10 +51,10 @@ def by_first(do: Callable[[], T]) -> T | None:
     """
     if is_alone():
         return do()
-    found, error = None, None
+    result, error = None, None
     if is_first():
         try:
-            found = do()
+            result = do()
         except Exception as exc:
             error = exc
     failed = agreed(error is not None)
@@ -62,7 +62,7 @@ def by_first(do: Callable[[], T]) -> T | None:
         raise error
     if failed:
         raise StoreError("the first of the processes failed; it says why")
-    return found
+    return result
 
 
 def agreed(flag: bool) -> bool:

@@ -76,14 +76,14 @@ class Study:
 @functools.cache
 def studies() -> Mapping[str, Study]:
     """All studies by name; none is imported."""
-    found = {}
+    by_name = {}
     for file in sorted(FOLDER.glob("*/__init__.py")):
         text = ast.get_docstring(ast.parse(file.read_text()))
         question, mark, _ = (text or "").partition("?")
         if not mark:
             raise ValueError(f"{file}: expected a docstring that begins with a question")
-        found[file.parent.name] = Study(file.parent.name, " ".join(question.split()) + "?")
-    return found
+        by_name[file.parent.name] = Study(file.parent.name, " ".join(question.split()) + "?")
+    return by_name
 
 
 def load(name: str) -> Study:

@@ -115,9 +115,9 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        kept = self.finished or any((self.path / at).exists() for at in ("stages", "work"))
+        stored = self.finished or any((self.path / at).exists() for at in ("stages", "work"))
         failed = kind is not None and issubclass(kind, Exception)
-        if failed and not kept and processes.is_first():
+        if failed and not stored and processes.is_first():
             # what was refused at once may be asked for again otherwise
             (self.path / RECORD).unlink(missing_ok=True)
         _release(self._lock)
@@ -133,12 +133,12 @@ class Run:
         for a name that is not plain text or was used before in this run.
         """
         file = stages.file_name(name)
-        kept, work = self.path / "stages" / f"{file}.npz", self.path / "work" / file
+        saved, work = self.path / "stages" / f"{file}.npz", self.path / "work" / file
         if name in self._used:
             raise ValueError(f"stage '{name}' is used twice in one run: give each its own name")
         self._used.add(name)
-        if processes.agreed(stages.finished(kept)):
-            arrays, seconds = stages.read(kept, name)
+        if processes.agreed(stages.finished(saved)):
+            arrays, seconds = stages.read(saved, name)
             self._kept_seconds += seconds
         else:
             start = time.perf_counter()
@@ -147,7 +147,7 @@ class Run:
                     work.mkdir(parents=True, exist_ok=True)
             arrays = stages.as_arrays(compute(work) if folder else compute())
             took = time.perf_counter() - start
-            processes.by_first(lambda: stages.write(kept, name, arrays, took))
+            processes.by_first(lambda: stages.write(saved, name, arrays, took))
         if folder and processes.is_first() and work.exists():  # perhaps of one that died here
             with disk.explained("keep the metrics of", work):
                 for lines in work.rglob("*.jsonl"):
@@ -248,9 +248,9 @@ def load_result(path: Path, record: Mapping[str, Any]) -> "xr.Dataset":
     """The stored dataset, every byte checked before any is interpreted."""
     import xarray as xr
 
-    file, known = path / RESULT, record["result"]
-    data = disk.read_bytes(file, known["bytes"])
-    if len(data) != known["bytes"] or disk.sha256(data) != known["sha256"]:
+    file, expected = path / RESULT, record["result"]
+    data = disk.read_bytes(file, expected["bytes"])
+    if len(data) != expected["bytes"] or disk.sha256(data) != expected["sha256"]:
         raise StoreError(f"{file} is damaged: its checksum does not match the one in {RECORD}")
     return xr.load_dataset(io.BytesIO(data), engine="h5netcdf", decode_times=False)
 

@@ -43,13 +43,13 @@ def sweep(
     chunk = devices * ceil(chunk / devices)
     slices = [points[i : i + chunk] for i in range(0, len(points), chunk)]
     parts = []
-    for i, some in enumerate(slices):
-        part = stage(f"{name} {i + 1}/{len(slices)}", partial(fn, some))
+    for i, batch in enumerate(slices):
+        part = stage(f"{name} {i + 1}/{len(slices)}", partial(fn, batch))
         for path, leaf in jax.tree_util.tree_leaves_with_path(part):
-            if np.shape(leaf)[:1] != (len(some),):
+            if np.shape(leaf)[:1] != (len(batch),):
                 raise ValueError(
                     f"{name}{jax.tree_util.keystr(path)}: expected a leading axis of length "
-                    f"{len(some)}, one entry per point, got shape {np.shape(leaf)}"
+                    f"{len(batch)}, one entry per point, got shape {np.shape(leaf)}"
                 )
         parts.append(part)
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
@@ -81,14 +81,14 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     def shared(points: PyTree, *common: PyTree) -> PyTree:
         n = len(jax.tree.leaves(points)[0])
-        each = ceil(n / _sharing(jax.local_device_count()))
-        devices = jax.local_devices()[: ceil(n / each)]  # more would repeat points alone
+        per_device = ceil(n / _sharing(jax.local_device_count()))
+        devices = jax.local_devices()[: ceil(n / per_device)]  # more would repeat points alone
         if len(devices) == 1:
             return fn(points, *common)
-        index = np.minimum(np.arange(each * len(devices)), n - 1)
+        index = np.minimum(np.arange(per_device * len(devices)), n - 1)
         filled = jax.tree.map(lambda x: x[index], points)
-        found = program(tuple(devices), len(common))(filled, *common)
-        return found if len(index) == n else jax.tree.map(lambda x: x[:n], found)
+        results = program(tuple(devices), len(common))(filled, *common)
+        return results if len(index) == n else jax.tree.map(lambda x: x[:n], results)
 
     @lru_cache
     def program(devices: tuple[Any, ...], others: int) -> Callable[..., PyTree]:

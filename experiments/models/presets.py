@@ -109,11 +109,11 @@ def of_type(model_type: str) -> Callable[[str], str]:
     >>> of_type("flax_sit")("sit-tiny")
     'sit-tiny'
     """
-    known = [name for name, preset in PRESETS.items() if preset["model_type"] == model_type]
+    names = [name for name, preset in PRESETS.items() if preset["model_type"] == model_type]
 
     def check(name: str) -> str:
-        if name not in known:
-            raise ValueError(f"must be one of {', '.join(known)}{nearest(name, known)}")
+        if name not in names:
+            raise ValueError(f"must be one of {', '.join(names)}{nearest(name, names)}")
         return name
 
     return check
@@ -129,9 +129,9 @@ def build(configuration: Mapping[str, Any]) -> nn.Module:
     if not isinstance(kind, str) or kind not in MODULES:
         raise ValueError(f"'model_type' must be one of {', '.join(MODULES)}, got {kind!r}")
     fields = {k: v for k, v in configuration.items() if k != "model_type"}
-    known = getattr(MODULES[kind], "__dataclass_fields__", {})
-    if unknown := sorted(set(fields) - {k for k in known if k not in ("parent", "name")}):
-        raise ValueError(f"{kind} has no field {unknown[0]!r}{nearest(unknown[0], known)}")
+    allowed = getattr(MODULES[kind], "__dataclass_fields__", {})
+    if unknown := sorted(set(fields) - {k for k in allowed if k not in ("parent", "name")}):
+        raise ValueError(f"{kind} has no field {unknown[0]!r}{nearest(unknown[0], allowed)}")
     return MODULES[kind](**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 

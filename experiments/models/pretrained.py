@@ -167,11 +167,11 @@ def _llama(config: Config) -> Llama:
     )
 
 
-def _demand(config: Config, key: str, *known: Any) -> None:
+def _demand(config: Config, key: str, *accepted: Any) -> None:
     """The entry is one of the values known, the first of which is what not stating it means."""
-    value = config.get(key, known[0])
-    if value not in known:
-        expected = " or ".join(map(repr, known))
+    value = config.get(key, accepted[0])
+    if value not in accepted:
+        expected = " or ".join(map(repr, accepted))
         raise ValueError(f"the configuration's {key!r} must be {expected} here, got {value!r}")
 
 

@@ -131,15 +131,15 @@ def preset_of(study: Study, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _says(stated: Any, found: Any, *, left_open: bool) -> bool:
+def _says(stated: Any, actual: Any, *, left_open: bool) -> bool:
     """Whether a value, or all of a group, is what a preset states."""
     if isinstance(stated, dict):
         return (
-            isinstance(found, dict)
-            and stated.keys() == found.keys()
-            and all(_says(stated[k], found[k], left_open=left_open) for k in stated)
+            isinstance(actual, dict)
+            and stated.keys() == actual.keys()
+            and all(_says(stated[k], actual[k], left_open=left_open) for k in stated)
         )
-    return stated == found or (left_open and stated is None and isinstance(found, str | list))
+    return stated == actual or (left_open and stated is None and isinstance(actual, str | list))
 
 
 def origin(dataset: "xr.Dataset") -> dict[str, str]:

@@ -54,8 +54,8 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
             start = time.perf_counter()
             study, heading = studies[name], HEADINGS[name]
             dataset, figures = store.complete(run, study, configs[name], reporting)
-            found = study.findings(dataset)
-            sections.append(gallery.section(heading, study, dataset, figures, found))
+            declared = study.findings(dataset)
+            sections.append(gallery.section(heading, study, dataset, figures, declared))
             datasets[name], spent[name] = dataset, time.perf_counter() - start
             say(f"  {sections[-1].answer}\n")
     wall = {name: float(dataset.attrs["wall_seconds"]) for name, dataset in datasets.items()}
@@ -79,10 +79,10 @@ def _admit(out: Path, resume: bool) -> None:
     """Refuses a folder that holds anything a quickstart would not have left there."""
     if not out.is_dir():
         return  # new, or not a folder at all: opening the first run tells
-    found = {path.name for path in out.iterdir() if path.suffix != ".part"}
-    if foreign := sorted(found - {*HEADINGS, PAGE}):
+    names = {path.name for path in out.iterdir() if path.suffix != ".part"}
+    if foreign := sorted(names - {*HEADINGS, PAGE}):
         raise disk.RefusedError(f"{out} holds something else ({foreign[0]}); choose another --out")
-    if found and not resume:
+    if names and not resume:
         raise disk.RefusedError(
             f"{out} holds a quickstart; add --resume to continue it, or choose another --out"
         )

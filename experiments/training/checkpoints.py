@@ -135,8 +135,8 @@ class Checkpoints:
             return None
         step = self.steps()[-1]
         folder, manifest = self.directory / str(step), self._manifest(step)
-        found = {path: _spelt(x) for path, x in _by_path(like).items()}
-        unlike = differences(manifest["leaves"], found)
+        leaves = {path: _spelt(x) for path, x in _by_path(like).items()}
+        unlike = differences(manifest["leaves"], leaves)
         if unlike or manifest["key"] != str(jax.random.key_impl(like.key)):
             why = unlike[0] if unlike else f"its random keys are {manifest['key']}"
             raise RefusedError(f"{folder} is of another network or optimiser: {why}")
@@ -217,13 +217,13 @@ def _read(path: Path, like: dict[str, Any]) -> dict[str, jax.Array]:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    found = {}
+    digests = {}
     for path in sorted(folder.rglob("*")):
         if not path.is_dir():
             with open(path, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found[path.relative_to(folder).as_posix()] = digest
-    return found
+            digests[path.relative_to(folder).as_posix()] = digest
+    return digests
 
 
 @contextlib.contextmanager

@@ -25,12 +25,12 @@ def log_likelihood(
     tokens = jnp.asarray(tokens)
     flat = tokens.reshape(-1, tokens.shape[-1])
 
-    def one(row: Array) -> Array:
+    def of_row(row: Array) -> Array:
         logits = apply(row[None, :-1])[0].astype(jnp.float32)
-        found = jnp.take_along_axis(jax.nn.log_softmax(logits), row[1:, None], axis=-1)[:, 0]
-        return jnp.concatenate([jnp.zeros(1), found])
+        log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), row[1:, None], axis=-1)[:, 0]
+        return jnp.concatenate([jnp.zeros(1), log_probs])
 
-    return jax.lax.map(one, flat, batch_size=min(batch_size, len(flat))).reshape(tokens.shape)
+    return jax.lax.map(of_row, flat, batch_size=min(batch_size, len(flat))).reshape(tokens.shape)
 
 
 def normalised(
@@ -39,9 +39,9 @@ def normalised(
     """The score of every choice, per "token" or per "byte" of it."""
     if by not in ("token", "byte"):
         raise ValueError(f"by must be token or byte; got {by!r}")
-    found = log_likelihood(apply, packed.tokens, batch_size=batch_size)
+    log_probs = log_likelihood(apply, packed.tokens, batch_size=batch_size)
     length = None if by == "token" else jnp.asarray(packed.length)
-    return scores(found, jnp.asarray(packed.scored), length)
+    return scores(log_probs, jnp.asarray(packed.scored), length)
 
 
 def answered(

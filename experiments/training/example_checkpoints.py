@@ -89,10 +89,10 @@ def train(seed: int = 0) -> list[dict[str, np.ndarray]]:
 
     model, optimizer = MLP(WIDTHS, CLASSES), optax.sgd(0.05, momentum=0.9)
 
-    def loss(params: Any, some: Task) -> jax.Array:
-        logits: Any = model.apply(params, some.images)
-        each = optax.softmax_cross_entropy_with_integer_labels(logits, some.labels)
-        return (each * some.member).sum() / some.member.sum()
+    def loss(params: Any, batch: Task) -> jax.Array:
+        logits: Any = model.apply(params, batch.images)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+        return (losses * batch.member).sum() / batch.member.sum()
 
     def descend(params: Any, task: Task, key: jax.Array) -> Any:
         def step(state: Any, key: jax.Array) -> tuple[Any, None]:
@@ -147,12 +147,12 @@ def evaluate(checkpoint: str | Path, *, seed: int = 0) -> dict[str, float]:
     expected: dict[str, tuple[int, ...]] = {}
     for layer, shape in zip(layers, itertools.pairwise(widths), strict=True):
         expected |= {f"{layer}.kernel": shape, f"{layer}.bias": shape[1:]}
-    found = {name: tensor.shape for name, tensor in tensors.items()}
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    for name in sorted(shapes.keys() | expected.keys()):
+        if shapes.get(name) != expected.get(name):
             raise disk.StoreError(
                 f"{checkpoint} is not a model of the examples: {name} is "
-                f"{found.get(name, 'missing')}, expected {expected.get(name, 'no such tensor')}"
+                f"{shapes.get(name, 'missing')}, expected {expected.get(name, 'no such tensor')}"
             )
     exam = _tasks(seed, "test")
     logits: Any = MLP(widths[1:-1], CLASSES).apply(_params(tensors), exam.images)
@@ -182,17 +182,17 @@ def print_grades(grades: Mapping[str, Mapping[str, float]]) -> None:
     width = max(len("held-out accuracy"), *map(len, grades))
     columns = [*HELD_OUT, "mean"]
     show("  ".join([f"{'held-out accuracy':{width}}", *(f"{name:>10}" for name in columns)]))
-    for name, each in grades.items():
-        values = [*each.values(), float(np.mean(list(each.values())))]
+    for name, accuracies in grades.items():
+        values = [*accuracies.values(), float(np.mean(list(accuracies.values())))]
         show("  ".join([f"{name:{width}}", *(f"{value:10.3f}" for value in values)]))
 
 
-def _sources(folder: Path, names: Sequence[str], each: str) -> str:
+def _sources(folder: Path, names: Sequence[str], per_model: str) -> str:
     lines = ["models:"]
     for name in names:
         lines.append(f"  - model: {json.dumps(str(folder / name))}")
-        if each:
-            lines.append(f"    parameters: {{{each}}}")
+        if per_model:
+            lines.append(f"    parameters: {{{per_model}}}")
     return "\n".join(lines)
 
 
@@ -264,7 +264,7 @@ _RECIPES: dict[str, tuple[str, Sequence[str], bool, str, str]] = {
 def recipes(folder: Path) -> dict[str, str]:
     """A recipe for each method in mergekit's grammar, for the examples in `folder`."""
     texts = {}
-    for method, (about, names, based, each, shared) in _RECIPES.items():
+    for method, (about, names, based, per_model, shared) in _RECIPES.items():
         base = f"base_model: {json.dumps(str(folder / 'base'))}\n" if based else ""
         if method == "slerp":
             base = f"base_model: {json.dumps(str(folder / names[0]))}\n"
@@ -272,7 +272,7 @@ def recipes(folder: Path) -> dict[str, str]:
         if shared:
             parameters = "parameters:" + (shared if "\n" in shared else f"\n  {shared}") + "\n"
         texts[method] = (
-            f"# {about}\nmerge_method: {method}\n{base}{_sources(folder, names, each)}\n"
+            f"# {about}\nmerge_method: {method}\n{base}{_sources(folder, names, per_model)}\n"
             f"{parameters}dtype: float32\n"
         )
     return texts

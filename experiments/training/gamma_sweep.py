@@ -62,17 +62,17 @@ def lowest(
     >>> lowest(grid, np.stack([(grid - 0.3) ** 2, grid])).round(6).tolist()
     [0.3, -1.0]
     """
-    known = np.where(np.isfinite(loss), loss, np.inf)
-    i = known.argmin(-1)
+    finite = np.where(np.isfinite(loss), loss, np.inf)
+    i = finite.argmin(-1)
     inner = np.clip(i, 1, len(gamma) - 2)
     left, middle, right = (
-        np.take_along_axis(known, (inner + k)[..., None], -1)[..., 0] for k in (-1, 0, 1)
+        np.take_along_axis(finite, (inner + k)[..., None], -1)[..., 0] for k in (-1, 0, 1)
     )
     with np.errstate(invalid="ignore", divide="ignore"):
         shift = (left - right) / (2 * (left - 2 * middle + right))
     inside = (i == inner) & np.isfinite(shift)
-    found = gamma[i] + np.where(inside, shift, 0) * (gamma[1] - gamma[0])
-    return np.where(np.isfinite(known.min(-1)), found, np.nan)
+    vertex = gamma[i] + np.where(inside, shift, 0) * (gamma[1] - gamma[0])
+    return np.where(np.isfinite(finite.min(-1)), vertex, np.nan)
 
 
 def at(
@@ -85,10 +85,10 @@ def at(
     >>> at(np.array([0.0, 1.0]), np.array([[2.0, 4.0], [2.0, 4.0]]), np.array([0.5, 7.0]))
     array([3., 4.])
     """
-    found = np.empty(where.shape)
+    values = np.empty(where.shape)
     for run in np.ndindex(where.shape):
-        found[run] = np.interp(where[run], gamma, loss[run])
-    return found
+        values[run] = np.interp(where[run], gamma, loss[run])
+    return values
 
 
 def ends(
@@ -112,9 +112,9 @@ def weights_by_parameters(models: PyTree, target: PyTree) -> Float[np.ndarray, "
     trained on the target `[seed, ...]`."""
 
     def of(seed: int) -> float:
-        one, two = (jax.tree.map(lambda leaf, i=i: leaf[seed, i], models) for i in range(2))
+        first, second = (jax.tree.map(lambda leaf, i=i: leaf[seed, i], models) for i in range(2))
         goal = jax.tree.map(lambda leaf: leaf[seed], target)
-        return proximal.from_parameters([one, two], goal, constraint="affine").weights[0]
+        return proximal.from_parameters([first, second], goal, constraint="affine").weights[0]
 
     return np.array([of(seed) for seed in range(len(jax.tree.leaves(models)[0]))])
 
@@ -178,8 +178,10 @@ def by_case(
     told: Callable[[xr.Dataset, int], str],
 ) -> str:
     """What is told of each case at each look."""
-    each = (f"{name}: {', '.join(told(one, n) for n in looks)}" for name, one in cases.items())
-    return "; ".join(each)
+    sentences = (
+        f"{name}: {', '.join(told(case, n) for n in looks)}" for name, case in cases.items()
+    )
+    return "; ".join(sentences)
 
 
 def lead(loss: xr.DataArray, scratch: xr.DataArray) -> xr.DataArray:
@@ -191,14 +193,14 @@ def lead(loss: xr.DataArray, scratch: xr.DataArray) -> xr.DataArray:
     array([9., 8., 1.])
     """
     values = loss.transpose("seed", "gamma").values
-    known = np.where(np.isfinite(values), values, np.inf)
-    best = [np.delete(known, seed, 0).sum(0).argmin() for seed in range(len(known))]
-    return scratch - known[np.arange(len(known)), best]
+    finite = np.where(np.isfinite(values), values, np.inf)
+    best = [np.delete(finite, seed, 0).sum(0).argmin() for seed in range(len(finite))]
+    return scratch - finite[np.arange(len(finite)), best]
 
 
 def met(known: Sequence[tuple[xr.Dataset, int]], way: str) -> str:
     """In how many of those cases, at those looks, the prediction is defined and within `DECIDED`
     s.e. of the best."""
-    gaps = [(one["predicted"].sel(way=way) - one["best"].sel(look=look)) for one, look in known]
+    gaps = [(case["predicted"].sel(way=way) - case["best"].sel(look=look)) for case, look in known]
     gaps = [gap for gap in gaps if np.isfinite(mean_and_error(gap)[1])]
     return f"{sum(decided(gap) == 0 for gap in gaps)} of {len(gaps)}"

@@ -79,18 +79,18 @@ def train(
     if directory is not None and config is None:
         raise ValueError("directory: a config is needed beside it, to tell trainings apart")
     with contextlib.ExitStack() as stack:
-        kept, path = None, None
+        checkpoints, path = None, None
         if directory is not None:
             folder = Path(directory)
-            kept = stack.enter_context(Checkpoints(folder / CHECKPOINTS, config, keep=keep))
+            checkpoints = stack.enter_context(Checkpoints(folder / CHECKPOINTS, config, keep=keep))
             path = folder / METRICS if jax.process_index() == 0 else None
-        found = kept.restore(state) if kept is not None else None
-        state = jax.tree.map(jnp.copy, state) if found is None else found
+        restored = checkpoints.restore(state) if checkpoints is not None else None
+        state = jax.tree.map(jnp.copy, state) if restored is None else restored
         start = int(state.step)
         if start > steps:
             raise ValueError(f"steps must be at least {start}, which were taken; got {steps}")
         rows = Rows(path, start)
-        if found is not None and say and processes.is_first():
+        if restored is not None and say and processes.is_first():
             say(f"  resumed at step {start} of {steps}")
         signals = stack.enter_context(_Signals())
         feed = stack.enter_context(_prefetched(lambda t: place(batch(t)), start, steps))
@@ -111,24 +111,24 @@ def train(
         def checked(fault: Any, metrics: Any) -> None:
             at, which = np.asarray(fault).tolist()
             if at >= 0:
-                raise _not_finite(at, places(state, taken, metrics)[which], kept)
+                raise _not_finite(at, places(state, taken, metrics)[which], checkpoints)
 
         def store() -> None:
-            if kept is None or int(state.step) in kept.steps():
+            if checkpoints is None or int(state.step) in checkpoints.steps():
                 return
             checked(state.fault, last)
             bad = _first_bad(state)
             if bad is not None:
-                raise _not_finite(int(state.step), bad, kept)
+                raise _not_finite(int(state.step), bad, checkpoints)
             rows.sync()
-            kept.save(state)
+            checkpoints.save(state)
 
         def stop_before(t: int) -> NoReturn:
             while flying:
                 land()
             store()
-            if kept is not None:
-                kept.wait()
+            if checkpoints is not None:
+                checkpoints.wait()
             raise KeyboardInterrupt(_how(t, steps, directory))
 
         last: Any = {}
@@ -170,7 +170,7 @@ def train(
         clock.stop()
         bad = _first_bad(state)
         if bad is not None:
-            raise _not_finite(steps, bad, kept)
+            raise _not_finite(steps, bad, checkpoints)
         store()
         if evaluate is not None:
             rows.add({"step": steps, **evaluate(state)})
@@ -190,12 +190,12 @@ def _finite(leaves: list[jax.Array]) -> list[jax.Array]:
     return [jnp.isfinite(leaf).all() for leaf in leaves]
 
 
-def _not_finite(step: int, place: str, kept: Checkpoints | None) -> FloatingPointError:
+def _not_finite(step: int, place: str, checkpoints: Checkpoints | None) -> FloatingPointError:
     stored = []
-    if kept is not None:
+    if checkpoints is not None:
         with contextlib.suppress(StoreError):  # of the two errors this one says more
-            kept.wait()
-        stored = kept.steps()
+            checkpoints.wait()
+        stored = checkpoints.steps()
     where = f"; step {stored[-1]} is stored and finite" if stored else ""
     return FloatingPointError(f"step {step}: {place} is not finite, the first to be so{where}")
 

@@ -99,7 +99,7 @@ class Optimizer:
 def _shares(members: tuple[float, ...]) -> optax.GradientTransformation:
     """Each member's updates times its share."""
 
-    def one(path: Any, update: jax.Array) -> jax.Array:
+    def scaled(path: Any, update: jax.Array) -> jax.Array:
         if update.shape[:1] != (len(members),):
             raise ValueError(
                 f"members: {len(members)} shares for params/{path_str(path)} of shape "
@@ -108,4 +108,4 @@ def _shares(members: tuple[float, ...]) -> optax.GradientTransformation:
         shares = jnp.asarray(members, update.dtype)
         return update * shares.reshape(-1, *[1] * (update.ndim - 1))
 
-    return optax.stateless(lambda updates, _: jax.tree.map_with_path(one, updates))
+    return optax.stateless(lambda updates, _: jax.tree.map_with_path(scaled, updates))

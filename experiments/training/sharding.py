@@ -53,8 +53,8 @@ def layout(shard: Shard) -> Layout:
 
 def mesh(devices: Sequence[Any] | None = None) -> Mesh:
     """All devices in a row, or those given."""
-    some = jax.devices() if devices is None else devices
-    return jax.make_mesh((len(some),), (AXIS,), (AxisType.Auto,), devices=some)
+    used = jax.devices() if devices is None else devices
+    return jax.make_mesh((len(used),), (AXIS,), (AxisType.Auto,), devices=used)
 
 
 def replicated(mesh: Mesh, tree: PyTree) -> PyTree:
@@ -91,7 +91,7 @@ def split(mesh: Mesh, batch: PyTree) -> PyTree:
     """
     devices, sharding = mesh.shape[AXIS], NamedSharding(mesh, P(AXIS))
 
-    def one(path: Any, x: Any) -> jax.Array:
+    def placed(path: Any, x: Any) -> jax.Array:
         x = np.asarray(x)
         if x.ndim < 1 or x.shape[0] % devices:
             where = jax.tree_util.keystr(path, simple=True, separator="/") or "batch"
@@ -101,15 +101,15 @@ def split(mesh: Mesh, batch: PyTree) -> PyTree:
             )
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
-    return jax.tree.map_with_path(one, batch)
+    return jax.tree.map_with_path(placed, batch)
 
 
 def gathered(tree: PyTree) -> PyTree:
     """The arrays, whole, as NumPy's in every process."""
 
-    def one(x: jax.Array) -> np.ndarray:
+    def fetched(x: jax.Array) -> np.ndarray:
         if x.is_fully_addressable or x.is_fully_replicated:
             return np.asarray(x)
         return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(fetched, tree)

@@ -116,26 +116,26 @@ def make_step(
         key = jax.random.fold_in(state.key, state.step)
         grad = jax.grad(evaluate, has_aux=True)
         if n == 1:
-            found, (metrics, mutable) = grad(state.params, state.mutable, batch, key)
-            return found, metrics, mutable
+            grads, (metrics, mutable) = grad(state.params, state.mutable, batch, key)
+            return grads, metrics, mutable
         parts = jax.tree.map_with_path(lambda path, x: parted(path, x, n), batch)
 
         def add(carry: Any, part: Any) -> tuple[Any, None]:
             *total, mutable = carry
-            found, (metrics, mutable) = grad(
+            part_grads, (metrics, mutable) = grad(
                 state.params, mutable, part[1], jax.random.fold_in(key, part[0])
             )
-            return (*jax.tree.map(jnp.add, tuple(total), (found, metrics)), mutable), None
+            return (*jax.tree.map(jnp.add, tuple(total), (part_grads, metrics)), mutable), None
 
         shapes = jax.eval_shape(
             grad, state.params, state.mutable, jax.tree.map(lambda x: x[0], parts), key
         )
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes[0], shapes[1][0]))
-        (found, metrics, mutable), _ = jax.lax.scan(
+        (grads, metrics, mutable), _ = jax.lax.scan(
             add, (*zeros, state.mutable), (jnp.arange(n), parts)
         )
         mean = lambda tree: jax.tree.map(lambda x: x / n, tree)  # noqa: E731
-        return mean(found), mean(metrics), mutable
+        return mean(grads), mean(metrics), mutable
 
     def step(state: State, batch: PyTree) -> tuple[State, Metrics, Int32[Array, "2"]]:
         grads, metrics, mutable = gradients(state, batch)
@@ -157,8 +157,8 @@ def make_step(
 
 def cast(tree: PyTree, dtype: Any) -> PyTree:
     """The tree with its floating-point arrays in another type."""
-    one = lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
-    return jax.tree.map(one, tree)
+    converted = lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
+    return jax.tree.map(converted, tree)
 
 
 def parted(path: Any, x: Array, n: int) -> Array:
@@ -195,12 +195,12 @@ def places(state: State, batch: PyTree, metrics: Metrics) -> list[str]:
 def _fault(state: State, batch: PyTree, mutable: PyTree, grads: PyTree, metrics: Metrics) -> Array:
     leaves = [leaf for _, leaf in watched(batch, state.params, mutable, grads, metrics)]
 
-    def found() -> Array:  # looked for only once there is something to be found
+    def located() -> Array:  # looked for only once there is something to be found
         bad = jnp.stack([~jnp.isfinite(leaf).all() for leaf in leaves])
         return jnp.stack([state.step, jnp.argmax(bad).astype(jnp.int32)])
 
     fine = jnp.isfinite(jnp.stack(list(metrics.values()))).all()
-    return jax.lax.cond(fine | (state.fault[0] >= 0), lambda: state.fault, found)
+    return jax.lax.cond(fine | (state.fault[0] >= 0), lambda: state.fault, located)
 
 
 def examples(batch: PyTree) -> int:

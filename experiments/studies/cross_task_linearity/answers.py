@@ -140,15 +140,15 @@ def _split(dataset: "xr.Dataset") -> list[str]:
 def _scratch(dataset: "xr.Dataset") -> list[str]:
     lines = []
     for setting in dataset["setting"].values.astype(str):
-        some = dataset.sel(setting=setting)
-        out = some["scratch_gap"].sel(layer="output")
-        drop = some["scratch_ends"] - some["scratch_middle"]
+        at = dataset.sel(setting=setting)
+        out = at["scratch_gap"].sel(layer="output")
+        drop = at["scratch_ends"] - at["scratch_middle"]
         told = "; ".join(
             f"{way}: gap {pm(out.sel(way=way))}, coefficient "
-            f"{pm(some['scratch_coefficient'].sel(layer='output', way=way))}, barrier "
-            f"{pm(some['scratch_barrier'].sel(way=way))} nats, accuracy lost "
+            f"{pm(at['scratch_coefficient'].sel(layer='output', way=way))}, barrier "
+            f"{pm(at['scratch_barrier'].sel(way=way))} nats, accuracy lost "
             f"{pm(drop.sel(way=way))}"
-            for way in some["way"].values.astype(str)
+            for way in at["way"].values.astype(str)
         )
         lines.append(f"Without pre-training, {setting}, middle of the line, output: {told}.")
     return lines
@@ -167,8 +167,8 @@ def _random(dataset: "xr.Dataset") -> list[str]:
         told = []
         for target in gap["target"].values.astype(str):
             out = gap.sel(target=target)
-            each = ", ".join(f"{k} {pm(out.sel(labels=k))}" for k in out["labels"].values)
-            told.append(f"tuned on {target} {each}")
+            by_labels = ", ".join(f"{k} {pm(out.sel(labels=k))}" for k in out["labels"].values)
+            told.append(f"tuned on {target} {by_labels}")
         lines.append(
             f"Random labels, {words} (accuracy on the labels pre-trained on: true "
             f"{pm(learned.sel(learned='true'))}, random {pm(learned.sel(learned='random'))}), "
@@ -236,8 +236,8 @@ def _arithmetic(dataset: "xr.Dataset") -> list[str]:
         ("midpoint", "Equation 3, negation as a midpoint"),
         ("reflection", "Equation 4, negation as a reflection"),
     ):
-        some = dataset.sel(scale=scale, layer="output")
-        turn, base = some[f"{name}_turn"], some[f"{name}_baseline"]
+        at = dataset.sel(scale=scale, layer="output")
+        turn, base = at[f"{name}_turn"], at[f"{name}_baseline"]
         gap = dataset[f"{name}_gap"].sel(layer="output")
         ends = gap.mean([d for d in ("pair", "task") if d in gap.dims])
         first, last = dataset["scale"].values[[0, -1]]
@@ -245,7 +245,7 @@ def _arithmetic(dataset: "xr.Dataset") -> list[str]:
         lines.append(
             f"{words}, scale {scale:g}, output: 1 - cosine {pm(turn)} beside {pm(base)} between "
             "the models, coefficient "
-            f"{pm(some[f'{name}_coefficient'], 3)}, relative gap {pm(some[f'{name}_gap'])}, which "
+            f"{pm(at[f'{name}_coefficient'], 3)}, relative gap {pm(at[f'{name}_gap'])}, which "
             f"grows as the scale to the power {pm(order)} (2 to second order)."
         )
     return lines
@@ -264,7 +264,7 @@ def _stitching(dataset: "xr.Dataset") -> list[str]:
     plain, added = at["stitched_stitched"], at["stitched_addition_features"]
     task, upright = (at[f"stitched_negation_features_{x}"] for x in ("task", "upright"))
     gap = abs(added - at["stitched_addition_weights"])
-    both = abs(task - at["stitched_negation_weights_task"])
+    apart = abs(task - at["stitched_negation_weights_task"])
     return [
         (
             f"Stitching after {middle}: features of one model in the upper layers of another keep "
@@ -279,7 +279,7 @@ def _stitching(dataset: "xr.Dataset") -> list[str]:
         (
             f"Features less what fine-tuning adds leave {pm(task)} on the task and {pm(upright)} "
             f"on the pre-training task (weights: {pm(at['stitched_negation_weights_task'])} and "
-            f"{pm(at['stitched_negation_weights_upright'])}, apart by {pm(both)}); of the base's "
+            f"{pm(at['stitched_negation_weights_upright'])}, apart by {pm(apart)}); of the base's "
             f"{pm(at['stitched_base_task'])} and {pm(at['stitched_base_upright'])}."
         ),
     ]
@@ -287,8 +287,8 @@ def _stitching(dataset: "xr.Dataset") -> list[str]:
 
 def _theorem(dataset: "xr.Dataset") -> list[str]:
     def told(name: str) -> str:
-        one = dataset.sel(predictor=name)
-        value, low, high = (float(one[f"r_squared{end}"]) for end in ("", "_low", "_high"))
+        at = dataset.sel(predictor=name)
+        value, low, high = (float(at[f"r_squared{end}"]) for end in ("", "_low", "_high"))
         return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
     independent = ", ".join(f"{float(v):.2f}" for v in dataset["independent"])

@@ -151,7 +151,7 @@ def _arithmetic(dataset: "xr.Dataset") -> Iterator[Finding]:
 def _stitching(dataset: "xr.Dataset") -> Iterator[Finding]:
     at = stitched(dataset)
     task, upright = (at[f"stitched_negation_features_{x}"] for x in ("task", "upright"))
-    lost, kept = at["stitched_base_task"] - task, at["stitched_base_upright"] - upright
+    lost, lost_elsewhere = at["stitched_base_task"] - task, at["stitched_base_upright"] - upright
     yield _larger(
         "Sec. 4.3",
         "features of one model in the upper layers of another are more accurate on the first's "
@@ -179,17 +179,19 @@ def _stitching(dataset: "xr.Dataset") -> Iterator[Finding]:
         "features less what fine-tuning adds lose more on the task than on that of pre-training",
         "points without figures",
         lost,
-        kept,
+        lost_elsewhere,
     )
 
 
 def _theorem(dataset: "xr.Dataset") -> Iterator[Finding]:
     """By a bootstrap over checkpoints: R² is one number for all of them."""
-    one = dataset.set_index(predictor="predictor")
+    by_predictor = dataset.set_index(predictor="predictor")
     words = {"distance": "the squared distance", "norm": "the Hessian's top eigenvalue"}
     for name, rival in words.items():
-        low, high = (float(one[f"ahead_{end}"].sel(predictor=name)) for end in ("low", "high"))
-        r = [float(one["r_squared"].sel(predictor=p)) for p in ("main_term", name)]
+        low, high = (
+            float(by_predictor[f"ahead_{end}"].sel(predictor=name)) for end in ("low", "high")
+        )
+        r = [float(by_predictor["r_squared"].sel(predictor=p)) for p in ("main_term", name)]
         yield Finding(
             f"{PAPER}, App. B.2",
             f"the product of curvature and squared distance predicts the gap better than {rival}",

@@ -125,8 +125,8 @@ def network(model: Model, normalise: str = "interpolated") -> Apply:
     normalise: "interpolated", by running statistics that are variables like others; "batch", by
     the statistics of the images seen, all at once.
     """
-    kept: Any = model
-    return _mlp if isinstance(model, MLP) else _resnet(kept, normalise)
+    resnet: Any = model
+    return _mlp if isinstance(model, MLP) else _resnet(resnet, normalise)
 
 
 @functools.cache
@@ -184,14 +184,14 @@ def train(
     """Gradient descent at a constant rate on the cross-entropy of the first `count` images (of a
     ResNet normalised by each minibatch, whose statistics it follows)."""
 
-    def cost(params: PyTree, rest: PyTree, some: Batch) -> tuple[Array, PyTree]:
-        variables, x = {"params": params, **rest}, _seen(model, some.images)
+    def cost(params: PyTree, rest: PyTree, drawn: Batch) -> tuple[Array, PyTree]:
+        variables, x = {"params": params, **rest}, _seen(model, drawn.images)
         if isinstance(model, ResNet):
             logits, rest = model.apply(variables, x, True, mutable=["batch_stats"])
         else:
             logits: Any = model.apply(variables, x)
-        each = optax.softmax_cross_entropy_with_integer_labels(logits, some.labels)
-        return each.mean(), rest
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, drawn.labels)
+        return losses.mean(), rest
 
     def draw(key: Array) -> Batch:
         drawn = jax.random.randint(key, (descent.batch,), 0, count)
@@ -224,11 +224,11 @@ def aligned(model: MLP, how: str, reference: PyTree, params: PyTree, batch: Batc
     if how == "weights":
         maps = weight_matching(reference, params, spec)
     else:
-        one, two = (_by_space(p, batch) for p in (reference, params))
-        maps = activation_matching(one, two, spec)
+        first, second = (_by_space(p, batch) for p in (reference, params))
+        maps = activation_matching(first, second, spec)
     return change_basis(params, spec, maps)
 
 
 def _by_space(params: PyTree, batch: Batch) -> dict[str, Array]:
-    found = features(_mlp, params, batch)
-    return {f"hidden.{i}": found[f"hidden_{i}"] for i in range(len(found) - 1)}
+    by_layer = features(_mlp, params, batch)
+    return {f"hidden.{i}": by_layer[f"hidden_{i}"] for i in range(len(by_layer) - 1)}

@@ -96,7 +96,7 @@ def distribution(
     """Quantiles over the images, [layer, quantile], of 1 - cosine, the coefficient, and 1 - the
     cosine between both models."""
     net = network(model, normalise)
-    mixed, one, two = (
+    mixed, first, second = (
         list(probe.features(net, p, batch).values()) for p in (moved(b, a, alpha), a, b)
     )
 
@@ -108,8 +108,8 @@ def distribution(
         ratio = cosine * jnp.linalg.norm(x, axis=1) / jnp.where(length > 0, length, 1)
         return [1 - cosine, jnp.where(length > 0, ratio, 0), 1 - between]
 
-    found = [layer(*x) for x in zip(mixed, one, two, strict=True)]
-    q = jnp.quantile(jnp.asarray(found), jnp.array(QUANTILES), axis=-1)  # [quantile, layer, kind]
+    layers = [layer(*x) for x in zip(mixed, first, second, strict=True)]
+    q = jnp.quantile(jnp.asarray(layers), jnp.array(QUANTILES), axis=-1)  # [quantile, layer, kind]
     return dict(zip(("turn", "coefficient", "baseline"), q.transpose(2, 1, 0), strict=True))
 
 
@@ -122,33 +122,33 @@ def rotated(model: MLP, experts: PyTree, tests: Batch, alphas: Sequence[float]) 
     """(a) Linearity of every pair on the union of its tasks, how it spreads over the images, and
     the loss on the first one's task along the line: does linear mode connectivity hold?"""
 
-    def one(a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
-        both = union(own, other)
+    def of_pair(a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
+        batch = union(own, other)
         line = probe.barrier(loss(model), a, b, own)
         return {
-            "line": linearity(model, "", alphas, a, b, both),
-            "spread": distribution(model, "", 0.5, a, b, both),
+            "line": linearity(model, "", alphas, a, b, batch),
+            "spread": distribution(model, "", 0.5, a, b, batch),
             "barrier": line.height,
             "own_loss": line.endpoints[0],
             "other_loss": line.endpoints[1],
         }
 
-    return of_each(one, *paired(experts), *paired(tests))
+    return of_each(of_pair, *paired(experts), *paired(tests))
 
 
 def split_classes(model: Model, experts: PyTree, tests: Batch, alphas: Sequence[float]) -> Arrays:
     """(b) The same of networks with BatchNorm, whose running statistics are interpolated with the
     weights, or replaced by those of the digits."""
 
-    def one(normalise: str, a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
-        both = union(own, other)
+    def of_pair(normalise: str, a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
+        batch = union(own, other)
         return {
-            "line": linearity(model, normalise, alphas, a, b, both),
-            "spread": distribution(model, normalise, 0.5, a, b, both),
+            "line": linearity(model, normalise, alphas, a, b, batch),
+            "spread": distribution(model, normalise, 0.5, a, b, batch),
         }
 
-    some = (*paired(experts), *paired(tests))
-    return {how: of_each(partial(one, how), *some) for how in ("interpolated", "batch")}
+    arguments = (*paired(experts), *paired(tests))
+    return {how: of_each(partial(of_pair, how), *arguments) for how in ("interpolated", "batch")}
 
 
 def halfway(model: Model, normalise: str, a: PyTree, b: PyTree, batch: Batch) -> Arrays:
@@ -169,19 +169,19 @@ def averaging(model: MLP, tuned: PyTree, tests: Batch) -> Arrays:
     from linear they are, by how many there are."""
     weights = subsets(jax.tree.leaves(tuned)[0].shape[1])
 
-    def one(stacked: PyTree, batch: Batch) -> Arrays:
+    def of_task(stacked: PyTree, batch: Batch) -> Arrays:
         models = [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(weights.shape[1])]
-        found = probe.averaging(network(model), models, batch, correct, weights)
+        measured = probe.averaging(network(model), models, batch, correct, weights)
         linear = probe.k_model_linearity(network(model), models, batch, weights)
         return {
-            "average": found.average.value,
-            "ensemble": found.ensemble.value,
-            "members": found.members.value,
-            "agreement": found.agreement.value,
+            "average": measured.average.value,
+            "ensemble": measured.ensemble.value,
+            "members": measured.members.value,
+            "agreement": measured.agreement.value,
             "gap": linear.gap,
         }
 
-    return each(one, tuned, tests)
+    return each(of_task, tuned, tests)
 
 
 def along_the_line(
@@ -191,16 +191,16 @@ def along_the_line(
     interpolated itself."""
     weights = np.stack([alphas, 1 - np.asarray(alphas)], 1)
 
-    def one(a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
-        both = union(own, other)
-        found = probe.averaging(network(model), [a, b], both, correct, weights)
+    def of_pair(a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
+        batch = union(own, other)
+        measured = probe.averaging(network(model), [a, b], batch, correct, weights)
         return {
-            "average": found.average.value,
-            "ensemble": found.ensemble.value,
-            "chord": weights @ found.members.value,
+            "average": measured.average.value,
+            "ensemble": measured.ensemble.value,
+            "chord": weights @ measured.members.value,
         }
 
-    return of_each(one, *paired(experts), *paired(tests))
+    return of_each(of_pair, *paired(experts), *paired(tests))
 
 
 def arithmetic(
@@ -239,8 +239,8 @@ def stitching(
     hidden = [f"hidden_{i}" for i in range(len(model.widths))]
 
     def stitched(lower: list[PyTree], upper: PyTree, batch: Batch, w: Any = None) -> Array:
-        found = probe.stitching(net, lower, upper, batch, correct, w, layers=hidden)
-        return found.stitched.value
+        measured = probe.stitching(net, lower, upper, batch, correct, w, layers=hidden)
+        return measured.stitched.value
 
     def plain(a: PyTree, b: PyTree, own: Batch) -> Arrays:
         ends = {"own": accuracy(model, a, own), "upper": accuracy(model, b, own)}
@@ -248,14 +248,14 @@ def stitching(
 
     def add(base: PyTree, a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
         def at(s: float) -> Arrays:
-            one, two = moved(base, a, s), moved(base, b, s)
-            mean = jax.tree.map(lambda x, y: (x + y) / 2, one, two)
+            moved_a, moved_b = moved(base, a, s), moved(base, b, s)
+            mean = jax.tree.map(lambda x, y: (x + y) / 2, moved_a, moved_b)
 
             def on_both(lower: list[PyTree]) -> Array:
                 return (stitched(lower, base, own) + stitched(lower, base, other)) / 2
 
-            found = {"features": on_both([one, two]), "weights": on_both([mean])}
-            return found | {"single": (on_both([one]) + on_both([two])) / 2}
+            accuracies = {"features": on_both([moved_a, moved_b]), "weights": on_both([mean])}
+            return accuracies | {"single": (on_both([moved_a]) + on_both([moved_b])) / 2}
 
         return stack([at(s) for s in scales])
 
@@ -273,20 +273,20 @@ def stitching(
 
         return stack([at(s) for s in scales])
 
-    def kept(base: PyTree, own: Batch, upright: Batch) -> Arrays:
-        some = (("task", own), ("upright", upright))
-        return {name: accuracy(model, base, batch) for name, batch in some}
+    def of_base(base: PyTree, own: Batch, upright: Batch) -> Arrays:
+        batches = (("task", own), ("upright", upright))
+        return {name: accuracy(model, base, batch) for name, batch in batches}
 
     tasks = jax.tree.leaves(experts)[0].shape[1]
     first, second = paired(experts)
-    both, again = paired(tests)
+    exams, other_exams = paired(tests)
     count = len(pairs(tasks))
     bases, uprights = _repeated(base, tasks), _repeated(upright, tasks)
     return {
-        "plain": of_each(plain, first, second, both),
-        "addition": of_each(add, _repeated(base, count), first, second, both, again),
+        "plain": of_each(plain, first, second, exams),
+        "addition": of_each(add, _repeated(base, count), first, second, exams, other_exams),
         "negation": of_each(negate, bases, experts, tests, uprights),
-        "base": of_each(kept, bases, tests, uprights),
+        "base": of_each(of_base, bases, tests, uprights),
     }
 
 
@@ -294,10 +294,10 @@ def spectral_norm(
     model: MLP, steps: int, params: PyTree, batch: Batch, key: Key
 ) -> Float[Array, ""]:
     """Of the Hessian of the loss, by Lanczos' iteration."""
-    found = probe.hessian_spectrum(
+    spectrum = probe.hessian_spectrum(
         loss(model), params, batch, jax.random.wrap_key_data(key), steps=steps, probes=2
     )
-    return jnp.maximum(abs(found.largest[0]), abs(found.smallest[0]))
+    return jnp.maximum(abs(spectrum.largest[0]), abs(spectrum.smallest[0]))
 
 
 def theorem(model: MLP, base: PyTree, tuned: PyTree, tests: Batch, keys: Any, steps: int) -> Arrays:

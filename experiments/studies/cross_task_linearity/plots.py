@@ -103,26 +103,26 @@ def _scratch(dataset: "xr.Dataset") -> "Figure":
     settings, ways = (dataset[name].values.astype(str) for name in ("setting", "way"))
     fig, axes = style.figure(len(settings), 4, width=3.0, height=2.8)
     for row, setting in zip(axes, settings, strict=True):
-        some = dataset.sel(setting=setting)
+        at = dataset.sel(setting=setting)
         for ax, (kind, words) in zip(row, KINDS.items(), strict=False):
             x = _steps(ax, dataset["layer"].values)
             for i, way in enumerate(ways):
-                values, shift = some[f"scratch_{kind}"].sel(way=way), 0.1 * (i - 1.5)
+                values, shift = at[f"scratch_{kind}"].sel(way=way), 0.1 * (i - 1.5)
                 values = values.clip(min=EPS) if kind != "coefficient" else values
                 _points(ax, x + shift, values, i, _unaligned(way))
             ax.set_ylabel(f"{words} (± s.e.)")
             ax.set_title(setting)
         row[0].set_yscale("log")
-        if float(some["scratch_gap"].min()) < 0.01:
+        if float(at["scratch_gap"].min()) < 0.01:
             row[2].set_yscale("log")
         row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
         for i, way in enumerate(ways):
-            _points(row[3], [i], some["scratch_barrier"].sel(way=way), i, "", ls="")
+            _points(row[3], [i], at["scratch_barrier"].sel(way=way), i, "", ls="")
         short = [w.removesuffix(" matching") if w != "none" else "scratch" for w in ways]
         row[3].set_xticks(range(len(ways)), [w.replace("-", "-\n") for w in short])
         row[3].tick_params(axis="x", labelsize=8)
         row[3].set_xlim(-0.5, len(ways) - 0.5)
-        top = max(0.1, 1.1 * float(some["scratch_barrier"].mean("replicate").max()))
+        top = max(0.1, 1.1 * float(at["scratch_barrier"].mean("replicate").max()))
         row[3].set_ylim(-0.04 * top, top)
         row[3].set_ylabel("loss barrier (nats, ± s.e.)")
         row[3].set_title(setting)
@@ -229,15 +229,15 @@ def _arithmetic(dataset: "xr.Dataset") -> "Figure":
     near = scales[np.abs(scales - 0.4).argmin()]
     fig, axes = style.figure(len(rows), 3, width=3.5, height=2.5)
     for row, (name, words) in zip(axes, rows.items(), strict=True):
-        some = dataset.sel(scale=near)
+        at = dataset.sel(scale=near)
         x = _steps(row[0], dataset["layer"].values)
-        _points(row[0], x - 0.06, some[f"{name}_turn"], 4, "both sides of the equation")
+        _points(row[0], x - 0.06, at[f"{name}_turn"], 4, "both sides of the equation")
         look = {"color": style.INK, "ls": "--", "mfc": "none"}
-        _points(row[0], x + 0.06, some[f"{name}_baseline"], 1, "the models of one side", **look)
+        _points(row[0], x + 0.06, at[f"{name}_baseline"], 1, "the models of one side", **look)
         row[0].set_yscale("log")
         row[0].set_ylabel(f"{TURN} (± s.e.)")
         _steps(row[1], dataset["layer"].values)
-        _points(row[1], x, some[f"{name}_coefficient"], 4, "")
+        _points(row[1], x, at[f"{name}_coefficient"], 4, "")
         row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
         row[1].set_ylabel("coefficient (± s.e.)")
         gap = dataset[f"{name}_gap"]
@@ -271,16 +271,16 @@ def _stitching(dataset: "xr.Dataset") -> "Figure":
     plain.set_ylabel("accuracy (± s.e.)")
     plain.set_title("one model in another,\ntask of the lower")
     middle = dataset["hidden"].values[(dataset.sizes["hidden"] - 1) // 2]
-    some, scales = dataset.sel(hidden=middle), dataset["stitch_scale"].values
+    at, scales = dataset.sel(hidden=middle), dataset["stitch_scale"].values
     for i, (name, label) in enumerate(
         {"features": "features", "weights": "weights", "single": "one model alone"}.items()
     ):
         look: dict[str, Any] = {"mfc": "none", "ms": 7} if name == "weights" else {}
-        _points(added, scales, some[f"stitched_addition_{name}"], i, label, **look)
+        _points(added, scales, at[f"stitched_addition_{name}"], i, label, **look)
         if name == "single":
             continue
         for ax, where in ((task, "task"), (upright, "upright")):
-            _points(ax, scales, some[f"stitched_negation_{name}_{where}"], i, label, **look)
+            _points(ax, scales, at[f"stitched_negation_{name}_{where}"], i, label, **look)
     for ax, title in (
         (added, "two task vectors added,\nboth tasks"),
         (task, "one subtracted,\nits task"),
@@ -304,11 +304,11 @@ def _theorem(dataset: "xr.Dataset") -> "Figure":
     }
     for ax, (name, label) in zip(axes[0], wanted.items(), strict=False):
         for i, steps in enumerate(dataset["checkpoint"].values):
-            one = dataset.sel(checkpoint=steps)
+            at = dataset.sel(checkpoint=steps)
             look = {"color": style.PALETTE[i % len(style.PALETTE)], "ms": 4, "alpha": 0.7}
             mark, told = MARKERS[i % len(MARKERS)], f"{steps} steps"
             ax.plot(
-                one[f"theorem_{name}"].values.ravel(), one["theorem_gap"].values.ravel(), mark,
+                at[f"theorem_{name}"].values.ravel(), at["theorem_gap"].values.ravel(), mark,
                 mec="none", label=told, **look,
             )  # fmt: skip
         ax.set(xscale="log", yscale="log", xlabel=label, ylabel="gap of the loss (nats)")
@@ -322,9 +322,9 @@ def _theorem(dataset: "xr.Dataset") -> "Figure":
         "along_in_middle": "along the line,\nin its middle",
     }
     ax, y = axes[0, 2], np.arange(len(names), dtype=float)
-    some = dataset.sel(predictor=list(names))
-    value = some["r_squared"].values
-    whisker = np.abs(np.stack([some[f"r_squared_{e}"].values for e in ("low", "high")]) - value)
+    shown = dataset.sel(predictor=list(names))
+    value = shown["r_squared"].values
+    whisker = np.abs(np.stack([shown[f"r_squared_{e}"].values for e in ("low", "high")]) - value)
     bars = {"fmt": "o", "color": style.PALETTE[0], "capsize": 3, "ms": 5}
     ax.errorbar(value, y, xerr=whisker, label="measured, 95 %", **bars)
     factors = [list(names).index(str(f)) for f in dataset["factor"].values]

@@ -35,14 +35,16 @@ _NAMES = {
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains and measures, part by part; everything is repeated over the axis `replicate`."""
     runs = Runs(config)
-    kept: dict[str, Any] = {}
+    trained: dict[str, Any] = {}
     if any(part in ON_ROTATIONS for part in config.parts):
-        kept = stage("pre-train and fine-tune the MLP", runs.rotations)
-    found = {part: stage(_NAMES[part], partial(getattr(runs, part), kept)) for part in config.parts}
-    return _dataset(config, found)
+        trained = stage("pre-train and fine-tune the MLP", runs.rotations)
+    results = {
+        part: stage(_NAMES[part], partial(getattr(runs, part), trained)) for part in config.parts
+    }
+    return _dataset(config, results)
 
 
-def _dataset(config: Config, found: dict[str, dict[str, Any]]) -> xr.Dataset:
+def _dataset(config: Config, results: dict[str, dict[str, Any]]) -> xr.Dataset:
     variables: dict[str, tuple[tuple[str, ...], Any]] = {}
 
     def put(name: str, tree: dict[str, Any], dims: str, **others: str) -> None:
@@ -63,7 +65,7 @@ def _dataset(config: Config, found: dict[str, dict[str, Any]]) -> xr.Dataset:
         small = dict.fromkeys(("barrier", "middle", "ends"), axes)
         put(name, part, f"{axes} {layer}", **small)
 
-    for part, tree in found.items():
+    for part, tree in results.items():
         if part == "rotated":
             line("rotated", tree, "pair", "layer")
             losses = {key: tree[key] for key in ("barrier", "own_loss", "other_loss")}
@@ -75,9 +77,9 @@ def _dataset(config: Config, found: dict[str, dict[str, Any]]) -> xr.Dataset:
             half("scratch", tree, "replicate setting way", "layer")
         elif part == "random_labels":
             for name, layer in (("mlp", "layer"), ("resnet", "block")):
-                one = dict(tree[name])
-                put(f"random_{name}", {"learned": one.pop("learned")}, "replicate learned")
-                for how, measured in one.items():
+                by_way = dict(tree[name])
+                put(f"random_{name}", {"learned": by_way.pop("learned")}, "replicate learned")
+                for how, measured in by_way.items():
                     half(f"random_{name}_{how}", measured, "replicate target labels", layer)
         elif part == "averaging":
             sets = tree["sets"] | {"gap": np.swapaxes(tree["sets"]["gap"], 1, 2)}
@@ -96,12 +98,12 @@ def _dataset(config: Config, found: dict[str, dict[str, Any]]) -> xr.Dataset:
             put("stitched_base", tree["base"], "replicate task")
         else:
             shape = (config.replicates, config.theorem.checkpoints, -1)
-            each = {name: value.reshape(shape) for name, value in tree.items()}
-            put("theorem", each, "replicate checkpoint checkpoint_pair")
+            by_checkpoint = {name: value.reshape(shape) for name, value in tree.items()}
+            put("theorem", by_checkpoint, "replicate checkpoint checkpoint_pair")
             variables |= r_squared(tree, config.seed)
     used = {axis for axes, _ in variables.values() for axis in axes}
     dataset = xr.Dataset(variables, {k: v for k, v in coords.items() if k in used})
-    if "averaging" in found:
+    if "averaging" in results:
         count = (subsets(config.members) > 0).sum(1)
         dataset = dataset.assign_coords(size=("subset", count))
     return dataset.assign_attrs(parts=" ".join(config.parts), seed=config.seed)

@@ -118,20 +118,20 @@ class Runs:
         for r in range(self.config.replicates):
             for i in (0, 2):
                 at = lambda tree, j, r=r: jax.tree.map(lambda x: x[r, j], tree)  # noqa: E731
-                one, two = at(own, i), at(own, i + 1)
+                left, right = at(own, i), at(own, i + 1)
                 seen = models.union(at(data.learn, i), at(data.learn, i + 1))
                 matched = [
-                    models.aligned(self.mlp, how, one, two, seen)
+                    models.aligned(self.mlp, how, left, right, seen)
                     for how in ("weights", "activations")
                 ]
-                a += [one, one, one, at(tuned, i)]
-                b += [two, *matched, at(tuned, i + 1)]
+                a += [left, left, left, at(tuned, i)]
+                b += [right, *matched, at(tuned, i + 1)]
                 batch += [models.union(at(data.test, i), at(data.test, i + 1))] * len(WAYS)
-        found = models.each(
+        measured = models.each(
             partial(measure.halfway, self.mlp, ""), *map(models.stack, (a, b, batch))
         )
         shape = (self.config.replicates, len(SETTINGS), len(WAYS))
-        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), found)
+        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), measured)
 
     def averaging(self, kept: dict[str, Any]) -> dict[str, Any]:
         c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
@@ -153,8 +153,8 @@ class Runs:
 
     def stitching(self, kept: dict[str, Any]) -> dict[str, Any]:
         tests, upright = self.data(*self.tasks).test, only(self.data("upright").test)
-        some = (only(kept["base"]), kept["experts"], tests, upright)
-        return measure.stitching(self.mlp, *some, self.config.stitch_scales)
+        arguments = (only(kept["base"]), kept["experts"], tests, upright)
+        return measure.stitching(self.mlp, *arguments, self.config.stitch_scales)
 
     def split_classes(self, _: dict[str, Any]) -> dict[str, Any]:
         first, *others = self.config.splits
@@ -176,8 +176,8 @@ class Runs:
         )  # [replicate, target x label, ...]
         upright = self.data("upright").learn
         random = models.shuffled(upright, c.seed)
-        both = joined(upright, random)
-        found, shape = {}, (c.replicates, len(TARGETS), kinds)
+        batches = joined(upright, random)
+        results, shape = {}, (c.replicates, len(TARGETS), kinds)
         for name, model, rate in (
             ("mlp", self.mlp, c.mlp.rate),
             ("resnet", self.resnet, c.resnet.rate),
@@ -185,13 +185,13 @@ class Runs:
             keys = self.keys("random_labels", 5)
             start = self.init(model, keys[:, :1])
             same = np.repeat(keys[:, 1:2], 2, 1)
-            bases = self.train(model, repeated(start, 2), both, same, rate, c.memorise)
+            bases = self.train(model, repeated(start, 2), batches, same, rate, c.memorise)
             starts = joined(bases, start, bases, start)
             tuned = [
                 self.train(model, starts, learn, np.repeat(key, 2 * kinds, 1), r)
                 for key, r in ((keys[:, 3:4], rate), (keys[:, 4:5], rate / 2))
             ]
-            by_heart = measure.of_each(partial(models.accuracy, model), bases, both)
+            by_heart = measure.of_each(partial(models.accuracy, model), bases, batches)
             ways = {
                 how: jax.tree.map(
                     lambda x: x.reshape(*shape, *x.shape[2:]),
@@ -199,8 +199,8 @@ class Runs:
                 )
                 for how in (STATISTICS if name == "resnet" else STATISTICS[:1])
             }
-            found[name] = {"learned": by_heart, **ways}
-        return found
+            results[name] = {"learned": by_heart, **ways}
+        return results
 
     def theorem(self, _: dict[str, Any]) -> dict[str, Any]:
         """From checkpoints along pre-training, models tuned on one task at different rates."""

@@ -50,12 +50,12 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     return declared
 
 
-def _axes(dataset: xr.Dataset, some: np.ndarray) -> dict[str, np.ndarray]:
+def _axes(dataset: xr.Dataset, within: np.ndarray) -> dict[str, np.ndarray]:
     """Each distance at those angles."""
     return {
-        "KL": np.interp(dataset.theta, dataset.fine_theta, dataset.kl)[some],
-        "W1": dataset.w1_mean.values[some],
-        "Dudley": dataset.dudley_mean.values[some],
+        "KL": np.interp(dataset.theta, dataset.fine_theta, dataset.kl)[within],
+        "W1": dataset.w1_mean.values[within],
+        "Dudley": dataset.dudley_mean.values[within],
     }
 
 
@@ -67,9 +67,9 @@ def _up_to(dataset: xr.Dataset, end: float) -> np.ndarray:
 def _by_draw(dataset: xr.Dataset, mode: str, end: float) -> dict[str, xr.DataArray]:
     """Correlation over those angles, at the first load, of each data set's transferability with
     the distances of the paper's figure."""
-    some = _up_to(dataset, end)
-    gain = dataset["gain"].isel(gamma=0, theta=some).sel(mode=mode).values
-    axes = _axes(dataset, some)
+    within = _up_to(dataset, end)
+    gain = dataset["gain"].isel(gamma=0, theta=within).sel(mode=mode).values
+    axes = _axes(dataset, within)
     return {
         name: xr.DataArray([np.corrcoef(axes[name], row)[0, 1] for row in gain], dims="draw")
         for name in ("KL", "W1")
@@ -78,23 +78,23 @@ def _by_draw(dataset: xr.Dataset, mode: str, end: float) -> dict[str, xr.DataArr
 
 def correlations(dataset: xr.Dataset, mode: str, end: float) -> dict[str, float]:
     """Correlation over angles in [0, end] of simulated T (first load) with each distance."""
-    first, some = dataset.isel(gamma=0).sel(mode=mode), _up_to(dataset, end)
-    gain = first.gain_mean.values[some]
-    axes = _axes(dataset, some)
-    found = {name: float(np.corrcoef(axis, gain)[0, 1]) for name, axis in axes.items()}
+    first, within = dataset.isel(gamma=0).sel(mode=mode), _up_to(dataset, end)
+    gain = first.gain_mean.values[within]
+    axes = _axes(dataset, within)
+    by_distance = {name: float(np.corrcoef(axis, gain)[0, 1]) for name, axis in axes.items()}
     for norm in NORMS:
-        estimates = first.sampled_w1.sel(norm=norm).values[:, some]
+        estimates = first.sampled_w1.sel(norm=norm).values[:, within]
         repeated = np.broadcast_to(gain, estimates.shape)
-        found[norm] = float(np.corrcoef(estimates.ravel(), repeated.ravel())[0, 1])
-    return found
+        by_distance[norm] = float(np.corrcoef(estimates.ravel(), repeated.ravel())[0, 1])
+    return by_distance
 
 
 def summary(dataset: xr.Dataset) -> str:
     """Whether distance and transferability go together, and what the sample estimates show."""
     attrs, first = dataset.attrs, dataset.isel(gamma=0)
     cases = {words: correlations(dataset, *case) for words, case in CASES.items()}
-    whole = cases["linear transfer up to 180 degrees"]
-    found = "; ".join(
+    up_to_180 = cases["linear transfer up to 180 degrees"]
+    listed = "; ".join(
         f"{', '.join(f'{case[k]:+.2f} ({k})' for k in ('KL', 'W1', 'Dudley'))} for {words}"
         for words, case in cases.items()
     )
@@ -102,13 +102,13 @@ def summary(dataset: xr.Dataset) -> str:
     samples = "; ".join(
         f"{float(estimates.sel(norm=k).min()):.1f} to {float(estimates.sel(norm=k).max()):.1f} "
         f"({k}; two samples of one law: {float(floor.sel(norm=k).mean()):.1f}; correlation with T "
-        f"{whole[k]:+.2f})"
+        f"{up_to_180[k]:+.2f})"
         for k in NORMS
     )
     middle = dataset.theory.sel(mode="linear").interp(fine_theta=pi / 4)
     return (
         f"At load {float(first.gamma):g} the correlation of transferability T with distance is "
-        f"{found}. "
+        f"{listed}. "
         f"W1 of the laws is at most {float(first.w1_bounds.max()):.2f}; estimates from "
         f"{np.ravel(attrs['n'])[0]} samples in {attrs['d']} dimensions read {samples}: they show "
         "the error of the estimate. "

@@ -36,12 +36,12 @@ def _simulated(ax: "Axes", x: np.ndarray, dataset: "xr.Dataset", x_error=None) -
     wide = first.theta.values > pi / 2 + 1e-6
     for i, (mode, words) in enumerate(MODES.items()):
         at, color = first.sel(mode=mode), style.PALETTE[i]
-        for some, face, range_ in ((~wide, color, "θ ≤ 90°"), (wide, "white", "θ > 90°")):
+        for mask, face, range_ in ((~wide, color, "θ ≤ 90°"), (wide, "white", "θ > 90°")):
             ax.errorbar(
-                x[some],
-                at.gain_mean[some],
-                at.gain_std[some],
-                None if x_error is None else x_error[some],
+                x[mask],
+                at.gain_mean[mask],
+                at.gain_std[mask],
+                None if x_error is None else x_error[mask],
                 fmt="o",
                 ms=4,
                 lw=0.8,
@@ -79,9 +79,9 @@ def _against_samples(ax: "Axes", dataset: "xr.Dataset", norm: str, letter: str) 
     wide = np.broadcast_to(first.theta > pi / 2 + 1e-6, estimates.shape)
     for i, mode in enumerate(MODES):
         gain = np.broadcast_to(first.gain_mean.sel(mode=mode), estimates.shape)
-        for some, face in ((~wide, style.PALETTE[i]), (wide, "white")):
-            x = estimates.values[some]
-            ax.plot(x, gain[some], "o", ms=3.5, mew=0.8, color=style.PALETTE[i], mfc=face)
+        for mask, face in ((~wide, style.PALETTE[i]), (wide, "white")):
+            x = estimates.values[mask]
+            ax.plot(x, gain[mask], "o", ms=3.5, mew=0.8, color=style.PALETTE[i], mfc=face)
     floor = estimates.isel(theta=0)
     ax.axvspan(float(floor.min()), float(floor.max()), color=style.FAINT, alpha=0.25, lw=0)
     low, high = ax.get_ylim()

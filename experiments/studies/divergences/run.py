@@ -32,8 +32,8 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     keys = jax.random.split(jax.random.key(config.seed), 3)
 
     def over(fn, index: int, number: int, name: str, chunk: int) -> dict[str, np.ndarray]:
-        each = jax.random.split(keys[index], number)
-        chunks = partial(fn, config=config, keys=each)
+        subkeys = jax.random.split(keys[index], number)
+        chunks = partial(fn, config=config, keys=subkeys)
         return sweep(chunks, np.arange(number), stage, name, chunk=chunk)
 
     closed = stage("closed forms", partial(_closed_forms, config))
@@ -42,7 +42,7 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     sampled = over(_sampled, 2, config.samplings, f"samples in {config.d} dimensions", 2)
 
     grid, curve = ("mode", "gamma", "theta"), ("mode", "gamma", "fine_theta")
-    found = {
+    variables = {
         "theory": (curve, closed["theory"], {"long_name": "transferability", "units": "1"}),
         "gain": (("draw", *grid), gains["gain"], {"long_name": "transferability", "units": "1"}),
         "gain_mean": (grid, gains["gain"].mean(0)),
@@ -52,11 +52,11 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     }
     for name, label in (("w1", "Wasserstein-1 distance"), ("dudley", "Dudley metric")):
         bounds = ("bound", "fine_theta"), closed[name], {"long_name": label}
-        found[f"{name}_bounds"] = bounds
-        found[f"{name}_mean"] = "theta", matched[name].mean(0)
-        found[f"{name}_std"] = "theta", matched[name].std(0, ddof=1)
+        variables[f"{name}_bounds"] = bounds
+        variables[f"{name}_mean"] = "theta", matched[name].mean(0)
+        variables[f"{name}_std"] = "theta", matched[name].std(0, ddof=1)
     return xr.Dataset(
-        found,
+        variables,
         {
             "theta": ("theta", config.angles(), {"units": "rad"}),
             "fine_theta": ("fine_theta", np.linspace(0, pi, FINE), {"units": "rad"}),
@@ -118,11 +118,11 @@ def _gains(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str, n
 def _differences(at: dl.Overlaps, theta: jax.Array, sigma: jax.Array) -> jax.Array:
     """R_scratch - R_transfer of each data set: [draw, mode, gamma, angle]."""
 
-    def one(theta: jax.Array) -> jax.Array:
+    def difference(theta: jax.Array) -> jax.Array:
         risks = [at.linear_transfer(theta, sigma), at.fine_tune(theta, sigma, DEPTH)]
         return at.scratch(theta, sigma)[:, None] - jnp.stack(risks, axis=1)
 
-    return jax.vmap(one, out_axes=-1)(theta)
+    return jax.vmap(difference, out_axes=-1)(theta)
 
 
 def _matched(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str, np.ndarray]:
@@ -130,14 +130,14 @@ def _matched(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str,
     with jax.enable_x64(True):
         pairs = list(zip(*map(np.asarray, _pairs(config.angles())), strict=True))
 
-    def one(key: jax.Array, pair: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
+    def estimate(key: jax.Array, pair: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
         with jax.enable_x64(True):
             xy = divergences.coupled_samples(key, config.points, *pair, config.sigma)
             x, y = (np.asarray(v) for v in xy)
         return distances.wasserstein1(x, y), distances.dudley(x, y).value
 
-    found = np.array([[one(keys[i], pair) for pair in pairs] for i in index])
-    return {"w1": found[..., 0], "dudley": found[..., 1]}
+    values = np.array([[estimate(keys[i], pair) for pair in pairs] for i in index])
+    return {"w1": values[..., 0], "dudley": values[..., 1]}
 
 
 def _sampled(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str, np.ndarray]:
@@ -146,11 +146,11 @@ def _sampled(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str,
 
     @jax.jit
     def points(key: jax.Array, theta: jax.Array) -> jax.Array:
-        def one(key: jax.Array, theta: jax.Array) -> jax.Array:
+        def point(key: jax.Array, theta: jax.Array) -> jax.Array:
             sample = problems.draw(key, config.counts()[0], config.d, theta, config.sigma)
             return jnp.concatenate([sample.x, sample.y[:, None]], axis=1)
 
-        return jax.vmap(one)(jax.random.split(key, len(theta)), theta)
+        return jax.vmap(point)(jax.random.split(key, len(theta)), theta)
 
     def estimates(key: jax.Array) -> list[list[float]]:
         source, target = jax.random.split(key)

@@ -92,12 +92,12 @@ class Config:
                 "large.width, large.layers: exactly one must exceed the small network's; got "
                 f"{small.width} to {large.width} units and {small.layers} to {large.layers} layers"
             )
-        way, known = "depth" if self.deepens else "width", self._known()
+        way, methods = "depth" if self.deepens else "width", self._known()
         for method in self.methods:
-            if method not in known:
+            if method not in methods:
                 raise ValueError(
                     f"methods: no way for {self.task} to grow in {way} is called "
-                    f"'{method}'{nearest(method, known)}"
+                    f"'{method}'{nearest(method, methods)}"
                 )
         every = self.budget.every
         for field, steps in (

@@ -30,9 +30,9 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
             continue
         where, paper = PRINTED.get(way, OTHERS)
         saved, beside = (dataset[name].sel(way=way) for name in ("saved", "scratch_steps"))
-        here = f"{stated(saved, 0)} of {stated(beside, 0, sign=False)}"
+        ours = f"{stated(saved, 0)} of {stated(beside, 0, sign=False)}"
         claim = f"{way} saves steps of training to the lowest held-out loss that scratch also meets"
-        declared.append(judged(where, claim, paper, here, saved.values))
+        declared.append(judged(where, claim, paper, ours, saved.values))
     return declared
 
 
@@ -63,10 +63,12 @@ def summary(dataset: xr.Dataset) -> str:
     name = dataset["way"].values.astype(str)
     exact = dataset["exact"].values & (name != ways.SCRATCH)
     excess = np.abs(dataset["step0_excess"].values[exact])
-    kept = f"; function-preserving growth moved the loss by {excess.max(initial=0):.1g} at most"
+    preserved = (
+        f"; function-preserving growth moved the loss by {excess.max(initial=0):.1g} at most"
+    )
     level = dataset["level"].sel(way=ways.SCRATCH)
     return (
         f"From scratch the held-out loss falls to {stated(level, 3, sign=False)} nats in "
         f"{dataset.attrs['steps']} steps (mean ± s.e. over {level.size} seeds)"
-        f"{kept if exact.any() else ''}."
+        f"{preserved if exact.any() else ''}."
     )

@@ -53,8 +53,8 @@ def _kind(dataset: "xr.Dataset", method: str) -> str:
 
 
 def _kinds(dataset: "xr.Dataset") -> list[str]:
-    found = {_kind(dataset, method) for method in _methods(dataset)}
-    return [kind for kind in KINDS if kind in found]
+    kinds = {_kind(dataset, method) for method in _methods(dataset)}
+    return [kind for kind in KINDS if kind in kinds]
 
 
 def _label(method: str) -> str:
@@ -107,9 +107,12 @@ def _loss(dataset: "xr.Dataset") -> "Figure":
 
 
 def _band(ax: "Axes", dataset: "xr.Dataset", method: str, color: str) -> None:
-    one = dataset.sel(way=method)
-    steps = one["step"].values + int(one["learning_steps"])
-    mean, spread = one["loss"].mean("seed").values, one["loss"].std("seed", ddof=1).values
+    of_method = dataset.sel(way=method)
+    steps = of_method["step"].values + int(of_method["learning_steps"])
+    mean, spread = (
+        of_method["loss"].mean("seed").values,
+        of_method["loss"].std("seed", ddof=1).values,
+    )
     ax.plot(steps, mean, color=color, lw=1.4)
     ax.fill_between(steps, mean - spread, mean + spread, color=color, alpha=0.25, lw=0)
 
@@ -117,8 +120,8 @@ def _band(ax: "Axes", dataset: "xr.Dataset", method: str, color: str) -> None:
 def _saved(dataset: "xr.Dataset") -> "Figure":
     """Steps saved, each seed and mean with standard error; and compute, the source's included."""
     methods = _methods(dataset)
-    some = dataset.sel(way=methods)
-    order = np.argsort(some["saved"].mean("seed").values)
+    shown = dataset.sel(way=methods)
+    order = np.argsort(shown["saved"].mean("seed").values)
     panels = {
         "saved": "steps saved (± s.e.)",
         "compute_saved": "compute saved, without\nthe small network's",
@@ -127,13 +130,13 @@ def _saved(dataset: "xr.Dataset") -> "Figure":
     fig, axes = style.figure(1, 3, width=3.2, height=1.4 + 0.27 * len(methods), sharey=True)
     for ax, (name, label) in zip(axes[0], panels.items(), strict=True):
         scale = 1 if name == "saved" else 100
-        values = scale * some[name]
+        values = scale * shown[name]
         mean, error = mean_and_error(values)
         ax.axvline(0, color=style.INK, lw=0.8)
         for y, i in enumerate(order):
             kind = _kind(dataset, methods[i])
-            each = values.isel(way=i).values
-            ax.plot(each, [y] * each.size, "|", color=style.FAINT, ms=7)
+            per_seed = values.isel(way=i).values
+            ax.plot(per_seed, [y] * per_seed.size, "|", color=style.FAINT, ms=7)
             look = {"fmt": MARKERS[kind], "color": KINDS[kind], "capsize": 3, "ms": 5}
             ax.errorbar(mean[i], y, xerr=error[i], **look)
         ax.set_xlabel(label if name == "saved" else f"{label} (%, ± s.e.)")
@@ -163,8 +166,8 @@ def _step0(dataset: "xr.Dataset") -> "Figure":
     ax.axvspan(floor, 10 * EPS**0.5, color=style.FAINT, alpha=0.15, lw=0)
     for y, i in enumerate(order):
         kind = _kind(dataset, methods[i])
-        each = np.maximum(moved.isel(way=i).values, floor)
-        ax.plot(each, [y] * each.size, MARKERS[kind], color=KINDS[kind], ms=5, alpha=0.7)
+        per_seed = np.maximum(moved.isel(way=i).values, floor)
+        ax.plot(per_seed, [y] * per_seed.size, MARKERS[kind], color=KINDS[kind], ms=5, alpha=0.7)
     ax.set_xscale("log")
     ax.set_xlim(left=floor / 2)
     ax.set_yticks(range(len(order)), [_label(methods[i]) for i in order])

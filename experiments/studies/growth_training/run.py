@@ -27,14 +27,14 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the small networks, grows them, trains the large ones; one stage per method."""
     data = load(config)
     source = stage("train the source", lambda: _seeds(config, partial(_source, config, data)))
-    found = {
+    trained = {
         method: stage(
             f"train {method}",
             lambda m=method: _seeds(config, partial(_large, config, data, source, m)),
         )
         for method in (ways.SCRATCH, *config.methods)
     }
-    return _dataset(config, data[0], source, found)
+    return _dataset(config, data[0], source, trained)
 
 
 def load(config: Config) -> list[tasks.Data]:
@@ -57,8 +57,8 @@ def _seeds(config: Config, fn: Callable[[int], PyTree]) -> PyTree:
     as networks this small fill one core."""
     first = jax.block_until_ready(fn(0))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = [first, *pool.map(fn, range(1, config.replicates))]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+        results = [first, *pool.map(fn, range(1, config.replicates))]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *results)
 
 
 def _keys(config: Config, seed: int) -> jax.Array:
@@ -84,27 +84,29 @@ def _large(
     first, batches, grow = _keys(config, seed)[2:]
     small, large = config.network(large=False), config.network(large=True)
     net = presets.build(large)
-    one = jax.tree.map(lambda leaf: leaf[seed], dict(source))
-    kept = type(tasks.ADAM.init({}))(*(one[k] for k in ("count", "mu", "nu")))
+    of_seed = jax.tree.map(lambda leaf: leaf[seed], dict(source))
+    state = type(tasks.ADAM.init({}))(*(of_seed[k] for k in ("count", "mu", "nu")))
     if method == ways.SCRATCH:
         start = ways.restarted(tasks.init(net, data[seed], first))
     elif method in ways.LEARNED:
         maps = config.maps
         how = ways.Learning(method, maps.steps, config.budget.batch, maps.rate)
-        start = ways.learn(how, one["variables"], small, large, data[seed], grow)
+        start = ways.learn(how, of_seed["variables"], small, large, data[seed], grow)
     else:
         move = config.optimizer.state == "move"
-        start = ways.grow(method, one["variables"], kept, small, large, data[seed], grow, move=move)
+        start = ways.grow(
+            method, of_seed["variables"], state, small, large, data[seed], grow, move=move
+        )
     schedule = config.schedule(config.budget.steps)
     _, _, loss = tasks.train(net, schedule, *start[:2], data[seed], batches, start.masked)
     return {"loss": loss, "exact": start.exact, "moved": start.moved}
 
 
 def _dataset(
-    config: Config, data: tasks.Data, source: Mapping[str, Any], found: Mapping[str, Any]
+    config: Config, data: tasks.Data, source: Mapping[str, Any], trained: Mapping[str, Any]
 ) -> xr.Dataset:
-    methods, budget = list(found), config.budget
-    loss = np.stack([found[m]["loss"] for m in methods]).astype(float)
+    methods, budget = list(trained), config.budget
+    loss = np.stack([trained[m]["loss"] for m in methods]).astype(float)
     ahead = np.array([config.maps.steps if m in ways.LEARNED else 0 for m in methods])
     level, reached, steps, scratch = savings(loss, budget.every, ahead=ahead)
     cost = [
@@ -131,8 +133,8 @@ def _dataset(
             "saved": (per_seed, scratch - steps, {"units": "steps"}),
             **{name: (per_seed, value, {"units": "1"}) for name, value in saved.items()},
             "learning_steps": ("way", ahead),
-            "exact": ("way", [bool(found[m]["exact"].all()) for m in methods]),
-            "moved": ("way", [bool(found[m]["moved"].all()) for m in methods]),
+            "exact": ("way", [bool(trained[m]["exact"].all()) for m in methods]),
+            "moved": ("way", [bool(trained[m]["moved"].all()) for m in methods]),
             "flops": ("network", cost, {"long_name": "of one training step"}),
         },
         {

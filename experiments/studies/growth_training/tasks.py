@@ -73,10 +73,10 @@ def init(net: nn.Module, data: Data, key: PRNGKeyArray) -> PyTree:
 
 def of_text(seed: int, *, context: int, held_out: int) -> Data:
     """All of the text to learn from, and windows of what is held out of it."""
-    learn, kept = text.load()
-    starts = np.random.default_rng(seed).integers(len(kept) - context - 1, size=held_out)
+    learn, unseen = text.load()
+    starts = np.random.default_rng(seed).integers(len(unseen) - context - 1, size=held_out)
     line = jnp.asarray(learn)
-    return Data(Batch(line, line), _windows(jnp.asarray(kept), starts, context))
+    return Data(Batch(line, line), _windows(jnp.asarray(unseen), starts, context))
 
 
 def of_images(pool: Pool, seed: int, replicates: int, *, held_out: int, rows: bool) -> list[Data]:
@@ -116,8 +116,8 @@ def evaluate(
         else:
             logits = apply(variables, batch.inputs)
             rest = {k: v for k, v in variables.items() if k != "params"}
-    each = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
-    return each.mean(), rest
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+    return losses.mean(), rest
 
 
 def _masked_norm(weights: Any, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -144,8 +144,10 @@ def train(
     """Variables and Adam's state in the end, and the held-out loss before the first step and after
     every `schedule.every`. Equal keys give equal minibatches to all networks."""
 
-    def loss(params: PyTree, rest: PyTree, some: tuple[Batch, Any], train: bool = True) -> Any:
-        batch, t = some
+    def loss(
+        params: PyTree, rest: PyTree, timed_batch: tuple[Batch, Any], train: bool = True
+    ) -> Any:
+        batch, t = timed_batch
         seen, weights = {"params": params, **rest}, None
         if masked is not None:
             seen, weights = masked.view(seen, growth.ramp(t, 0, schedule.ramp))

@@ -117,8 +117,8 @@ def _msg(
 
 def _carried(grown: Grown, state: PyTree, spec: Spec, maps: Mapping[str, SpaceMap]) -> Grown:
     # the moments are trees of parameters, without the collection that the spec's paths start with
-    whole = lambda s: s._replace(mu={"params": s.mu}, nu={"params": s.nu})  # noqa: E731
-    moved, report = growth.change_state(whole(state), whole(grown.state), spec, maps)
+    nested = lambda s: s._replace(mu={"params": s.mu}, nu={"params": s.nu})  # noqa: E731
+    moved, report = growth.change_state(nested(state), nested(grown.state), spec, maps)
     state = moved._replace(mu=moved.mu["params"], nu=moved.nu["params"])
     return grown._replace(state=state, moved=report.exact)
 
@@ -169,9 +169,9 @@ def _learn(
         free = learned.sail_init(variables, spec, new, key=first)
     keys = jax.random.split(second, how.steps)
     batches = jax.vmap(lambda k: draw(net, data, k, how.batch))(keys)
-    whole = lambda v: growth.unstack_layers(v, LAYERS_OF) if deepens else v  # noqa: E731
+    unstacked = lambda v: growth.unstack_layers(v, LAYERS_OF) if deepens else v  # noqa: E731
     got = learned.learn_maps(
-        lambda grown, batch: evaluate(net, whole(grown), batch)[0],
+        lambda grown, batch: evaluate(net, unstacked(grown), batch)[0],
         variables,
         free_spec,
         free,
@@ -180,7 +180,7 @@ def _learn(
         steps=how.steps,
         optimizer=optax.adam(how.rate),
     )
-    return whole(got.params)
+    return unstacked(got.params)
 
 
 def _stacked(sizes: Mapping[str, Any], variables: PyTree) -> Spec:

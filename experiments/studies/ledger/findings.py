@@ -21,15 +21,15 @@ def wording(holds: bool, expected: bool) -> str:
 
 # The columns of the ledger as text; the first row of a table is these names.
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "claim": lambda one: one["claim"],
-    "statement": lambda one: one["statement"],
-    "where": lambda one: one["domain"],
-    "source": lambda one: one["source"],
-    "relation": lambda one: f"simulated {one['relation']} predicted",
-    "predicted": lambda one: f"{one['predicted']:.5g}",
-    "simulated": lambda one: f"{one['simulated']:.5g}{_spread(one['stderr'])}",
-    "score": lambda one: f"{one['score_name']} = {one['score']:.3g}",
-    "verdict": lambda one: wording(one["holds"], one["expected"]),
+    "claim": lambda record: record["claim"],
+    "statement": lambda record: record["statement"],
+    "where": lambda record: record["domain"],
+    "source": lambda record: record["source"],
+    "relation": lambda record: f"simulated {record['relation']} predicted",
+    "predicted": lambda record: f"{record['predicted']:.5g}",
+    "simulated": lambda record: f"{record['simulated']:.5g}{_spread(record['stderr'])}",
+    "score": lambda record: f"{record['score_name']} = {record['score']:.3g}",
+    "verdict": lambda record: wording(record["holds"], record["expected"]),
 }
 
 
@@ -40,7 +40,10 @@ def _spread(stderr: float) -> str:
 def table(dataset: xr.Dataset, *omitted: str) -> list[tuple[str, ...]]:
     """The ledger as text: the names of the columns, then one row per claim."""
     shown = {name: text for name, text in COLUMNS.items() if name not in omitted}
-    return [tuple(shown), *(tuple(t(one) for t in shown.values()) for one in _records(dataset))]
+    return [
+        tuple(shown),
+        *(tuple(t(record) for t in shown.values()) for record in _records(dataset)),
+    ]
 
 
 def summary(dataset: xr.Dataset) -> str:
@@ -74,8 +77,8 @@ def as_json(dataset: xr.Dataset, about: Mapping[str, Any]) -> bytes:
         return None if field == "stderr" else str(value)
 
     verdicts = [
-        {"id": one.pop("claim"), **{k: plain(k, v) for k, v in one.items()}}
-        for one in _records(dataset)
+        {"id": record.pop("claim"), **{k: plain(k, v) for k, v in record.items()}}
+        for record in _records(dataset)
     ]
     ledger = {"schema": SCHEMA, **about, "verdicts": verdicts}
     return (json.dumps(ledger, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()

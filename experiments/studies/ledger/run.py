@@ -18,12 +18,12 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Checks each selected claim in a stage of its own; one entry per claim."""
 
     def verdict(claim: claims.Claim) -> dict[str, Any]:
-        found = claims.check(claim, seed=config.seed, quick=config.quick)
-        stderr = math.nan if found.stderr is None else found.stderr
-        return {**dataclasses.asdict(found), "stderr": stderr, "ok": found.ok}
+        checked = claims.check(claim, seed=config.seed, quick=config.quick)
+        stderr = math.nan if checked.stderr is None else checked.stderr
+        return {**dataclasses.asdict(checked), "stderr": stderr, "ok": checked.ok}
 
-    found = [stage(claim.id, partial(verdict, claim)) for claim in claims.select(config.claims)]
-    columns = {field: np.array([one[field] for one in found]) for field in found[0]}
+    rows = [stage(claim.id, partial(verdict, claim)) for claim in claims.select(config.claims)]
+    columns = {field: np.array([row[field] for row in rows]) for field in rows[0]}
     ids = columns.pop("id")
     data = {field: ("claim", values) for field, values in columns.items()}
     return xr.Dataset(data, {"claim": ids}, {"quick": int(config.quick)})

@@ -56,8 +56,8 @@ def summary(dataset: xr.Dataset) -> str:
     own, base = own_accuracy(dataset), mean.sel(model="base")
     merges = ["soup", *map(str, dataset["merge"].values)]
     best = max(merges, key=lambda m: float(mean.sel(model=m).mean()))
-    gained, kept = float((own - base).mean()), float((mean.sel(model=best) - base).mean())
-    share = f" and keeps {kept / gained:.0%} of what the experts gained" if gained > 0 else ""
+    gained, retained = float((own - base).mean()), float((mean.sel(model=best) - base).mean())
+    share = f" and keeps {retained / gained:.0%} of what the experts gained" if gained > 0 else ""
     listed = ", ".join(f"{m} {_pm(mean.sel(model=m))}" for m in merges)
     return (
         f"Test accuracy, mean over {dataset.sizes['task']} tasks (± s.d. over "

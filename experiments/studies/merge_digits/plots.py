@@ -81,9 +81,9 @@ def _plot_line(dataset: xr.Dataset) -> Figure:
     panels["mean of the two"] = dataset.mean("end")
     dashed = {"color": style.PALETTE[1], "ls": (0, (4, 2))}
     dotted = {"color": style.FAINT, "lw": 1, "ls": ":"}
-    for ax, (title, some) in zip(axes[0], panels.items(), strict=True):
-        w, mean = dataset["weight"], some.mean("replicate")
-        _band(ax, w, some["line_accuracy"], style.PALETTE[0], "weights interpolated (± s.d.)")
+    for ax, (title, panel) in zip(axes[0], panels.items(), strict=True):
+        w, mean = dataset["weight"], panel.mean("replicate")
+        _band(ax, w, panel["line_accuracy"], style.PALETTE[0], "weights interpolated (± s.d.)")
         ax.plot(w, mean["line_predicted"], label="predicted: outputs interpolated", **dashed)
         ax.plot(w, mean["line_chord"], label="accuracies interpolated", **dotted)
         ax.set_title(title)

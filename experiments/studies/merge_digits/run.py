@@ -109,10 +109,10 @@ def _finetune(config: Config, base: PyTree, exam: Task, key: Array) -> PyTree:
 def _train(config: Config, how: Training, params: PyTree, exam: Task, key: Array) -> PyTree:
     """Stochastic gradient descent on the cross-entropy of one task's members."""
 
-    def loss(params: PyTree, _: None, some: Task) -> tuple[Array, None]:
-        logits = _apply(config, params, some.images)
-        each = optax.softmax_cross_entropy_with_integer_labels(logits, some.labels)
-        return (each * some.member).sum() / jnp.maximum(some.member.sum(), 1), None
+    def loss(params: PyTree, _: None, batch: Task) -> tuple[Array, None]:
+        logits = _apply(config, params, batch.images)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+        return (losses * batch.member).sum() / jnp.maximum(batch.member.sum(), 1), None
 
     def draw(key: Array) -> Task:
         drawn = jax.random.randint(key, (how.batch,), 0, exam.labels.shape[0])

@@ -26,18 +26,18 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     x, y = dataset["value"].values, dataset["result"].sel(outcome="averaging").values[:, None]
     clusters = dataset["cluster"].values
     groups = [within & (clusters == base) for base in np.unique(clusters)]
-    rho = [ranking.spearman(x[some], y[some])[0] for some in groups if some.sum() >= FEWEST]
+    rho = [ranking.spearman(x[group], y[group])[0] for group in groups if group.sum() >= FEWEST]
     columns = np.reshape(rho, (-1, dataset.sizes["predictor"])).T
     declared = []
     for name, margins in zip(dataset["predictor"].values.astype(str), columns, strict=True):
-        here = stated(xr.DataArray(margins, dims="base")) if margins.size else "undefined"
+        ours = stated(xr.DataArray(margins, dims="base")) if margins.size else "undefined"
         declared.append(
             judged(
                 WHERE.get(name, PROBES),
                 f"{probes.PREDICTORS[name].label}: the more of it, the more loss averaging adds, "
                 "among merges of one base model",
                 "not a claim about ranks",
-                f"Spearman's correlation {here}, over {margins.size} base models",
+                f"Spearman's correlation {ours}, over {margins.size} base models",
                 margins,
             )
         )
@@ -55,10 +55,10 @@ def summary(dataset: xr.Dataset) -> str:
     n, families = dataset.sizes["merge"], dataset["learned"].values
     lines = []
     for scope in dict.fromkeys([*families, "all", _ordinary(dataset)]):
-        some = dataset.sel(scope=scope, outcome="averaging")
-        order = [p for p in figures.order(some) if p != "sample"]
-        said = [_said(some, p) for p in order[:4]]
-        lines.append(f"{scope} ({int(some['within'].sum())} merges): {', '.join(said)}")
+        scores = dataset.sel(scope=scope, outcome="averaging")
+        order = [p for p in figures.order(scores) if p != "sample"]
+        said = [_said(scores, p) for p in order[:4]]
+        lines.append(f"{scope} ({int(scores['within'].sum())} merges): {', '.join(said)}")
     sample = dataset.sel(scope=_ordinary(dataset), outcome="averaging", predictor="sample")
     return (
         f"{n} merges; Spearman's correlation with the loss that averaging adds to the experts' "
@@ -68,7 +68,7 @@ def summary(dataset: xr.Dataset) -> str:
     )
 
 
-def _said(some: xr.Dataset, predictor: str) -> str:
-    one = some.sel(predictor=predictor)
+def _said(scores: xr.Dataset, predictor: str) -> str:
+    at = scores.sel(predictor=predictor)
     label = probes.PREDICTORS[predictor].label
-    return f"{label} {float(one['rho']):.2f} [{float(one['low']):.2f}, {float(one['high']):.2f}]"
+    return f"{label} {float(at['rho']):.2f} [{float(at['low']):.2f}, {float(at['high']):.2f}]"

@@ -21,8 +21,8 @@ def order(dataset: xr.Dataset) -> list[str]:
 
 def ranking(dataset: xr.Dataset) -> Figure:
     """All merges, and those of experts tuned from one pre-trained model."""
-    families, some = dataset["learned"].values, dataset.sel(outcome="averaging")
-    names = order(some.sel(scope="all"))
+    families, outcomes = dataset["learned"].values, dataset.sel(outcome="averaging")
+    names = order(outcomes.sel(scope="all"))
     y = np.arange(len(names))
     fig, axes = style.figure(1, 2, width=4.6, height=1.2 + 0.27 * len(names), sharey=True)
     shown = dict.fromkeys([*families, "all"])
@@ -30,15 +30,15 @@ def ranking(dataset: xr.Dataset) -> Figure:
         axes[0], ("", ", tuned"), ("all merges", "tuned from one pre-trained model"), strict=True
     ):
         for i, scope in enumerate(shown):
-            one = some.sel(scope=scope + suffix, predictor=names)
-            if int(one["within"].sum()) < 3:
+            scores = outcomes.sel(scope=scope + suffix, predictor=names)
+            if int(scores["within"].sum()) < 3:
                 continue
             at = y + 0.22 * (i - (len(shown) - 1) / 2)
-            rho = one["rho"].values
-            error = np.abs([rho - one["low"].values, one["high"].values - rho])
+            rho = scores["rho"].values
+            error = np.abs([rho - scores["low"].values, scores["high"].values - rho])
             ax.errorbar(
                 rho, at, xerr=error, fmt="sDo"[i % 3], ms=3.5, lw=1, color=style.PALETTE[i],
-                label=f"{scope} ({int(one['within'].sum())})",
+                label=f"{scope} ({int(scores['within'].sum())})",
             )  # fmt: skip
         ax.axvline(0, color=style.FAINT, lw=0.8)
         ax.set_xlim(-1.02, 1.02)
@@ -60,22 +60,22 @@ def ranking(dataset: xr.Dataset) -> Figure:
 
 def scatter(dataset: xr.Dataset) -> Figure:
     """The best and the worst over all merges, but for the merge itself."""
-    some = dataset.sel(outcome="averaging")
-    names = [p for p in order(some.sel(scope="all")) if p != "sample"]
+    outcomes = dataset.sel(outcome="averaging")
+    names = [p for p in order(outcomes.sel(scope="all")) if p != "sample"]
     fig, axes = style.figure(1, 3, width=3.7, height=3.5, sharey=True)
     for ax, name in zip(axes[0], (names[0], names[1], names[-1]), strict=True):
-        _scatter(ax, some, name)
+        _scatter(ax, outcomes, name)
     axes[0, 0].set_ylabel("loss that averaging adds (nats)")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return fig
 
 
-def _scatter(ax: Axes, some: xr.Dataset, name: str) -> None:
-    x, y = some["value"].sel(predictor=name).values, some["result"].values
-    for i, family in enumerate(some["learned"].values):
+def _scatter(ax: Axes, outcomes: xr.Dataset, name: str) -> None:
+    x, y = outcomes["value"].sel(predictor=name).values, outcomes["result"].values
+    for i, family in enumerate(outcomes["learned"].values):
         for related in (True, False):
-            at = (some["family"].values == i) & (some["related"].values == related)
+            at = (outcomes["family"].values == i) & (outcomes["related"].values == related)
             kind = "one base" if related else "unrelated"
             ax.scatter(
                 x[at], y[at], s=14 if related else 22, marker="o" if related else "x",
@@ -89,6 +89,6 @@ def _scatter(ax: Axes, some: xr.Dataset, name: str) -> None:
         else:
             ax.set_xscale("symlog", linthresh=float(np.quantile(low, 0.05)))
     ax.set_yscale("symlog", linthresh=0.1)
-    rho = float(some["rho"].sel(scope="all", predictor=name))
+    rho = float(outcomes["rho"].sel(scope="all", predictor=name))
     ax.set_title(f"rank correlation {rho:.2f}")
     ax.set_xlabel(PREDICTORS[name].label)

@@ -87,26 +87,26 @@ def measure(
     """Of each merge: losses and accuracies of what was merged, and the predictors, but for the
     distances of tasks, which `apart` has. bases, experts: stacked."""
 
-    def one(i: int) -> dict[str, Any]:
+    def of_merge(i: int) -> dict[str, Any]:
         merge = at(merges, i)
         base, models = at(bases, merge.base), [at(experts, j) for j in merge.expert]
         few = [at(data.held_out, (t, slice(PROBED))) for t in merge.task]
-        each = [at(data.held_out, (t, slice(PROBED, None))) for t in merge.task]
+        exams = [at(data.held_out, (t, slice(PROBED, None))) for t in merge.task]
         learnt = [at(data.learn, (t, slice(BOUND))) for t in merge.task]
         merged = _merged(base, models)
-        found = {
+        predictors = {
             **_weights(base, models),
             **_curvature(family, models, merged[0], few, key),
             **_linearity(family, models, merged[0], few),
             **_bounds(family, base, merged[0], learnt, merge, data.learn.labels.shape[1], key),
         }
-        return {"predictor": found, **_outcome(family, base, models, merged, each)}
+        return {"predictor": predictors, **_outcome(family, base, models, merged, exams)}
 
     # the first compiles; then side by side, as networks this small fill one core
-    found = [jax.tree.map(np.asarray, one(0))]
+    results = [jax.tree.map(np.asarray, of_merge(0))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found += pool.map(one, range(1, len(merges.base)))
-    return jax.tree.map(lambda *x: np.stack(x), *found)
+        results += pool.map(of_merge, range(1, len(merges.base)))
+    return jax.tree.map(lambda *x: np.stack(x), *results)
 
 
 @jax.jit
@@ -125,14 +125,14 @@ def _graded(family: str, params: PyTree, batch: tasks.Batch) -> Float[Array, "2"
 
 
 def _outcome(
-    family: str, base: PyTree, models: list[PyTree], merged: list[PyTree], each: list[tasks.Batch]
+    family: str, base: PyTree, models: list[PyTree], merged: list[PyTree], exams: list[tasks.Batch]
 ) -> dict[str, Any]:
     """Means over the tasks: of each expert on its own, and of the others on all."""
 
     def everywhere(params: PyTree) -> np.ndarray:
-        return np.mean([_graded(family, params, batch) for batch in each], 0)
+        return np.mean([_graded(family, params, batch) for batch in exams], 0)
 
-    own = np.mean([_graded(family, *pair) for pair in zip(models, each, strict=True)], 0)
+    own = np.mean([_graded(family, *pair) for pair in zip(models, exams, strict=True)], 0)
     after, before = np.stack([everywhere(x) for x in merged], 1), everywhere(base)
     sides = {"own": own, "base": before, "merged": after}
     return {k: dict(zip(("loss", "accuracy"), x, strict=True)) for k, x in sides.items()}
@@ -226,14 +226,14 @@ def _pairs(x: Float[Array, "k k"]) -> Float[Array, ""]:
 
 
 def _bounds(
-    family: str, base: PyTree, mean: PyTree, some: list[tasks.Batch], merge: Merges, n: int,
+    family: str, base: PyTree, mean: PyTree, batches: list[tasks.Batch], merge: Merges, n: int,
     key: PRNGKeyArray,
 ) -> dict[str, Any]:  # fmt: skip
     """Theorem 3 of unified merging, with constants measured at the base and at the average on some
     of the n examples that experts learnt from. The corrected form holds for rates up to 1 / L only,
     and is taken there if the rate was larger."""
     constants = merging.measure_constants(
-        tasks.LOSSES[family], some, [base, mean], key, examples=2, iterations=PRODUCTS
+        tasks.LOSSES[family], batches, [base, mean], key, examples=2, iterations=PRODUCTS
     ).worst()
     train = partial(
         merging.Training.of, samples=n, steps=int(merge.steps),
@@ -250,13 +250,13 @@ def _bounds(
 def apart(points: Float[np.ndarray, "task n dim"], key: PRNGKeyArray) -> dict[str, np.ndarray]:
     """Distances between all pairs of tasks, [task, task]."""
     T = len(points)
-    found = {name: np.zeros((T, T), np.float32) for name in ("mmd", "sliced")}
+    pairwise = {name: np.zeros((T, T), np.float32) for name in ("mmd", "sliced")}
     for i, j in zip(*np.triu_indices(T, 1), strict=True):
         pair = points[i], points[j]
         sides = distances.mmd(*pair).value, distances.sliced_wasserstein(key, *pair).value
-        for name, value in zip(found, sides, strict=True):
-            found[name][i, j] = found[name][j, i] = float(value)
-    return found
+        for name, value in zip(pairwise, sides, strict=True):
+            pairwise[name][i, j] = pairwise[name][j, i] = float(value)
+    return pairwise
 
 
 def over_pairs(table: np.ndarray, task: Int[np.ndarray, "merge k"]) -> Float[np.ndarray, "merge"]:

@@ -47,19 +47,19 @@ def rank(
     rng = np.random.default_rng(seed)
     rows = {c: np.flatnonzero(cluster == c) for c in np.unique(cluster)}
     strata = [np.unique(cluster[stratum == s]) for s in np.unique(stratum)]
-    found = []
+    resampled = []
     for _ in range(draws):
-        drawn = np.concatenate([rng.choice(some, len(some)) for some in strata])
+        drawn = np.concatenate([rng.choice(clusters, len(clusters)) for clusters in strata])
         at = np.concatenate([rows[c] for c in drawn])
-        found.append([spearman(x[at[some[at]]], y[at[some[at]]]) for some in scopes])
-    low, high = np.percentile(np.array(found), [2.5, 97.5], axis=0)
-    return Ranking(np.array([spearman(x[some], y[some]) for some in scopes]), low, high)
+        resampled.append([spearman(x[at[scope[at]]], y[at[scope[at]]]) for scope in scopes])
+    low, high = np.percentile(np.array(resampled), [2.5, 97.5], axis=0)
+    return Ranking(np.array([spearman(x[scope], y[scope]) for scope in scopes]), low, high)
 
 
 def scopes(families: Sequence[str], about: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Which merges are compared: each family's, all; and of these the ordinary ones, of experts
     tuned from one pre-trained model."""
-    every = {name: about["family"] == i for i, name in enumerate(families)}
-    every["all"] = np.ones(len(about["family"]), bool)
+    masks = {name: about["family"] == i for i, name in enumerate(families)}
+    masks["all"] = np.ones(len(about["family"]), bool)
     ordinary = about["related"] & (about["pretrain"] > 0)
-    return every | {f"{name}, tuned": some & ordinary for name, some in every.items()}
+    return masks | {f"{name}, tuned": mask & ordinary for name, mask in masks.items()}

@@ -23,9 +23,9 @@ OUTCOMES = (*probes.METHODS, "averaging, relative", "averaging, accuracy")
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains, merges and measures, family by family; a stage for every chunk of merges."""
     parts = [_family(config, i, name, stage) for i, name in enumerate(config.families)]
-    found = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-    about, predictors = found["about"], found["predictor"]
-    own, merged = found["own"], found["merged"]
+    results = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    about, predictors = results["about"], results["predictor"]
+    own, merged = results["own"], results["merged"]
     excess = merged["loss"] - own["loss"][:, None]
     outcome = np.concatenate(
         [
@@ -36,11 +36,11 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         1,
     )
     x = np.stack([predictors[name] for name in probes.PREDICTORS], 1)
-    some = ranking.scopes(config.families, about)
+    scopes = ranking.scopes(config.families, about)
     ranked = stage(
         "rank the predictors",
         lambda: ranking.rank(
-            x, outcome, about["cluster"], about["family"], list(some.values()), config.draws,
+            x, outcome, about["cluster"], about["family"], list(scopes.values()), config.draws,
             config.seed,
         )._asdict(),
     )  # fmt: skip
@@ -51,12 +51,12 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             "result": (("merge", "outcome"), outcome),
             "kept": (("merge", "rule"), merged["accuracy"] / own["accuracy"][:, None]),
             "own_loss": ("merge", own["loss"]),
-            "base_loss": ("merge", found["base"]["loss"]),
+            "base_loss": ("merge", results["base"]["loss"]),
             "passes": (
                 ("predictor", "size"),
                 np.array([[p.passes(k) for k in config.sizes] for p in probes.PREDICTORS.values()]),
             ),
-            "within": (("scope", "merge"), np.stack(list(some.values()))),
+            "within": (("scope", "merge"), np.stack(list(scopes.values()))),
             **{name: (shape, ranked[name]) for name in ranking.Ranking._fields},
             **{name: ("merge", about[name]) for name in about},
         },
@@ -64,7 +64,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             "predictor": list(probes.PREDICTORS),
             "outcome": list(OUTCOMES),
             "rule": list(probes.METHODS),
-            "scope": list(some),
+            "scope": list(scopes),
             "size": list(config.sizes),
             "learned": list(config.families),
         },
@@ -106,22 +106,22 @@ def _family(config: Config, number: int, name: str, stage: Stage) -> dict[str, A
 def _train(config: Config, name: str, data: tasks.Data, key: jax.Array) -> dict[str, PyTree]:
     """Base models, by length of pre-training, and experts, by base, rate, task and steps."""
     family, learn = tasks.FAMILIES[name], jax.tree.map(jnp.asarray, data.learn)
-    upright, kept = jax.tree.map(jnp.asarray, data.base), jnp.asarray(config.steps)
+    upright, steps = jax.tree.map(jnp.asarray, data.base), jnp.asarray(config.steps)
 
-    def one(i: int) -> tuple[PyTree, PyTree]:
+    def of_base(i: int) -> tuple[PyTree, PyTree]:
         first, *rest = jax.random.split(jax.random.fold_in(key, i), 1 + len(family.rates))
         base = tasks.pretrain(name, upright, first, config.pretrain[i // config.bases])
-        found = [
-            tasks.tune(name, base, learn, rate, k, kept)
+        tuned = [
+            tasks.tune(name, base, learn, rate, k, steps)
             for rate, k in zip(family.rates, rest, strict=True)
         ]
-        return base, jax.tree.map(lambda *x: jnp.stack(x), *found)
+        return base, jax.tree.map(lambda *x: jnp.stack(x), *tuned)
 
     # the first compiles; then side by side, as networks this small fill one core
-    first = jax.block_until_ready(one(0))
+    first = jax.block_until_ready(of_base(0))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = [first, *pool.map(one, range(1, len(config.pretrain) * config.bases))]
-    bases, experts = jax.tree.map(lambda *x: np.stack(x), *found)
+        results = [first, *pool.map(of_base, range(1, len(config.pretrain) * config.bases))]
+    bases, experts = jax.tree.map(lambda *x: np.stack(x), *results)
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[4:]), experts)
     return {"base": bases, "expert": flat}
 
@@ -145,9 +145,9 @@ def _merges(
         turn += 1
         first, i = b - b % config.bases, b % config.bases
         owners = np.array([first + (i + (0 if related else j)) % config.bases for j in range(k)])
-        some = rng.choice(T, k, replace=False)
-        expert = ((owners * R + r) * T + some) * S + s
-        rows[k].append((expert, some, b, family.rates[r], config.steps[s], related))
+        chosen = rng.choice(T, k, replace=False)
+        expert = ((owners * R + r) * T + chosen) * S + s
+        rows[k].append((expert, chosen, b, family.rates[r], config.steps[s], related))
 
     for b in range(len(config.pretrain) * config.bases):
         for r in range(R):
@@ -155,9 +155,9 @@ def _merges(
                 for _ in range(config.merges):
                     add(b, r, s, True)
             add(b, r, int(rng.integers(S)), False)
-    found = {}
-    for k, some in rows.items():
-        if some:
-            *merges, related = (np.stack(column) for column in zip(*some, strict=True))
-            found[k] = probes.Merges(*merges), related
-    return found
+    by_count = {}
+    for k, entries in rows.items():
+        if entries:
+            *merges, related = (np.stack(column) for column in zip(*entries, strict=True))
+            by_count[k] = probes.Merges(*merges), related
+    return by_count

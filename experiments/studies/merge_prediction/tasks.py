@@ -60,13 +60,13 @@ def rotations_and_classes(seed: int, tasks: tuple[str, ...]) -> Data:
     """Digits turned, and digits of some classes; every task has examples of its own members."""
     pool = Pool(*digits.load())
     split = image_tasks.split(seed, 1, examples=digits.EXAMPLES, train=1197, validation=0)
-    learn, kept = split.train[0], split.test[0]
+    learn, exam = split.train[0], split.test[0]
     images, labels, _ = image_tasks.of(pool)
     base = Batch(images[learn], labels[learn])
     sides: tuple[list[Batch], list[Batch]] = [], []
     for task in tasks:
         images, labels, member = image_tasks.of(pool, task)
-        a, b = (index[member[index]] for index in (learn, kept))
+        a, b = (index[member[index]] for index in (learn, exam))
         for side, i in zip(sides, (a[:300], b[:HELD_OUT]), strict=True):
             side.append(Batch(images[i], labels[i]))
     train, test = (jax.tree.map(lambda *x: np.stack(x), *side) for side in sides)
@@ -78,16 +78,16 @@ def quantiles_of_text(seed: int, tasks: tuple[str, ...]) -> Data:
     """Windows of source text in order of their mean token: a task is a range of percentiles, such
     as 'text 25-75'. Spaces are token 0, so that low ones are mostly indentation."""
     rng, sides = np.random.default_rng(seed), []
-    every = text.load()
-    base = _windows(rng, every.train, 3000)
-    for line, n, keep in ((every.train, 3000, 300), (every.held_out, 1500, HELD_OUT)):
-        found = _windows(rng, line, n)
-        order = np.argsort(found.inputs.mean(1), kind="stable")
+    corpus = text.load()
+    base = _windows(rng, corpus.train, 3000)
+    for line, n, keep in ((corpus.train, 3000, 300), (corpus.held_out, 1500, HELD_OUT)):
+        windows = _windows(rng, line, n)
+        order = np.argsort(windows.inputs.mean(1), kind="stable")
         parts = []
         for task in tasks:
             first, last = (int(x) * n // 100 for x in task.removeprefix("text ").split("-"))
             index = rng.permutation(order[first:last])[:keep]
-            parts.append(jax.tree.map(lambda x, index=index: x[index], found))
+            parts.append(jax.tree.map(lambda x, index=index: x[index], windows))
         sides.append(jax.tree.map(lambda *x: np.stack(x), *parts))
     learn, held_out = sides
     frequency = np.eye(text.VOCAB, dtype=np.float32)[learn.inputs].mean(-2)
@@ -124,8 +124,8 @@ def of_logits(logits: Array, labels: Array) -> Float[Array, ""]:
 
 
 def logits(family: str, params: PyTree, batch: Batch) -> Array:
-    found: Any = FAMILIES[family].net.apply(params, batch.inputs)
-    return found
+    outputs: Any = FAMILIES[family].net.apply(params, batch.inputs)
+    return outputs
 
 
 def accuracy(family: str, params: PyTree, batch: Batch) -> Float[Array, ""]:
@@ -160,7 +160,7 @@ def tune(
     sgd = optax.sgd(rate)
     ends = jnp.stack([jnp.append(0, steps[:-1]), steps], -1)
 
-    def one(learn: Batch, key: PRNGKeyArray) -> PyTree:
+    def expert(learn: Batch, key: PRNGKeyArray) -> PyTree:
         def until(state: Any, ends: Array) -> tuple[Any, PyTree]:
             state = _descend(family, sgd, state, learn, key, *ends)
             return state, state[0]
@@ -168,7 +168,7 @@ def tune(
         return jax.lax.scan(until, (base, sgd.init(base)), ends)[1]
 
     keys = jax.random.split(key, len(learn.labels))
-    return jax.lax.map(lambda both: one(*both), (learn, keys))
+    return jax.lax.map(lambda args: expert(*args), (learn, keys))
 
 
 def _descend(
@@ -178,8 +178,8 @@ def _descend(
     def step(i: Array, state: Any) -> Any:
         params, memory = state
         drawn = jax.random.randint(jax.random.fold_in(key, i), (BATCH,), 0, len(data.labels))
-        some = jax.tree.map(lambda x: jnp.asarray(x)[drawn], data)
-        gradient = jax.grad(LOSSES[family])(params, some)
+        batch = jax.tree.map(lambda x: jnp.asarray(x)[drawn], data)
+        gradient = jax.grad(LOSSES[family])(params, batch)
         update, memory = optimizer.update(gradient, memory, params)
         return optax.apply_updates(params, update), memory
 

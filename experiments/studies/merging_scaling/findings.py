@@ -41,17 +41,17 @@ def exponent_and_error(values: np.ndarray, y: np.ndarray) -> tuple[float, float]
     """Of the mean over the last axis, and its jackknife standard error."""
     left_out = (y.sum(1, keepdims=True) - y) / (y.shape[1] - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        each = exponent(values, left_out)
-        whole = float(exponent(values, y.mean(1)))
-        error = np.sqrt((y.shape[1] - 1) * np.mean((each - each.mean()) ** 2))
-    return whole, float(error)
+        jackknifed = exponent(values, left_out)
+        estimate = float(exponent(values, y.mean(1)))
+        error = np.sqrt((y.shape[1] - 1) * np.mean((jackknifed - jackknifed.mean()) ** 2))
+    return estimate, float(error)
 
 
 def measured(dataset: "xr.Dataset") -> list[dict[str, Any]]:
     """Of each law: exponents of stability (the bound's, the exact, and the networks' with its
     error), and how the excess changes from the first value to the last, as a logarithm: exact, and
     of the averaged networks; their accuracy, as a difference; `least`: where those are least."""
-    found = []
+    rows = []
     for law in dataset["law"].values.astype(str):
         at = dataset.sel(law=law)
         x = at["value"].values
@@ -61,7 +61,7 @@ def measured(dataset: "xr.Dataset") -> list[dict[str, Any]]:
         exact = np.log(at["testbed_exact_excess"].values)
         bottom = [int(e.argmin()) for e in (exact, loss.mean(1))]
         accuracy = at["accuracy"].sel(merge="average").values
-        found.append(
+        rows.append(
             {
                 "law": law,
                 "testbed_bound": float(exponent(x, at["testbed_bound_stability"].values)),
@@ -76,42 +76,42 @@ def measured(dataset: "xr.Dataset") -> list[dict[str, Any]]:
                 "least": [float(x[i]) for i in bottom],
             }
         )
-    return found
+    return rows
 
 
 def _power(symbol: str, exponent: float) -> str:
     return f"{symbol}^{round(exponent, 2) + 0.0:.2f}"  # + 0.0: no -0.00
 
 
-def _stability(one: dict[str, Any]) -> str:
-    power = partial(_power, SYMBOLS[one["law"]])
+def _stability(row: dict[str, Any]) -> str:
+    power = partial(_power, SYMBOLS[row["law"]])
     text = (
-        f"stability: bound {power(one['testbed_bound'])}, exact {power(one['testbed_exact'])} in "
+        f"stability: bound {power(row['testbed_bound'])}, exact {power(row['testbed_exact'])} in "
         "the testbed"
     )
-    if not np.isfinite(one["network_error"]):
+    if not np.isfinite(row["network_error"]):
         return f"{text}; networks: the replaced sample was drawn too rarely to tell"
     return (
-        f"{text}; networks: bound {power(one['network_bound'])}, measured {power(one['network'])}"
-        f" ± {one['network_error']:.2f}"
+        f"{text}; networks: bound {power(row['network_bound'])}, measured {power(row['network'])}"
+        f" ± {row['network_error']:.2f}"
     )
 
 
-def _excess(one: dict[str, Any], first: float, last: float) -> str:
-    s = SYMBOLS[one["law"]]
-    factors = np.exp([one["testbed_change"], one["network_change"]])
+def _excess(row: dict[str, Any], first: float, last: float) -> str:
+    s = SYMBOLS[row["law"]]
+    factors = np.exp([row["testbed_change"], row["network_change"]])
     text = (
         f"from {s} = {first:g} to {last:g} the excess is multiplied by {factors[0]:.2g} in the "
         f"testbed, the test loss of averaged networks by {factors[1]:.2g} and their accuracy "
-        f"changes by {one['accuracy_change']:+.2f}; least at {s} = {one['least'][0]:g} and at "
-        f"{one['least'][1]:g}"
+        f"changes by {row['accuracy_change']:+.2f}; least at {s} = {row['least'][0]:g} and at "
+        f"{row['least'][1]:g}"
     )
-    if one["least"][1] != last:
-        text += f", after which networks' loss rises by {np.expm1(one['network_rise']):.0%}"
+    if row["least"][1] != last:
+        text += f", after which networks' loss rises by {np.expm1(row['network_rise']):.0%}"
         text += " (the place chosen after the fact)"
-    if SAYS[one["law"]]:
+    if SAYS[row["law"]]:
         return text
-    turns = [first < least < last for least in one["least"]]
+    turns = [first < least < last for least in row["least"]]
     bed, net = ("falls, then rises" if turn else "does not turn" for turn in turns)
     return f"{text}; it {bed} in the testbed, {net} in networks, and the bound allows both"
 
@@ -119,11 +119,11 @@ def _excess(one: dict[str, Any], first: float, last: float) -> str:
 def findings(dataset: "xr.Dataset") -> list[Finding]:
     """Of each law: whether the excess goes the way the paper says, exactly and in networks, and
     whether stability grows as its bound does."""
-    return [finding for one in measured(dataset) for finding in _of_law(dataset, one)]
+    return [finding for row in measured(dataset) for finding in _of_law(dataset, row)]
 
 
-def _of_law(dataset: "xr.Dataset", one: dict[str, Any]) -> Iterator[Finding]:
-    law, says = one["law"], SAYS[one["law"]]
+def _of_law(dataset: "xr.Dataset", row: dict[str, Any]) -> Iterator[Finding]:
+    law, says = row["law"], SAYS[row["law"]]
     at, name, power = dataset.sel(law=law), NAMES[law], partial(_power, SYMBOLS[law])
     if says:
         goes = {1: "grows", -1: "falls"}[says]
@@ -135,8 +135,8 @@ def _of_law(dataset: "xr.Dataset", one: dict[str, Any]) -> Iterator[Finding]:
             where,
             f"the excess {goes} with {name}, in quadratics",
             paper,
-            f"multiplied by {np.exp(one['testbed_change']):.2g}, exactly",
-            "holds" if np.sign(one["testbed_change"]) == says else "fails",
+            f"multiplied by {np.exp(row['testbed_change']):.2g}, exactly",
+            "holds" if np.sign(row["testbed_change"]) == says else "fails",
         )
         yield judged(
             where,
@@ -145,12 +145,12 @@ def _of_law(dataset: "xr.Dataset", one: dict[str, Any]) -> Iterator[Finding]:
             f"its logarithm changes by {change.mean():+.2g} ± {error:.1g}",
             says * change,
         )
-    near = abs(one["testbed_exact"] - one["testbed_bound"]) < CLOSE
+    near = abs(row["testbed_exact"] - row["testbed_bound"]) < CLOSE
     yield Finding(
         "unified merging, Theorem 1",
         f"stability of quadratics goes with {name} as its bound does, to {CLOSE:g} in the exponent",
-        power(one["testbed_bound"]),
-        f"{power(one['testbed_exact'])}, exactly",
+        power(row["testbed_bound"]),
+        f"{power(row['testbed_exact'])}, exactly",
         "holds" if near else "fails",
     )
 
@@ -158,11 +158,11 @@ def _of_law(dataset: "xr.Dataset", one: dict[str, Any]) -> Iterator[Finding]:
 def summary(dataset: "xr.Dataset") -> str:
     """Law by law, in the testbed and in networks; how loose the bound is; which merge is best."""
     lines = []
-    for one in measured(dataset):
-        x = dataset["value"].sel(law=one["law"]).values
-        name = NAMES[one["law"]]
+    for row in measured(dataset):
+        x = dataset["value"].sel(law=row["law"]).values
+        name = NAMES[row["law"]]
         lines.append(
-            f"{name[:1].upper()}{name[1:]}. {_stability(one)}; {_excess(one, x[0], x[-1])}."
+            f"{name[:1].upper()}{name[1:]}. {_stability(row)}; {_excess(row, x[0], x[-1])}."
         )
     loss = dataset["loss"].sel(merge="average").mean("replicate")
     orders = {
@@ -181,8 +181,8 @@ def summary(dataset: "xr.Dataset") -> str:
         for name, (bed, net) in orders.items()
     )
     a = dataset.attrs
-    known = ", ".join(f"{symbol} = {a[name]:.3g}" for name, symbol in CONSTANTS.items())
-    lines.append(f"Theorems 3 and 1, with constants measured at the centre ({known}): {loose}.")
+    constants = ", ".join(f"{symbol} = {a[name]:.3g}" for name, symbol in CONSTANTS.items())
+    lines.append(f"Theorems 3 and 1, with constants measured at the centre ({constants}): {loose}.")
     accuracy = dataset["accuracy"].sel(law="tasks")
     last = accuracy.isel(point=-1)
     error = last.std("replicate", ddof=1) / last.sizes["replicate"] ** 0.5

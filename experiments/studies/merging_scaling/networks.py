@@ -33,8 +33,8 @@ class Exam(NamedTuple):
 def constants(config: Config, base: PyTree, merged: PyTree, exam: Exam) -> dict[str, Any]:
     """Of the first replicate at the centre: the largest at its start and at its average, over tasks
     too. The losses' infimum is taken to be 0."""
-    here = config.at()
-    n, count = here["samples"], here["tasks"]
+    centre = config.at()
+    n, count = centre["samples"], centre["tasks"]
     tasks = [(exam.images[0, i, :n], exam.labels[0, i, :n]) for i in range(count)]
     points = [jax.tree.map(lambda x: jnp.asarray(x[0]), tree) for tree in (base, merged)]
     key = jax.random.key(config.seed)
@@ -69,14 +69,14 @@ def examine(config: Config, pool: Pool, split: Split) -> Exam:
                     f"swept.samples must be at most {len(own) - 1}, which is what "
                     f"{config.tasks[i]!r} has of {config.pool} images; got {most - 1}"
                 )
-            some = rng.choice(seen, (16, 32))
+            drawn = rng.choice(seen, (16, 32))
             part = images[test], labels[test], member[test]
-            rows.append((images[own], labels[own], images[some], *part))
+            rows.append((images[own], labels[own], images[drawn], *part))
     shape = (config.replicates, len(tasks))
-    own, labels, some, *test = (
+    own, labels, unlabelled, *test = (
         np.stack(x).reshape(*shape, *np.shape(x[0])) for x in zip(*rows, strict=True)
     )
-    return Exam(own, labels, some, Task(*test))
+    return Exam(own, labels, unlabelled, Task(*test))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -113,14 +113,14 @@ def finetune(
     """Experts and their twins, `[replicate, task, m]`, after each number of steps in `marks`."""
     spans = jnp.stack([jnp.roll(marks, 1).at[0].set(0), marks], 1)
 
-    def one(start: PyTree, images: Array, labels: Array, key: Array) -> Any:
+    def of_task(start: PyTree, images: Array, labels: Array, key: Array) -> Any:
         def step(k: Array, pair: PyTree) -> PyTree:
             uniform = jax.random.uniform(jax.random.fold_in(key, k), (batch,))
             place = jnp.minimum((uniform * samples).astype(int), samples - 1)
             # the twin's first sample is the one that no expert has
-            both = jnp.stack([place, jnp.where(place == 0, len(labels) - 1, place)])
+            places = jnp.stack([place, jnp.where(place == 0, len(labels) - 1, place)])
             descend = partial(_descend, config, rate=rate)
-            return jax.vmap(descend)(pair, (images[both], labels[both]))
+            return jax.vmap(descend)(pair, (images[places], labels[places]))
 
         def until(pair: PyTree, span: Array) -> tuple[PyTree, PyTree]:
             pair = jax.lax.fori_loop(span[0], span[1], step, pair)
@@ -131,11 +131,11 @@ def finetune(
 
     def replicate(start: PyTree, images: Array, labels: Array, key: Array) -> Any:
         # a task's batches do not depend on how many others there are
-        each = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
-        return jax.vmap(partial(one, start))(images, labels, each)
+        task_keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
+        return jax.vmap(partial(of_task, start))(images, labels, task_keys)
 
-    found = jax.vmap(replicate)(base, images, labels, keys)
-    experts, twins = (jax.tree.map(lambda x, i=i: x[:, :, :, i], found) for i in (0, 1))
+    pairs = jax.vmap(replicate)(base, images, labels, keys)
+    experts, twins = (jax.tree.map(lambda x, i=i: x[:, :, :, i], pairs) for i in (0, 1))
     return experts, twins
 
 
@@ -153,11 +153,11 @@ def measure(
 ) -> dict[str, Any]:
     """The first `count` experts of one replicate, merged in every way: means over their tasks,
     `[merge]`."""
-    every = range(len(exam.labels))
-    merged = jnp.arange(len(every)) < count
+    tasks = range(len(exam.labels))
+    merged = jnp.arange(len(tasks)) < count
     # the others are the base, of which no merge takes anything: one compilation for all counts
     models = [
-        jax.tree.map(lambda b, x, i=i: jnp.where(merged[i], x[i], b), base, experts) for i in every
+        jax.tree.map(lambda b, x, i=i: jnp.where(merged[i], x[i], b), base, experts) for i in tasks
     ]
     weights = merged / count
 
@@ -173,8 +173,8 @@ def measure(
         methods.adamerging(
             models,
             base,
-            [partial(predict, i) for i in every],
-            [exam.unlabelled[i] for i in every],
+            [partial(predict, i) for i in tasks],
+            [exam.unlabelled[i] for i in tasks],
             init=1 / count,
             steps=config.merging.ada_steps,
             optimizer=optax.adam(config.merging.ada_rate),

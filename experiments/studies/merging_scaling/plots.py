@@ -96,13 +96,13 @@ def _dress(ax: "Axes", law: str, x: np.ndarray) -> None:
 
 
 def _legend(figure: "Figure", axes: np.ndarray) -> None:
-    known = {}
+    handles = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            known.setdefault(label, handle)
+            handles.setdefault(label, handle)
     figure.legend(
-        list(known.values()),
-        list(known),
+        list(handles.values()),
+        list(handles),
         loc="outside upper center",
         ncols=4,
         frameon=False,

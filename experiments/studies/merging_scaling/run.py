@@ -51,35 +51,35 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
     def centre() -> dict[str, Any]:
         """Networks at other K are the same ones earlier and later; at other N, more of them."""
-        here, marks = config.at(), config.swept.steps
-        pairs = trained(here, marks)
+        setting, marks = config.at(), config.swept.steps
+        pairs = trained(setting, marks)
         middle = len(marks) // 2
-        found = {f"steps{i}": measured(here, pairs, i) for i in range(len(marks))}
+        measures = {f"steps{i}": measured(setting, pairs, i) for i in range(len(marks))}
         for i, n in enumerate(config.swept.tasks):
-            found[f"tasks{i}"] = measured(here | {"tasks": n}, pairs, middle)
-        return found
+            measures[f"tasks{i}"] = measured(setting | {"tasks": n}, pairs, middle)
+        return measures
 
     def elsewhere(law: Law, value: float) -> dict[str, Any]:
         setting = config.at(law, value)
         return measured(setting, trained(setting, (setting["steps"],)), 0)
 
-    found = stage("networks by steps and by tasks", centre)
+    nets = stage("networks by steps and by tasks", centre)
     middle = len(config.swept.steps) // 2
     for law in ("batch", "rate", "samples"):
         for i, value in enumerate(config.values(law)):
-            found[f"{law}{i}"] = (
-                found[f"steps{middle}"]
+            nets[f"{law}{i}"] = (
+                nets[f"steps{middle}"]
                 if i == middle
                 else stage(f"networks by {law}, {value:g}", partial(elsewhere, law, value))
             )
     constants = stage(
         "constants of a run",
-        lambda: networks.constants(config, base, found[f"steps{middle}"]["merged"], exam),
+        lambda: networks.constants(config, base, nets[f"steps{middle}"]["merged"], exam),
     )
     bed = stage("quadratics", lambda: testbed.measure(config, bed_key))
     points = range(len(config.swept.steps))
     stacked = {
-        name: np.stack([[found[f"{law}{i}"][name] for i in points] for law in LAWS])
+        name: np.stack([[nets[f"{law}{i}"][name] for i in points] for law in LAWS])
         for name in ("loss", "accuracy", "train_loss", "stability")
     }
     return _dataset(config, stacked, constants, bed)
@@ -89,11 +89,11 @@ def _dataset(
     config: Config, nets: dict[str, Any], constants: dict[str, Any], bed: dict[str, Any]
 ) -> xr.Dataset:
     at = ("law", "point")
-    each: dict[str, tuple[str, ...]] = dict.fromkeys(
+    dims: dict[str, tuple[str, ...]] = dict.fromkeys(
         ("loss", "accuracy", "train_loss"), (*at, "replicate", "merge")
     )
-    each["stability"] = (*at, "replicate")
-    data = {name: (each[name], values) for name, values in nets.items()}
+    dims["stability"] = (*at, "replicate")
+    data = {name: (dims[name], values) for name, values in nets.items()}
     data |= {f"network_{k}": (at, v) for k, v in _bounds(config, constants).items()}
     data |= {f"testbed_{k}": (at, v) for k, v in bed.items()}
     data["value"] = (at, np.array([config.values(law) for law in LAWS], float))
@@ -106,13 +106,13 @@ def _dataset(
 
 def _bounds(config: Config, constants: dict[str, Any]) -> dict[str, np.ndarray]:
     """Theorem 3 along every law, its constants those measured."""
-    known = Constants(**{name: constants[name] for name in Constants._fields})
+    measured = Constants(**{name: constants[name] for name in Constants._fields})
     rows = []
     for law in LAWS:
         for value in config.values(law):
             s = config.at(law, value)
             n = int(s.pop("tasks"))
-            found = excess_risk_bound(known, Training.of(**s, tasks=n))
-            rows.append((found.excess, found.stability))
+            bound = excess_risk_bound(measured, Training.of(**s, tasks=n))
+            rows.append((bound.excess, bound.stability))
     excess, stability = np.reshape(rows, (len(LAWS), -1, 2)).transpose(2, 0, 1)
     return {"bound_excess": excess, "bound_stability": stability}

@@ -30,14 +30,14 @@ def measure(config: Config, key: Array) -> dict[str, Any]:
     for i, law in enumerate(LAWS):
         values = config.values(law)
         widest = quadratics(config, law, values[-1])
-        found = scaling(widest, law, values)
+        predicted = scaling(widest, law, values)
         row = {
-            f"{kind}_{name}": getattr(getattr(found, kind), name)
+            f"{kind}_{name}": getattr(getattr(predicted, kind), name)
             for kind in ("exact", "bound", "corrected")
             for name in ("excess", "stability")
         }
-        row["exact_generalisation"] = found.exact.generalisation
-        row["exact_optimisation"] = found.exact.optimisation
+        row["exact_generalisation"] = predicted.exact.generalisation
+        row["exact_optimisation"] = predicted.exact.optimisation
         beds = [quadratics(config, law, value) for value in values]
         row["dare_excess"] = np.array([dare(bed, config.merging.drop).excess for bed in beds])
         if config.quadratics.runs:
@@ -45,16 +45,16 @@ def measure(config: Config, key: Array) -> dict[str, Any]:
                 simulated(config, bed, jax.random.fold_in(jax.random.fold_in(key, i), j))
                 for j, bed in enumerate(beds)
             ]
-            row |= {name: np.array([one[name] for one in drawn]) for name in drawn[0]}
+            row |= {name: np.array([means[name] for means in drawn]) for name in drawn[0]}
         rows.append(row)
     return {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
 
 
 def simulated(config: Config, bed: QuadraticTasks, key: Array) -> dict[str, float]:
     """Means over runs and their standard errors."""
-    draws, found = simulate(key, bed, config.quadratics.runs), {}
+    draws, means = simulate(key, bed, config.quadratics.runs), {}
     for name in ("excess", "stability"):
         x = np.asarray(getattr(draws, name))
-        found[f"simulated_{name}"] = float(x.mean())
-        found[f"simulated_{name}_error"] = float(x.std(ddof=1) / len(x) ** 0.5)
-    return found
+        means[f"simulated_{name}"] = float(x.mean())
+        means[f"simulated_{name}_error"] = float(x.std(ddof=1) / len(x) ** 0.5)
+    return means

@@ -33,8 +33,8 @@ def kept_rates(dataset: xr.Dataset) -> xr.DataArray:
     any budget, than how frequent each token is; the smallest if there is none. The paper draws
     rates "where the model is still retaining pre-training capability" (App. C)."""
     worst = tuned(dataset).mean("seed").max("budget")
-    kept = dataset["rate"].where(worst < dataset["unigram"]).max("rate")
-    return kept.fillna(float(dataset["rate"][0]))
+    highest = dataset["rate"].where(worst < dataset["unigram"]).max("rate")
+    return highest.fillna(float(dataset["rate"][0]))
 
 
 def rates_by_others(dataset: xr.Dataset) -> xr.DataArray:
@@ -77,8 +77,8 @@ def last_costs(loss: xr.DataArray) -> xr.DataArray:
     for k in range(seeds):
         others = loss.isel(seed=[s for s in range(seeds) if s != k]).mean("seed")
         best = others.isel(budget=slice(None, -1)).argmin("budget")
-        one = loss.isel(seed=k)
-        cost.append(one.isel(budget=-1, drop=True) - one.isel(budget=best).drop_vars("budget"))
+        own = loss.isel(seed=k)
+        cost.append(own.isel(budget=-1, drop=True) - own.isel(budget=best).drop_vars("budget"))
     together: Any = xr.concat(cost, "seed")
     return together
 
@@ -88,8 +88,8 @@ def falls_with(loss: xr.DataArray, dim: str) -> xr.DataArray:
     return -slope(log2(loss.idxmin("budget")), dim)
 
 
-def _judged(where: str, claim: str, paper: str, here: str, margins: xr.DataArray) -> Finding:
-    return judged(where, claim, paper, here, margins.values)
+def _judged(where: str, claim: str, paper: str, ours: str, margins: xr.DataArray) -> Finding:
+    return judged(where, claim, paper, ours, margins.values)
 
 
 def _spelt(values: xr.DataArray, unit: str, digits: int = 3) -> str:
@@ -161,15 +161,15 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
 
 def _fixed(dataset: xr.Dataset) -> list[Finding]:
     increase, loss = dataset["tuned_increase"].sel(scale=1.0, drop=True), tuned(dataset)
-    distance, found = log2(dataset["tuned_distance"]), []
+    distance, declared = log2(dataset["tuned_distance"]), []
     for task in dataset["task"].values:
         top = rates_by_others(dataset).sel(task=task)
         of = f"on {task} at the largest rate that keeps the text ({_chosen(top)})"
-        some, last = {"task": task, "rate": top}, f"{task}: loss at the last budget less the least"
-        grows = slope(increase.sel(some, drop=True))
-        cost, own = (last_costs(x.sel(some, drop=True)) for x in (loss, dataset["tuned_test"]))
+        at, last = {"task": task, "rate": top}, f"{task}: loss at the last budget less the least"
+        grows = slope(increase.sel(at, drop=True))
+        cost, own = (last_costs(x.sel(at, drop=True)) for x in (loss, dataset["tuned_test"]))
         falls = falls_with(loss.sel(task=task, rate=slice(None, float(top.min()))), "rate")
-        found += [
+        declared += [
             _judged(
                 f"{PAPER}, Fig. 4",
                 f"Fine-tuning {of} raises the pre-training loss more the longer pre-training was",
@@ -206,7 +206,7 @@ def _fixed(dataset: xr.Dataset) -> list[Finding]:
     apart = abs(log2(ratio))
     where = f"{PAPER}, Fig. 8"
     return [
-        *found,
+        *declared,
         _judged(
             where,
             f"The distance moved is nearly proportional to the rate: rate^p with |p - 1| < {NEAR}",
@@ -227,13 +227,13 @@ def _fixed(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _tuned_rate(dataset: xr.Dataset) -> list[Finding]:
-    found = []
+    declared = []
     rates, where = best_rate(dataset), f"{PAPER}, Fig. 6"
     loss, own = (at_best(dataset, x) for x in (tuned(dataset), dataset["tuned_test"]))
     for task in dataset["task"].values:
         falls = -slope(log2(rates.sel(task=task)))
         cost, itself = (last_costs(x.sel(task=task)) for x in (loss, own))
-        found += [
+        declared += [
             _judged(
                 f"{PAPER}, Figs. 34, 59; Sec. 3.4.2",
                 f"The tuned rate on {task} falls with the budget",
@@ -258,7 +258,7 @@ def _tuned_rate(dataset: xr.Dataset) -> list[Finding]:
                 itself,
             ),
         ]
-    return found
+    return declared
 
 
 def _hessian(dataset: xr.Dataset) -> list[Finding]:
@@ -276,7 +276,7 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
     trace = (2 * dataset["noise_predicted"].sel(noise=small) / small**2).transpose("budget", "seed")
     growth = trace.isel(budget=-1, drop=True) / trace.isel(budget=0, drop=True)
     times = lambda x: f"increase / prediction {stated(x, 2, sign=False)}"  # noqa: E731
-    found = [
+    declared = [
         _judged(
             f"{PAPER}, App. D",
             "The curvature that noise meets, tr(H Sigma), grows with pre-training",
@@ -293,7 +293,7 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
         kind = f"fine-tuning on {task} at rate {_chosen(at['rate'])}"
         kinds.append(("Fig. 10", kind, line, (f"{near:g} of the way", "its end")))
     for figure, what, (low, high), of in kinds:
-        found += [
+        declared += [
             _judged(
                 f"{PAPER}, {figure} left",
                 f"The Hessian tells the increase under small {what} ({of[0]}) up to 10 %",
@@ -309,7 +309,7 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
                 high - 1,
             ),
         ]
-    return found
+    return declared
 
 
 def summary(dataset: xr.Dataset) -> str:

@@ -61,8 +61,8 @@ def _log(
         axis.set_major_locator(LogLocator(10, (1, 2, 5), numticks=8))
         axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         return
-    every = -(-len(values) // 4)
-    at = slice((len(values) - 1) % every, None, every)
+    stride = -(-len(values) // 4)
+    at = slice((len(values) - 1) % stride, None, stride)
     axis.set_major_locator(FixedLocator([float(x) for x in values[at]]))
     axis.set_major_formatter(FixedFormatter(list(labels[at])))
     axis.set_minor_locator(FixedLocator([float(x) for x in values]))
@@ -113,10 +113,10 @@ def _perturbation(dataset: xr.Dataset) -> "Figure":
     time = theory["theory_noise_time"].values
     rows = np.linspace(0, theory.sizes["theory_noise"] - 1, len(sizes) + 1).astype(int)
     for row, color in zip(rows, [style.INK, *shades], strict=True):
-        one = theory.isel(theory_noise=row)
+        curve = theory.isel(theory_noise=row)
         if row:
-            under.plot(time, one - theory.isel(theory_noise=0), color=color, lw=1.3)
-        beside.plot(time, one, color=color, lw=1.3, ls="-" if row else "--")
+            under.plot(time, curve - theory.isel(theory_noise=0), color=color, lw=1.3)
+        beside.plot(time, curve, color=color, lw=1.3, ls="-" if row else "--")
     under.set(ylabel="increase of the loss", title="two-layer linear networks (Prop. 4.3, exact)")
     beside.set(ylabel="loss under noise", title="the loss itself; its inflection moves left")
     for ax in (left, right):
@@ -150,8 +150,8 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
     for column, name in enumerate(names):
         for ax, (row, values) in zip(axes[:, column], rows.items(), strict=True):
             for rate, color in zip(rates, shades, strict=True):
-                some = values.sel(task=name, rate=rate)
-                _curve(ax, some, "budget", color=color, fmt="o-")
+                measured = values.sel(task=name, rate=rate)
+                _curve(ax, measured, "budget", color=color, fmt="o-")
             if row == "loss":
                 ax.axhline(float(dataset["unigram"]), color=style.FAINT, ls=":", lw=1)
                 _curve(ax, dataset["base"], "budget", color=style.INK, fmt="s--")
@@ -169,9 +169,9 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
     time, base = theory["theory_rate_time"], theory.isel(theory_rate=0)
     at = np.linspace(0, theory.sizes["theory_rate"] - 1, len(rates) + 1).astype(int)
     for row, color in zip(at[1:], shades, strict=True):
-        one = theory.isel(theory_rate=row)
-        axes[0, -1].plot(time, one - base, color=color, lw=1.3)
-        axes[1, -1].plot(time, one, color=color, lw=1.3)
+        curve = theory.isel(theory_rate=row)
+        axes[0, -1].plot(time, curve - base, color=color, lw=1.3)
+        axes[1, -1].plot(time, curve, color=color, lw=1.3)
     axes[1, -1].plot(time, base, color=style.INK, ls="--", lw=1.3)
     axes[1, -1].set(xlabel="pre-training time")
     axes[1, -1].tick_params(labelbottom=True)
@@ -238,9 +238,14 @@ def _inflection(dataset: xr.Dataset) -> "Figure":
     left.set(xlabel="noise $λ$", title="Gaussian noise")
     right.set(xlabel="fine-tuning rate", title="fine-tuning")
     for ax, name, label in ((under, "noise", "noise $γ$"), (beside, "rate", "fine-tuning rate")):
-        found = dataset[f"theory_{name}_inflection"]
+        inflection = dataset[f"theory_{name}_inflection"]
         end = float(dataset[f"theory_{name}_time"][-1])
-        ax.plot(found[f"theory_{name}"], found.where(found > 0), color=style.PALETTE[6], lw=1.5)
+        ax.plot(
+            inflection[f"theory_{name}"],
+            inflection.where(inflection > 0),
+            color=style.PALETTE[6],
+            lw=1.5,
+        )
         ax.axhline(end, color=style.FAINT, ls="--", lw=1)
         _log(ax, "y")
         ax.set(xlabel=label, ylabel="time of least loss")
@@ -276,8 +281,8 @@ def _distance(dataset: xr.Dataset) -> "Figure":
     shades = _shades(len(budgets))
     for ax, name in zip(axes[0], names, strict=True):
         for budget, color in zip(budgets, shades, strict=True):
-            some = dataset["tuned_distance"].sel(task=name, budget=budget)
-            _curve(ax, some, "rate", color=color, fmt="o-")
+            distances = dataset["tuned_distance"].sel(task=name, budget=budget)
+            _curve(ax, distances, "rate", color=color, fmt="o-")
         mean = dataset["tuned_distance"].sel(task=name).mean(("budget", "seed")).values
         rates = dataset["rate"].values
         ax.plot(rates, mean[0] * rates / rates[0], color=style.INK, ls=":", lw=1.2)
@@ -298,32 +303,32 @@ def _tuned_to(task: str, rates: xr.DataArray) -> str:
 def _hessian(dataset: xr.Dataset) -> "Figure":
     """Figures 9 and 10: what happens, and what the Hessian tells, of the last three budgets; and
     their ratio."""
-    some = dataset.isel(budget=slice(-3, None))
+    latest = dataset.isel(budget=slice(-3, None))
     top = kept_rates(dataset)
     kinds = (
-        ("noise", "noise", "noise $λ$", some, "Gaussian noise (Fig. 9)"),
+        ("noise", "noise", "noise $λ$", latest, "Gaussian noise (Fig. 9)"),
         *(
             (
                 "tuned",
                 "scale",
                 "share of the way",
-                some.sel(task=t, rate=top.sel(task=t)),
+                latest.sel(task=t, rate=top.sel(task=t)),
                 _tuned_to(t, top),
             )
             for t in dataset["task"].values
         ),
     )
     figure, axes = style.figure(2, len(kinds), width=2.9, height=2.6)
-    colors = [style.PALETTE[k] for k in (5, 0, 1)][-some.sizes["budget"] :]
+    colors = [style.PALETTE[k] for k in (5, 0, 1)][-latest.sizes["budget"] :]
     for column, (name, dim, label, part, title) in enumerate(kinds):
         upper, lower = axes[:, column]
-        for budget, color in zip(some["budget"].values, colors, strict=True):
-            one = part.sel(budget=budget)
-            increase, predicted = (one[f"{name}_{k}"] for k in ("increase", "predicted"))
+        for budget, color in zip(latest["budget"].values, colors, strict=True):
+            at = part.sel(budget=budget)
+            increase, predicted = (at[f"{name}_{k}"] for k in ("increase", "predicted"))
             _curve(upper, increase, dim, color=color, fmt="o-")
             _curve(upper, predicted, dim, color=color, fmt="--")
             ratio = increase.mean("seed") / predicted.mean("seed")
-            lower.plot(one[dim], ratio, "o-", color=color, ms=3, lw=1.3)
+            lower.plot(at[dim], ratio, "o-", color=color, ms=3, lw=1.3)
         highest = float(part[f"{name}_increase"].mean("seed").max())
         lowest = min(0.0, float(part[f"{name}_increase"].mean("seed").min()))
         upper.set(ylim=(1.4 * lowest, 1.6 * highest), title=title)
@@ -334,7 +339,7 @@ def _hessian(dataset: xr.Dataset) -> "Figure":
             _sizes(lower, dataset, "noise")
     axes[0, 0].set_ylabel("increase of the\npre-training loss (nats)")
     axes[1, 0].set_ylabel("increase / prediction\n(ratio of means)")
-    lines = _lines(colors, [count(b) for b in some["budget"].values])
+    lines = _lines(colors, [count(b) for b in latest["budget"].values])
     lines += _lines([style.INK], ["Hessian"], ls="--", marker="")
     _legend(figure, lines, "tokens of\npre-training")
     return figure

@@ -34,28 +34,28 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         held_out = corpus.held_out(config.held_out, config.seed)
     bases: list[PyTree] = []
     for budget in config.pretrain.budgets:
-        for k, some in _parts(config, range(config.replicates)):
-            found = stage(
+        for k, part in _parts(config, range(config.replicates)):
+            trained = stage(
                 f"pre-train {budget} tokens{k}",
-                partial(stages.pre_train, config, net, corpus, where, budget, some),
+                partial(stages.pre_train, config, net, corpus, where, budget, part),
                 folder=True,
             )
-            bases += training.unstacked(found, len(some))
+            bases += training.unstacked(trained, len(part))
     plan = list(itertools.product(range(len(config.pretrain.budgets)), range(config.replicates)))
     noisy = _joined(
-        stage(f"perturb{k}", partial(stages.perturb, config, net, where, held_out, bases, some))
-        for k, some in _parts(config, range(len(plan)))
+        stage(f"perturb{k}", partial(stages.perturb, config, net, where, held_out, bases, part))
+        for k, part in _parts(config, range(len(plan)))
     )
     tuned = []
     for i, task in enumerate(taught):
         runs = list(itertools.product(range(len(plan)), range(len(config.tune.rates))))
         name = config.tune.tasks[i] if config.tune.tasks[i] in tasks.TASKS else f"task {i + 1}"
         tune = partial(stages.fine_tune, config, net, where, held_out, task, bases)
-        found = _joined(
-            stage(f"fine-tune {name}{k}", partial(tune, some), folder=True)
-            for k, some in _parts(config, runs)
+        measured = _joined(
+            stage(f"fine-tune {name}{k}", partial(tune, part), folder=True)
+            for k, part in _parts(config, runs)
         )
-        tuned.append(found)
+        tuned.append(measured)
     theory = stage("two-layer theory", stages.theory)
     frequencies = corpus.unigram(held_out)
     return _dataset(config, noisy, tuned, theory).assign(unigram=((), frequencies))
@@ -83,13 +83,13 @@ def _dataset(config: Config, noisy: Any, tuned: Sequence[Any], theory: Any) -> x
     for name in ("increase", "predicted", "draws_error"):
         data[f"noise_{name}"] = ((*models, "noise"), noisy[name].reshape(*shape, -1), nats)
     for name, value in tuned[0].items():
-        each = np.stack([found[name] for found in tuned])
+        values = np.stack([measured[name] for measured in tuned])
         dims = runs if value.ndim == 1 else (*runs, "scale")
-        each = each.reshape(len(tuned), *shape, len(config.tune.rates), *value.shape[1:])
-        data[f"tuned_{name}"] = (dims, each, {} if name == "distance" else nats)
-    for name, found in theory.items():
-        data[f"theory_{name}_loss"] = ((f"theory_{name}", f"theory_{name}_time"), found["loss"])
-        data[f"theory_{name}_inflection"] = (f"theory_{name}", found["inflection"])
+        values = values.reshape(len(tuned), *shape, len(config.tune.rates), *value.shape[1:])
+        data[f"tuned_{name}"] = (dims, values, {} if name == "distance" else nats)
+    for name, curves in theory.items():
+        data[f"theory_{name}_loss"] = ((f"theory_{name}", f"theory_{name}_time"), curves["loss"])
+        data[f"theory_{name}_inflection"] = (f"theory_{name}", curves["inflection"])
     coords = {
         "budget": ("budget", np.asarray(config.pretrain.budgets), {"units": "tokens"}),
         "seed": np.arange(config.replicates),
@@ -97,8 +97,8 @@ def _dataset(config: Config, noisy: Any, tuned: Sequence[Any], theory: Any) -> x
         "rate": np.asarray(config.tune.rates),
         "scale": np.asarray(config.tune.scales),
         "task": [Path(name).stem for name in config.tune.tasks],
-        **{f"theory_{name}": found["row"] for name, found in theory.items()},
-        **{f"theory_{name}_time": found["time"] for name, found in theory.items()},
+        **{f"theory_{name}": diagram["row"] for name, diagram in theory.items()},
+        **{f"theory_{name}_time": diagram["time"] for name, diagram in theory.items()},
     }
     net = presets.build(config.network)
     params = jax.eval_shape(lambda key: training.first(net, key), jax.random.key(0))

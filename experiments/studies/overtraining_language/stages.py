@@ -86,21 +86,21 @@ def perturb(
 ) -> dict[str, np.ndarray]:
     """What noise does to some of the models: `gaussian_sensitivity`, [model, noise]."""
     initial = _initial(config, net, range(config.replicates))
-    deviations = [jax.tree.map(lambda x: np.float32(x.std()), one) for one in initial]
+    deviations = [jax.tree.map(lambda x: np.float32(x.std()), params) for params in initial]
     of = [k % config.replicates for k in some]
-    each = where.spread(
+    members = where.spread(
         training.stacked(where.filled([bases[k] for k in some])),
         training.stacked(where.filled([deviations[r] for r in of])),
         jnp.stack(where.filled([_keys(config, r)[2] for r in of])),
     )
-    found = _perturbed(
-        net, config.draws, config.memory.at_once, held_out, jnp.asarray(config.noise), *each
+    sensitivity = _perturbed(
+        net, config.draws, config.memory.at_once, held_out, jnp.asarray(config.noise), *members
     )
     named = {
-        "base": found.loss,
-        "increase": found.increase.value,
-        "predicted": found.predicted.value,
-        "draws_error": found.increase.stderr,
+        "base": sensitivity.loss,
+        "increase": sensitivity.increase.value,
+        "predicted": sensitivity.predicted.value,
+        "draws_error": sensitivity.increase.stderr,
     }
     return {name: value[: len(some)] for name, value in sharding.gathered(named).items()}
 
@@ -109,13 +109,13 @@ def perturb(
 def _perturbed(net, draws, at_once, data, scales, params, deviations, keys) -> probe.Sensitivity:
     how: dict[str, Any] = {"draws": draws, "batch_size": at_once}
 
-    def one(params: PyTree, deviation: PyTree, key: jax.Array) -> probe.Sensitivity:
+    def of_model(params: PyTree, deviation: PyTree, key: jax.Array) -> probe.Sensitivity:
         loss = training.mean_loss(net)
         return probe.gaussian_sensitivity(
             loss, params, data, key, scales, deviation=deviation, **how
         )
 
-    return jax.vmap(one)(params, deviations, keys)
+    return jax.vmap(of_model)(params, deviations, keys)
 
 
 def fine_tune(
@@ -158,27 +158,27 @@ def fine_tune(
         config=config,
         save_every=config.save_every,
     )
-    each = where.spread(
+    pair = where.spread(
         training.stacked(where.filled(before)), training.stacked(where.filled(after))
     )
-    found = _tuned(
-        net, config.memory.at_once, held_out, task, jnp.asarray(config.tune.scales), *each
+    measured = _tuned(
+        net, config.memory.at_once, held_out, task, jnp.asarray(config.tune.scales), *pair
     )
-    return {name: value[: len(some)] for name, value in sharding.gathered(found).items()}
+    return {name: value[: len(some)] for name, value in sharding.gathered(measured).items()}
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _tuned(net, at_once, held_out, task, scales, before, after) -> dict[str, jax.Array]:
     loss, count = training.mean_loss(net), len(task.validation.tokens)
-    both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), task.validation, task.test)
+    examples = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), task.validation, task.test)
 
-    def one(before: PyTree, after: PyTree) -> dict[str, jax.Array]:
+    def of_run(before: PyTree, after: PyTree) -> dict[str, jax.Array]:
         line = probe.fine_tuning_sensitivity(
             loss, before, after, held_out, scales, batch_size=at_once
         )
         apart = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), before, after)
         ends = jax.tree.map(lambda *leaves: jnp.stack(leaves), before, after)
-        own = jax.lax.map(lambda p: training.each_nll(net, p, both, at_once), ends)
+        own = jax.lax.map(lambda p: training.each_nll(net, p, examples, at_once), ends)
         return {
             "increase": line.increase,
             "predicted": line.predicted,
@@ -188,7 +188,7 @@ def _tuned(net, at_once, held_out, task, scales, before, after) -> dict[str, jax
             "test": own[1, count:].mean(),
         }
 
-    return jax.vmap(one)(before, after)
+    return jax.vmap(of_run)(before, after)
 
 
 LINEAR = {  # of the two-layer theory
@@ -200,13 +200,13 @@ LINEAR = {  # of the two-layer theory
 def theory() -> dict[str, Any]:
     """Pre-training loss of two-layer linear networks after noise and after fine-tuning, by its size
     and the pre-training time, and the time after which more hurts (0 where none does)."""
-    found = {}
+    curves = {}
     for name, linear in LINEAR.items():
         forms = closed_forms(linear)
-        found[name] = {
+        curves[name] = {
             "loss": forms["loss"],
             "inflection": np.nan_to_num(forms["inflection"]),
             "row": np.linspace(*linear.rows, linear.points),
             "time": linear.tasks.times(linear.tasks.spectrum(), linear.points),
         }
-    return found
+    return curves

@@ -63,10 +63,10 @@ class Corpus(NamedTuple):
 
     def batch(self, step: int, *, seed: int, size: int) -> Batch:
         """The batch of a pre-training step."""
-        some = tokens.batch(
+        windows = tokens.batch(
             self.text.train, step, seed=seed, size=size, context=self.context, chosen=self.usual[0]
         )
-        return scored(np.concatenate([some.inputs, some.targets[:, -1:]], 1))
+        return scored(np.concatenate([windows.inputs, windows.targets[:, -1:]], 1))
 
     def held_out(self, count: int, seed: int) -> Batch:
         """`count` blocks held out from pre-training."""
@@ -77,8 +77,8 @@ class Corpus(NamedTuple):
         learn from (each seen once more than it was)."""
         counts = np.ones(self.text.vocab)
         for start in range(0, len(self.text.train), tokens.CHUNK):
-            some = np.asarray(self.text.train[start : start + tokens.CHUNK])
-            counts += np.bincount(some, minlength=self.text.vocab)
+            chunk = np.asarray(self.text.train[start : start + tokens.CHUNK])
+            counts += np.bincount(chunk, minlength=self.text.vocab)
         return float(-np.log(counts / counts.sum())[batch.tokens[..., 1:]].mean())
 
 
@@ -102,20 +102,20 @@ def load(data: TextData, vocab: int, context: int, names: Sequence[str]) -> Corp
             f"data.name: the network has {vocab} tokens, {data.source.name} {text.VOCAB}; 'c4' is "
             f"{other.name}, published at {other.home}"
         )
-    found = data.read()
-    if found.vocab > vocab:
+    loaded = data.read()
+    if loaded.vocab > vocab:
         raise ValueError(
-            f"data: {data.folder} has a vocabulary of {found.vocab}; the network has {vocab}"
+            f"data: {data.folder} has a vocabulary of {loaded.vocab}; the network has {vocab}"
         )
     if "shifted" in names:
-        means = [tokens.block_means(part, context) for part in (found.train, found.held_out)]
+        means = [tokens.block_means(part, context) for part in (loaded.train, loaded.held_out)]
         level = np.percentile(means[0], SHIFTED)
         learn, held_out = (np.flatnonzero(mean <= level) for mean in means)
     else:
         learn, held_out = (
-            np.arange(tokens.blocks(part, context)) for part in (found.train, found.held_out)
+            np.arange(tokens.blocks(part, context)) for part in (loaded.train, loaded.held_out)
         )
-    return Corpus(found, context, (learn, held_out))
+    return Corpus(loaded, context, (learn, held_out))
 
 
 def check(names: Sequence[str]) -> None:
@@ -136,13 +136,13 @@ def task(name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int) -> T
     if name == "questions":
         items = choices.generate(seed, sum(sizes))
         parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-        some = _questions(items, corpus.context)
-        return Task(*(Batch(*(leaf[part] for leaf in some)) for part in parts))
+        batch = _questions(items, corpus.context)
+        return Task(*(Batch(*(leaf[part] for leaf in batch)) for part in parts))
     if name in TASKS:
         sources = [corpus.shifted(k) if name == "shifted" else corpus.usual[k] for k in (0, 1)]
         blocks = [_some("tune.tasks", sources[0], learn, seed)]
         blocks += np.split(_some("tune.tasks", sources[1], validation + test, seed), [validation])
-        batches = [corpus.windows(min(k, 1), some) for k, some in enumerate(blocks)]
+        batches = [corpus.windows(min(k, 1), index) for k, index in enumerate(blocks)]
         if name == "rotated":
             batches = [Batch(rotated(batch.tokens), batch.scored) for batch in batches]
         return Task(*batches)
@@ -174,7 +174,7 @@ def rotated(sequences: Int32[np.ndarray, "*any"]) -> Int32[np.ndarray, "*any"]:
 def _questions(items: Sequence[choices.Item], context: int) -> Batch:
     """Each question with its right answer and a new line, filled up with spaces."""
     sequences = np.zeros((len(items), context + 1), np.int32)
-    known = np.zeros((len(items), context), bool)
+    mask = np.zeros((len(items), context), bool)
     for i, item in enumerate(items):
         line = text.encode(f"{item.context}{item.choices[item.answer]}\n".encode())
         if len(line) > context + 1:
@@ -182,5 +182,5 @@ def _questions(items: Sequence[choices.Item], context: int) -> Batch:
                 f"model.context: a question has {len(line)} tokens, the network sees {context} + 1"
             )
         sequences[i, : len(line)] = line
-        known[i, : len(line) - 1] = True
-    return Batch(sequences, known)
+        mask[i, : len(line) - 1] = True
+    return Batch(sequences, mask)

@@ -78,8 +78,8 @@ class Layout(NamedTuple):
 
 def layout(shard: Shard) -> Layout:
     """Over all devices, unless there is one or `shard` is "no"."""
-    one = sharding.layout("data" if shard == "members" else shard)
-    return Layout(one, shard == "members" and one.mesh is not None)
+    inner = sharding.layout("data" if shard == "members" else shard)
+    return Layout(inner, shard == "members" and inner.mesh is not None)
 
 
 def unstacked(tree: PyTree, count: int) -> list[PyTree]:
@@ -93,9 +93,9 @@ def nll(
     """Per example the mean over its scored tokens of their negative log-likelihood given those
     before, in nats; with a key under dropout."""
     inputs, targets = batch.tokens[..., :-1], batch.tokens[..., 1:]
-    each = token_losses(net, {"params": params}, inputs, targets, key)
-    known = batch.scored
-    return jnp.where(known, each, 0).sum(-1) / jnp.maximum(known.sum(-1), 1)
+    losses = token_losses(net, {"params": params}, inputs, targets, key)
+    scored = batch.scored
+    return jnp.where(scored, losses, 0).sum(-1) / jnp.maximum(scored.sum(-1), 1)
 
 
 @functools.lru_cache(maxsize=4)
@@ -108,8 +108,8 @@ def each_nll(
     net: nn.Module, params: PyTree, batch: Batch, at_once: int
 ) -> Float[Array, " example"]:
     """The same, so many examples at a time."""
-    one = lambda example: nll(net, params, example)  # noqa: E731
-    return jax.lax.map(one, batch, batch_size=at_once)
+    of_example = lambda example: nll(net, params, example)  # noqa: E731
+    return jax.lax.map(of_example, batch, batch_size=at_once)
 
 
 def stacked(trees: Sequence[PyTree]) -> PyTree:
@@ -122,11 +122,11 @@ def _fit(net: nn.Module, training: Training, count: int, where: Layout) -> Fit:
     """The training of `count` members by one compiled step."""
 
     def loss(params: PyTree, mutable: PyTree, batch: Batch, key: Array) -> Any:
-        one = lambda p, b, k: nll(net, p, b, k).mean()  # noqa: E731
-        each = jax.vmap(one, (0, 1, 0))(params, batch, jax.random.split(key, count))
+        member_loss = lambda p, b, k: nll(net, p, b, k).mean()  # noqa: E731
+        losses = jax.vmap(member_loss, (0, 1, 0))(params, batch, jax.random.split(key, count))
         # the mean is told; the sum's gradient is each member's own
-        total = each.sum()
-        return each.mean() + (total - jax.lax.stop_gradient(total)), {}, mutable
+        total = losses.sum()
+        return losses.mean() + (total - jax.lax.stop_gradient(total)), {}, mutable
 
     return Fit(loss, training, where)
 
@@ -152,13 +152,13 @@ def together(
 ) -> list[PyTree]:
     """The parameters of all members after `steps`, from those given; `batch(step)` has their
     examples, [example, member, ...]. The optimizer's `members` are theirs."""
-    many = where.filled(params)
+    members = where.filled(params)
     shares = training.optimizer.members or (1.0,) * len(params)
     optimizer = dataclasses.replace(training.optimizer, members=tuple(where.filled(shares)))
-    fit = _fit(net, dataclasses.replace(training, optimizer=optimizer), len(many), where)
+    fit = _fit(net, dataclasses.replace(training, optimizer=optimizer), len(members), where)
     which = np.asarray(where.filled(range(len(params))))
     trained = fit.run(
-        fit.start(stacked(many), key),
+        fit.start(stacked(members), key),
         lambda t: jax.tree.map(lambda x: x[:, which], batch(t)),
         steps,
         directory,

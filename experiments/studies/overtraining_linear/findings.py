@@ -37,9 +37,9 @@ def summary(dataset: "xr.Dataset") -> str:
             f"{(share < 0.5).mean():.0%}; the largest curvature ends at "
             f"{float(dataset.sharpness_theory[-1]):.3g} (4 σ_1). {agree}"
         )
-    found = dataset.inflection.values
-    hurt = np.isfinite(found)
-    when = f", first at time {np.nanmin(found):.2f}" if hurt.any() else ""
+    inflection = dataset.inflection.values
+    hurt = np.isfinite(inflection)
+    when = f", first at time {np.nanmin(inflection):.2f}" if hurt.any() else ""
     return (
         f"More pre-training hurts in {hurt.mean():.0%} of the rows{when}; "
         f"the range of times ends at {float(dataset.x[-1]):.1f}. {agree}"

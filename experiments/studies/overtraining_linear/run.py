@@ -31,7 +31,7 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
 
     theory = stage("closed forms", partial(closed_forms, config))
     key = jax.random.key(config.seed)
-    found = (
+    simulated = (
         [
             stage(f"networks {i + 1}/{config.networks.cells[1]}", partial(_column, config, key, i))
             for i in range(config.networks.cells[1])
@@ -42,7 +42,7 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     x, rows = _axis(config, config.points), _rows(config, config.points)
     data: dict[str, Any] = {}
     for name in ("loss", "tuned"):
-        values = np.concatenate([f[name] for f in found], axis=-1)  # [seed, row, x]
+        values = np.concatenate([f[name] for f in simulated], axis=-1)  # [seed, row, x]
         data[f"{name}_theory"] = (("row", "x"), theory[name])
         data[f"{name}_mean"] = (("cell_row", "cell_x"), values.mean(0))
         data[f"{name}_std"] = (("cell_row", "cell_x"), values.std(0, ddof=1))
@@ -52,7 +52,7 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
         data["fixed"] = (("fixed_rate", "kind", "x"), theory["fixed"])
     for name in ("trace", "sharpness"):
         if name in theory:
-            values = found[0][name]
+            values = simulated[0][name]
             data[f"{name}_theory"] = ("x", theory[name])
             data[f"{name}_mean"] = ("cell_x", values.mean(0))
             data[f"{name}_std"] = ("cell_x", values.std(0, ddof=1))
@@ -102,16 +102,16 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
         y = modes.mode(x[:, None], np.exp(-2 * config.tasks.tau), sigma)
         loss, tuned = _after(config, y, sigma, rows[:, None], x)
         best = x[np.asarray(loss).argmin(1)]
-        found = {"loss": loss, "tuned": tuned}
+        curves = {"loss": loss, "tuned": tuned}
         if config.diagram == "sensitivity":
-            found["trace"] = 4 * config.tasks.d * y.sum(-1)
-            found["sharpness"] = sharpness.mode_sharpness(y, sigma)
+            curves["trace"] = 4 * config.tasks.d * y.sum(-1)
+            curves["sharpness"] = sharpness.mode_sharpness(y, sigma)
         else:
-            found["inflection"] = np.where(best < x[-1], best, np.nan)
+            curves["inflection"] = np.where(best < x[-1], best, np.nan)
         if config.diagram == "trade_off":
             few = np.array([_fall(config, x[-1], p) for p in rows])[:, None]
-            found["fixed"] = np.stack(_noisy(config, y, sigma, few), axis=1)
-        return {name: np.asarray(value) for name, value in found.items()}
+            curves["fixed"] = np.stack(_noisy(config, y, sigma, few), axis=1)
+        return {name: np.asarray(value) for name, value in curves.items()}
 
 
 def _after(config: Config, y: Any, sigma: np.ndarray, row: Any, time: Any):
@@ -157,9 +157,9 @@ def _cost(config: Config, decay: float, ratios: np.ndarray) -> tuple[np.ndarray,
 def _column(config: Config, key: jax.Array, i: int) -> dict[str, np.ndarray]:
     """`_cost` of simulated networks at the i-th decay: [seed, row, 1]."""
     sigma = config.tasks.spectrum(float(_axis(config, config.networks.cells[1])[i]))
-    found = simulate(config, jax.random.fold_in(key, i), sigma)
+    losses = simulate(config, jax.random.fold_in(key, i), sigma)
     size = np.sum(sigma**2)
-    return {k: (v[..., -1:] - v.min(-1, keepdims=True)) / size for k, v in found.items()}
+    return {k: (v[..., -1:] - v.min(-1, keepdims=True)) / size for k, v in losses.items()}
 
 
 def simulate(config: Config, key: jax.Array, sigma: np.ndarray) -> dict[str, np.ndarray]:
@@ -169,12 +169,14 @@ def simulate(config: Config, key: jax.Array, sigma: np.ndarray) -> dict[str, np.
     legs = np.diff(times, prepend=0.0)
     rows = _rows(config, cells[0])
     # As many steps in every leg, so that shapes agree: the longest goes at `networks.rate`.
-    one = partial(_network, config, int(np.ceil(legs.max() / config.networks.rate)))
+    network = partial(_network, config, int(np.ceil(legs.max() / config.networks.rate)))
     keys = jax.random.split(key, config.networks.seeds)
     targets = np.stack([config.tasks.target(sigma, ratio) for ratio in _ratios(config, rows)])
     grid = (sigma, targets, _rates(config, rows[:, None], times), rows, legs)
-    found = over_devices(jax.jit(jax.vmap(one, (0, None))))(keys, jax.tree.map(jnp.asarray, grid))
-    return {k: np.asarray(v, np.float64) for k, v in found.items()}
+    losses = over_devices(jax.jit(jax.vmap(network, (0, None))))(
+        keys, jax.tree.map(jnp.asarray, grid)
+    )
+    return {k: np.asarray(v, np.float64) for k, v in losses.items()}
 
 
 def _ratios(config: Config, rows: np.ndarray) -> np.ndarray:
@@ -227,11 +229,11 @@ def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[st
         return {"loss": kinds[0], "tuned": kinds[1]}
 
     over_times = jax.vmap(tune, (0, None, 0, None))
-    found = jax.vmap(over_times, (None, 0, 0, 0))(path, targets, rates, rows)
+    measured = jax.vmap(over_times, (None, 0, 0, 0))(path, targets, rates, rows)
     if config.diagram == "sensitivity":
         H = jax.lax.map(lambda layers: networks.hessian(layers, task), path)
-        found["trace"] = jnp.trace(H, axis1=1, axis2=2)
-        found["sharpness"] = jax.lax.map(lambda h: jnp.linalg.eigvalsh(h)[-1], H)
-        found["loss"] -= jax.vmap(lambda layers: loss(layers, task))(path)
-        found["tuned"] = rows[:, None] ** 2 / 2 * found["trace"]
-    return found
+        measured["trace"] = jnp.trace(H, axis1=1, axis2=2)
+        measured["sharpness"] = jax.lax.map(lambda h: jnp.linalg.eigvalsh(h)[-1], H)
+        measured["loss"] -= jax.vmap(lambda layers: loss(layers, task))(path)
+        measured["tuned"] = rows[:, None] ** 2 / 2 * measured["trace"]
+    return measured

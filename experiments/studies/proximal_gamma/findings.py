@@ -14,19 +14,19 @@ def summary(dataset: xr.Dataset) -> str:
     looks, starts = dataset["look"].values, dataset["start"].values.astype(str)
     last, cases = looks[-1], {f"{s} start": dataset.sel(start=s) for s in starts}
     when = ", ".join(map(str, looks))
-    best = line.by_case(cases, looks, lambda one, n: line.stated_best(one.sel(look=n)))
-    known = [(one, n) for one in cases.values() for n in looks if line.is_known(one.sel(look=n))]
+    best = line.by_case(cases, looks, lambda case, n: line.stated_best(case.sel(look=n)))
+    sharp = [(case, n) for case in cases.values() for n in looks if line.is_known(case.sel(look=n))]
     told = []
     for way in dataset["way"].values.astype(str):
         of_way = dataset.sel(way=way, look=last)
-        some = starts if way == "parameters" else starts[:1]
-        weight = " and ".join(stated(of_way["predicted"].sel(start=s)) for s in some)
+        shown = starts if way == "parameters" else starts[:1]
+        weight = " and ".join(stated(of_way["predicted"].sel(start=s)) for s in shown)
         cost = " and ".join(stated(of_way["excess"].sel(start=s), 3) for s in starts)
-        told.append(f"{LABELS[way]} {weight} (meets {line.met(known, way)}, costs {cost})")
+        told.append(f"{LABELS[way]} {weight} (meets {line.met(sharp, way)}, costs {cost})")
     plain = ", ".join(
         f"{end:g} "
         + " and ".join(
-            stated(one["end_excess"].sel(look=last, end=end), 3) for one in cases.values()
+            stated(case["end_excess"].sel(look=last, end=end), 3) for case in cases.values()
         )
         for end in line.ENDS
     )
@@ -55,18 +55,18 @@ def summary(dataset: xr.Dataset) -> str:
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """What Sec. 4.4 prints, and what became of it."""
-    one = dataset.isel(start=0, look=-1)
-    told, means = int(dataset["look"][-1]), one["predicted"].sel(way="mmd_mean")
+    at = dataset.isel(start=0, look=-1)
+    told, means = int(dataset["look"][-1]), at["predicted"].sel(way="mmd_mean")
     rank = "the text of Python's library, a small GPT"
-    lead = line.lead(one["loss"], one["scratch_loss"])
-    excess, ends = one["excess"].sel(way="mmd_mean"), one["end_excess"]
+    lead = line.lead(at["loss"], at["scratch_loss"])
+    excess, ends = at["excess"].sel(way="mmd_mean"), at["end_excess"]
     return [
         judged(
             "SAIL, Sec. 4.4",
             "the best gamma lies outside [0, 1], below 0",
             f"gamma* = {PUBLISHED} (GPT-2's tokens)",
-            f"{stated(one['best'])} after {told} steps ({rank})",
-            -one["best"].values,
+            f"{stated(at['best'])} after {told} steps ({rank})",
+            -at["best"].values,
         ),
         judged(
             "SAIL, Sec. 4.4 and eq. 11",

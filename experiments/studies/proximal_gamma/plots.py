@@ -43,7 +43,7 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 def _loss(dataset: "xr.Dataset") -> "Figure":
     """Figure 2b: a panel for each kind of start."""
     starts, looks = dataset["start"].values.astype(str), list(dataset["look"].values)
-    groups = [some for some in (looks[: looks.count(0)], looks[looks.count(0) :]) if some]
+    groups = [group for group in (looks[: looks.count(0)], looks[looks.count(0) :]) if group]
     fig, axes = style.figure(
         len(groups),
         len(starts),
@@ -53,16 +53,16 @@ def _loss(dataset: "xr.Dataset") -> "Figure":
         sharey="row",
     )
     grid = dataset["gamma"].values
-    for row, some in zip(axes, groups, strict=True):
+    for row, group in zip(axes, groups, strict=True):
         for ax, start in zip(row, starts, strict=True):
-            one = dataset.sel(start=start)
-            for n in some:
-                i, values = looks.index(n), one["loss"].sel(look=n)
+            at = dataset.sel(start=start)
+            for n in group:
+                i, values = looks.index(n), at["loss"].sel(look=n)
                 band(ax, grid, values, lw=1.5, **look(i))
-                mark_scratch(ax, one["scratch_loss"].sel(look=n), i)
-                mark_best(ax, values, one["best"].sel(look=n), i)
+                mark_scratch(ax, at["scratch_loss"].sel(look=n), i)
+                mark_best(ax, values, at["best"].sel(look=n), i)
             ax.set_xlim(grid[0], grid[-1])
-            mark_predicted(ax, one["predicted"])
+            mark_predicted(ax, at["predicted"])
             ax.set_title(f"{start} initial weights", pad=9)
         row[0].set_ylabel(STEP_LABEL)
     for ax in axes[-1]:
@@ -86,10 +86,10 @@ def _weights(dataset: "xr.Dataset") -> "Figure":
     fig, axes = style.figure(1, len(starts), width=width, height=height, sharey=True)
     span = dataset["gamma"].values[[0, -1]]
     for ax, start in zip(axes[0], starts, strict=True):
-        one = dataset.sel(start=start)
-        rows = {f"best, after {n} steps": one["best"].sel(look=n) for n in looks}
-        rows |= {LABELS[w]: one["predicted"].sel(way=w) for w in dataset["way"].values.astype(str)}
-        rows["as printed in Sec. 4.4, MMD, means"] = 1 - one["predicted"].sel(way="mmd_mean")
+        at = dataset.sel(start=start)
+        rows = {f"best, after {n} steps": at["best"].sel(look=n) for n in looks}
+        rows |= {LABELS[w]: at["predicted"].sel(way=w) for w in dataset["way"].values.astype(str)}
+        rows["as printed in Sec. 4.4, MMD, means"] = 1 - at["predicted"].sel(way="mmd_mean")
         weights(ax, rows, len(looks), span)
         ax.axvline(PUBLISHED, color=style.INK, lw=1, ls=":")
         ax.set_title(f"{start} initial weights")
@@ -105,13 +105,13 @@ def _weights(dataset: "xr.Dataset") -> "Figure":
 
 def _distances(dataset: "xr.Dataset") -> "Figure":
     """Distances between the parts as shares of the largest, with their mean standard errors."""
-    one = dataset.isel(alpha=0, beta=0)
+    at = dataset.isel(alpha=0, beta=0)
     names = dataset["distance"].values.astype(str)
     fig, axes = style.figure(width=6.4, height=1.2 + 0.42 * len(names))
     ax = axes[0, 0]
     for i, name in enumerate(names):
-        value = one["distance_value"].sel(distance=name).mean("seed")
-        error = one["distance_error"].sel(distance=name).mean("seed")
+        value = at["distance_value"].sel(distance=name).mean("seed")
+        error = at["distance_error"].sel(distance=name).mean("seed")
         unit = float(value.max())
         for k, pair in enumerate(dataset["pair"].values.astype(str)):
             y = len(names) - 1 - i + 0.22 * (1 - k)
@@ -136,15 +136,15 @@ def _overlap(dataset: "xr.Dataset") -> "Figure":
         rows, columns, width=max(3.8, 7.0 / columns), height=3.2, sharex=True, sharey=True
     )
     grid = dataset["gamma"].values
-    many = colormaps[style.SEQUENTIAL](np.linspace(0, 0.9, len(alphas)))
+    colors = colormaps[style.SEQUENTIAL](np.linspace(0, 0.9, len(alphas)))
     for ax, beta in zip(axes.flat, betas, strict=False):
         for i, alpha in enumerate(alphas):
-            one = dataset.sel(alpha=alpha, beta=beta)
-            drawn = look(i) if len(alphas) <= 4 else {"color": many[i], "ls": "-"}
-            band(ax, grid, one["overlap_loss"], lw=1.5, **drawn)
-            heights = one["overlap_loss"].min("gamma")
-            ax.plot(one["overlap_best"], heights, "o", ms=4, mec="white", color=drawn["color"])
-            x, _ = mean_and_error(one["overlap_predicted"].sel(distance="mmd"))
+            at = dataset.sel(alpha=alpha, beta=beta)
+            drawn = look(i) if len(alphas) <= 4 else {"color": colors[i], "ls": "-"}
+            band(ax, grid, at["overlap_loss"], lw=1.5, **drawn)
+            heights = at["overlap_loss"].min("gamma")
+            ax.plot(at["overlap_best"], heights, "o", ms=4, mec="white", color=drawn["color"])
+            x, _ = mean_and_error(at["overlap_predicted"].sel(distance="mmd"))
             if grid[0] < x < grid[-1]:
                 ax.axvline(float(x), color=drawn["color"], ls=drawn["ls"], lw=0.9)
             elif np.isfinite(x):
@@ -160,7 +160,7 @@ def _overlap(dataset: "xr.Dataset") -> "Figure":
         ax.set_ylabel(STEP_LABEL)
     lines = [
         Line2D([], [], label=f"α = {alpha:g}", **look(i)) if len(alphas) <= 4
-        else Line2D([], [], label=f"α = {alpha:g}", color=many[i])
+        else Line2D([], [], label=f"α = {alpha:g}", color=colors[i])
         for i, alpha in enumerate(alphas)
     ]  # fmt: skip
     dot: dict[str, Any] = {"marker": "o", "mec": "white", "color": style.INK}

@@ -29,12 +29,12 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     def swept(start: Start, overlaps: tuple[float, float], steps: int) -> dict[str, Any]:
         parts = training.parts(data, training.sources(config, data, *overlaps))
         learned = training.learn(config, weights_of(STARTS[start]), data, *parts)
-        found = training.tune(config, steps, learned["model"], data)
+        tuned = training.tune(config, steps, learned["model"], data)
         models = jax.device_get(learned["model"])  # theta_1, theta_2 and theta*
         weights = line.weights_by_parameters(models, jax.tree.map(lambda leaf: leaf[:, 2], models))
-        return {"scratch": learned["loss"][:, 2], **found, "parameters": weights}
+        return {"scratch": learned["loss"][:, 2], **tuned, "parameters": weights}
 
-    apart, found, overlapping = {}, {}, {}
+    apart, sweeps, overlapping = {}, {}, {}
     for overlaps in config.overlaps.pairs():
         name = "alpha {:g}, beta {:g}".format(*overlaps)
         apart[overlaps] = stage(
@@ -46,16 +46,16 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             continue
         for start in config.starts:
             compute = partial(swept, start, overlaps, config.looks[-1])
-            found[start] = stage(f"sweep, {start} start", compute)
-    return _dataset(config, apart, found, overlapping)
+            sweeps[start] = stage(f"sweep, {start} start", compute)
+    return _dataset(config, apart, sweeps, overlapping)
 
 
-def _dataset(config: Config, apart: Mapping, found: Mapping, overlapping: Mapping) -> xr.Dataset:
+def _dataset(config: Config, apart: Mapping, sweeps: Mapping, overlapping: Mapping) -> xr.Dataset:
     gamma, main = config.gamma.values(), apart[0, 0]
     seeds, alphas, betas = config.replicates, config.overlaps.alphas, config.overlaps.betas
-    loss = np.stack([np.asarray(found[s]["loss"], float) for s in config.starts])
+    loss = np.stack([np.asarray(sweeps[s]["loss"], float) for s in config.starts])
     loss = loss.swapaxes(2, 3)  # [start, seed, look, gamma]
-    predicted = np.stack([np.c_[main["weight"], found[s]["parameters"]].T for s in config.starts])
+    predicted = np.stack([np.c_[main["weight"], sweeps[s]["parameters"]].T for s in config.starts])
     where = np.broadcast_to(predicted[..., None], (*predicted.shape, len(config.looks)))
     several = np.broadcast_to(loss[:, None], (*where.shape, len(gamma)))
     first = loss[0, :, config.looks.index(config.overlaps.steps)]
@@ -80,7 +80,7 @@ def _dataset(config: Config, apart: Mapping, found: Mapping, overlapping: Mappin
             "loss": (("start", "seed", "look", "gamma"), loss, {"units": "nats per character"}),
             "scratch_loss": (
                 ("start", "seed", "look"),
-                np.stack([found[s]["scratch"] for s in config.starts]).astype(float),
+                np.stack([sweeps[s]["scratch"] for s in config.starts]).astype(float),
             ),
             "best": (("start", "seed", "look"), line.lowest(gamma, loss)),
             "predicted": (("start", "way", "seed"), predicted),

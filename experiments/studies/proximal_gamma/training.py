@@ -43,10 +43,10 @@ class Data(NamedTuple):
 
 def load(config: Config) -> Data:
     """Parts by the percentiles of the text to learn from; ValueError where they are too small."""
-    learn, kept = (text.blocks(tokens, config.blocks.length) for tokens in text.load())
+    learn, held_out = (text.blocks(tokens, config.blocks.length) for tokens in text.load())
     thresholds = np.percentile(learn.mean(1), PERCENTILES)
     parts = text.by_mean(learn, thresholds)
-    high = kept[text.by_mean(kept, thresholds)[2]]
+    high = held_out[text.by_mean(held_out, thresholds)[2]]
     for field, most in (
         ("held_out", len(high)),
         ("source", min(*map(len, parts[:2]), len(parts[2]) // 2)),
@@ -81,8 +81,8 @@ def next_token_loss(
 
 def held_out_loss(config: Config, held_out: Int[Array, "n length"], params: PyTree) -> Array:
     """The mean over all blocks, a few of them at a time."""
-    each = lambda block: next_token_loss(config, params, block[None])  # noqa: E731
-    return jax.lax.map(each, held_out.astype(int), batch_size=config.training.batch).mean()
+    block_loss = lambda block: next_token_loss(config, params, block[None])  # noqa: E731
+    return jax.lax.map(block_loss, held_out.astype(int), batch_size=config.training.batch).mean()
 
 
 def trained(
@@ -104,7 +104,7 @@ def trained(
         return blocks[which[drawn]].astype(int)
 
     end = descend(
-        lambda params, _, some: (next_token_loss(config, params, some), None),
+        lambda params, _, rows: (next_token_loss(config, params, rows), None),
         optax.scale_by_adam(),
         lambda t: how.rate * jnp.minimum(1, (t + 1) / how.warmup),
         params,
@@ -150,8 +150,8 @@ def _over(config: Config, fn: Callable[..., Any], *trees: PyTree) -> Any:
     seeds, several = jax.tree.leaves(trees)[0].shape[:2]
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), trees)
     count = min(config.at_once, seeds * several)
-    found = jax.lax.map(lambda some: fn(*some), flat, batch_size=count)
-    return jax.tree.map(lambda leaf: leaf.reshape(seeds, several, *leaf.shape[1:]), found)
+    results = jax.lax.map(lambda args: fn(*args), flat, batch_size=count)
+    return jax.tree.map(lambda leaf: leaf.reshape(seeds, several, *leaf.shape[1:]), results)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -160,12 +160,12 @@ def learn(config: Config, first: PyTree, data: Data, which: Array, count: Array)
     that of theta* is training from scratch."""
     measure = partial(held_out_loss, config, jnp.asarray(data.held_out))
 
-    def one(params: PyTree, part: tuple, key: Array) -> dict[str, Any]:
+    def of_part(params: PyTree, part: tuple, key: Array) -> dict[str, Any]:
         blocks, steps = jnp.asarray(data.blocks), config.training.steps
         model, loss = trained(config, params, blocks, part, key, steps, measure)
         return {"model": model, "loss": loss[_looks(config, steps)]}
 
-    return _over(config, one, first, (which, count), _keys(config)[:, 3:])
+    return _over(config, of_part, first, (which, count), _keys(config)[:, 3:])
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -175,7 +175,7 @@ def tune(config: Config, steps: int, models: PyTree, data: Data) -> dict[str, Ar
     part = target, jnp.asarray(len(target))
     measure = partial(held_out_loss, config, jnp.asarray(data.held_out))
 
-    def one(seed: Array, gamma: Array) -> Array:
+    def at_gamma(seed: Array, gamma: Array) -> Array:
         first, second = (jax.tree.map(lambda leaf, i=i: leaf[seed, i], models) for i in range(2))
         params = line.on_line(first, second, gamma)
         key = _keys(config)[seed, 5]
@@ -183,7 +183,7 @@ def tune(config: Config, steps: int, models: PyTree, data: Data) -> dict[str, Ar
 
     gamma = jnp.asarray(config.gamma.values(), jnp.float32)
     pairs = jnp.meshgrid(jnp.arange(config.replicates), gamma, indexing="ij")
-    return {"loss": _over(config, one, *pairs)}
+    return {"loss": _over(config, at_gamma, *pairs)}
 
 
 def unigrams(some: UInt8[np.ndarray, "block length"]) -> Float[np.ndarray, "block vocab"]:
@@ -208,10 +208,10 @@ def apart(config: Config, data: Data, overlaps: tuple[float, float]) -> dict[str
             data.blocks[rng.permutation(part)[: config.blocks.distance]]
             for part in (*pair, data.parts[2])
         ]
-        for i, (name, found) in enumerate(measured(*parts).items()):
-            value[seed, i] = [float(found[p].value) for p in line.PAIRS]
-            error[seed, i] = [float(found[p].stderr) for p in line.PAIRS]
-            weight[seed, i] = line.weight(found, squared=DISTANCES[name][0])
+        for i, (name, by_pair) in enumerate(measured(*parts).items()):
+            value[seed, i] = [float(by_pair[p].value) for p in line.PAIRS]
+            error[seed, i] = [float(by_pair[p].stderr) for p in line.PAIRS]
+            weight[seed, i] = line.weight(by_pair, squared=DISTANCES[name][0])
     return {"value": value, "error": error, "weight": weight}
 
 
@@ -222,10 +222,10 @@ def measured(
 ) -> dict[str, dict[str, Distance]]:
     """Every distance of every pair of three samples of blocks; pairs share their bandwidth."""
     streams = one, two, target
-    means = [some.mean(1) for some in streams]
-    shares = [unigrams(some) for some in streams]
+    means = [stream.mean(1) for stream in streams]
+    shares = [unigrams(stream) for stream in streams]
     bigrams = partial(distances.total_variation_tokens, n=2)
-    found = {
+    by_name = {
         "mmd_mean": line.mmd(*(mean[:, None] for mean in means)),
         "w1_mean": line.distances(distances.wasserstein, *means),
         "mmd": line.mmd(*shares),
@@ -234,4 +234,4 @@ def measured(
         "tv": line.distances(distances.total_variation_tokens, *streams),
         "tv_bigrams": line.distances(bigrams, *streams),
     }
-    return {name: found[name] for name in DISTANCES}
+    return {name: by_name[name] for name in DISTANCES}

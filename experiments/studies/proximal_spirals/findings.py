@@ -78,8 +78,8 @@ def _predicted(case: xr.Dataset, measure: str) -> xr.DataArray:
 
 
 def _here(margins: xr.DataArray, unit: str) -> str:
-    known = int(np.isfinite(margins).sum())
-    defined = "" if known == margins.size else f"; defined in {known} of {margins.size} seeds"
+    count = int(np.isfinite(margins).sum())
+    defined = "" if count == margins.size else f"; defined in {count} of {margins.size} seeds"
     return f"by {stated(margins, 3)} {unit}{defined}"
 
 
@@ -91,14 +91,14 @@ def summary(dataset: xr.Dataset) -> str:
         for h in dataset["sources"].values
         for s in dataset["start"].values
     }
-    best = line.by_case(cases, looks, lambda one, n: line.stated_best(one.sel(look=n)))
-    known = [(one, n) for one in cases.values() for n in looks if line.is_known(one.sel(look=n))]
+    best = line.by_case(cases, looks, lambda case, n: line.stated_best(case.sel(look=n)))
+    sharp = [(case, n) for case in cases.values() for n in looks if line.is_known(case.sel(look=n))]
     met = ", ".join(
-        f"{LABELS[way]} {line.met(known, way)}" for way in dataset["way"].values.astype(str)
+        f"{LABELS[way]} {line.met(sharp, way)}" for way in dataset["way"].values.astype(str)
     )
     when = ", ".join(map(str, looks))
     return (
         f"Best gamma (weight of theta_1; mean ± s.e. over {dataset.sizes['seed']} seeds) after "
         f"{when} epochs, by sources: {best}. The predicted gamma is within {line.DECIDED:g} s.e. "
-        f"of it, among the {len(known)} cases in which it is known to ± {line.SHARP:g}: {met}."
+        f"of it, among the {len(sharp)} cases in which it is known to ± {line.SHARP:g}: {met}."
     )

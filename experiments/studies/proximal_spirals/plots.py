@@ -36,8 +36,8 @@ MEASURES = {
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """All against gamma, for each start; the weights; and along training (SAIL, Figs. 8 and 9)."""
-    found = {f"gamma_{s}": _gamma(dataset, s) for s in dataset["start"].values.astype(str)}
-    return {**found, "weights": _weights(dataset), "epochs": _epochs(dataset)}
+    figures = {f"gamma_{s}": _gamma(dataset, s) for s in dataset["start"].values.astype(str)}
+    return {**figures, "weights": _weights(dataset), "epochs": _epochs(dataset)}
 
 
 def _panels(dataset: "xr.Dataset") -> "tuple[Figure, np.ndarray]":
@@ -57,16 +57,16 @@ def _gamma(dataset: "xr.Dataset", start: str) -> "Figure":
     fig, axes = _panels(dataset)
     gamma, looks = dataset["gamma"].values, dataset["look"].values
     for row, how in zip(axes, dataset["sources"].values, strict=True):
-        one = dataset.sel(sources=how, start=start)
+        at = dataset.sel(sources=how, start=start)
         for ax, measure in zip(row, MEASURES, strict=True):
             for i, n in enumerate(looks):
-                values = one[measure].sel(epoch=n)
+                values = at[measure].sel(epoch=n)
                 band(ax, gamma, values, lw=1.5, **look(i))
-                mark_scratch(ax, one[f"scratch_{measure}"].sel(epoch=n), i)
+                mark_scratch(ax, at[f"scratch_{measure}"].sel(epoch=n), i)
                 if measure == "loss":
-                    mark_best(ax, values, one["best"].sel(look=n), i)
+                    mark_best(ax, values, at["best"].sel(look=n), i)
             ax.set_xlim(gamma[0], gamma[-1])
-            mark_predicted(ax, one["predicted"])
+            mark_predicted(ax, at["predicted"])
     for ax in axes[-1]:
         ax.set_xlabel(GAMMA)
     lines = [Line2D([], [], label=f"after {n} epochs", **look(i)) for i, n in enumerate(looks)]
@@ -92,9 +92,9 @@ def _weights(dataset: "xr.Dataset") -> "Figure":
     span = dataset["gamma"].values[[0, -1]]
     for row, name in zip(axes, how, strict=True):
         for ax, start in zip(row, starts, strict=True):
-            one = dataset.sel(sources=name, start=start)
-            rows = {f"best, after {n} epochs": one["best"].sel(look=n) for n in looks}
-            rows |= {LABELS[w]: one["predicted"].sel(way=w) for w in ways}
+            at = dataset.sel(sources=name, start=start)
+            rows = {f"best, after {n} epochs": at["best"].sel(look=n) for n in looks}
+            rows |= {LABELS[w]: at["predicted"].sel(way=w) for w in ways}
             weights(ax, rows, len(looks), span)
             ax.set_title(f"{SOURCES[name]}, {start} start")
     for ax in axes[-1]:
@@ -108,13 +108,13 @@ def _epochs(dataset: "xr.Dataset") -> "Figure":
     gamma = dataset["gamma"].values
     norm, cmap = Normalize(gamma[0], gamma[-1]), colormaps[style.SEQUENTIAL]
     for row, how in zip(axes, dataset["sources"].values, strict=True):
-        one = dataset.sel(sources=how, start=start)
+        at = dataset.sel(sources=how, start=start)
         for ax, measure in zip(row, MEASURES, strict=True):
-            mean = one[measure].mean("seed")
+            mean = at[measure].mean("seed")
             for k, g in enumerate(gamma):
-                ax.plot(one["epoch"], mean.isel(gamma=k), color=cmap(norm(g)), lw=0.8)
-            scratch = one[f"scratch_{measure}"]
-            band(ax, one["epoch"], scratch, color=style.PALETTE[1], ls="--", lw=1.5)
+                ax.plot(at["epoch"], mean.isel(gamma=k), color=cmap(norm(g)), lw=0.8)
+            scratch = at[f"scratch_{measure}"]
+            band(ax, at["epoch"], scratch, color=style.PALETTE[1], ls="--", lw=1.5)
     for ax in axes[-1]:
         ax.set_xlabel("epochs on the target")
     bar = fig.colorbar(ScalarMappable(norm, cmap), ax=axes, label=GAMMA, shrink=0.6)

@@ -73,20 +73,20 @@ def _dataset(
         return weights[how, start][name]
 
     places = ("sources", "start")
-    found: dict[str, Any] = {
+    variables: dict[str, Any] = {
         name: (
             (*places, "seed", "epoch", "gamma"),
             over(lambda h, s, n=name: swept[h, s][n].swapaxes(1, 2)),
         )
         for name in MEASURED
     }
-    loss = found["loss"][1][..., looks, :].astype(float)
+    loss = variables["loss"][1][..., looks, :].astype(float)
     best = line.lowest(gamma, loss)
     predicted = over(lambda h, s: [way(name, h, s) for name in LABELS])
     where = np.broadcast_to(predicted[..., None], (*predicted.shape, len(looks)))
     several = np.broadcast_to(loss[:, :, None], (*where.shape, len(gamma)))
     per_seed = ("sources", "distance", "pair", "seed")
-    found |= {
+    variables |= {
         **{
             f"scratch_{name}": (
                 ("start", "seed", "epoch"),
@@ -116,7 +116,7 @@ def _dataset(
         ),
     }
     return xr.Dataset(
-        found,
+        variables,
         {
             "sources": list(config.sources),
             "start": list(config.starts),

@@ -63,11 +63,13 @@ def load(config: Config, how: Sources) -> Data:
             for n in (shape.points, shape.test)
         )
         target = order(rng, shape.points)
-        some = np.stack(spirals.sources(rng, train, how, shape.count))
-        return Data(train, test, some, target, np.stack([order(rng, shape.count) for _ in some]))
+        sources = np.stack(spirals.sources(rng, train, how, shape.count))
+        return Data(
+            train, test, sources, target, np.stack([order(rng, shape.count) for _ in sources])
+        )
 
-    found = [draw(seed) for seed in range(config.replicates)]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+    draws = [draw(seed) for seed in range(config.replicates)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *draws)
 
 
 def _apply(config: Config, params: PyTree, x: Any) -> Any:
@@ -102,7 +104,7 @@ def _trained(
     how = config.training
     feed = jnp.asarray(order).reshape(-1, how.batch)
     end = descend(
-        lambda params, _, some: (loss(config, params, some), None),
+        lambda params, _, sample: (loss(config, params, sample), None),
         optax.scale_by_adam(),
         lambda _: how.rate,
         params,
@@ -130,12 +132,12 @@ def initial(config: Config) -> PyTree:
 def scratch(config: Config, first: PyTree, data: Data) -> dict[str, Any]:
     """Training on the target from initial weights: `[seed, epoch]`."""
 
-    def one(params: PyTree, data: Data) -> dict[str, Any]:
+    def of_seed(params: PyTree, data: Data) -> dict[str, Any]:
         measure = lambda params: _measures(config, params, data.train, data.test)  # noqa: E731
-        model, found = _trained(config, params, data.train, data.order, measure)
-        return {"model": model, **found}
+        model, curves = _trained(config, params, data.train, data.order, measure)
+        return {"model": model, **curves}
 
-    return jax.vmap(one)(first, data)
+    return jax.vmap(of_seed)(first, data)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -145,18 +147,18 @@ def sweep(config: Config, first: PyTree, data: Data) -> dict[str, Any]:
     def learn(params: PyTree, points: Points, order: ArrayLike) -> PyTree:
         return _trained(config, params, points, order, lambda _: {})[0]
 
-    def each(first: PyTree, data: Data) -> dict[str, Any]:
+    def of_seed(first: PyTree, data: Data) -> dict[str, Any]:
         measure = lambda params: _measures(config, params, data.train, data.test)  # noqa: E731
         models = jax.vmap(learn)(first, _pick(data.train, data.sources), data.orders)
-        one, two = (jax.tree.map(lambda leaf, i=i: leaf[i], models) for i in range(2))
+        a, b = (jax.tree.map(lambda leaf, i=i: leaf[i], models) for i in range(2))
 
         def at(gamma: Array) -> dict[str, Array]:
-            params = line.on_line(one, two, gamma)
+            params = line.on_line(a, b, gamma)
             return _trained(config, params, data.train, data.order, measure)[1]
 
         return {"models": models, **jax.vmap(at)(jnp.asarray(config.gamma.values(), jnp.float32))}
 
-    return jax.vmap(each)(first, data)
+    return jax.vmap(of_seed)(first, data)
 
 
 def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
@@ -171,22 +173,22 @@ def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
     }
     # the target's points are fresh ones: those of the sources are among its training points
     learn, fresh = (
-        np.concatenate([some.x, some.y[..., None]], -1) for some in (data.train, data.test)
+        np.concatenate([points.x, points.y[..., None]], -1) for points in (data.train, data.test)
     )
     value = np.zeros((config.replicates, len(DISTANCES), len(line.PAIRS)))
     error = np.zeros_like(value)
     weight = np.zeros(value.shape[:2])
     for seed in range(config.replicates):
-        one, two = learn[seed][data.sources[seed]]
+        first, second = learn[seed][data.sources[seed]]
         # one kernel, hence one bandwidth, for the three pairs
         width = distances.median_distance(learn[seed], fresh[seed])
         measures["mmd"] = partial(distances.mmd, bandwidth=width)
         for i, (name, squared) in enumerate(DISTANCES.items()):
             target = fresh[seed][: config.data.count] if name == "w1" else fresh[seed]
-            found = line.distances(measures[name], one, two, target)
-            value[seed, i] = [float(found[pair].value) for pair in line.PAIRS]
-            error[seed, i] = [float(found[pair].stderr) for pair in line.PAIRS]
-            weight[seed, i] = line.weight(found, squared=squared)
+            by_pair = line.distances(measures[name], first, second, target)
+            value[seed, i] = [float(by_pair[pair].value) for pair in line.PAIRS]
+            error[seed, i] = [float(by_pair[pair].stderr) for pair in line.PAIRS]
+            weight[seed, i] = line.weight(by_pair, squared=squared)
     return {"value": value, "error": error, "weight": weight}
 
 
@@ -202,7 +204,7 @@ def gamma_by_loss(config: Config, data: Data, models: PyTree) -> Float[Array, " 
     loss after training for `loss_epochs`."""
     descent = optax.adam(DESCENT_RATE)
 
-    def one(data: Data, models: PyTree) -> Array:
+    def of_seed(data: Data, models: PyTree) -> Array:
         steps = config.loss_epochs * config.data.points // config.training.batch
         after = proximal.after_training(
             [jax.tree.map(lambda leaf, i=i: leaf[i], models) for i in range(2)],
@@ -221,4 +223,4 @@ def gamma_by_loss(config: Config, data: Data, models: PyTree) -> Float[Array, " 
         (gamma, _), _ = jax.lax.scan(step, (start, descent.init(start)), length=config.loss_steps)
         return gamma
 
-    return jax.vmap(one)(data, models)
+    return jax.vmap(of_seed)(data, models)

@@ -92,10 +92,10 @@ def summary(dataset: "xr.Dataset") -> str:
     if "outside" not in dataset:
         return f"{sentence}."
     measured, predicted = measured_boundary(dataset), dataset.boundary.sel(limit="mean").values
-    both = np.isfinite(measured)
-    if both.any():
-        ratio = (measured / predicted)[both]
-        first, last = dataset.mu.values[both][[0, -1]]
+    finite = np.isfinite(measured)
+    if finite.any():
+        ratio = (measured / predicted)[finite]
+        first, last = dataset.mu.values[finite][[0, -1]]
         sentence += (
             f". The measured boundary lies at {ratio[0]:.2f} times the predicted n for "
             f"μ = {first:g} and at {ratio[-1]:.2f} times for μ = {last:g}"

@@ -96,19 +96,19 @@ def _pretrain(config: Config, pairs: np.ndarray) -> dict[str, jax.Array]:
     sources = [_source(config, t, config.mus[mu]) for mu, t in pairs]
     students = [_student(config, t) for _, t in pairs]
     train = _train("pretrain", _side_by_side(config))
-    found = train((_stack(students), _stack(sources)), _options(config))
-    return {"w": found.network.w, "loss": found.loss}
+    descent = train((_stack(students), _stack(sources)), _options(config))
+    return {"w": descent.network.w, "loss": descent.loss}
 
 
 def _scratch(config: Config, i: int, samples: np.ndarray) -> dict[str, jax.Array]:
     students = _stack([_student(config, t) for t, _ in samples])
     data = _stack([_sample(config, t, draw, i) for t, draw in samples])
     single = jax.tree.map(lambda a: a.astype(jnp.float32), (students, *data))
-    found = _train("scratch", _side_by_side(config))(single, _options(config))
-    double = jax.tree.map(lambda a: a.astype(float), found.network)
+    descent = _train("scratch", _side_by_side(config))(single, _options(config))
+    double = jax.tree.map(lambda a: a.astype(float), descent.network)
     targets = _stack([_target(config, t) for t, _ in samples])
     risks = jax.lax.map(lambda pair: st.risk(*pair), (double, targets))
-    return {"risk": risks, "loss": found.loss.astype(float)}
+    return {"risk": risks, "loss": descent.loss.astype(float)}
 
 
 @cache
@@ -117,10 +117,10 @@ def _train(kind: str, at_once: int | None) -> Callable[..., st.Descent]:
     train = {"pretrain": st.pretrain, "scratch": st.scratch}[kind]
 
     @jax.jit
-    def each(problems: tuple, options: tuple) -> st.Descent:
-        return jax.lax.map(lambda one: train(*one, *options), problems, batch_size=at_once)
+    def descents(problems: tuple, options: tuple) -> st.Descent:
+        return jax.lax.map(lambda problem: train(*problem, *options), problems, batch_size=at_once)
 
-    return over_devices(each)
+    return over_devices(descents)
 
 
 def _transfer(config: Config, w: np.ndarray, index: np.ndarray) -> dict[str, jax.Array]:
@@ -151,10 +151,10 @@ _project = jax.jit(st.project)
 
 @jax.jit
 def _linear_risks(w: jax.Array, target: st.Network, data: tuple, cutoff: float) -> jax.Array:
-    def one(sample: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def risk(sample: tuple[jax.Array, jax.Array]) -> jax.Array:
         return st.risk(st.linear_transfer(w, *sample, cutoff), target)
 
-    return jax.lax.map(one, data)
+    return jax.lax.map(risk, data)
 
 
 def _middle(config: Config) -> int:
@@ -187,12 +187,12 @@ def _scratch_law(config: Config, scratch: list[dict]) -> "tuple[xr.Dataset, st.P
     """Scratch risks and the power law through them."""
     import xarray as xr
 
-    each = (config.teachers, config.draws)
-    risks = np.stack([part["risk"].reshape(each) for part in scratch], axis=-1)
-    losses = np.stack([part["loss"].reshape(each) for part in scratch], axis=-1)
+    shape = (config.teachers, config.draws)
+    risks = np.stack([part["risk"].reshape(shape) for part in scratch], axis=-1)
+    losses = np.stack([part["loss"].reshape(shape) for part in scratch], axis=-1)
     law = st.fit_power_law(config.ns, risks.mean(axis=1))
     targets = [_target(config, t) for t in range(config.teachers)]
-    found = xr.Dataset(
+    dataset = xr.Dataset(
         {
             "scratch_risk": (("teacher", "draw", "n"), risks),
             "scratch_loss": (("teacher", "draw", "n"), losses),
@@ -211,21 +211,21 @@ def _scratch_law(config: Config, scratch: list[dict]) -> "tuple[xr.Dataset, st.P
             "tolerance": config.descent.tolerance,
         },
     )
-    return found, law
+    return dataset, law
 
 
 def _dataset(
     config: Config, trained: Mapping, scratch: list, transfer: Mapping, kernels: Mapping
 ) -> "xr.Dataset":
     grid = (len(config.mus), config.teachers)
-    found, law = _scratch_law(config, scratch)
-    risks, variance = found.scratch_risk.values, found.variance.values
+    dataset, law = _scratch_law(config, scratch)
+    risks, variance = dataset.scratch_risk.values, dataset.variance.values
     linear = transfer["risk"].reshape(*grid, config.draws, len(config.ns))
     edge = st.boundary(law, transfer["outside"].reshape(grid).T)
     edges = st.interval(np.log(edge))
     gain = (risks - linear) / variance[:, None, None]
     pairs = ("mu", "teacher")
-    found = found.assign(
+    dataset = dataset.assign(
         {
             "linear_risk": (("mu", "teacher", "draw", "n"), linear),
             "gain": (("mu", "n"), gain.mean(axis=(1, 2))),
@@ -247,5 +247,5 @@ def _dataset(
         }
     )
     label = {"long_name": "fraction of target features missing"}
-    found = found.assign_coords(mu=("mu", list(config.mus), label))
-    return found.assign_attrs(kernel_mu=config.mus[_middle(config)])
+    dataset = dataset.assign_coords(mu=("mu", list(config.mus), label))
+    return dataset.assign_attrs(kernel_mu=config.mus[_middle(config)])

@@ -24,22 +24,22 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     import xarray as xr
 
     with jax.enable_x64(True):
-        found = [stage(f"case {i + 1}/2", partial(_case, config, i)) for i in range(2)]
+        cases = [stage(f"case {i + 1}/2", partial(_case, config, i)) for i in range(2)]
 
-    def both(name: str) -> np.ndarray:
-        return np.stack([case[name] for case in found])
+    def stacked(name: str) -> np.ndarray:
+        return np.stack([case[name] for case in cases])
 
     grid = ("case", "step")
     return xr.Dataset(
         {
-            "ridge": (grid, both("ridge"), {"long_name": "ridge strength", "units": "1"}),
-            "exact": (grid, both("exact")),
-            "limit": (grid, both("limit")),
-            "mean": (grid, both("mean")),
-            "std": (grid, both("std")),
-            "added": (("case", "strength", "draw"), both("added"), {"long_name": "risk added"}),
-            "best_ridge": ("case", both("best_ridge")),
-            "best_risk": ("case", both("best_risk")),
+            "ridge": (grid, stacked("ridge"), {"long_name": "ridge strength", "units": "1"}),
+            "exact": (grid, stacked("exact")),
+            "limit": (grid, stacked("limit")),
+            "mean": (grid, stacked("mean")),
+            "std": (grid, stacked("std")),
+            "added": (("case", "strength", "draw"), stacked("added"), {"long_name": "risk added"}),
+            "best_ridge": ("case", stacked("best_ridge")),
+            "best_risk": ("case", stacked("best_risk")),
         },
         {
             "n": ("case", list(config.ns), {"long_name": "target samples"}),
@@ -55,8 +55,8 @@ def _case(config: Config, i: int) -> Mapping[str, jax.Array]:
     ridge = jnp.linspace(0, config.ridge_max[i], config.ridges)
     key = jax.random.fold_in(jax.random.key(config.seed), i)
     best = dl.optimal_ridge(n, theta, config.sigma)
-    every = jnp.append(ridge, best)
-    risks = _simulate(key, n, config.d, theta, config.sigma, every, config.draws)
+    ridges = jnp.append(ridge, best)
+    risks = _simulate(key, n, config.d, theta, config.sigma, ridges, config.draws)
     return {
         "ridge": ridge,
         "exact": dl.linear_transfer_risk(n, theta, config.sigma, ridge),
@@ -71,7 +71,7 @@ def _case(config: Config, i: int) -> Mapping[str, jax.Array]:
 
 @partial(jax.jit, static_argnums=(1, 2, 6))
 def _simulate(key, n: int, d: int, theta, sigma, ridge: jax.Array, draws: int) -> jax.Array:
-    def one(key: jax.Array) -> jax.Array:
+    def of_draw(key: jax.Array) -> jax.Array:
         sample = problems.draw(key, n, d, theta, sigma)
 
         def at(ridge: jax.Array) -> jax.Array:
@@ -80,4 +80,4 @@ def _simulate(key, n: int, d: int, theta, sigma, ridge: jax.Array, draws: int) -
 
         return jax.vmap(at)(ridge)
 
-    return jax.lax.map(one, jax.random.split(key, draws))
+    return jax.lax.map(of_draw, jax.random.split(key, draws))

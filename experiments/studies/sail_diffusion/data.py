@@ -27,11 +27,11 @@ def load(config: Config) -> Latents:
     """
     sizes = presets.config(config.model)
     images = config.data.read(sizes["classes"])
-    shape, found = (sizes["channels"], sizes["side"], sizes["side"]), images.latents.shape[1:]
-    if found != shape:
+    shape, held = (sizes["channels"], sizes["side"], sizes["side"]), images.latents.shape[1:]
+    if held != shape:
         raise ValueError(
             f"model: {config.model} takes {list(shape)}, {config.data.file or config.data.name} "
-            f"holds {list(found)}"
+            f"holds {list(held)}"
         )
     patches = (sizes["side"] // sizes["patch"]) ** 2
     if images.features is not None and images.features.shape[1] != patches:
@@ -50,10 +50,10 @@ def load(config: Config) -> Latents:
 def batch(images: Latents, index: Int[np.ndarray, " b"]) -> Batch:
     """The images of `index`, in float32; `features` only where there are any."""
     x = np.asarray(images.latents[index], np.float32).transpose(0, 2, 3, 1)
-    found = {"x": images.scale * x + np.float32(images.bias), "labels": images.labels[index]}
+    fields = {"x": images.scale * x + np.float32(images.bias), "labels": images.labels[index]}
     if images.features is not None:
-        found["features"] = np.asarray(images.features[index], np.float32)
-    return found
+        fields["features"] = np.asarray(images.features[index], np.float32)
+    return fields
 
 
 def split(seed: int, replicate: int, n: int, held_out: int) -> Split:

@@ -27,10 +27,10 @@ READINGS = {"sail": "SAIL", "sail_clean": "SAIL with targets of the data"}
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """SAIL against REPA at each printed checkpoint and in each measure; REPA against SiT."""
     readings = {way: name for way, name in READINGS.items() if way in dataset["way"]}
-    found = _repa(dataset)
+    declared = _repa(dataset)
     for way, name in (readings or {"sail": READINGS["sail"]}).items():
-        found += _sail(dataset, way, name) + _sooner(dataset, way, name)
-    return found
+        declared += _sail(dataset, way, name) + _sooner(dataset, way, name)
+    return declared
 
 
 def _at(dataset: xr.Dataset, share: float) -> int:
@@ -53,16 +53,16 @@ def _missing(where: str, claim: str, paper: str) -> Finding:
 
 
 def _repa(dataset: xr.Dataset) -> list[Finding]:
-    found = []
+    declared = []
     for measure, (name, printed, column, _) in MEASURES.items():
         claim = f"REPA's loss gives SiT a better {name} at the end of training"
         paper = f"{printed} {SIT[column]:g} -> {PRINTED[1][column][0]:g} after 400K steps, {SCALE}"
-        found.append(judged(TABLE, claim, paper, *_pair(dataset, 1, measure, ("sit", "repa"))))
-    return found
+        declared.append(judged(TABLE, claim, paper, *_pair(dataset, 1, measure, ("sit", "repa"))))
+    return declared
 
 
 def _sail(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
-    found = []
+    declared = []
     for measure, (name, printed, column, sign) in MEASURES.items():
         for share in PRINTED if measure in ("fd", "sfd") else (1,):
             before, after = PRINTED[share][column]
@@ -73,11 +73,11 @@ def _sail(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
             if not better and share == 1 / 4:
                 paper += ", which is printed as a decrease"
             if way not in dataset["way"]:
-                found.append(_missing(TABLE, claim, paper))
+                declared.append(_missing(TABLE, claim, paper))
                 continue
-            here, margins = _pair(dataset, share, measure, ("repa", way))
-            found.append(judged(TABLE, claim, paper, here, margins if better else -margins))
-    return found
+            ours, margins = _pair(dataset, share, measure, ("repa", way))
+            declared.append(judged(TABLE, claim, paper, ours, margins if better else -margins))
+    return declared
 
 
 def _share(share: float) -> str:
@@ -96,12 +96,12 @@ def _sooner(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
         return [_missing(TABLE, half, paper), _missing(TABLE, counted, uncounted)]
     last = dataset["fd"].sel(way="repa").isel(step=-1)
     middle = dataset["fd"].sel(way=way, step=_at(dataset, 1 / 2))
-    here = f"{stated(last, sign=False)} -> {stated(middle, sign=False)}"
+    ours = f"{stated(last, sign=False)} -> {stated(middle, sign=False)}"
     saved = dataset["saved_repa"].sel(way=way)
     free = stated(saved + dataset["align_steps"].sel(way=way), 0)
     steps = f"{stated(saved, 0)} of {dataset.attrs['steps']} steps, {free} if they are not counted"
     return [
-        judged(TABLE, half, paper, here, (last - middle).values),
+        judged(TABLE, half, paper, ours, (last - middle).values),
         judged("SAIL, Appendix J", counted, uncounted, steps, saved.values),
     ]
 
@@ -114,7 +114,7 @@ def summary(dataset: xr.Dataset) -> str:
         for way in dataset["way"].values.astype(str)
     )
     floor = stated(dataset["fd_real"], sign=False)
-    verdicts = [one.verdict for one in findings(dataset)]
+    verdicts = [finding.verdict for finding in findings(dataset)]
     counted = ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
     steps, seeds = dataset.attrs["steps"], dataset.sizes["seed"]
     return (

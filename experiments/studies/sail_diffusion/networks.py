@@ -54,13 +54,13 @@ class Projector(nn.Module):
 
 def captured(net: nn.Module, variables: PyTree, name: str, *inputs: Any) -> tuple[Array, Array]:
     """The network's output, and that of its submodule `name`."""
-    out, kept = net.apply(
+    out, collected = net.apply(
         variables,
         *inputs,
         capture_intermediates=lambda module, _: module.name == name,
         mutable=["intermediates"],
     )
-    return out, kept["intermediates"][name]["__call__"][0]  # type: ignore[return-value]
+    return out, collected["intermediates"][name]["__call__"][0]  # type: ignore[return-value]
 
 
 def encoded(encoder: nn.Module, variables: PyTree, x: Array) -> tuple[Array, Array]:
@@ -141,7 +141,7 @@ class Networks:
             jax.random.bernoulli(in_drop, self.class_drop, (n,)), none, batch["labels"]
         )
         name = f"block_{self.blocks - 1}"
-        found, hidden = captured(
+        velocity, hidden = captured(
             self.sit, {"params": params["sit"]}, name, z.astype(x.dtype), t, labels
         )
         clean = noised = batch["features"]
@@ -150,7 +150,7 @@ class Networks:
         weights = mutable["weights"]
         project = lambda which: self.projector.apply({"params": params[which]}, hidden)  # noqa: E731
         terms: dict[str, Any] = {
-            "velocity": velocity_loss(found, target),
+            "velocity": velocity_loss(velocity, target),
             "repa": repa_loss(project("repa"), clean),  # type: ignore[arg-type]
             "align": align_loss(
                 project("align"),  # type: ignore[arg-type]

@@ -98,11 +98,11 @@ def _chunks(points: np.ndarray) -> list[np.ndarray]:
 def _radii(points: np.ndarray) -> np.ndarray:
     """To the `NEIGHBOURS`-th nearest of the others (or the farthest, of few points)."""
     rank = min(NEIGHBOURS, len(points) - 1)  # each point is its own nearest
-    nearest = [np.partition(_distances(some, points), rank)[:, rank] for some in _chunks(points)]
+    nearest = [np.partition(_distances(chunk, points), rank)[:, rank] for chunk in _chunks(points)]
     return np.concatenate(nearest)
 
 
 def _covered(points: np.ndarray, centres: np.ndarray, radii: np.ndarray) -> float:
     """The share of the points that are within the radius of one of the centres."""
-    inside = [(_distances(some, centres) <= radii).any(1) for some in _chunks(points)]
+    inside = [(_distances(chunk, centres) <= radii).any(1) for chunk in _chunks(points)]
     return float(np.concatenate(inside).mean())

@@ -30,7 +30,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     everything = np.arange(len(images.labels))
     learn = partial(lab.classifier, "measure", everything, 0)
     measure = stage("measure", learn, folder=True)["variables"]
-    found: dict[str, list[Any]] = {way: [] for way in config.ways}
+    results: dict[str, list[Any]] = {way: [] for way in config.ways}
     starts: dict[bool, list[Any]] = {}
     floors, accuracy = [], []
     for seed in range(config.replicates):
@@ -55,9 +55,9 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             start = aligned[WAYS[way].clean]["params"] if WAYS[way].start else None
             fixed = (way, seed, encodings, split, encoder, start, score, measure)
             trained = stage(f"{way}, seed {seed}", partial(lab.generate, *fixed), folder=True)
-            found[way].append({k: v for k, v in trained.items() if k != "weights"})
+            results[way].append({k: v for k, v in trained.items() if k != "weights"})
     real_images = data.batch(images, _by_class(images.labels, config.sample_batch))["x"]
-    return _dataset(config, found, starts, floors, accuracy, real_images)
+    return _dataset(config, results, starts, floors, accuracy, real_images)
 
 
 def loaded(config: Config) -> Latents:
@@ -70,32 +70,32 @@ def loaded(config: Config) -> Latents:
 def _by_class(labels: np.ndarray, count: int) -> np.ndarray:
     """Examples class by class in turn, as samples are."""
     classes = [np.flatnonzero(labels == k) for k in range(labels.max() + 1)]
-    classes = [some for some in classes if len(some)]
+    classes = [indices for indices in classes if len(indices)]
     return np.array([classes[i % len(classes)][i // len(classes)] for i in range(count)])
 
 
 def _dataset(
     config: Config,
-    found: dict[str, list[Any]],
+    runs: dict[str, list[Any]],
     starts: dict[bool, list[Any]],
     floors: list[dict[str, float]],
     accuracy: list[float],
     real: np.ndarray,
 ) -> xr.Dataset:
-    stacked = lambda name: np.array([[one[name] for one in found[w]] for w in found], float)  # noqa: E731
+    stacked = lambda name: np.array([[row[name] for row in runs[w]] for w in runs], float)  # noqa: E731
     fd = stacked("fd")
-    names = list(found)
+    names = list(runs)
     ahead = np.array([config.alignment.steps * WAYS[way].start for way in names])
     saved = {
         against: savings(fd, config.every, scratch=names.index(against), ahead=ahead)
         for against in ("sit", "repa")
     }
     log, shown = max(1, config.every // 10), min(SHOWN, config.sample_batch)
-    samples = np.stack([found[w][0]["samples"][:shown] for w in names])
+    samples = np.stack([runs[w][0]["samples"][:shown] for w in names])
     variables: dict[str, Any] = {}
     for name, label in quality.MEASURES.items():
         variables[name] = (("way", "seed", "step"), stacked(name), {"long_name": label})
-        variables[f"{name}_real"] = ("seed", [one[name] for one in floors])
+        variables[f"{name}_real"] = ("seed", [floor[name] for floor in floors])
     for term in TERMS:
         variables[f"{term}_loss"] = (("way", "seed", "logged"), stacked(term))
     for against, how in saved.items():

@@ -39,8 +39,8 @@ def classification(net: nn.Module) -> Any:
         else:
             logits = net.apply({"params": params}, x)
         logits = logits.astype(jnp.float32)  # type: ignore[union-attr]
-        each = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
-        return each.mean(), {}, mutable
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+        return losses.mean(), {}, mutable
 
     return loss
 
@@ -126,8 +126,8 @@ class Laboratory:
         draws = (c.seed, seed, len(kind))
         images = self.images._replace(features=None)
         batch = lambda t: data.batch(images, data.draw(index, draws, t, c.budget.batch))  # noqa: E731
-        found = self._train(kind, classification(net), training, start, batch, steps, folder)
-        variables = {"params": found.state.params, **(found.state.mutable or {})}
+        trained = self._train(kind, classification(net), training, start, batch, steps, folder)
+        variables = {"params": trained.state.params, **(trained.state.mutable or {})}
         return {"variables": sharding.gathered(variables)}
 
     def encoding(self, variables: PyTree) -> tuple[Latents, np.ndarray]:
@@ -141,7 +141,7 @@ class Laboratory:
     def see(self, measure: PyTree, index: np.ndarray) -> quality.Seen:
         """What the measuring classifier makes of real images."""
         look = partial(quality.look, self.measure, measure)
-        return self._over(index, lambda some: look(self._x(some)))
+        return self._over(index, lambda batch: look(self._x(batch)))
 
     def _x(self, index: np.ndarray) -> np.ndarray:
         return data.batch(self.images._replace(features=None), index)["x"]
@@ -200,10 +200,10 @@ class Laboratory:
         c = self.config
         weights = self.networks.weights(None, 0, 0, clean=clean)
         start = self._start(seed, encoder, weights, self._keys(seed)[1])
-        found = self._learn(start, images, split, (c.seed, seed, 1), c.alignment.steps, folder)
-        params = {name: found.state.params[name] for name in ("sit", "align")}
+        trained = self._learn(start, images, split, (c.seed, seed, 1), c.alignment.steps, folder)
+        params = {name: trained.state.params[name] for name in ("sit", "align")}
         params = sharding.gathered(params)
-        return {"params": params, "loss": curve(found, "align", max(1, c.every // 10))}
+        return {"params": params, "loss": curve(trained, "align", max(1, c.every // 10))}
 
     def generate(
         self,

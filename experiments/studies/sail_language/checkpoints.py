@@ -26,15 +26,15 @@ def run(config: Config, stage: Stage) -> xr.Dataset:
     """Every checkpoint and merge on held-out text and questions; a stage for each repetition."""
     with refused():
         models, draws = load(config)
-        given = [(one.variables, one.config) for one in models]
+        given = [(model.variables, model.config) for model in models]
         key = parts.keys(config, 0)["grow"]
         variables = brought(given, models[0].config, config.grow, key, untie=False)
     net, names = models[0].module, _names(len(models))
-    found = [
+    measured = [
         stage(f"merges, draw {k}", partial(measure, config, net, variables, *draw))
         for k, draw in enumerate(draws)
     ]
-    over = lambda name: np.stack([one[name] for one in found]).astype(float)  # noqa: E731
+    over = lambda name: np.stack([draw[name] for draw in measured]).astype(float)  # noqa: E731
     return xr.Dataset(
         {
             "loss": (("seed", "model"), over("loss"), {"units": "nats"}),
@@ -81,7 +81,7 @@ def load(config: Config) -> tuple[list[Pretrained], list[Draw]]:
         )
     text, context = config.data.read(), config.model.context
     models = [load_pretrained(p, vocab=text.vocab, context=context) for p in paths]
-    kinds = {str(one.config["model_type"]) for one in models}
+    kinds = {str(model.config["model_type"]) for model in models}
     if len(kinds) > 1:
         raise ValueError(f"checkpoints must be of one architecture; got {', '.join(sorted(kinds))}")
     blocks = tokens.blocks(text.held_out, context)
@@ -109,26 +109,30 @@ def measure(
     questions: dict[str, Packed],
 ) -> dict[str, Any]:
     """Losses and answers of the models and of their merges, whose weights `validation` chooses."""
-    loss = lambda m, some: float(parts.held_out_loss(net, m, some, config.at_once))  # noqa: E731
+    loss = lambda m, blocks: float(parts.held_out_loss(net, m, blocks, config.at_once))  # noqa: E731
     count, gamma = len(models), config.gamma()
     soup = greedy_soup(models, lambda m: -loss(m, validation))
     rest = merged(models[1:], np.full(count - 1, 1 / (count - 1)))
     swept = np.stack(
         [
-            np.asarray(parts.along(net, models[0], rest, jnp.asarray(gamma), some, config.at_once))
-            for some in (validation, held_out)
+            np.asarray(
+                parts.along(net, models[0], rest, jnp.asarray(gamma), blocks, config.at_once)
+            )
+            for blocks in (validation, held_out)
         ]
     )
     best = gamma[int(np.argmin(swept[0]))]
-    every = [
+    candidates = [
         *models,
         merged(models, np.full(count, 1 / count)),
         soup.params,
         merged([models[0], rest], np.array([best, 1 - best])),
     ]
     return {
-        "loss": np.array([loss(m, held_out) for m in every]),
-        "accuracy": np.stack([parts.answers(net, m, questions, config.at_once) for m in every]),
+        "loss": np.array([loss(m, held_out) for m in candidates]),
+        "accuracy": np.stack(
+            [parts.answers(net, m, questions, config.at_once) for m in candidates]
+        ),
         "gamma loss": swept,
         "gamma": best,
         "taken": np.array([k in soup.taken for k in range(count)]),

@@ -60,11 +60,17 @@ class Model:
     def target(self, vocab: int) -> dict[str, Any]:
         """The configuration of the target."""
         if self.preset is not None:
-            found = presets.config(self.preset)
-            return {**found, "vocab": vocab, "context": max(found["context"], self.context)}
+            preset = presets.config(self.preset)
+            return {**preset, "vocab": vocab, "context": max(preset["context"], self.context)}
         sizes = {"width": self.width, "layers": self.layers, "heads": self.heads}
-        each = {"head_dim": self.width // self.heads, "hidden": 4 * self.width}
-        return {"model_type": "flax_gpt", "vocab": vocab, "context": self.context, **sizes, **each}
+        derived = {"head_dim": self.width // self.heads, "hidden": 4 * self.width}
+        return {
+            "model_type": "flax_gpt",
+            "vocab": vocab,
+            "context": self.context,
+            **sizes,
+            **derived,
+        }
 
 
 @config

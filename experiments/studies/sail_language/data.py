@@ -37,13 +37,13 @@ class Corpus(NamedTuple):
 
 def load(config: Config) -> Corpus:
     """The corpus of a config; ValueError, naming the field, for a text that is too short."""
-    train, kept, vocab = config.data.read()
-    shortest, context = min(len(train), len(kept)), config.model.context
+    train, held_out, vocab = config.data.read()
+    shortest, context = min(len(train), len(held_out)), config.model.context
     if shortest <= context:
         raise ValueError(
             f"model.context must be below {shortest}, the tokens of the text; got {context}"
         )
-    means, of_kept = (tokens.block_means(part, context) for part in (train, kept))
+    means, of_kept = (tokens.block_means(part, context) for part in (train, held_out))
     thresholds = np.percentile(means, PERCENTILES)
     parts = text.by_mean(means[:, None], thresholds)
     low, _, high = text.by_mean(of_kept[:, None], thresholds)
@@ -56,7 +56,7 @@ def load(config: Config) -> Corpus:
     rng = np.random.default_rng((config.seed, 0))
     low, high = rng.permutation(low), rng.permutation(high)
     count, first = config.held_out, config.validation
-    of = partial(take, kept, context)
+    of = partial(take, held_out, context)
     held = of(high[first : first + count])
     return Corpus(
         train,
@@ -86,21 +86,21 @@ def questions(config: Config, held: Batch, vocab: int) -> dict[str, Packed]:
         choices=how.choices,
         seed=config.seed,
     )
-    found = {"continuation": asked}
+    by_task = {"continuation": asked}
     if how.file is not None:
-        some = choices.read(how.file)[: how.items]
+        items = choices.read(how.file)[: how.items]
         encode = text.encode if how.tokenizer is None else gpt2_tokens.load(how.tokenizer)
-        packed = choices.pack(some, encode, context)
+        packed = choices.pack(items, encode, context)
         if packed.tokens.max() >= vocab:
             raise ValueError(
                 f"questions.tokenizer: it has the token {packed.tokens.max()}, but the networks' "
                 f"vocabulary ends at {vocab - 1}"
             )
-        found["file"] = packed
+        by_task["file"] = packed
     elif config.data.name == OFFLINE_TEXT:
-        some = choices.generate(config.seed, how.items, how.choices)
-        found["arithmetic"] = choices.pack(some, text.encode, context)
-    return found
+        items = choices.generate(config.seed, how.items, how.choices)
+        by_task["arithmetic"] = choices.pack(items, text.encode, context)
+    return by_task
 
 
 def sources(config: Config, corpus: Corpus, seed: int) -> Int[np.ndarray, "2 count"]:
@@ -139,8 +139,8 @@ def weight(config: Config, corpus: Corpus, seed: int) -> float:
         take(corpus.train, config.model.context, rng.permutation(part)[:count]).inputs
         for part in parts
     ]
-    found, squared = _measured(config.weight.distance, samples)
-    return line.weight(found, squared=squared)
+    by_pair, squared = _measured(config.weight.distance, samples)
+    return line.weight(by_pair, squared=squared)
 
 
 def _measured(name: str, samples: list[Int[np.ndarray, "block token"]]) -> tuple[Any, bool]:
@@ -148,7 +148,7 @@ def _measured(name: str, samples: list[Int[np.ndarray, "block token"]]) -> tuple
     the parts were made, or of how frequent tokens are."""
     if name == "tv":
         return line.distances(distances.total_variation_tokens, *samples), False
-    means: list[Float[np.ndarray, " block"]] = [some.mean(1) for some in samples]
+    means: list[Float[np.ndarray, " block"]] = [sample.mean(1) for sample in samples]
     if name == "w1":
         return line.distances(distances.wasserstein, *means), False
     return line.mmd(*(mean[:, None] for mean in means)), True

@@ -35,18 +35,18 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
         return _merged_findings(dataset)
     ways = set(dataset["way"].values.astype(str))
     first, last = (dataset["loss"].isel(step=at) for at in (0, -1))
-    found = []
+    declared = []
 
     def compared(where: str, claim: str, paper: str, values: "xr.DataArray", other: str) -> None:
         """The claim that SAIL's is lower than that of another way."""
         if not {"sweep", other} <= ways:
-            found.append(Finding(where, claim, paper, "not measured", "not tested"))
+            declared.append(Finding(where, claim, paper, "not measured", "not tested"))
             return
         sail, beside = values.sel(way="sweep"), values.sel(way=other)
-        here = f"{stated(sail, 3, sign=False)} against {stated(beside, 3, sign=False)} nats"
+        ours = f"{stated(sail, 3, sign=False)} against {stated(beside, 3, sign=False)} nats"
         if "distance" in ways:
-            here += f"; with γ by eq. 11 {stated(values.sel(way='distance'), 3, sign=False)}"
-        found.append(judged(where, claim, paper, here, (beside - sail).values))
+            ours += f"; with γ by eq. 11 {stated(values.sel(way='distance'), 3, sign=False)}"
+        declared.append(judged(where, claim, paper, ours, (beside - sail).values))
 
     before = f"4.9782 against 10.8866 nats, the latter of an untrained net ({_SCALE})"
     compared(
@@ -64,7 +64,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
             first,
             other,
         )
-    found += [_near(dataset), _sooner(dataset, ways)]
+    declared += [_near(dataset), _sooner(dataset, ways)]
     for other in (SCRATCH, "ligo"):
         compared(
             "SAIL, App. I",
@@ -73,7 +73,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
             last,
             other,
         )
-    return [*found, *_answers(dataset, ways), _series(dataset)]
+    return [*declared, *_answers(dataset, ways), _series(dataset)]
 
 
 def _from(way: str) -> str:
@@ -86,7 +86,7 @@ def _near(dataset: "xr.Dataset") -> Finding:
     predicted = dataset["gamma_distance"]
     best = predicted.copy(data=line.lowest(gamma, loss.values))
     cost = line.at(gamma, loss.values, predicted.values) - loss.min("gamma").values
-    here = (
+    ours = (
         f"{stated(predicted)} against {stated(best)}, which costs "
         f"{stated(predicted.copy(data=cost), 3)} nats before training"
     )
@@ -94,7 +94,7 @@ def _near(dataset: "xr.Dataset") -> Finding:
         "SAIL, Sec. 4.4",
         f"γ by eq. 11 is within {NEAR:g} of the sweep's optimum",
         f"γ* = {PUBLISHED} closely aligns with the optimum (Fig. 2b, after 50 to 200 steps)",
-        here,
+        ours,
         NEAR - abs(predicted - best).values,
     )
 
@@ -104,13 +104,13 @@ def _sooner(dataset: "xr.Dataset", ways: set[str]) -> Finding:
     paper = "faster convergence (Figs. 2b, 7; steps not printed, sources not counted)"
     if "sweep" not in ways:
         return Finding(where, claim, paper, "not measured", "not tested")
-    one = dataset.sel(way="sweep")
-    here = (
-        f"{stated(one['saved'], 0)} of {stated(one['scratch_steps'], 0, sign=False)} steps saved, "
-        f"{stated(100 * one['compute_saved'], 0)} % of compute, with the sources' "
-        f"{stated(100 * one['compute_saved_with_sources'], 0)} %"
+    at = dataset.sel(way="sweep")
+    ours = (
+        f"{stated(at['saved'], 0)} of {stated(at['scratch_steps'], 0, sign=False)} steps saved, "
+        f"{stated(100 * at['compute_saved'], 0)} % of compute, with the sources' "
+        f"{stated(100 * at['compute_saved_with_sources'], 0)} %"
     )
-    return judged(where, claim, paper, here, one["saved"].values)
+    return judged(where, claim, paper, ours, at["saved"].values)
 
 
 def asked(dataset: "xr.Dataset") -> str:
@@ -128,22 +128,22 @@ def _answers(dataset: "xr.Dataset", ways: set[str]) -> list[Finding]:
     names = ("scratch", "LiGO", "uniform", "greedy", "SAIL")
     paper = ", ".join(f"{n} {v:.1f}" for n, v in zip(names, PRINTED, strict=True))
     paper += f" % ({_OLMO})"
-    known = [way for way in COLUMNS if way in ways]
-    if len(known) < len(COLUMNS):
+    shown = [way for way in COLUMNS if way in ways]
+    if len(shown) < len(COLUMNS):
         missing = "not measured", "not tested"
         return [Finding(where, claim, paper, *missing) for claim in (best, order)]
     right = dataset["accuracy"].sel(when="after", task=asked(dataset))
     of = {way: right.sel(way=way) for way in COLUMNS}
-    here = ", ".join(
+    ours = ", ".join(
         f"{n} {stated(100 * of[way], 1, sign=False)}" for n, way in zip(names, COLUMNS, strict=True)
     )
-    here += f" % ({asked(dataset)}, {dataset.attrs['items']} items at most)"
+    ours += f" % ({asked(dataset)}, {dataset.attrs['items']} items at most)"
     others = np.max([of[way].values for way in COLUMNS[:-1]], axis=0)
     values = np.stack([of[way].values for way in COLUMNS])
     tau = np.array([stats.kendalltau(PRINTED, column)[0] for column in values.T])
     said = f"τ = {stated(right.isel(way=0).copy(data=tau))}"
     return [
-        judged(where, best, paper, here, of["sweep"].values - others),
+        judged(where, best, paper, ours, of["sweep"].values - others),
         judged(where, order, paper, said, tau),
     ]
 
@@ -172,15 +172,15 @@ def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
         return _merged_table(dataset)
     rows = [("way", "step 0", "last", "perplexity", "steps saved", "with sources", "answers")]
     for way in dataset["way"].values.astype(str):
-        one = dataset.sel(way=way)
-        last = one["loss"].isel(step=-1)
-        right = 100 * one["accuracy"].sel(when="after", task=asked(dataset))
+        at = dataset.sel(way=way)
+        last = at["loss"].isel(step=-1)
+        right = 100 * at["accuracy"].sel(when="after", task=asked(dataset))
         cells = (
-            stated(one["loss"].isel(step=0), 3, sign=False),
+            stated(at["loss"].isel(step=0), 3, sign=False),
             stated(last, 3, sign=False),
-            stated(perplexity(one).isel(step=-1), sign=False),
-            stated(one["saved"], 0),
-            f"{stated(100 * one['compute_saved_with_sources'], 0)} %",
+            stated(perplexity(at).isel(step=-1), sign=False),
+            stated(at["saved"], 0),
+            f"{stated(100 * at['compute_saved_with_sources'], 0)} %",
             f"{stated(right, 1, sign=False)} %",
         )
         rows.append((WAYS[way], *cells))
@@ -236,11 +236,11 @@ def _merged_findings(dataset: "xr.Dataset") -> list[Finding]:
             "SAIL, App. I",
             claim,
             "merges of OLMo's checkpoints are where training starts; their losses are not printed",
-            f"{stated(loss.sel(model=one), 3, sign=False)} against "
+            f"{stated(loss.sel(model=model), 3, sign=False)} against "
             f"{stated(loss.sel(model=other), 3, sign=False)} nats",
-            (loss.sel(model=other) - loss.sel(model=one)).values,
+            (loss.sel(model=other) - loss.sel(model=model)).values,
         )
-        for claim, one, other in claims
+        for claim, model, other in claims
     ]
 
 
@@ -249,9 +249,9 @@ def _merged_table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
     tasks = dataset["task"].values.astype(str)
     rows = [("model", "loss", "perplexity", *(f"answers, {task}" for task in tasks))]
     for name in dataset["model"].values.astype(str):
-        one = dataset.sel(model=name)
-        right = [100 * one["accuracy"].sel(task=task) for task in tasks]
-        cells = stated(one["loss"], 3, sign=False), stated(perplexity(one), sign=False)
+        at = dataset.sel(model=name)
+        right = [100 * at["accuracy"].sel(task=task) for task in tasks]
+        cells = stated(at["loss"], 3, sign=False), stated(perplexity(at), sign=False)
         rows.append((name, *cells, *(f"{stated(share, 1, sign=False)} %" for share in right)))
     return rows
 
@@ -259,9 +259,9 @@ def _merged_table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
 def _merged_summary(dataset: "xr.Dataset") -> str:
     tasks = dataset["task"].values.astype(str)
     said = []
-    for name, loss, one, *right in _merged_table(dataset)[1:]:
+    for name, loss, ppl, *right in _merged_table(dataset)[1:]:
         answers = ", ".join(f"{task} {share}" for task, share in zip(tasks, right, strict=True))
-        said.append(f"{name} {loss} nats (perplexity {one}; right answers: {answers})")
+        said.append(f"{name} {loss} nats (perplexity {ppl}; right answers: {answers})")
     return (
         f"Held-out text and questions (mean ± s.e. over {dataset.sizes['seed']} draws of the "
         f"text): {'; '.join(said)}. Best γ, weight of the first, {stated(dataset['gamma_swept'])}."

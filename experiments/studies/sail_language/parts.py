@@ -86,11 +86,11 @@ def initial(net: nn.Module, key: PRNGKeyArray) -> PyTree:
 def held_out_loss(net: nn.Module, variables: PyTree, blocks: Batch, at_once: int) -> Array:
     """The mean over all blocks, `at_once` of them at a time."""
 
-    def one(block: Batch) -> Array:
+    def block_loss(block: Batch) -> Array:
         return next_token_loss(net, variables, jax.tree.map(lambda row: row[None], block))
 
     rows = jax.tree.map(jnp.asarray, blocks)
-    return jax.lax.map(one, rows, batch_size=min(at_once, len(rows.inputs))).mean()
+    return jax.lax.map(block_loss, rows, batch_size=min(at_once, len(rows.inputs))).mean()
 
 
 @partial(jax.jit, static_argnums=(0, 5))
@@ -119,8 +119,8 @@ def answers(
 def keys(config: Config, seed: int) -> dict[str, PRNGKeyArray]:
     names = (*SOURCES, SCRATCH, "steps", "grow", "ligo")
     first = jax.random.fold_in(jax.random.key(config.seed), seed)
-    found = dict(zip(names, jax.random.split(first, len(names)), strict=True))
-    return found | ({"two": found["one"]} if config.source.start == "shared" else {})
+    by_name = dict(zip(names, jax.random.split(first, len(names)), strict=True))
+    return by_name | ({"two": by_name["one"]} if config.source.start == "shared" else {})
 
 
 def _order(config: Config, seed: int, part: int) -> int:
@@ -147,19 +147,17 @@ def trained(
     models, losses = [], []
 
     def evaluate(state: State) -> dict[str, float]:
-        found = held_out_loss(
-            learner.net, {"params": state.params}, corpus.held_out, config.at_once
-        )
-        return {"held_out": float(found)}
+        loss = held_out_loss(learner.net, {"params": state.params}, corpus.held_out, config.at_once)
+        return {"held_out": float(loss)}
 
     for stop in stops:
-        here = None if folder is None else folder / str(stop)
-        if here is not None and int(state.step):  # the rows before are those of another folder
-            here.mkdir(parents=True, exist_ok=True)
-            (here / METRICS).touch()
+        place = None if folder is None else folder / str(stop)
+        if place is not None and int(state.step):  # the rows before are those of another folder
+            place.mkdir(parents=True, exist_ok=True)
+            (place / METRICS).touch()
         batch = partial(data.batch, config, corpus, chosen, order)
         looks = {"evaluate": evaluate, "evaluate_every": every} if every else {}
-        state, rows, *_ = learner.fit.run(state, batch, stop, here, **looks)
+        state, rows, *_ = learner.fit.run(state, batch, stop, place, **looks)
         models.append({"params": sharding.gathered(state.params)})
         losses += [row["held_out"] for row in rows if "held_out" in row]
     return models, np.array(losses)
@@ -175,7 +173,7 @@ def learn_sources(
     """The sources' variables; and the losses, on D_1's own held-out text and on the target's, of
     the checkpoints of the first one's run and of their mean (the last)."""
     key, blocks = keys(config, seed), data.sources(config, corpus, seed)
-    found: dict[str, Any] = {}
+    sources: dict[str, Any] = {}
     for name in config.sources:
         part, use = PART[name], learners[name]
         stops = (*(config.series_steps if name == "one" else ()), config.source.steps)
@@ -190,19 +188,19 @@ def learn_sources(
             stops,
             folder and folder / name,
         )
-        found[name] = models[-1]
+        sources[name] = models[-1]
         if name == "one":
             series = models[: len(config.series_steps)]
             series += [merged(series, np.full(len(series), 1 / len(series)))]
-            found["series_loss"] = [
+            sources["series_loss"] = [
                 [
-                    held_out_loss(use.net, m, some, config.at_once)
-                    for some in (corpus.own, corpus.held_out)
+                    held_out_loss(use.net, m, exam, config.at_once)
+                    for exam in (corpus.own, corpus.held_out)
                 ]
                 for m in series
             ]
-    found["series_loss"] = np.array(found["series_loss"], float)
-    return found
+    sources["series_loss"] = np.array(sources["series_loss"], float)
+    return sources
 
 
 def choose(
@@ -214,18 +212,18 @@ def choose(
     pairs = {"sweep": [sources["one"], sources["two"]]}
     if "grown" in config.pairs:
         pairs["grown"] = of_target_shape(config, sources, corpus.vocab, seed)
-    found: dict[str, Any] = {"distance": data.weight(config, corpus, seed)}
+    weights: dict[str, Any] = {"distance": data.weight(config, corpus, seed)}
     for name, pair in pairs.items():
         losses = [
-            np.asarray(along(net, *pair, jnp.asarray(gamma), some, config.at_once), float)
-            for some in (corpus.validation, corpus.held_out)
+            np.asarray(along(net, *pair, jnp.asarray(gamma), exam, config.at_once), float)
+            for exam in (corpus.validation, corpus.held_out)
         ]
-        found[f"{name} loss"] = np.stack(losses)
-        found[name] = gamma[int(np.argmin(losses[0]))]
+        weights[f"{name} loss"] = np.stack(losses)
+        weights[name] = gamma[int(np.argmin(losses[0]))]
     score = lambda m: -float(held_out_loss(net, m, corpus.validation, config.at_once))  # noqa: E731
     taken = greedy_soup(pairs["sweep"], score).taken
-    found["taken"] = np.array([k in taken for k in range(2)])
-    return found
+    weights["taken"] = np.array([k in taken for k in range(2)])
+    return weights
 
 
 def of_target_shape(
@@ -253,8 +251,8 @@ def started(
     if way == "ligo":
         return _ligo(config, corpus, sources["narrow"], seed)
     if way in ("uniform", "greedy"):
-        kept = [m for m, taken in zip(pair, chosen["taken"], strict=True) if taken]
-        soup = pair if way == "uniform" else kept
+        greedy = [m for m, taken in zip(pair, chosen["taken"], strict=True) if taken]
+        soup = pair if way == "uniform" else greedy
         return merged(soup, np.full(len(soup), 1 / len(soup)))
     if way == "grown":
         pair = of_target_shape(config, sources, corpus.vocab, seed)
@@ -318,10 +316,10 @@ def costs(config: Config, learners: Mapping[str, Learner]) -> Costs:
     batch = Batch(shape, shape)  # type: ignore[arg-type]
     step = {}
     for name in dict.fromkeys(["target", *(SHAPE[name] for name in config.sources)]):
-        one = learners[name]
+        use = learners[name]
         key = jax.random.key(0)
-        first = lambda key, one=one: init(one.fit.training, initial(one.net, key)["params"], key)  # noqa: E731
-        step[name] = one.fit.cost(jax.eval_shape(first, key), batch)
+        first = lambda key, use=use: init(use.fit.training, initial(use.net, key)["params"], key)  # noqa: E731
+        step[name] = use.fit.cost(jax.eval_shape(first, key), batch)
     net = learners["target"].net
     variables = jax.eval_shape(partial(initial, net), jax.random.key(0))
     forward = flops(partial(next_token_loss, net), variables, batch)

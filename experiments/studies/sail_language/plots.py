@@ -175,8 +175,8 @@ def _series(dataset: "xr.Dataset") -> "Figure":
         mean, error = mean_and_error(loss)
         for i in range(len(names)):
             color = style.PALETTE[1] if names[i] == "mean" else style.PALETTE[0]
-            each = loss.isel(checkpoint=i).values
-            ax.plot([i] * each.size, each, "_", color=style.FAINT, ms=10)
+            per_seed = loss.isel(checkpoint=i).values
+            ax.plot([i] * per_seed.size, per_seed, "_", color=style.FAINT, ms=10)
             ax.errorbar(i, mean[i], yerr=error[i], fmt="o", color=color, capsize=3)
         ax.axhline(0, color=style.INK, lw=0.8)
         ax.set_xticks(range(len(names)), names)

@@ -25,7 +25,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         corpus = data.load(config)
         _check(config, corpus)
     learners = parts.learners(config, corpus.vocab)
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for seed in range(config.replicates):
         learn = partial(parts.learn_sources, config, learners, corpus, seed)
         sources = stage(f"sources, seed {seed}", learn, folder=True)
@@ -41,30 +41,32 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             )
             for way in config.ways
         }
-        found.append({"series": sources["series_loss"], "chosen": chosen, "ways": ways})
-    return _dataset(config, corpus, parts.costs(config, learners), found)
+        results.append({"series": sources["series_loss"], "chosen": chosen, "ways": ways})
+    return _dataset(config, corpus, parts.costs(config, learners), results)
 
 
 def _check(config: Config, corpus: data.Corpus) -> None:
     """What only the text and the devices tell, before any training."""
-    one, two, target = map(len, corpus.parts)
+    a, b, target = map(len, corpus.parts)
     data.sources(config, corpus, 0)  # names what the overlaps leave too few blocks of
     if config.weight.blocks > target:
         raise ValueError(
-            f"weight.blocks must be at most {target}; got {config.weight.blocks} (parts of {one}, "
-            f"{two} and {target} blocks)"
+            f"weight.blocks must be at most {target}; got {config.weight.blocks} (parts of {a}, "
+            f"{b} and {target} blocks)"
         )
     layout(config.shard).check(**{"budget.batch": config.budget.batch})
 
 
 def _dataset(
-    config: Config, corpus: data.Corpus, cost: parts.Costs, found: list[dict[str, Any]]
+    config: Config, corpus: data.Corpus, cost: parts.Costs, results: list[dict[str, Any]]
 ) -> xr.Dataset:
-    over = lambda pick: np.stack([pick(one) for one in found])  # noqa: E731
+    over = lambda pick: np.stack([pick(result) for result in results])  # noqa: E731
     ways, tasks = list(config.ways), list(corpus.questions)
-    loss = np.stack([over(lambda one, w=w: one["ways"][w]["loss"]) for w in ways]).astype(float)
-    right = np.stack([over(lambda one, w=w: one["ways"][w]["accuracy"]) for w in ways])
-    each, step = config.source.steps, cost.step["target"]
+    loss = np.stack([over(lambda result, w=w: result["ways"][w]["loss"]) for w in ways]).astype(
+        float
+    )
+    right = np.stack([over(lambda result, w=w: result["ways"][w]["accuracy"]) for w in ways])
+    source_steps, step = config.source.steps, cost.step["target"]
     made = lambda way: sum(cost.step[parts.SHAPE[n]] for n in MADE_OF[way])  # noqa: E731
     # before training: FLOPs of the sources, and of what is done with them
     search = {
@@ -73,14 +75,14 @@ def _dataset(
         "sweep": config.weight.gammas * cost.validation,
         "grown": config.weight.gammas * cost.validation,
     }
-    earlier = np.array([each * made(way) for way in ways]) / step
+    earlier = np.array([source_steps * made(way) for way in ways]) / step
     ahead = np.array([search.get(way, 0.0) for way in ways]) / step
     saved = savings(loss, config.budget.every, ahead=ahead)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = 1 - saved.steps / saved.scratch_steps
-        whole = 1 - (saved.steps + earlier[:, None]) / saved.scratch_steps
+        with_sources = 1 - (saved.steps + earlier[:, None]) / saved.scratch_steps
     per_seed, kinds = ("way", "seed"), config.pairs
-    chosen = lambda name: over(lambda one: one["chosen"][name]).astype(float)  # noqa: E731
+    chosen = lambda name: over(lambda result: result["chosen"][name]).astype(float)  # noqa: E731
     return xr.Dataset(
         {
             "loss": ((*per_seed, "step"), loss, {"units": "nats"}),
@@ -91,7 +93,7 @@ def _dataset(
             "scratch_steps": (per_seed, saved.scratch_steps),
             "saved": (per_seed, saved.saved, {"units": "steps"}),
             "compute_saved": (per_seed, share, {"units": "1"}),
-            "compute_saved_with_sources": (per_seed, whole, {"units": "1"}),
+            "compute_saved_with_sources": (per_seed, with_sources, {"units": "1"}),
             "ahead": ("way", ahead, {"long_name": "steps' worth of compute before training"}),
             "source_cost": ("way", earlier, {"long_name": "the same, of training the sources"}),
             "gamma_loss": (
@@ -103,7 +105,7 @@ def _dataset(
             "taken": (("seed", "source"), chosen("taken") > 0),
             "series_loss": (
                 ("seed", "checkpoint", "of"),
-                over(lambda one: one["series"]).astype(float),
+                over(lambda result: result["series"]).astype(float),
             ),
             "step_flops": ("network", list(cost.step.values())),
         },

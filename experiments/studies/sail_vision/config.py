@@ -116,8 +116,8 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.transformation not in TRANSFORMATIONS:
-            known = nearest(self.transformation, TRANSFORMATIONS)
-            raise ValueError(f"transformation: none is called '{self.transformation}'{known}")
+            hint = nearest(self.transformation, TRANSFORMATIONS)
+            raise ValueError(f"transformation: none is called '{self.transformation}'{hint}")
         self._check_ways()
         every = self.budget.every
         for field, steps in (

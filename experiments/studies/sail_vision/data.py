@@ -41,18 +41,18 @@ def load(config: Config) -> list[Data]:
     `DataError` (a `ValueError`) says where to get what is missing, and what needs no download.
     """
     if config.data.name == OFFLINE:
-        every, n = Examples(*digits.load()), digits.EXAMPLES - config.held_out
+        examples, n = Examples(*digits.load()), digits.EXAMPLES - config.held_out
         sizes = {"train": n, "validation": config.held_out}
         index = split(config.seed, config.replicates, examples=digits.EXAMPLES, **sizes)
         pairs = zip(index.train, index.validation, strict=True)
-        return [_data(config, every.where(a), every.where(b), 10) for a, b in pairs]
+        return [_data(config, examples.where(a), examples.where(b), 10) for a, b in pairs]
     learn, test = (config.data.read(split) for split in ("train", "test"))
     if len(learn.names) != len(test.names):
         raise DataError(
             f"{config.data.folder}: {len(learn.names)} classes to learn, {len(test.names)} to test"
         )
-    one = _data(config, Examples(*learn[:2]), Examples(*test[:2]), len(learn.names))
-    return [one] * config.replicates
+    shared = _data(config, Examples(*learn[:2]), Examples(*test[:2]), len(learn.names))
+    return [shared] * config.replicates
 
 
 def _data(config: Config, learn: Examples, test: Examples, classes: int) -> Data:
@@ -74,8 +74,8 @@ def _data(config: Config, learn: Examples, test: Examples, classes: int) -> Data
 
 def scale(images: Num[np.ndarray, "n height width channel"]) -> Scale:
     """Mean and deviation of each channel, pixels in [0, 1], over the first 10 000 images."""
-    some = images[:10_000].astype(np.float64) / (255 if images.dtype == np.uint8 else 1)
-    mean, std = some.mean((0, 1, 2)), some.std((0, 1, 2))
+    sample = images[:10_000].astype(np.float64) / (255 if images.dtype == np.uint8 else 1)
+    mean, std = sample.mean((0, 1, 2)), sample.std((0, 1, 2))
     return tuple(mean.tolist()), tuple(np.maximum(std, 1e-6).tolist())
 
 
@@ -95,8 +95,8 @@ def weights(data: Data) -> Float[np.ndarray, "2"]:
     distributions. The parts share no class and make up the whole, so the weights are their sizes.
     """
     target, *parts = (
-        np.bincount(some.labels, minlength=data.classes) / len(some.labels)
-        for some in (data.learn, *data.parts)
+        np.bincount(part.labels, minlength=data.classes) / len(part.labels)
+        for part in (data.learn, *data.parts)
     )
     tv = lambda p, q: 0.5 * float(np.abs(p - q).sum())  # noqa: E731
     first = float(pair_weight(tv(parts[0], target), tv(parts[1], target), tv(*parts)))

@@ -35,19 +35,19 @@ def along(dataset: xr.Dataset, paradigm: str, way: str) -> xr.DataArray:
     ahead of the training delay it."""
     curve, steps = 100 * of(dataset, paradigm, "top1", way), dataset["step"].values
     delayed = steps + int(of(dataset, paradigm, "ahead", way))
-    means = [np.interp(steps, delayed, one).mean() for one in curve.values]
+    means = [np.interp(steps, delayed, row).mean() for row in curve.values]
     return xr.DataArray(means, dims="seed")
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """SAIL's claims about vision, each in both paradigms."""
-    found = [one for p in NAMES for one in _of_paradigm(dataset, p)]
+    declared = [finding for p in NAMES for finding in _of_paradigm(dataset, p)]
     claim = "what SAIL's start adds to the final top-1 is more in supervised training than in BYOL"
     if len(paradigms(dataset)) < len(NAMES):
-        return [*found, _untested("4.5", claim)]
+        return [*declared, _untested("4.5", claim)]
     gains = [final(dataset, p, "sail") - final(dataset, p, "scratch") for p in NAMES]
-    here = f"{stated(gains[0])} and {stated(gains[1])} points"
-    return [*found, judged("SAIL, 4.5", claim, PRINTED, here, (gains[0] - gains[1]).values)]
+    ours = f"{stated(gains[0])} and {stated(gains[1])} points"
+    return [*declared, judged("SAIL, 4.5", claim, PRINTED, ours, (gains[0] - gains[1]).values)]
 
 
 def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
@@ -66,14 +66,14 @@ def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
     }
     if paradigm not in paradigms(dataset):
         return [_untested("4.5, Fig. 3", claim) for claim in claims.values()]
-    here = ways(dataset, paradigm)
+    trained = ways(dataset, paradigm)
     saved = of(dataset, paradigm, "saved", "sail")
     gain = final(dataset, paradigm, "sail") - final(dataset, paradigm, "scratch")
     level = stated(final(dataset, paradigm, "scratch"), 1, sign=False)
     before = along(dataset, paradigm, "sail") - along(dataset, paradigm, "scratch")
     usual = stated(along(dataset, paradigm, "scratch"), 1, sign=False)
     where = "SAIL, 4.5, Fig. 3"
-    found = [
+    declared = [
         judged(where, claims["sooner"], PRINTED, _saved(dataset, paradigm), saved.values),
         judged(
             where,
@@ -90,15 +90,15 @@ def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
             gain.values,
         ),
     ]
-    others = [way for way in here if way not in OWN]
-    alone = [way for way in ("first", "second") if way in here]
+    others = [way for way in trained if way not in OWN]
+    alone = [way for way in ("first", "second") if way in trained]
     for key, measure, rivals in (
         ("faster", along, others),
         ("better", final, others),
         ("merged", along, alone if len(alone) == 2 else []),
     ):
         if not rivals:
-            found.append(_untested("4.5, Fig. 3", claims[key]))
+            declared.append(_untested("4.5, Fig. 3", claims[key]))
             continue
         ahead = [
             measure(dataset, paradigm, "sail") - measure(dataset, paradigm, way) for way in rivals
@@ -106,13 +106,13 @@ def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
         # the one that SAIL is least ahead of, in the mean: every seed is compared with the same
         least = int(np.argmin([float(margin.mean()) for margin in ahead]))
         text = f"{stated(ahead[least])} points above the best of them, {rivals[least]}"
-        found.append(judged(where, claims[key], PRINTED, text, ahead[least].values))
-    return found
+        declared.append(judged(where, claims[key], PRINTED, text, ahead[least].values))
+    return declared
 
 
 def _untested(where: str, claim: str) -> Finding:
-    here = "this preset trains nothing that tells"
-    return Finding(f"SAIL, {where}", claim, PRINTED, here, "not tested")
+    ours = "this preset trains nothing that tells"
+    return Finding(f"SAIL, {where}", claim, PRINTED, ours, "not tested")
 
 
 def _fallen(paradigm: str) -> str:
@@ -128,8 +128,10 @@ def _saved(dataset: xr.Dataset, paradigm: str) -> str:
     )
     text = f"{stated(saved, 0)} steps saved of {stated(scratch, 0, sign=False)}"
     if before:
-        share, whole = (100 * (1 - cost / before) for cost in (spent, spent + earlier))
-        text += f", {share:+.0f} % of the compute in the mean ({whole:+.0f} % with the sources')"
+        share, with_sources = (100 * (1 - cost / before) for cost in (spent, spent + earlier))
+        text += (
+            f", {share:+.0f} % of the compute in the mean ({with_sources:+.0f} % with the sources')"
+        )
     return text
 
 

@@ -30,16 +30,16 @@ def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
 
 def _groups(dataset: xr.Dataset, paradigm: str) -> list[list[str]]:
     """SAIL's start beside its sources, then beside other transformations and merges."""
-    here = ways(dataset, paradigm)
-    split = [w for w in here if w in OWN[2:]], [w for w in here if w not in OWN]
-    return [["scratch", "sail", *some] for some in split]
+    trained = ways(dataset, paradigm)
+    split = [w for w in trained if w in OWN[2:]], [w for w in trained if w not in OWN]
+    return [["scratch", "sail", *group] for group in split]
 
 
-def _looks(some: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _looks(shown: Sequence[str]) -> dict[str, dict[str, Any]]:
     looks = {"scratch": {"color": SCRATCH, "ls": "-"}, "sail": {"color": SAIL, "ls": "-"}}
     for i, way in enumerate(way for way in WAYS if way not in looks):
         looks[way] = {"color": REST[i % len(REST)], "ls": ("--", ":", "-.")[i // len(REST)]}
-    return {way: looks[way] for way in some}
+    return {way: looks[way] for way in shown}
 
 
 def _label(way: str, paradigm: str = "") -> str:
@@ -60,9 +60,9 @@ def _accuracy(dataset: xr.Dataset) -> "Figure":
     fig, axes = style.figure(len(rows), 2, width=4.6, height=2.9, sharex=True, sharey="row")
     for row, paradigm in zip(axes, rows, strict=True):
         names = ("beside its sources", "beside other transformations and merges")
-        for ax, some, name in zip(row, _groups(dataset, paradigm), names, strict=True):
-            looks = _looks(some)
-            for way in some:
+        for ax, group, name in zip(row, _groups(dataset, paradigm), names, strict=True):
+            looks = _looks(group)
+            for way in group:
                 curve = 100 * of(dataset, paradigm, "top1", way)
                 steps = dataset["step"].values + int(of(dataset, paradigm, "ahead", way))
                 band(ax, steps, curve, lw=1.4, alpha=0.2, **looks[way])
@@ -122,8 +122,8 @@ def _final(dataset: xr.Dataset) -> "Figure":
             mean, error = mean_and_error(array)
             for y, i in enumerate(order):
                 color = {"scratch": SCRATCH, "sail": SAIL}.get(names[i], style.INK)
-                each = array.isel(way=i).values
-                ax.plot(each, [y] * each.size, "|", color=style.FAINT, ms=7)
+                per_seed = array.isel(way=i).values
+                ax.plot(per_seed, [y] * per_seed.size, "|", color=style.FAINT, ms=7)
                 ax.errorbar(mean[i], y, xerr=error[i], fmt="o", color=color, capsize=3, ms=5)
             ax.set_xlabel(label)
         row[2].axvline(0, color=style.INK, lw=0.8)

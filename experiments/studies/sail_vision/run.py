@@ -40,14 +40,14 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
     for paradigm in config.sources():
         learner = learner_of(paradigm, False)
-        found = stage(
+        trained = stage(
             f"train {paradigm} sources", partial(_sources, config, learner, data), folder=True
         )
-        sources[paradigm] = _paired(config, found)
+        sources[paradigm] = _paired(config, trained)
     parts = {}
     for paradigm in config.paradigms():
         learner = learner_of(paradigm, True)
-        found = {
+        measured = {
             way: stage(
                 f"train {paradigm} from {way}",
                 partial(_large, config, learner, data, sources, way),
@@ -55,7 +55,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             )
             for way in config.ways(paradigm)
         }
-        parts[paradigm] = _part(config, paradigm, learner, found)
+        parts[paradigm] = _part(config, paradigm, learner, measured)
     return _dataset(config, data, parts)
 
 
@@ -75,7 +75,7 @@ def _sources(
 ) -> dict[str, Any]:
     """Trained variables, as `seed_source`, and what they score on all classes in the end."""
     out = {}
-    for seed, one in enumerate(data):
+    for seed, seed_data in enumerate(data):
         first, own, *training = _keys(config, seed)[:4]
         starting = (first, first if config.origin == "common" else own)
         trained = []
@@ -83,7 +83,7 @@ def _sources(
             name = f"{seed} {i}"
             at = None if folder is None else folder / name
             variables, _ = learner.fit(
-                learner.scratch(key), one.parts[i], one, how, _seed(config, seed), at
+                learner.scratch(key), seed_data.parts[i], seed_data, how, _seed(config, seed), at
             )
             trained.append(variables)
         if config.origin == "aligned":
@@ -92,8 +92,8 @@ def _sources(
     return out
 
 
-def _paired(config: Config, found: Mapping[str, Any]) -> list[list[PyTree]]:
-    return [[found[f"{seed} {i}"] for i in range(2)] for seed in range(config.replicates)]
+def _paired(config: Config, trained: Mapping[str, Any]) -> list[list[PyTree]]:
+    return [[trained[f"{seed} {i}"] for i in range(2)] for seed in range(config.replicates)]
 
 
 def _large(
@@ -106,24 +106,24 @@ def _large(
 ) -> dict[str, Any]:
     """What was measured along the training from one start, [seed, evaluation]."""
     curves = []
-    for seed, one in enumerate(data):
+    for seed, seed_data in enumerate(data):
         first, training, transforming = _keys(config, seed)[4:]
-        pairs = {paradigm: each[seed] for paradigm, each in sources.items()}
-        begin = starts.start(way, config, learner, pairs, one, (first, transforming))
+        pairs = {paradigm: models[seed] for paradigm, models in sources.items()}
+        begin = starts.start(way, config, learner, pairs, seed_data, (first, transforming))
         at = None if folder is None else folder / str(seed)
-        _, found = learner.fit(begin, one.learn, one, training, _seed(config, seed), at)
-        curves.append(found)
+        _, curve = learner.fit(begin, seed_data.learn, seed_data, training, _seed(config, seed), at)
+        curves.append(curve)
     return jax.tree.map(lambda *leaves: np.stack(leaves), *curves)
 
 
 def _part(
-    config: Config, paradigm: Paradigm, learner: Learner, found: Mapping[str, Any]
+    config: Config, paradigm: Paradigm, learner: Learner, measured: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The variables of the dataset that belong to one paradigm: all named after it."""
-    ways = list(found)
+    ways = list(measured)
     dims = (f"{paradigm}_way", "seed")
     curves = {
-        name: np.stack([found[way][name] for way in ways]).astype(float)
+        name: np.stack([measured[way][name] for way in ways]).astype(float)
         for name in (*MEASURES[paradigm], "train_loss")
     }
     # of BYOL's own loss the lowest is not the best: a collapsed network has 0
@@ -165,7 +165,7 @@ def _dataset(config: Config, data: list[Data], parts: Mapping[str, Any]) -> xr.D
     variables = {name: value for part in parts.values() for name, value in part.items()}
     variables["weight"] = (
         ("seed", "source"),
-        np.stack([weights(one) for one in data]),
+        np.stack([weights(seed_data) for seed_data in data]),
         {"long_name": "of the sources in SAIL's merge"},
     )
     about = {

@@ -62,8 +62,8 @@ def transformed(
     """One source in the target's shape."""
     method, options = TRANSFORMATIONS[transformation]
     deep = {**source, "blocks": target["blocks"]}
-    whole = deepened(variables, source, target["blocks"])
-    return brought([(whole, deep)], target, method, key, **options)[0]
+    stretched = deepened(variables, source, target["blocks"])
+    return brought([(stretched, deep)], target, method, key, **options)[0]
 
 
 def start(
@@ -89,14 +89,14 @@ def start(
     pair = sources[own]
     if way == LIGO:
         mixed = merged(pair, jnp.asarray(weights(data), jnp.float32))
-        whole = deepened(mixed, small, large["blocks"])
-        grown = ligo(config, learner, whole, data, second)
+        stretched = deepened(mixed, small, large["blocks"])
+        grown = ligo(config, learner, stretched, data, second)
         return learner.renewed(grown, data.learn.images)
     share = {"uniform_soup": [0.5, 0.5], "first": [1.0, 0.0], "second": [0.0, 1.0]}
     weight = np.asarray(share.get(way, weights(data)))
     method = way if way in TRANSFORMATIONS else config.transformation
-    used = [(one, w) for one, w in zip(pair, weight, strict=True) if w]
-    grown = [transformed(one, small, large, method, second) for one, _ in used]
+    used = [(model, w) for model, w in zip(pair, weight, strict=True) if w]
+    grown = [transformed(model, small, large, method, second) for model, _ in used]
     mixed = merged(grown, jnp.array([w for _, w in used], jnp.float32))
     if own == "byol" and way == OTHER:  # which has not learned to classify
         mixed = {**mixed, "params": {**mixed["params"], "head": scratch["params"]["head"]}}

@@ -157,8 +157,10 @@ class Learner:
     def renewed(self, variables: PyTree, images: Num[np.ndarray, "n ..."]) -> PyTree:
         """The variables with BatchNorm's running statistics measured on the first images: those of
         a mix may be negative, and are no statistics of the mixed network."""
-        some = images[: self.config.statistics]
-        batches = [self.seen(jnp.asarray(some[i : i + CHUNK])) for i in range(0, len(some), CHUNK)]
+        sample = images[: self.config.statistics]
+        batches = [
+            self.seen(jnp.asarray(sample[i : i + CHUNK])) for i in range(0, len(sample), CHUNK)
+        ]
         leaves = {
             name: (f"batch_stats/{norm}/mean", f"batch_stats/{norm}/var")
             for name, norm in normalised(self.net)
@@ -211,10 +213,10 @@ class Learner:
         size = min(CHUNK, len(images))
         rows = []
         for i in range(0, len(images), size):
-            some = images[i : i + size]
-            short = size - len(some)
-            padded = np.pad(some, ((0, short), (0, 0), (0, 0), (0, 0)))
-            rows.append(sharding.gathered(fn(variables, padded))[: len(some)])
+            chunk = images[i : i + size]
+            short = size - len(chunk)
+            padded = np.pad(chunk, ((0, short), (0, 0), (0, 0), (0, 0)))
+            rows.append(sharding.gathered(fn(variables, padded))[: len(chunk)])
         return np.concatenate(rows)
 
 
@@ -232,12 +234,12 @@ def resnet(sizes: dict[str, Any]) -> ResNet:
 
 def normalised(net: ResNet) -> list[tuple[str, str]]:
     """Each convolution with the BatchNorm that normalises it, from the input to the output."""
-    found = [("stem", "stem_bn")]
+    pairs = [("stem", "stem_bn")]
     for x, (s, b) in net.places().items():
-        found += [(f"{x}/conv1", f"{x}/bn1"), (f"{x}/conv2", f"{x}/bn2")]
+        pairs += [(f"{x}/conv1", f"{x}/bn1"), (f"{x}/conv2", f"{x}/bn2")]
         if s and not b:
-            found.append((f"{x}/proj", f"{x}/proj_bn"))
-    return found
+            pairs.append((f"{x}/proj", f"{x}/proj_bn"))
+    return pairs
 
 
 @partial(jax.jit, static_argnums=0)
@@ -256,10 +258,10 @@ def _convolved(net: ResNet, variables: PyTree, images: Array) -> dict[str, Array
     )
     out = {}
     for name, _ in normalised(net):
-        found: Any = caught["intermediates"]
+        node: Any = caught["intermediates"]
         for part in name.split("/"):
-            found = found[part]
-        (out[name],) = found["__call__"]
+            node = node[part]
+        (out[name],) = node["__call__"]
     return out
 
 
@@ -326,9 +328,9 @@ def neighbours(
 ) -> Float[np.ndarray, "m class"]:
     """Votes of the `count` images nearest by cosine, weighted by exp(cosine / temperature)."""
     unit = lambda x: x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)  # noqa: E731
-    known, scores = unit(bank), []
+    units, scores = unit(bank), []
     for i in range(0, len(seen), CHUNK):
-        near = unit(seen[i : i + CHUNK]) @ known.T
+        near = unit(seen[i : i + CHUNK]) @ units.T
         at = np.argpartition(-near, count - 1, axis=1)[:, :count]
         votes = np.exp((np.take_along_axis(near, at, axis=1) - 1) / temperature)
         one_hot = np.eye(classes)[labels[at]]

@@ -33,17 +33,17 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     theory = stage("theory", lambda: _theory(config, keys[0]))["risk"]
     simulate = over_devices(partial(_simulate, config))
     draws = partial(_draws, config=config, keys=keys, simulate=simulate)
-    found = sweep(draws, np.arange(config.draws) + 1, stage, "draws", chunk=CHUNK)["risk"]
+    risks = sweep(draws, np.arange(config.draws) + 1, stage, "draws", chunk=CHUNK)["risk"]
     grid = ("way", "value", "gamma")
     data: dict[str, Any] = {
         "risk_theory": (grid, theory),
-        "risk_mean": (grid, found.mean(0)),
-        "risk_std": (grid, found.std(0, ddof=1)),
+        "risk_mean": (grid, risks.mean(0)),
+        "risk_std": (grid, risks.std(0, ddof=1)),
         "n": ("gamma", config.counts(), {"long_name": "target samples"}),
     }
     shares = {"low": 0.16, "median": 0.5, "high": 0.84}
     for i, mode in enumerate(WAYS[1:], 1):
-        gain = found[:, 0] - found[:, i]
+        gain = risks[:, 0] - risks[:, i]
         data[f"{mode}_theory"] = (grid[1:], theory[0] - theory[i])
         data[f"{mode}_mean"] = (grid[1:], gain.mean(0))
         data[f"{mode}_std"] = (grid[1:], gain.std(0, ddof=1))
@@ -54,7 +54,7 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
         data[f"{mode}_region"] = (("region", "draw"), regions.means(gain, parts))
         data[f"{mode}_region_theory"] = ("region", regions.means(expected[None], parts)[:, 0])
     nearest = np.abs(config.counts() - config.d).argmin()
-    data["risk_near"] = (("draw", "value"), found[:, WAYS.index("fine_tune"), :, nearest])
+    data["risk_near"] = (("draw", "value"), risks[:, WAYS.index("fine_tune"), :, nearest])
     coords = {
         "way": list(WAYS),
         "region": list(regions.REGIONS),
@@ -126,8 +126,8 @@ def _draws(
     """Risks [draw, method, value, gamma] of these draws."""
     with jax.enable_x64(True):
         n = jnp.asarray(config.counts())
-        found = simulate(keys[index], keys[0], n, _spectra(config))
-    return {"risk": np.asarray(found)}
+        risks = simulate(keys[index], keys[0], n, _spectra(config))
+    return {"risk": np.asarray(risks)}
 
 
 @partial(jax.jit, static_argnums=0)
@@ -147,7 +147,7 @@ def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, sp
         return jnp.stack([jnp.sum(s * (fit - beta_t) ** 2, axis=-1) for fit in fits])
 
     def spectrum(key: jax.Array, n: jax.Array) -> jax.Array:
-        def one(s: jax.Array) -> jax.Array:
+        def of_spectrum(s: jax.Array) -> jax.Array:
             beta_s, beta_t = _tasks(key_tasks, s, config.theta)
             x, y = data(key, n, s, beta_t)
             fits = [
@@ -157,7 +157,7 @@ def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, sp
             ]
             return risks(s, beta_t, fits)
 
-        return jnp.moveaxis(jax.lax.map(one, spectra), 0, 1)
+        return jnp.moveaxis(jax.lax.map(of_spectrum, spectra), 0, 1)
 
     def time(key: jax.Array, n: jax.Array) -> jax.Array:
         s, times = spectra[0], jnp.array(config.values)
@@ -185,7 +185,7 @@ def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, sp
         scratch = dl.scratch_fit(x, y)
         rows = np.array([min(load, 1e6) * d for load in config.values])
 
-        def one(value: tuple[jax.Array, jax.Array]) -> jax.Array:
+        def of_value(value: tuple[jax.Array, jax.Array]) -> jax.Array:
             """`data` again, for the source task: as many rows for every load, in turn."""
             i, n_s = value
             z, labels = data(jax.random.fold_in(key, i + 2), n_s, s, beta_s, limit)
@@ -196,13 +196,13 @@ def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, sp
 
         limit = int(np.ceil(rows[np.isfinite(config.values)].max(initial=d)))
         values = (jnp.arange(rows.size), jnp.asarray(rows))
-        return jnp.moveaxis(jax.lax.map(one, values), 0, 1)
+        return jnp.moveaxis(jax.lax.map(of_value, values), 0, 1)
 
     key_tasks = key
-    one = {"spectrum": spectrum, "time": time, "source": source}[config.factor]
+    at_load = {"spectrum": spectrum, "time": time, "source": source}[config.factor]
 
     def draw(key: jax.Array) -> jax.Array:
-        over_loads = lambda n: one(jax.random.fold_in(key, n), n)  # noqa: E731
+        over_loads = lambda n: at_load(jax.random.fold_in(key, n), n)  # noqa: E731
         return jnp.moveaxis(jax.lax.map(over_loads, ns, batch_size=4), 0, -1)
 
     return jax.lax.map(draw, keys)

@@ -67,8 +67,10 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
         right.plot(
             np.insert(at.curve.values, gap, np.nan), np.insert(curve, gap, np.nan), color=color
         )
-        one = at.sel(theta=angle, method="nearest")
-        points(right, one, mode, "gamma", color=color, label=_as_pi(angle), quantiles=sigma > 0)
+        at_angle = at.sel(theta=angle, method="nearest")
+        points(
+            right, at_angle, mode, "gamma", color=color, label=_as_pi(angle), quantiles=sigma > 0
+        )
     right.axhline(0, color=style.INK, lw=0.8)
     shown = at.sel(theta=at.slice, method="nearest")
     calm = np.abs(at.gamma.values - 1) > NEAR
@@ -146,12 +148,17 @@ def stopped(dataset: "xr.Dataset") -> "Figure":
     near = np.abs(at.gamma.values - 1) < NEAR
     for i, time in enumerate(at.value.values):
         color = style.PALETTE[i % len(style.PALETTE)]
-        one = at.isel(value=i)
-        mean, spread = one.risk_mean.values, one.risk_std.values / np.sqrt(at.attrs["draws"])
-        _broken(ax, one.gamma.values, one.risk_theory.values, color)
+        at_time = at.isel(value=i)
+        mean, spread = (
+            at_time.risk_mean.values,
+            at_time.risk_std.values / np.sqrt(at.attrs["draws"]),
+        )
+        _broken(ax, at_time.gamma.values, at_time.risk_theory.values, color)
         look: dict[str, Any] = {"fmt": "o", "ms": 4, "lw": 1, "color": color}
-        ax.errorbar(one.gamma.values[~near], mean[~near], spread[~near], label=_value(time), **look)
-        ax.errorbar(one.gamma.values[near], mean[near], spread[near], mfc="white", **look)
+        ax.errorbar(
+            at_time.gamma.values[~near], mean[~near], spread[~near], label=_value(time), **look
+        )
+        ax.errorbar(at_time.gamma.values[near], mean[near], spread[near], mfc="white", **look)
     theta, sigma = np.degrees(at.attrs["theta"]), at.attrs["sigma"]
     ax.set(
         xlabel="load $γ = n/d$",
@@ -257,11 +264,13 @@ def _draw_crossings(ax: "Axes", at: "xr.Dataset", mode: str, color: str) -> None
     """Angles at which the simulated T changes sign, for every load."""
     mean = at[f"{mode}_mean"].values
     stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
-    found = np.array([_crossing(at.theta.values, m, s) for m, s in zip(mean, stderr, strict=True)])
+    crossings = np.array(
+        [_crossing(at.theta.values, m, s) for m, s in zip(mean, stderr, strict=True)]
+    )
     # From n = d on fine-tuning equals scratch training; near it the mean is ruled by rare draws.
     keep = at.gamma.values < 1 if mode == "fine_tune" else np.abs(at.gamma.values - 1) > NEAR / 2
-    found[~keep] = np.nan
-    ax.errorbar(at.gamma.values, found[:, 0], found[:, 1], fmt="o", ms=3, lw=1, color=color)
+    crossings[~keep] = np.nan
+    ax.errorbar(at.gamma.values, crossings[:, 0], crossings[:, 1], fmt="o", ms=3, lw=1, color=color)
 
 
 def _crossing(theta: np.ndarray, gain: np.ndarray, bar: np.ndarray) -> tuple[float, float]:

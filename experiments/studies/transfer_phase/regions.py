@@ -52,7 +52,7 @@ def judged_regions(
             if region != "disputed":
                 yield Finding(where, claim, paper, "there is no such point", "not tested")
             continue
-        here = f"T = {stated(by_draw, 3)}, in theory {float(theory.sel(region=region)):+.3f}"
+        ours = f"T = {stated(by_draw, 3)}, in theory {float(theory.sel(region=region)):+.3f}"
         yield judged(
-            where, claim, paper, here, -by_draw.values if region == "hurts" else by_draw.values
+            where, claim, paper, ours, -by_draw.values if region == "hurts" else by_draw.values
         )

@@ -30,8 +30,8 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     standard deviation over draws, `*_low`, `*_median` and `*_high` are quantiles (16, 50, 84 %),
     which exist where moments do not: near n = d. `*_region` are means over `regions.REGIONS`.
     """
-    found = simulate(config, stage)
-    return _dataset(config, found, stage("closed forms", partial(_closed_forms, config)))
+    simulated = simulate(config, stage)
+    return _dataset(config, simulated, stage("closed forms", partial(_closed_forms, config)))
 
 
 def simulate(config: Config, stage: Stage = direct) -> dict[str, np.ndarray]:
@@ -106,9 +106,9 @@ def _closed_forms(config: Config) -> dict[str, np.ndarray]:
     with jax.enable_x64(True):
         sigma, depth = np.array(config.sigmas), np.array(config.depths, dtype=float)
         n, n_curve = config.counts().astype(float), curve * config.d
-        found = evaluate(n, theta, n_curve, slices, edge, below, sigma, depth)
+        curves = evaluate(n, theta, n_curve, slices, edge, below, sigma, depth)
     coordinates = {"curve": curve, "below": below, "edge": edge}
-    return coordinates | {name: np.asarray(value) for name, value in found.items()}
+    return coordinates | {name: np.asarray(value) for name, value in curves.items()}
 
 
 def _slice_index(config: Config) -> tuple[int, ...]:
@@ -127,7 +127,7 @@ def _regions(config: Config, mode: str, theory: np.ndarray) -> np.ndarray:
     return regions.split(theory, far, printed)
 
 
-def _dataset(config: Config, found: Mapping, theory: Mapping) -> "xr.Dataset":
+def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> "xr.Dataset":
     import xarray as xr
 
     n = config.counts()
@@ -136,13 +136,16 @@ def _dataset(config: Config, found: Mapping, theory: Mapping) -> "xr.Dataset":
     for mode in config.modes:
         dims = grid if mode == "linear" else (*grid, "depth")
         data[f"{mode}_theory"] = (dims, theory[f"{mode}_theory"])
-        data[f"{mode}_mean"] = (dims, found[mode].mean(axis=0))
-        data[f"{mode}_std"] = (dims, found[mode].std(axis=0, ddof=1))
+        data[f"{mode}_mean"] = (dims, simulated[mode].mean(axis=0))
+        data[f"{mode}_std"] = (dims, simulated[mode].std(axis=0, ddof=1))
         data[f"{mode}_curve"] = (("curve", "slice", *dims[2:]), theory[f"{mode}_curve"])
         for name, share in QUANTILES.items():
-            data[f"{mode}_{name}"] = (dims, np.quantile(found[mode], share, axis=0))
+            data[f"{mode}_{name}"] = (dims, np.quantile(simulated[mode], share, axis=0))
         parts = _regions(config, mode, theory[f"{mode}_theory"])
-        data[f"{mode}_region"] = (("region", "draw", *dims[2:]), regions.means(found[mode], parts))
+        data[f"{mode}_region"] = (
+            ("region", "draw", *dims[2:]),
+            regions.means(simulated[mode], parts),
+        )
         of_theory = regions.means(theory[f"{mode}_theory"][None], parts)[:, 0]
         data[f"{mode}_region_theory"] = (("region", *dims[2:]), of_theory)
     if "linear" in config.modes:
