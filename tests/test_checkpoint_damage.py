@@ -155,6 +155,47 @@ def test_shards_that_disagree_with_their_index(shards):
         open_checkpoint(shards)
 
 
+def test_shards_that_are_missing(shards):
+    """With an index that does not speak of one, and without an index."""
+    first = shards / "model-00001-of-00002.safetensors"
+    lost = r"model.* has 1 of the 2 files model-\*-of-00002\.safetensors"
+    _index(shards, _weights(lambda w: {n: file for n, file in w.items() if file != first.name}))
+    with pytest.raises(CheckpointError, match=lost.replace("model.*", "index.json")):
+        open_checkpoint(shards)
+    (shards / "model.safetensors.index.json").unlink()
+    assert set(load_checkpoint(shards)) == set(ARRAYS)
+    assert set(load_checkpoint(first)) == {"a"}
+    first.unlink()
+    with pytest.raises(CheckpointError, match=lost.replace("model.*", "m")):
+        open_checkpoint(shards)
+
+
+def test_a_name_is_told_in_one_line(tmp_path):
+    (tmp_path / "m.safetensors").write_bytes(_raw({"a\r\n\x1b[1m": 7}))
+    with pytest.raises(CheckpointError, match=r"'a\\r\\n\\x1b\[1m' has no dtype"):
+        open_checkpoint(tmp_path / "m.safetensors")
+
+
+def test_a_member_of_two_names(tmp_path):
+    """Of an archive's directory, and of its own header."""
+    _npz(tmp_path / "m.npz", a=_npy(np.zeros(2)))
+    data = (tmp_path / "m.npz").read_bytes()
+    (tmp_path / "m.npz").write_bytes(b"b.npy".join(data.rsplit(b"a.npy", 1)))
+    with pytest.raises(CheckpointError, match=r"'b\.npy' has another name where its bytes lie"):
+        open_checkpoint(tmp_path / "m.npz")
+
+
+def test_an_extension_that_flax_does_not_write(tmp_path):
+    """An array whose type is damaged is not left out as something else."""
+    file = tmp_path / "m.msgpack"
+    save_checkpoint(file, ARRAYS)
+    data = file.read_bytes()
+    for kind in (0, 4, 0xE9):
+        file.write_bytes(data.replace(b"\x01\x93", bytes([kind, 0x93]), 1))
+        with pytest.raises(CheckpointError, match=f"an extension of type {kind}, unknown to flax"):
+            open_checkpoint(file)
+
+
 def test_truncated_while_open(shards):
     file = shards / "model-00001-of-00002.safetensors"
     with open_checkpoint(shards) as checkpoint:

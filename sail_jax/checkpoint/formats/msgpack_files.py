@@ -29,6 +29,7 @@ __all__ = ["layout", "read_file"]
 
 CHUNK = 2**30  # bytes of an array that flax keeps in one piece
 _CHUNKED = "__msgpack_chunked_array__"
+_KINDS = (1, 2, 3)  # of extensions: arrays, complex numbers, NumPy's scalars
 _DEPTH = 100
 _WINDOW = 1 << 16
 _VALUES = 1 << 20  # keys, arrays and other values of a file: some seconds
@@ -70,6 +71,10 @@ class _Scan:
         return int.from_bytes(self.take(size), "big")
 
     def blob(self, length: int, kind: int | None = None) -> _Blob:
+        if kind not in (None, *_KINDS):  # it might have been an array
+            raise ValueError(
+                f"byte {self.at - 1} makes an extension of type {kind}, unknown to flax"
+            )
         found = _Blob(kind, self.at, length)
         if self.at + length > self.end:
             raise ValueError(f"it ends within the {length} bytes from {self.at} on")
