@@ -148,8 +148,8 @@ def refused(error: Exception) -> None:
         cause = cause.__cause__ or cause.__context__
 
 
-def called(*argv: str) -> int:
-    """The exit code of a command in this process; Wrong if it does not say its error in one line of
+def called(*argv: str) -> str:
+    """The error of a command in this process, "" if it succeeds; Wrong if it does not say its error in one line of
     at most 300 printable characters, and nothing else that a terminal would obey."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -162,7 +162,7 @@ def called(*argv: str) -> int:
     for line in (out.getvalue() + err.getvalue()).split("\n"):
         if not line.isprintable():
             raise Wrong(f"printed as it is: {line!r}")
-    return code
+    return "".join(errors)
 
 
 class Fault(NamedTuple):

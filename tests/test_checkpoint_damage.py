@@ -9,6 +9,7 @@ import struct
 import tracemalloc
 import zipfile
 
+import flax.serialization
 import numpy as np
 import pytest
 
@@ -71,6 +72,7 @@ HEADERS = {
     "no offsets": (_raw({"a": {"dtype": "F32", "shape": [2]}}), "no dtype, shape and offsets"),
     "no description": (_raw({"a": 7}), "no dtype, shape and offsets"),
     "metadata of numbers": (_raw({"__metadata__": {"a": 1}, "a": _entry()}), "text by name"),
+    "metadata a text": (_raw({"__metadata__": "", "a": _entry()}), "text by name"),
     "metadata a list": (_raw({"__metadata__": [1], "a": _entry()}), "text by name"),
 }
 
@@ -111,6 +113,7 @@ def _weights(change):
 
 INDEXES = {
     "no map": (lambda index: {}, "no valid 'weight_map'"),
+    "an empty map": (_weights(lambda w: {}), "no valid 'weight_map'"),
     "a list": (lambda index: [], "expected a JSON object"),
     "numbers": (_weights(lambda w: {**w, "a": 7}), "no valid 'weight_map'"),
     "parent": (_weights(lambda w: {**w, "a": "../x.safetensors"}), "not a plain file name"),
@@ -190,10 +193,17 @@ def test_an_extension_that_flax_does_not_write(tmp_path):
     file = tmp_path / "m.msgpack"
     save_checkpoint(file, ARRAYS)
     data = file.read_bytes()
-    for kind in (0, 4, 0xE9):
+    for kind, named in {
+        0: "an array",
+        2: "a complex number",
+        4: "an array",
+        233: "an array",
+    }.items():
         file.write_bytes(data.replace(b"\x01\x93", bytes([kind, 0x93]), 1))
-        with pytest.raises(CheckpointError, match=f"an extension of type {kind}, unknown to flax"):
+        with pytest.raises(CheckpointError, match=f"'a' is not {named}"):
             open_checkpoint(file)
+    file.write_bytes(flax.serialization.msgpack_serialize({"z": 1 + 2j, "x": np.float32(3)}))
+    assert load_checkpoint(file) == {"x": 3}
 
 
 def test_truncated_while_open(shards):
