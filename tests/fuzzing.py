@@ -119,7 +119,7 @@ class Mutations(random.Random):
                 case 0 | 1 | 2 if at < len(words):
                     words[at] = self.choice(WORDS)
                 case 3 if at < len(words):
-                    option, equals, value = words[at].partition("=")
+                    option, equals, _ = words[at].partition("=")
                     words[at] = f"{option}={self.choice(WORDS)}" if equals else words[at] * 2
                 case 4:
                     del words[at : at + 1]
@@ -128,19 +128,19 @@ class Mutations(random.Random):
         return words
 
 
-class Hang(BaseException):
+class HangError(BaseException):
     """No `Exception`, as the code under test may turn those into answers."""
 
 
-class Wrong(Exception):
+class WrongError(Exception):
     """An answer that is not the right one, or an error that is not said as it should be."""
 
 
 def refused(error: Exception) -> None:
-    """Wrong if an error of the documented kinds is not one line, or stands for memory that was
+    """WrongError if an error of the documented kinds is not one line, or stands for memory that was
     asked for and not given."""
     if not str(error) or "\n" in str(error):
-        raise Wrong(f"an error not of one line: {str(error)!r}") from error
+        raise WrongError(f"an error not of one line: {str(error)!r}") from error
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError):
@@ -149,19 +149,19 @@ def refused(error: Exception) -> None:
 
 
 def called(*argv: str) -> str:
-    """The error of a command in this process, "" if it succeeds; Wrong if it does not say its error in one line of
-    at most 300 printable characters, and nothing else that a terminal would obey."""
+    """The error of a command in this process, "" if it succeeds; WrongError if it is not said in
+    one line of at most 300 characters, or if anything is printed that a terminal would obey."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli.main(argv)
     errors = [line for line in err.getvalue().split("\n") if line.startswith("sail-jax: error: ")]
     if code not in (0, 1, 2) or len(errors) != (code != 0):
-        raise Wrong(f"exit code {code} with the errors {errors}")
+        raise WrongError(f"exit code {code} with the errors {errors}")
     if any(len(line) > LONGEST for line in errors):
-        raise Wrong(f"an error of {max(map(len, errors))} characters: {errors}")
+        raise WrongError(f"an error of {max(map(len, errors))} characters: {errors}")
     for line in (out.getvalue() + err.getvalue()).split("\n"):
         if not line.isprintable():
-            raise Wrong(f"printed as it is: {line!r}")
+            raise WrongError(f"printed as it is: {line!r}")
     return "".join(errors)
 
 
@@ -196,7 +196,7 @@ def fuzz(target: str, attempt: Callable[[Mutations], bool], seeds: range) -> Tal
     """Tries one input for each seed; `attempt` says whether it was accepted, and raises what should
     not be. Before, the input that is not mutated, which must be accepted."""
     if not attempt(Mutations(None)):
-        raise Wrong(f"{target}: what is right is refused")
+        raise WrongError(f"{target}: what is right is refused")
     turned_away, slowest, faults = 0, (0.0, 0), []
     began, memory = time.monotonic(), 0
     for seed in seeds:
@@ -204,8 +204,8 @@ def fuzz(target: str, attempt: Callable[[Mutations], bool], seeds: range) -> Tal
         try:
             with _alarm():
                 turned_away += not attempt(Mutations(f"{target} {seed}"))
-        except (Exception, Hang) as error:
-            kind = {Hang: "hang", MemoryError: "memory", Wrong: "wrong"}.get(type(error))
+        except (Exception, HangError) as error:
+            kind = {HangError: "hang", MemoryError: "memory", WrongError: "wrong"}.get(type(error))
             faults.append(Fault(seed, kind or "wrong exception", _told(error)))
         slowest = max(slowest, (took := time.monotonic() - start, seed))
         memory = max(memory, more := _peak() - before)
@@ -238,7 +238,7 @@ def _told(error: BaseException) -> str:
 @contextlib.contextmanager
 def _alarm() -> Iterator[None]:
     def ring(*_: Any) -> None:
-        raise Hang(f"not done after {SECONDS} s")
+        raise HangError(f"not done after {SECONDS} s")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)

@@ -9,7 +9,6 @@ import collections
 import contextlib
 import io
 import json
-import math
 import shutil
 import zipfile
 
@@ -17,7 +16,7 @@ import flax.serialization
 import numpy as np
 import pytest
 import safetensors.numpy
-from fuzzing import Mutations, Wrong, called, fuzz, little_memory, refused, told
+from fuzzing import WrongError, called, fuzz, little_memory, refused, told
 
 from sail_jax.checkpoint import load_checkpoint, save_checkpoint
 from sail_jax.checkpoint.formats.files import CheckpointError
@@ -49,8 +48,8 @@ def _loaded(path):
 
 
 def _agrees(got, data, peer):
-    """Wrong unless the format's own library reads the same of these bytes; if it refuses them and
-    those of the tensors are as they were, unless what is read is what was written."""
+    """WrongError unless the format's own library reads the same of these bytes; if it refuses them
+    and those of the tensors are as they were, unless what is read is what was written."""
     try:
         want = peer(data)
     except Exception:
@@ -58,7 +57,7 @@ def _agrees(got, data, peer):
             return
         want = ARRAYS
     if got.keys() != want.keys() or not all(_same(got[name], want[name]) for name in got):
-        raise Wrong(f"expected {want}, read as {got}")
+        raise WrongError(f"expected {want}, read as {got}")
 
 
 def _flat(node, at=()):
@@ -167,7 +166,9 @@ def _orbax(folder, monkeypatch):
         got = _loaded(path)
         for name in () if got is None else got.keys() & ARRAYS.keys():
             if not _same(got[name], ARRAYS[name]):
-                raise Wrong(f"{file.name}: {ARRAYS[name]!r} was written, read as {got[name]!r}")
+                raise WrongError(
+                    f"{file.name}: {ARRAYS[name]!r} was written, read as {got[name]!r}"
+                )
         return got is not None
 
     return attempt
@@ -189,7 +190,7 @@ def _torch(folder, monkeypatch):
         got = _loaded(path)
         for name, x in ({} if got is None or whole else got).items():
             if x.dtype == np.float32 and not np.isin(x, storage.array).all():
-                raise Wrong(f"{name} is read as {x!r}")
+                raise WrongError(f"{name} is read as {x!r}")
         return got is not None
 
     return attempt
@@ -383,14 +384,14 @@ def _command(folder, argv):
     before = {path.name for path in folder.iterdir()}
     try:
         error = called(*argv)
-    except Started:
+    except StartedError:
         error = ""
     for path in folder.iterdir():
         if path.name not in before:
             if not error and path.name == "out" and argv[0] != "examples":
                 load_checkpoint(path)
             elif error and not path.name.startswith("."):
-                raise Wrong(f"refused, and {path.name} is there")
+                raise WrongError(f"refused, and {path.name} is there")
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     return error
 
@@ -403,7 +404,7 @@ DOCUMENTS = {
         [["grow", "a", "--plan", *WIDER], ["inspect", "a"], ["merge", "r.yaml", "--plan"],
          ["grow", "a", *OUT, *WIDER],
          ["align", "a", "b", "--plan"], ["align", "b", "a", *OUT], ["merge", "r.yaml", *OUT[:2]],
-         ["inspect", "a", "--draft"], ["inspect", "a", "b", "--data", "x.npz"]],
+         ["inspect", "a", "--draft"], ["inspect", "a", "b"]],
     ),
     "tokenizer.json": (
         [("a/tokenizer.json", TOKENIZER), ("a/tokenizer.json", UNIGRAM),
@@ -442,7 +443,7 @@ def _document(name):
             (folder / file).write_text(json.dumps(tree))
             for argv in commands[: None if i == 0 else 1]:
                 if error := _command(folder, argv):
-                    raise Wrong(f"{argv} is refused with {tree}: {error}")
+                    raise WrongError(f"{argv} is refused with {tree}: {error}")
 
         def attempt(mutations):
             file, tree = mutations.one(documents)
@@ -519,13 +520,13 @@ COMMAND_LINES = {
 }  # fmt: skip
 
 
-class Started(Exception):
+class StartedError(Exception):
     """Work began that takes long, and is left out."""
 
 
 def _without_work(monkeypatch):
     def start(*_, **__):
-        raise Started
+        raise StartedError
 
     for work in WORK:
         monkeypatch.setattr(work, start)
@@ -541,11 +542,11 @@ def _command_line(name):
     def make(folder, monkeypatch):
         _stock(folder)
         if error := called("run", "ledger", "--preset", "tiny", "--out", "run"):
-            raise Wrong(error)
+            raise WrongError(error)
         _without_work(monkeypatch)
         for argv in COMMAND_LINES[name]:
             if error := _command(folder, [name, *argv]):
-                raise Wrong(f"{name} {argv} is refused: {error}")
+                raise WrongError(f"{name} {argv} is refused: {error}")
 
         def attempt(mutations):
             argv = [name, *mutations.one(COMMAND_LINES[name])]
@@ -564,7 +565,7 @@ def test_command_lines(name, tried):
 def _run_on_disk(folder, monkeypatch):
     """A finished run, one of whose files is damaged."""
     if error := called("run", "ledger", "--preset", "tiny", "--out", "run"):
-        raise Wrong(error)
+        raise WrongError(error)
     files = [path for path in sorted((folder / "run").rglob("*")) if path.is_file()]
 
     def attempt(mutations):

@@ -71,10 +71,6 @@ class _Scan:
         return int.from_bytes(self.take(size), "big")
 
     def blob(self, length: int, kind: int | None = None) -> _Blob:
-        if kind not in (None, *_KINDS):  # it might have been an array
-            raise ValueError(
-                f"byte {self.at - 1} makes an extension of type {kind}, unknown to flax"
-            )
         found = _Blob(kind, self.at, length)
         if self.at + length > self.end:
             raise ValueError(f"it ends within the {length} bytes from {self.at} on")
