@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import resource
 import shutil
 import struct
 import tracemalloc
@@ -72,6 +71,10 @@ HEADERS = {
     "no offsets": (_raw({"a": {"dtype": "F32", "shape": [2]}}), "no dtype, shape and offsets"),
     "no description": (_raw({"a": 7}), "no dtype, shape and offsets"),
     "metadata of numbers": (_raw({"__metadata__": {"a": 1}, "a": _entry()}), "text by name"),
+    "metadata with a surrogate": (
+        _raw(b'{"__metadata__":{"x":"\\ud800"},"a":' + json.dumps(_entry()).encode() + b"}"),
+        "damaged",
+    ),
     "metadata a text": (_raw({"__metadata__": "", "a": _entry()}), "text by name"),
     "metadata a list": (_raw({"__metadata__": [1], "a": _entry()}), "text by name"),
 }
@@ -407,59 +410,3 @@ def test_damaged_orbax(tmp_path):
         save_checkpoint(tmp_path / "many" / item, ARRAYS, format="orbax")
     with pytest.raises(CheckpointError, match="several orbax items: name one of opt, params"):
         open_checkpoint(tmp_path / "many")
-
-
-@pytest.fixture
-def little_memory():
-    """At most 400 MB more of address space than now: a giant allocation fails, loudly."""
-    with open("/proc/self/statm") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (now + (400 << 20), hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-NUMBERS = [0, 1, 0x7F, 0x80, 0xDD, 0xDF, 0xC6, 0xC9, 0xFF, ord("9"), ord("-"), ord("[")]
-
-
-@pytest.mark.parametrize("file", ["m.safetensors", "m.npz", "packed.npz", "m.msgpack", "index"])
-def test_mutated_files_only_ever_raise_one_error(tmp_path, little_memory, file):
-    """800 mutations of the description: read whole, or refused in one line; never a big claim
-    on memory (`MemoryError` would be a refusal too, so it is told apart by its text)."""
-    rng = np.random.default_rng(0)
-    if file == "packed.npz":
-        np.savez_compressed(tmp_path / file, **{n: a for n, a in ARRAYS.items() if "/" not in n})
-        path = target = tmp_path / file
-    elif file == "index":
-        save_checkpoint(tmp_path / "m", ARRAYS, shard_bytes=20)
-        path, target = tmp_path / "m", tmp_path / "m/model.safetensors.index.json"
-    else:
-        save_checkpoint(tmp_path / file, ARRAYS)
-        path = target = tmp_path / file
-    data, refused = target.read_bytes(), 0
-    for _ in range(800):
-        mutated = bytearray(data)
-        for _ in range(rng.integers(1, 4)):
-            at = int(rng.integers(len(mutated) or 1))
-            new = rng.choice(NUMBERS) if rng.integers(2) else rng.integers(256)
-            match rng.integers(5):
-                case 0:
-                    mutated[at : at + 1] = bytes([new])
-                case 1:
-                    mutated.insert(at, new)
-                case 2:
-                    del mutated[at : at + int(rng.integers(1, 9))]
-                case 3:
-                    mutated[at : at + 4] = rng.choice([b"\xff" * 4, b"\0" * 4, b"\x7f\xff\xff\xff"])
-                case _:
-                    other = int(rng.integers(len(mutated) or 1))
-                    mutated[at:at] = mutated[other : other + 12]
-        target.write_bytes(mutated)
-        try:
-            load_checkpoint(path)
-        except CheckpointError as exc:
-            refused += 1
-            assert "\n" not in str(exc), exc  # noqa: PT017
-            assert "llocate" not in str(exc), exc  # noqa: PT017
-    assert 100 < refused < 800
