@@ -13,6 +13,7 @@ import shutil
 import zipfile
 
 import flax.serialization
+import fuzzing
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -228,6 +229,29 @@ def tried(request, tmp_path, monkeypatch):
         assert tally.refused or count < 100
 
     return tried
+
+
+def _spin():
+    while True:
+        pass
+
+
+FAULTS = {
+    "wrong exception": lambda: {}["x"],
+    "hang": _spin,
+    "memory": lambda: bytearray(60 << 20).count(1) > 0,
+    "wrong": lambda: refused(ValueError("two\nlines")),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_what_is_wrong_is_found(kind, monkeypatch):
+    monkeypatch.setattr(fuzzing, "SECONDS", 0.2)
+    monkeypatch.setattr(fuzzing, "MEMORY", 50 << 20)
+    tally = fuzz("x", lambda mutations: mutations.identity or FAULTS[kind](), range(7, 9))
+    assert [fault[:2] for fault in tally.faults] == [(7, kind), (8, kind)]
+    assert "2 x" in told(tally.faults)
+    assert "--fuzz-seed 7" in told(tally.faults)
 
 
 @pytest.mark.parametrize("name", READERS)

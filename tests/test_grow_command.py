@@ -349,7 +349,7 @@ def test_values_on_the_command_line_are_plain_yaml():
     assert grow_command.entry("a=2020-09-09") == ("a", "2020-09-09")
     assert grow_command.entry("a={b: [1, null]}") == ("a", {"b": [1, None]})
     for value in ("[" * 3000, "&a [*a]", "!!python/name:os.system", "!!int x", "2: [", "!!set {a}"):
-        with pytest.raises(ArgumentTypeError, match="^a:"):
+        with pytest.raises(ArgumentTypeError, match=r"^a:"):
             grow_command.entry(f"a={value}")
 
 
