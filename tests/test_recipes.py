@@ -71,6 +71,11 @@ def two(method="linear", models="[{model: a}, {model: b}]", more=""):
 LINEAR = "[{model: a, parameters: {weight: 1}}, {model: b, parameters: {weight: 1}}]"
 BAD = {  # what is wrong: (text, where it is said, what is said)
     "unknown key": (two(more="paramters: {}"), "r:3:1: paramters", "nearest: 'parameters'"),
+    "a method of growth that is a mapping": (
+        two(models="[{model: a, grow: {to: {width: 2}, method: {x: y}}}]"),
+        "models[0].grow.method",
+        "expected one of",
+    ),
     "unknown method": (two("tise"), "r:1:15: merge_method", "nearest: 'ties'"),
     "no method": ("models: [{model: a}]", "r:1:1", "needs 'merge_method'"),
     "empty modules": (
