@@ -9,12 +9,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sail_jax.checks import escaped
+
 FORMAT = 1
 MAX_JSON = 4 << 20  # bytes
 
 
 class StoreError(Exception):
     """Something on disk cannot be written or believed; the message names the path, in one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(escaped(message))  # names in a file may hold what ends a line
 
 
 class RefusedError(StoreError):

@@ -20,3 +20,9 @@ def forget_compilations():
     """What one file compiles, no other needs: thousands of kept programs take gigabytes."""
     yield
     jax.clear_caches()
+
+
+def pytest_addoption(parser):
+    add = parser.getgroup("fuzzing").addoption
+    add("--fuzz", type=int, metavar="N", help="inputs for each target; default: a few seconds'")
+    add("--fuzz-seed", type=int, metavar="S", default=0, help="of the first input; default: 0")

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 
 import jax
 import jax.numpy as jnp
@@ -341,6 +342,15 @@ def test_help_is_quick_and_lists_the_commands(capsys):
     assert cli.main(["grow", "--methods"]) == 0
     assert "Net2Net" in capsys.readouterr().out
     assert grow_command.entry("a=[1, 2]") == ("a", [1, 2])
+
+
+def test_values_on_the_command_line_are_plain_yaml():
+    """Numbers, text, lists and mappings; a date is a text, and nothing else is built."""
+    assert grow_command.entry("a=2020-09-09") == ("a", "2020-09-09")
+    assert grow_command.entry("a={b: [1, null]}") == ("a", {"b": [1, None]})
+    for value in ("[" * 3000, "&a [*a]", "!!python/name:os.system", "!!int x", "2: [", "!!set {a}"):
+        with pytest.raises(ArgumentTypeError, match=r"^a:"):
+            grow_command.entry(f"a={value}")
 
 
 def test_a_tied_head_gets_its_own(models, tmp_path):

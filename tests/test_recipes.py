@@ -1,6 +1,5 @@
 """Recipes: mergekit's grammar read strictly, every error with its place and remedy."""
 
-import random
 import re
 import time
 
@@ -72,6 +71,11 @@ def two(method="linear", models="[{model: a}, {model: b}]", more=""):
 LINEAR = "[{model: a, parameters: {weight: 1}}, {model: b, parameters: {weight: 1}}]"
 BAD = {  # what is wrong: (text, where it is said, what is said)
     "unknown key": (two(more="paramters: {}"), "r:3:1: paramters", "nearest: 'parameters'"),
+    "a method of growth that is a mapping": (
+        two(models="[{model: a, grow: {to: {width: 2}, method: {x: y}}}]"),
+        "models[0].grow.method",
+        "expected one of",
+    ),
     "unknown method": (two("tise"), "r:1:15: merge_method", "nearest: 'ties'"),
     "no method": ("models: [{model: a}]", "r:1:1", "needs 'merge_method'"),
     "empty modules": (
@@ -327,34 +331,6 @@ def test_simple_refuses(arguments, what):
 def test_simple_takes_paths_as_they_are():
     recipe = simple(["x+y@z"], method="linear")
     assert recipe.models() == [Ref("x+y@z")]
-
-
-def test_mutated_recipes_raise_only_recipe_errors():
-    rng = random.Random(0)
-    seeds = [TIES, two(models=LINEAR), BAD["slice lengths"][0], BAD["token"][0]]
-    words = [
-        *"{}[]:,-&*!|>'\"#%@\t\n ",
-        "<<",
-        "!!python/name:os",
-        "1e400",
-        "~",
-        "0b",
-        "1:99",
-        "\x00",
-        "é",
-    ]
-    refused = 0
-    for _ in range(1500):
-        text = rng.choice(seeds)
-        for _ in range(rng.randint(1, 4)):
-            at = rng.randrange(len(text) + 1)
-            end = min(len(text), at + rng.choice([0, 0, 1, 3, 20]))
-            text = text[:at] + rng.choice([*words, text[at : at + 30]]) + text[end:]
-        try:
-            parse(text)
-        except RecipeError:
-            refused += 1
-    assert 500 < refused < 1500  # both happen: neither everything nor nothing is refused
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"\x00" * 9, bytes(range(256))])

@@ -236,46 +236,6 @@ def test_broken_tokenizers(model, broken):
         merged(LINEAR + "tokenizer_source: union", one=one, two=two)
 
 
-ODD = [None, True, -1, 2**80, 1.5, "", "x", "\ud800", [], [[]], {}, {"id": []}, [{"name": []}]]
-
-
-def replaced(node, rng):
-    """The tree with one of its parts, drawn at random, replaced by something odd."""
-    if not isinstance(node, dict | list) or not node or rng.random() < 0.2:
-        return ODD[rng.integers(len(ODD))]
-    keys = list(node) if isinstance(node, dict) else range(len(node))
-    key = keys[rng.integers(len(keys))]
-    copy = dict(node) if isinstance(node, dict) else list(node)
-    copy[key] = replaced(node[key], rng)
-    return copy
-
-
-def test_mutated_documents_plan_or_are_refused(model):
-    """400 mutations of what lies beside the tensors: ValueErrors in one line, or a plan."""
-    rng, refused = np.random.default_rng(0), 0
-    unigram = {"type": "Unigram", "vocab": [[t, -1.0] for t in CORE]}
-    whole = {
-        "tokenizer": document(added=[("<x>", 5)]) | {"model": unigram},
-        "tokenizer_config": {
-            "chat_template": [{"name": "default", "template": "{{ x }}"}],
-            "added_tokens_decoder": {"5": {"content": "<x>"}},
-        },
-        "config": config(vocab_size=8, text_config={"vocab_size": 8, "layer_types": ["a", "b"]}),
-    }
-    one = model("one", 1, **whole)
-    text = LINEAR + "tokenizer_source: union\nchat_template: auto\ndtype: float16\n"
-    for _ in range(400):
-        name = list(whole)[rng.integers(len(whole))]
-        two = model("two", 2, **whole | {name: replaced(whole[name], rng)})
-        models = {"one": two, "two": one} if rng.integers(2) else {"one": one, "two": two}
-        try:
-            plan(parse(text), models.__getitem__)
-        except ValueError as error:
-            refused += 1
-            assert "\n" not in str(error), error  # noqa: PT017
-    assert 40 < refused < 360
-
-
 def test_older_files(model):
     ids = {text: i for i, text in enumerate(CORE)}
     one = model("one", 1, vocab=ids, added_tokens={"<x>": 5})

@@ -41,12 +41,13 @@ def entry(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise ArgumentTypeError(f"expected KEY=VALUE, got '{text}'")
-    import yaml
+    from sail_jax.checkpoint.recipe.declared import plain
+    from sail_jax.checkpoint.recipe.yaml_tree import RecipeError, compose
 
     try:
-        return key, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ArgumentTypeError(f"{key}: cannot read the value '{value}'") from error
+        return key, plain(compose(value, key))
+    except RecipeError as error:
+        raise ArgumentTypeError(f"{error}, in '{value}'") from error
 
 
 def add_arguments(parser: Any) -> None:

@@ -96,8 +96,9 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
             seen = set()
             again = next(key for key, _ in pairs if key in seen or seen.add(key))
             raise ValueError(f"the key {again!r} is repeated")
-        for key in mapping:
-            key.encode()
+        for text in (*mapping, *mapping.values()):
+            if isinstance(text, str):
+                text.encode()
         return mapping
 
     def refuse(constant: str) -> None:

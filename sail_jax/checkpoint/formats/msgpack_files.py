@@ -29,6 +29,7 @@ __all__ = ["layout", "read_file"]
 
 CHUNK = 2**30  # bytes of an array that flax keeps in one piece
 _CHUNKED = "__msgpack_chunked_array__"
+_COMPLEX = 2  # the type of extensions that are Python's complex numbers; 1 and 3 are NumPy's
 _DEPTH = 100
 _WINDOW = 1 << 16
 _VALUES = 1 << 20  # keys, arrays and other values of a file: some seconds
@@ -158,7 +159,13 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _arrays(file: File, node: Any, at: str) -> Iterator[tuple[str, _Array]]:
-    if isinstance(node, _Blob) and node.kind in (1, 3):
+    if isinstance(node, _Blob) and node.kind == _COMPLEX:
+        match _Scan(file, node.offset, node.offset + node.length, _OF_ARRAY).value():
+            case [float(), float()]:
+                pass
+            case _:  # it might have been an array
+                raise ValueError(f"'{at}' is not a complex number as flax writes it")
+    elif isinstance(node, _Blob) and node.kind is not None:
         yield at, _array(file, node, at)
     elif isinstance(node, dict) and _CHUNKED in node:
         parts = [_array(file, blob, at) for blob in _ordered(node.get("chunks"))]
@@ -183,7 +190,7 @@ def _ordered(node: Any) -> list[Any]:
 
 def _array(file: File, blob: Any, at: str) -> _Array:
     if not isinstance(blob, _Blob) or blob.kind not in (1, 3):
-        raise ValueError(f"a chunk of '{at}' is not an array")
+        raise ValueError(f"'{at}' is not an array, or a chunk of one, as flax writes them")
     scan = _Scan(file, blob.offset, blob.offset + blob.length, _OF_ARRAY)
     match scan.value():
         case [list(shape), str(name), _Blob(None, offset, length)] if scan.at == scan.end:

@@ -3,6 +3,8 @@
 import fnmatch
 import math
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
@@ -22,6 +24,7 @@ _EXTRAS = (
     *("*.tiktoken", "added_tokens*", "special_tokens*"),
 )
 _INDEX = ".index.json"
+_SHARD = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.\w+)", re.DOTALL)
 _WEIGHTS = (_INDEX, ".h5", *SUFFIXES)
 
 
@@ -192,6 +195,7 @@ def _open_folder(checkpoint: Checkpoint, allow_pickle: bool) -> None:
                     _open_index(checkpoint, contained(folder, name), allow_pickle)
                 else:
                     checkpoint._add(contained(folder, name), allow_pickle)
+            _check_shards(folder, files)
             if files:
                 return
     formats = ", ".join(FORMATS)
@@ -218,8 +222,24 @@ def _weights(folder: Path, names: list[str], format: Format, usual: str) -> list
     raise CheckpointError(f"{folder} holds several checkpoints: name one of {', '.join(alike)}")
 
 
+def _check_shards(path: Path, files: Iterable[str]) -> None:
+    """CheckpointError unless of files that say how many they are all are there."""
+    found: dict[tuple[str, ...], set[str]] = {}
+    for file in files:
+        if match := _SHARD.fullmatch(file):
+            stem, number, count, suffix = match.groups()
+            found.setdefault((stem, count, suffix), set()).add(number)
+    for (stem, count, suffix), numbers in found.items():
+        if len(numbers) != int(count):
+            raise CheckpointError(
+                f"{path} has {len(numbers)} of the {int(count)} files {stem}-*-of-{count}{suffix}"
+            )
+
+
 def _open_index(checkpoint: Checkpoint, index: Path, allow_pickle: bool) -> None:
-    for shard, names in read_index(checkpoint._file(index)).items():
+    shards = read_index(checkpoint._file(index))
+    for shard, names in shards.items():
         if of_file(shard) is None:
             raise CheckpointError(f"{index} places tensors in '{shard}', whose format is not read")
         checkpoint._add(contained(index.parent, shard), allow_pickle, names)
+    _check_shards(index, shards)

@@ -49,7 +49,8 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not text.startswith(b"{"):
         raise CheckpointError(f"{path} is damaged: its header is not a JSON object")
     header = strict_json(text, path)
-    metadata = header.pop("__metadata__", None) or {}
+    metadata = header.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointError(f"{path} is damaged: its metadata must be text by name")
     entries = [(_entry(path, name, about), name) for name, about in header.items()]
@@ -91,7 +92,8 @@ def read_index(file: File) -> dict[str, list[str]]:
     if file.size > MAX_HEADER:
         raise CheckpointError(f"{path} is damaged: it has {file.size} bytes")
     weights = strict_json(file.bytes_at(0, file.size), path).get("weight_map")
-    if not isinstance(weights, dict) or not all(isinstance(v, str) for v in weights.values()):
+    valid = isinstance(weights, dict) and all(isinstance(v, str) for v in weights.values())
+    if not valid or not weights:
         raise CheckpointError(f"{path} has no valid 'weight_map' (a file for each tensor)")
     shards: dict[str, list[str]] = {}
     for name, shard in weights.items():

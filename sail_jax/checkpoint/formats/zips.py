@@ -88,6 +88,12 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
             if end > start:
                 what = f"'{other}'" if other else "its directory"
                 raise ValueError(f"'{name}' and {what} lie in the same bytes")
+        for info in archive.infolist():
+            spelt = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
+            at = info.header_offset + 26
+            named = int.from_bytes(file.bytes_at(at, 2), "little")
+            if file.bytes_at(at + 4, named) != spelt:
+                raise ValueError(f"'{info.filename}' has another name where its bytes lie")
     return entries, archive.comment
 
 

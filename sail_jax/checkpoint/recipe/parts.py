@@ -202,7 +202,7 @@ class Growth(Step):
         from sail_jax.growth.named import METHODS
 
         for key in ("method", "depth_method"):
-            if given.get(key) is not None and given[key] not in METHODS:
+            if given.get(key) is not None and given[key] not in [*METHODS]:  # it may be a mapping
                 where = given.node.value[key].where
                 expected = ", ".join(METHODS)
                 raise RecipeError(where, f"expected one of {expected}; got {kind(given[key])}")

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from sail_jax.checks import escaped
+
 __all__ = ["LIMIT", "Node", "RecipeError", "Where", "compose"]
 
 LIMIT = 1 << 20
@@ -28,7 +30,7 @@ class RecipeError(ValueError):
     """Something in a recipe that is wrong, or does not fit its inputs; `where` it is said."""
 
     def __init__(self, where: Where, message: str):
-        super().__init__(f"{where}: {message}" if str(where) else message)
+        super().__init__(escaped(f"{where}: {message}" if str(where) else message))
         self.where = where
 
 
