@@ -46,6 +46,7 @@ from theory.student_teacher import transfer as st_transfer
 from theory.two_layer import fine_tuning, modes, perturbation, sharpness
 
 EPS = float(np.finfo(np.float32).eps)
+SHAPE = 64
 PRECISIONS = (np.float32, np.float64)
 LEDGERS = ("claims", "coverage", "settings", "testbeds", "linearity.tasks", "two_layer.tasks")
 
@@ -140,7 +141,7 @@ def held(row: Row, dtype: type, count: int) -> None:
             continue
         right.append((i, at, value))
     with jax.enable_x64(dtype is np.float64):
-        index = np.array([i for i, *_ in right])
+        index = np.resize([i for i, *_ in right], max(count, SHAPE))  # one shape for all rows
         found = jax.tree.leaves(row.compute(*(column[index] for column in columns)))
         found = [np.broadcast_to(np.asarray(x, float), index.shape) for x in found]
         for i in refused[:12]:
