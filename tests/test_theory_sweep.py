@@ -643,16 +643,16 @@ FEW: dict[str, list[Callable]] = {
     "deep_linear.covariance.effective_ridge": over(
         lambda s, n, r: covariance.effective_ridge(jnp.array(s), n, r),
         SPECTRUM,
-        (1, 2, 4, 10**6),
-        (0.0, 1e-9, 1.0, 1e15),
+        (1, 2, 3, 4, 10**6),
+        (0.0, 1e-30, 1e-9, 1.0, 1e15),
     ),
     "deep_linear.covariance.equivalent": over(
         lambda s, n: covariance.equivalent(jnp.array(s), n).kappa, SPECTRUM, (1, 2, 3, 9)
     ),
     "deep_linear.covariance.scratch_risk": over(
         lambda s, n, sigma, r: covariance.scratch_risk(jnp.array(s), jnp.ones(3), n, sigma, r),
-        SPECTRUM[:2],
-        (1, 2, 9, 10**6),
+        SPECTRUM,
+        (1, 2, 3, 9, 10**6),
         SIGMAS,
         (0.0, 1.0, 1e15),
     ),
@@ -660,8 +660,8 @@ FEW: dict[str, list[Callable]] = {
         lambda s, n, sigma, L: covariance.fine_tune_risk(
             jnp.array(s), jnp.ones(3), jnp.array([1.0, 0.0, 1.0]), n, sigma, L
         ),
-        SPECTRUM[:2],
-        (1, 2, 9, 10**6),
+        SPECTRUM,
+        (1, 2, 3, 9, 10**6),
         SIGMAS,
         (1, 2, np.inf),
     ),
@@ -1188,7 +1188,8 @@ SAMPLERS = ("_law", "samples", "draw", "simulate_overlaps", "ablate", "source_fr
 
 INFINITE = {  # means and times that the documentation says are infinite
     "deep_linear.advice.advise", "deep_linear.advice.transfer_risks",
-    "deep_linear.advice.advise_features", "deep_linear.distributions.linear_transfer_law",
+    "deep_linear.advice.advise_features", "deep_linear.covariance.scratch_risk",
+    "deep_linear.covariance.fine_tune_risk", "deep_linear.distributions.linear_transfer_law",
     "deep_linear.distributions.scratch_law", "initialisation.proximity.tail_bound",
     "merging.bounds.chi_square", "merging.bounds.excess_risk_bound",
     "merging.bounds.local_stability", "student_teacher.transfer.boundary",
