@@ -494,11 +494,28 @@ def test_values_are_right_or_refused(row, dtype, count):
         (lambda: modes.mode(np.inf, 0.5, -1.0), 0.0),
         (lambda: fine_tuning.mode(np.inf, 0.0, 2.0), 0.0),
         (lambda: fine_tuning.mode(np.inf, 0.5, 2.0), 2.0),
+        (lambda: fine_tuning.mode_limit(1e30, 1.0, 1e30), 1e30),
+        (lambda: overlaps.null_scale(0.0, 0.5, np.inf), 0.0),
+        (lambda: overlaps.null_scale(0.0, 0.0, 1), 1.0),
+        (lambda: overlaps.scale_by_seen(1.0, 0.0, np.inf), np.inf),
+        (lambda: covariance.effective_ridge([1.0, 1.0, 1.0], 3, 1e-30), 1e-15),
+        (lambda: covariance.scratch_risk(np.array([3.0, 2.0, 1.0]), np.ones(3), 3, 0.0), 0.0),
+        (lambda: covariance.scratch_risk(np.array([3.0, 2.0, 1.0]), np.ones(3), 3, 0.5), np.inf),
+        (lambda: covariance.scratch_risk(np.array([1.0, 0.0]), np.ones(2), 3, 1.0), 0.5),
     ],
 )
 def test_borders_have_their_values(compute, value, dtype):
     with jax.enable_x64(dtype is np.float64):
         assert float(compute()) == pytest.approx(value, rel=16 * float(np.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("far", [{"start": 1e6}, {"start": -1e15}])
+def test_dispersion_is_that_near_zero_wherever_equally_trained_experts_start(far, dtype):
+    with jax.enable_x64(dtype is np.float64):
+        near, distant = (merging.exact(testbed(**c)).dispersion for c in ({}, far))
+        # w_i (1 - w_i) of each variance and of the centres' squared distance: sums of positives
+        assert float(distant) == pytest.approx(float(near), rel=32 * float(np.finfo(dtype).eps))
 
 
 def test_a_difference_of_infinite_means_is_refused():
@@ -973,6 +990,8 @@ FEW: dict[str, list[Callable]] = {
             {"rate": 1.99},
             {"rate": 1e-15},
             {"start": 10.0},
+            {"start": 1e6},
+            {"centres": [[1e6, 0.0], [1e6, 1.0]]},
         )
     ],
     "merging.quadratic.constants": each(lambda: merging.constants(testbed())),
@@ -1221,8 +1240,22 @@ def _where(of: Callable) -> str:
     return f"{of.__module__.removeprefix('theory.')}.{of.__name__}"
 
 
-@pytest.mark.parametrize("most", [2, pytest.param(10_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("of", FEW)
+# Rooms whose programs take most of the sweep to compile: only where slow tests run.
+LONG = (
+    "deep_linear.advice", "deep_linear.distributions", "deep_linear.divergences",
+    "deep_linear.estimators", "deep_linear.flow", "deep_linear.grid", "deep_linear.laws",
+    "initialisation.proximity", "initialisation.transfer", "linearity.bounds", "merging.bounds",
+    "merging.heterogeneity", "problems", "student_teacher.arc_cosine", "student_teacher.networks",
+    "student_teacher.projection", "two_layer.layers", "two_layer.perturbation",
+    "two_layer.riccati", "two_layer.sharpness",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("of", "most"),
+    [(of, 2) for of in FEW if not of.startswith(LONG)]
+    + [pytest.param(of, 10_000, marks=pytest.mark.slow) for of in FEW],
+)
 def test_arrays_are_finite_or_refused_and_float32_agrees(of, most):
     calls = FEW[of]
     for i, call in enumerate(calls[:: -(-len(calls) // most)]):

@@ -83,6 +83,12 @@ def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0)
     problems.check("n", n, lambda n: (n > 0) & (n < np.inf), "a finite number of samples > 0")
     problems.check_ridge(ridge)
     n, ridge = jnp.broadcast_arrays(jnp.asarray(n, dtype=float), jnp.asarray(ridge, dtype=float))
+    return _effective_ridge(s, n, ridge)
+
+
+@jax.jit
+def _effective_ridge(s: Array, n: Array, ridge: Array) -> Array:
+    """`effective_ridge` of eigenvalues in descending order."""
     j = jnp.minimum(jnp.floor(n), s.size)
     first = jnp.arange(s.size) < j[..., None]
 
