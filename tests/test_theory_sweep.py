@@ -38,7 +38,7 @@ from theory.deep_linear import (
     subspace,
     training_time,
 )
-from theory.initialisation import descent, discriminant, transfer
+from theory.initialisation import descent, discriminant, proximity, transfer
 from theory.linearity import correlation
 from theory.student_teacher import arc_cosine, projection
 from theory.student_teacher import networks as st_networks
@@ -62,6 +62,7 @@ def around(low: float, high: float) -> Callable:
     return lambda rng, n: 10 ** rng.uniform(low, high, n)
 
 
+COUNTS = ("n", "d", "width")
 KINDS: dict[str, tuple[Sequence[float], Callable]] = {
     "theta": ((0, 1e-30, 1e-4, np.pi / 4, np.pi / 2, np.pi), lambda r, n: r.uniform(0, 3.14, n)),
     "sigma": ((0, -0.0, 1e-30, 1e-3, 1, 1e15, -1, np.inf, np.nan), around(-3, 2)),
@@ -77,6 +78,7 @@ KINDS: dict[str, tuple[Sequence[float], Callable]] = {
     "seen": ((0, 1e-30, 0.5, 1), lambda r, n: r.uniform(0, 1, n)),
     "probability": ((1e-30, 0.5, 0, 1), lambda r, n: r.uniform(0.01, 0.99, n)),
     "time": ((0, 1e-30, 1, 1e30, np.inf, -1), around(-3, 3)),
+    "width": ((1, 2, 3, 0), lambda r, n: np.floor(10 ** r.uniform(0, 7, n))),
     "length": ((0, 1e-30, 1, 600, 601), lambda r, n: r.uniform(0, 600, n)),
     "n": ((0, 1, 2, 3, 4, 2**25), lambda r, n: np.floor(10 ** r.uniform(0, 8, n))),
 }
@@ -96,13 +98,13 @@ def drawn(kinds: Sequence[str], count: int, dtype: type, seed: int) -> list[np.n
             borders, between = KINDS[kind]
             border = rng.choice(np.asarray(borders, float), count)
             column = np.where(rng.random(count) < 0.4, border, between(rng, count))
-        columns.append(column.astype(np.int64 if kind in ("n", "d") else dtype))
+        columns.append(column.astype(np.int64 if kind in COUNTS else dtype))
     return columns
 
 
 def number(kind: str, value: np.generic) -> object:
     """For the reference: exact, but that the numbers next to pi/2 and pi are those."""
-    if kind in ("n", "d"):
+    if kind in COUNTS:
         return int(value)
     if kind == "theta":
         for angle in (mp.pi / 2, mp.pi):
@@ -172,7 +174,7 @@ def conditioning(row: Row, at: Sequence, value: Sequence, eps: float) -> list:
     """What each value changes by as the real inputs move by eps of themselves."""
     total = [mp.mpf(0) for _ in value]
     for k, kind in enumerate(row.kinds):
-        if kind in ("n", "d") or at[k] == 0 or not mp.isfinite(at[k]):
+        if kind in COUNTS or at[k] == 0 or not mp.isfinite(at[k]):
             continue
         moved = [mp.mpf(0) for _ in value]
         for sign in (1, -1):
@@ -398,6 +400,39 @@ def excess_bound(L, distance):
     return L * distance**2 / 2
 
 
+def walk(n):
+    """E max_{k <= n} S_k / n of a simple random walk."""
+    need(n >= 1)
+    half, m = mp.mpf(1) / 2, (n + 1) // 2
+    size = 2 * m * mp.gammaprod([m + half], [m + 1]) / mp.sqrt(mp.pi)
+    still = 0 if n % 2 else mp.gammaprod([m + half], [m + 1]) / mp.sqrt(mp.pi)
+    return (size - (1 - still) / 2) / n
+
+
+def directions(h, i):
+    need(h >= 1, i >= 1)
+    p = h * (i + 1)
+    first = 4 * mp.gammaprod([mp.mpf(h + 1) / 2], [mp.mpf(h) / 2]) / (mp.sqrt(mp.pi) * p)
+    return mp.mpf(4 * h) / (p * (p + 2)) / first**2 - 1
+
+
+def tail_of_two(ratio, length):
+    """For dim = rank = 2 the mixture of beta functions is a geometric one."""
+    need(ratio >= 0, 0 <= length <= 600)
+    return ratio / (1 + ratio) * mp.exp(-length / 2 / (1 + ratio))
+
+
+def cdf_of_one(y, length):
+    """For dim = 1 Y is the square of a normal."""
+    need(y >= 0, 0 <= length <= 600)
+    with mp.workdps(400):  # the two cancel where y is small
+        a, b = mp.sqrt(y), mp.sqrt(length)
+        return (mp.erf((a - b) / mp.sqrt(2)) + mp.erf((a + b) / mp.sqrt(2))) / 2
+
+
+# of Poisson weights e^x, |x| up to 2e3
+POISSON = 4096
+
 ROWS = [
     Row(risks.scratch_risk, ("n", "d", "sigma"), scratch),
     Row(risks.scratch_limit, ("gamma", "sigma"), scratch_limit),
@@ -462,6 +497,44 @@ ROWS = [
     Row(discriminant.lda_distance, ("unit", "positive"), discriminant_distance, few=60),
     Row(descent.contraction, ("positive", "positive", "n"), left),
     Row(descent.excess_bound, ("positive", "real"), excess_bound),
+    Row(
+        lambda x: problems.log1p(-x),
+        ("seen",),
+        lambda x: mp.log1p(-x) if x < 1 else -mp.inf,
+        of="problems.log1p",
+    ),
+    Row(
+        np.vectorize(problems.wallis),
+        ("width",),
+        lambda m: mp.gammaprod([m + mp.mpf(1) / 2], [m + 1]) / mp.sqrt(mp.pi),
+        of="problems.wallis",
+    ),
+    Row(
+        np.vectorize(transfer.threshold_complexity),
+        ("width",),
+        walk,
+        of="initialisation.transfer.threshold_complexity",
+    ),
+    Row(
+        np.vectorize(lambda h, i: float(linearity.direction_cv2(int(h), int(i)))),
+        ("width", "width"),
+        directions,
+        of="linearity.correlation.direction_cv2",
+    ),
+    Row(
+        lambda u, m: proximity.tail(u, 2, m, rank=2),
+        ("nonnegative", "length"),
+        tail_of_two,
+        POISSON,
+        of="initialisation.proximity.tail",
+    ),
+    Row(
+        lambda y, m: proximity.distance_cdf(y, 1, m),
+        ("nonnegative", "length"),
+        cdf_of_one,
+        POISSON,
+        of="initialisation.proximity.distance_cdf",
+    ),
 ]
 
 
