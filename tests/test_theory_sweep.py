@@ -43,7 +43,8 @@ from theory.linearity import correlation
 from theory.student_teacher import arc_cosine, projection
 from theory.student_teacher import networks as st_networks
 from theory.student_teacher import transfer as st_transfer
-from theory.two_layer import fine_tuning, modes, perturbation, sharpness
+from theory.two_layer import fine_tuning, modes, perturbation, riccati, sharpness
+from theory.two_layer import networks as tl_networks
 
 EPS = float(np.finfo(np.float32).eps)
 SHAPE = 64
@@ -1222,6 +1223,135 @@ FEW: dict[str, list[Callable]] = {
     ),
 }
 
+# --- functions of arrays beside NumPy in float64 --------------------------------------------------
+
+
+def rooted(s: np.ndarray, n: float, ridge: complex) -> complex:
+    """The one root kappa in the upper half plane, where ridge is, of the polynomial that
+    ridge = kappa (1 - sum s/(s + kappa)/n) is times prod (s + kappa)."""
+    whole = np.poly(-s)
+    rest = sum(v * np.poly(-np.delete(s, i)) for i, v in enumerate(s)) / n
+    roots = np.roots(np.polysub(np.append(np.polysub(whole, rest), 0), ridge * whole))
+    (root,) = roots[roots.imag > 0]
+    return root
+
+
+def descended(curvature, error, rate, steps) -> float:
+    """Step by step, from the definition."""
+    error = np.array(error)
+    for _ in range(steps):
+        error = error - rate * np.array(curvature) * error
+    return float(np.sum(np.array(curvature) * error**2) / 2)
+
+
+def operator(matrix: np.ndarray) -> float:
+    return float(np.linalg.svd(np.asarray(matrix, float))[1][0])
+
+
+def edge(start: two_layer.Layers, target: np.ndarray, anchor: float) -> float:
+    sizes = (operator(start.w1) ** 2 + operator(start.w2) ** 2) / 2
+    return 1 / (2 * (1 + anchor) * max(operator(target), sizes))
+
+
+def rise(losses: Sequence[float]) -> float:
+    return next((r for r, (a, b) in enumerate(itertools.pairwise(losses)) if a < b), np.nan)
+
+
+def risen(losses: Sequence[float]) -> float:
+    rises = [a < b for a, b in itertools.pairwise(losses)]
+    return next((r for r in range(len(rises)) if all(rises[r:])), np.nan)
+
+
+def retrained(pre: Sequence[float], ft: Sequence[float], anchor: float) -> list[float]:
+    moved = [((b + anchor * a) / (1 + anchor) - a) ** 2 for a, b in zip(pre, ft, strict=True)]
+    return [sum(moved[:n]) + sum(a * a for a in pre[n:]) for n in range(len(pre) + 1)]
+
+
+def or_nan(found: int | None) -> float:
+    return np.nan if found is None else found
+
+
+RIDGES = np.array([1e-3j, 0.1 + 0.1j, -0.5 + 0.2j, 1 + 2j, -3 + 1e-2j, 1e4 + 1j])
+LOSSES = ((3.0, 2.0, 1.0), (3.0, 1.0, 2.0), (1.0, 2.0, 1.0, 3.0), (1.0, 1.0), (1.0, 2.0))
+SPECTRA = ((3.0, 2.0, 1.0), (9.0, 7.0, 4.5)), ((3.0, 2.0, 1.0), (1.0, 1.0, 1.0))
+
+# Pairs of what is computed and what it should be, relative to the largest entry.
+REFERENCES: dict[str, list[tuple[Callable, Callable]]] = {
+    "deep_linear.training_time.complex_ridge": [
+        (
+            lambda s=s, n=n, k=k: np.array(
+                [
+                    part(training_time.complex_ridge(jnp.array(s), n, jnp.array(RIDGES)))
+                    for part in (np.real, np.imag)
+                ]
+            )[:, k],
+            lambda s=s, n=n, k=k: np.array(
+                [part(rooted(np.array(s), n, RIDGES[k])) for part in (np.real, np.imag)]
+            ),
+        )
+        for s in SPECTRUM[:1]
+        for n in (2, 3, 7)
+        for k in range(len(RIDGES))
+    ],
+    "initialisation.descent.excess": [
+        (
+            lambda rate=rate, T=T: descent.excess([1.0, 2.0], [0.5, -0.25], rate, T),
+            lambda rate=rate, T=T: descended([1.0, 2.0], [0.5, -0.25], rate, T),
+        )
+        for rate in (1e-3, 0.5, 0.75, 0.96875)
+        for T in (0, 1, 7)
+    ],
+    "two_layer.fine_tuning.inflection": [
+        (
+            lambda pair=pair, a=a: or_nan(fine_tuning.inflection(*map(jnp.array, pair), a)),
+            lambda pair=pair, a=a: rise(retrained(*pair, a)),
+        )
+        for pair in SPECTRA
+        for a in (0.0, 0.75, 1.25, 2.0, 3.0)
+    ],
+    "two_layer.fine_tuning.misaligned": [
+        (
+            lambda pair=pair, r=r: fine_tuning.misaligned(*pair, 3.25, r),
+            lambda pair=pair, r=r: all(b > 3.25 * a for a, b in list(zip(*pair, strict=True))[r:]),
+        )
+        for pair in SPECTRA
+        for r in range(4)
+    ],
+    "two_layer.modes.inflection": [
+        (lambda x=x: or_nan(modes.inflection(np.array(x))), partial(rise, x)) for x in LOSSES
+    ],
+    "two_layer.modes.monotone_from": [
+        (lambda x=x: or_nan(modes.monotone_from(np.array(x))), partial(risen, x)) for x in LOSSES
+    ],
+    "two_layer.networks.stable_rate": [
+        (
+            lambda scale=scale, a=a: tl_networks.stable_rate(layers(scale), normal(3, 3, 3), a),
+            lambda scale=scale, a=a: edge(layers(scale), normal(3, 3, 3), a),
+        )
+        for scale in (0.01, 1.0, 30.0)
+        for a in (0.0, 2.0)
+    ],
+    "two_layer.riccati.substeps": [  # of a balanced start, whose |F| is 2 |A|
+        (
+            lambda t=t, a=a: riccati.substeps(aligned(), 3 * jnp.eye(3), [0.0, t], anchor=a),
+            lambda t=t, a=a: 2 ** max(0, int(np.ceil(np.log2(2 * (3 + a) * t)))),
+        )
+        for t in (0.01, 1.0, 20.0)
+        for a in (0.0, 1.0)
+    ],
+}
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("of", REFERENCES)
+def test_values_are_those_of_numpy(of, dtype):
+    with jax.enable_x64(dtype is np.float64):
+        for i, (compute, reference) in enumerate(REFERENCES[of]):
+            given, expected = np.asarray(compute(), float), np.asarray(reference(), float)
+            error = 64 * float(np.finfo(dtype).eps) * np.max(np.abs(expected))
+            np.testing.assert_allclose(given, expected, rtol=0, atol=error, err_msg=f"call {i}")
+
+
 # Values by chance, by training, or of networks that are given: their own files hold them.
 SIMULATED = [
     "deep_linear.networks.fine_tune",
@@ -1230,7 +1360,6 @@ SIMULATED = [
     "deep_linear.networks.pretrain",
     "deep_linear.networks.small_weights",
     "deep_linear.subspace.simulate_fine_tuning",
-    "deep_linear.training_time.complex_ridge",
     "initialisation.descent.descend",
     "linearity.bounds.sizes",
     "linearity.correlation.random_differences",
@@ -1261,10 +1390,6 @@ SIMULATED = [
     "student_teacher.projection.floor",
     "student_teacher.projection.operator",
     "student_teacher.transfer.crossing",
-    "two_layer.fine_tuning.inflection",
-    "two_layer.fine_tuning.misaligned",
-    "two_layer.modes.inflection",
-    "two_layer.modes.monotone_from",
     "two_layer.networks.batch_objective",
     "two_layer.networks.descend",
     "two_layer.networks.gradient_flow",
@@ -1272,8 +1397,6 @@ SIMULATED = [
     "two_layer.networks.objective",
     "two_layer.networks.perturbed_losses",
     "two_layer.networks.sgd",
-    "two_layer.networks.stable_rate",
-    "two_layer.riccati.substeps",
 ]
 
 SAMPLERS = ("_law", "samples", "draw", "simulate_overlaps", "ablate", "source_from")
@@ -1304,7 +1427,7 @@ def public() -> set[str]:
 
 def test_every_public_function_is_swept():
     rows = {row.of or _where(row.compute) for row in ROWS}
-    swept = rows | FEW.keys() | set(SIMULATED)
+    swept = rows | FEW.keys() | REFERENCES.keys() | set(SIMULATED)
     assert public() == swept, sorted(public() ^ swept)
 
 

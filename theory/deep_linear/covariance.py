@@ -143,7 +143,9 @@ class Equivalent(NamedTuple):
         missed = (self.eigenvalues * rest**2 * offset2).sum(-1)
         # 1 - df2/n = (1 - df1/n) + (df1 - df2)/n, where the first is ridge/kappa
         some = self.kappa > 0
-        short = jnp.where(some, self.ridge / jnp.where(some, self.kappa, 1.0), 1 - share.sum(-1) / self.n)
+        short = jnp.where(
+            some, self.ridge / jnp.where(some, self.kappa, 1.0), 1 - share.sum(-1) / self.n
+        )
         room = short + (share * rest).sum(-1) / self.n
         sigma = jnp.asarray(sigma, dtype=float)
         top = missed + sigma**2 * self.df2 / self.n

@@ -74,7 +74,10 @@ def _moments(tasks: QuadraticTasks) -> _Moments:
 def exact(tasks: QuadraticTasks) -> Quantities:
     """All of it in closed form."""
     h, w = tasks.curvature, tasks.weights[:, None]
-    c, start = tasks.centres - tasks.centres[0], tasks.start - tasks.centres[0]  # far from 0 as well
+    c, start = (
+        tasks.centres - tasks.centres[0],
+        tasks.start - tasks.centres[0],
+    )  # far from 0 as well
     n, s2, N = tasks.samples[:, None], tasks.noise**2, tasks.number
     pull, left, data, noise, memory = _moments(tasks)
 
