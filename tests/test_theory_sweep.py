@@ -38,14 +38,16 @@ from theory.deep_linear import (
     subspace,
     training_time,
 )
-from theory.initialisation import descent, discriminant, transfer
+from theory.initialisation import descent, discriminant, proximity, transfer
 from theory.linearity import correlation
 from theory.student_teacher import arc_cosine, projection
 from theory.student_teacher import networks as st_networks
 from theory.student_teacher import transfer as st_transfer
-from theory.two_layer import fine_tuning, modes, perturbation, sharpness
+from theory.two_layer import fine_tuning, modes, perturbation, riccati, sharpness
+from theory.two_layer import networks as tl_networks
 
 EPS = float(np.finfo(np.float32).eps)
+SHAPE = 64
 PRECISIONS = (np.float32, np.float64)
 LEDGERS = ("claims", "coverage", "settings", "testbeds", "linearity.tasks", "two_layer.tasks")
 
@@ -61,6 +63,7 @@ def around(low: float, high: float) -> Callable:
     return lambda rng, n: 10 ** rng.uniform(low, high, n)
 
 
+COUNTS = ("n", "d", "width")
 KINDS: dict[str, tuple[Sequence[float], Callable]] = {
     "theta": ((0, 1e-30, 1e-4, np.pi / 4, np.pi / 2, np.pi), lambda r, n: r.uniform(0, 3.14, n)),
     "sigma": ((0, -0.0, 1e-30, 1e-3, 1, 1e15, -1, np.inf, np.nan), around(-3, 2)),
@@ -76,6 +79,7 @@ KINDS: dict[str, tuple[Sequence[float], Callable]] = {
     "seen": ((0, 1e-30, 0.5, 1), lambda r, n: r.uniform(0, 1, n)),
     "probability": ((1e-30, 0.5, 0, 1), lambda r, n: r.uniform(0.01, 0.99, n)),
     "time": ((0, 1e-30, 1, 1e30, np.inf, -1), around(-3, 3)),
+    "width": ((1, 2, 3, 0), lambda r, n: np.floor(10 ** r.uniform(0, 7, n))),
     "length": ((0, 1e-30, 1, 600, 601), lambda r, n: r.uniform(0, 600, n)),
     "n": ((0, 1, 2, 3, 4, 2**25), lambda r, n: np.floor(10 ** r.uniform(0, 8, n))),
 }
@@ -95,13 +99,13 @@ def drawn(kinds: Sequence[str], count: int, dtype: type, seed: int) -> list[np.n
             borders, between = KINDS[kind]
             border = rng.choice(np.asarray(borders, float), count)
             column = np.where(rng.random(count) < 0.4, border, between(rng, count))
-        columns.append(column.astype(np.int64 if kind in ("n", "d") else dtype))
+        columns.append(column.astype(np.int64 if kind in COUNTS else dtype))
     return columns
 
 
 def number(kind: str, value: np.generic) -> object:
     """For the reference: exact, but that the numbers next to pi/2 and pi are those."""
-    if kind in ("n", "d"):
+    if kind in COUNTS:
         return int(value)
     if kind == "theta":
         for angle in (mp.pi / 2, mp.pi):
@@ -140,7 +144,7 @@ def held(row: Row, dtype: type, count: int) -> None:
             continue
         right.append((i, at, value))
     with jax.enable_x64(dtype is np.float64):
-        index = np.array([i for i, *_ in right])
+        index = np.resize([i for i, *_ in right], max(count, SHAPE))  # one shape for all rows
         found = jax.tree.leaves(row.compute(*(column[index] for column in columns)))
         found = [np.broadcast_to(np.asarray(x, float), index.shape) for x in found]
         for i in refused[:12]:
@@ -171,7 +175,7 @@ def conditioning(row: Row, at: Sequence, value: Sequence, eps: float) -> list:
     """What each value changes by as the real inputs move by eps of themselves."""
     total = [mp.mpf(0) for _ in value]
     for k, kind in enumerate(row.kinds):
-        if kind in ("n", "d") or at[k] == 0 or not mp.isfinite(at[k]):
+        if kind in COUNTS or at[k] == 0 or not mp.isfinite(at[k]):
             continue
         moved = [mp.mpf(0) for _ in value]
         for sign in (1, -1):
@@ -397,6 +401,39 @@ def excess_bound(L, distance):
     return L * distance**2 / 2
 
 
+def walk(n):
+    """E max_{k <= n} S_k / n of a simple random walk."""
+    need(n >= 1)
+    half, m = mp.mpf(1) / 2, (n + 1) // 2
+    size = 2 * m * mp.gammaprod([m + half], [m + 1]) / mp.sqrt(mp.pi)
+    still = 0 if n % 2 else mp.gammaprod([m + half], [m + 1]) / mp.sqrt(mp.pi)
+    return (size - (1 - still) / 2) / n
+
+
+def directions(h, i):
+    need(h >= 1, i >= 1)
+    p = h * (i + 1)
+    first = 4 * mp.gammaprod([mp.mpf(h + 1) / 2], [mp.mpf(h) / 2]) / (mp.sqrt(mp.pi) * p)
+    return mp.mpf(4 * h) / (p * (p + 2)) / first**2 - 1
+
+
+def tail_of_two(ratio, length):
+    """For dim = rank = 2 the mixture of beta functions is a geometric one."""
+    need(ratio >= 0, 0 <= length <= 600)
+    return ratio / (1 + ratio) * mp.exp(-length / 2 / (1 + ratio))
+
+
+def cdf_of_one(y, length):
+    """For dim = 1 Y is the square of a normal."""
+    need(y >= 0, 0 <= length <= 600)
+    with mp.workdps(400):  # the two cancel where y is small
+        a, b = mp.sqrt(y), mp.sqrt(length)
+        return (mp.erf((a - b) / mp.sqrt(2)) + mp.erf((a + b) / mp.sqrt(2))) / 2
+
+
+# of Poisson weights e^x, |x| up to 2e3
+POISSON = 4096
+
 ROWS = [
     Row(risks.scratch_risk, ("n", "d", "sigma"), scratch),
     Row(risks.scratch_limit, ("gamma", "sigma"), scratch_limit),
@@ -461,6 +498,44 @@ ROWS = [
     Row(discriminant.lda_distance, ("unit", "positive"), discriminant_distance, few=60),
     Row(descent.contraction, ("positive", "positive", "n"), left),
     Row(descent.excess_bound, ("positive", "real"), excess_bound),
+    Row(
+        lambda x: problems.log1p(-x),
+        ("seen",),
+        lambda x: mp.log1p(-x) if x < 1 else -mp.inf,
+        of="problems.log1p",
+    ),
+    Row(
+        np.vectorize(problems.wallis),
+        ("width",),
+        lambda m: mp.gammaprod([m + mp.mpf(1) / 2], [m + 1]) / mp.sqrt(mp.pi),
+        of="problems.wallis",
+    ),
+    Row(
+        np.vectorize(transfer.threshold_complexity),
+        ("width",),
+        walk,
+        of="initialisation.transfer.threshold_complexity",
+    ),
+    Row(
+        np.vectorize(lambda h, i: float(linearity.direction_cv2(int(h), int(i)))),
+        ("width", "width"),
+        directions,
+        of="linearity.correlation.direction_cv2",
+    ),
+    Row(
+        lambda u, m: proximity.tail(u, 2, m, rank=2),
+        ("nonnegative", "length"),
+        tail_of_two,
+        POISSON,
+        of="initialisation.proximity.tail",
+    ),
+    Row(
+        lambda y, m: proximity.distance_cdf(y, 1, m),
+        ("nonnegative", "length"),
+        cdf_of_one,
+        POISSON,
+        of="initialisation.proximity.distance_cdf",
+    ),
 ]
 
 
@@ -493,11 +568,28 @@ def test_values_are_right_or_refused(row, dtype, count):
         (lambda: modes.mode(np.inf, 0.5, -1.0), 0.0),
         (lambda: fine_tuning.mode(np.inf, 0.0, 2.0), 0.0),
         (lambda: fine_tuning.mode(np.inf, 0.5, 2.0), 2.0),
+        (lambda: fine_tuning.mode_limit(1e30, 1.0, 1e30), 1e30),
+        (lambda: overlaps.null_scale(0.0, 0.5, np.inf), 0.0),
+        (lambda: overlaps.null_scale(0.0, 0.0, 1), 1.0),
+        (lambda: overlaps.scale_by_seen(1.0, 0.0, np.inf), np.inf),
+        (lambda: covariance.effective_ridge([1.0, 1.0, 1.0], 3, 1e-30), 1e-15),
+        (lambda: covariance.scratch_risk(np.array([3.0, 2.0, 1.0]), np.ones(3), 3, 0.0), 0.0),
+        (lambda: covariance.scratch_risk(np.array([3.0, 2.0, 1.0]), np.ones(3), 3, 0.5), np.inf),
+        (lambda: covariance.scratch_risk(np.array([1.0, 0.0]), np.ones(2), 3, 1.0), 0.5),
     ],
 )
 def test_borders_have_their_values(compute, value, dtype):
     with jax.enable_x64(dtype is np.float64):
         assert float(compute()) == pytest.approx(value, rel=16 * float(np.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("far", [{"start": 1e6}, {"start": -1e15}])
+def test_dispersion_is_that_near_zero_wherever_equally_trained_experts_start(far, dtype):
+    with jax.enable_x64(dtype is np.float64):
+        near, distant = (merging.exact(bed(**c)).dispersion for c in ({}, far))
+        # w_i (1 - w_i) of each variance and of the centres' squared distance: sums of positives
+        assert float(distant) == pytest.approx(float(near), rel=32 * float(np.finfo(dtype).eps))
 
 
 def test_a_difference_of_infinite_means_is_refused():
@@ -535,7 +627,7 @@ def neurons(seed: int = 0, scale: float = 1.0) -> st_networks.Network:
     return st_networks.Network(normal(seed, 4), scale * normal(seed + 9, 4, 3))
 
 
-def testbed(**changes: object) -> merging.QuadraticTasks:
+def bed(**changes: object) -> merging.QuadraticTasks:
     given = {"curvature": [1.0, 0.2], "centres": [[1.0, 0.0], [0.0, 1.0]], "noise": 0.5,
              "samples": 40, "steps": 20, "batch": 4, "rate": 0.1}  # fmt: skip
     return merging.QuadraticTasks(**(given | changes))
@@ -642,16 +734,16 @@ FEW: dict[str, list[Callable]] = {
     "deep_linear.covariance.effective_ridge": over(
         lambda s, n, r: covariance.effective_ridge(jnp.array(s), n, r),
         SPECTRUM,
-        (1, 2, 4, 10**6),
-        (0.0, 1e-9, 1.0, 1e15),
+        (1, 2, 3, 4, 10**6),
+        (0.0, 1e-30, 1e-9, 1.0, 1e15),
     ),
     "deep_linear.covariance.equivalent": over(
         lambda s, n: covariance.equivalent(jnp.array(s), n).kappa, SPECTRUM, (1, 2, 3, 9)
     ),
     "deep_linear.covariance.scratch_risk": over(
         lambda s, n, sigma, r: covariance.scratch_risk(jnp.array(s), jnp.ones(3), n, sigma, r),
-        SPECTRUM[:2],
-        (1, 2, 9, 10**6),
+        SPECTRUM,
+        (1, 2, 3, 9, 10**6),
         SIGMAS,
         (0.0, 1.0, 1e15),
     ),
@@ -659,8 +751,8 @@ FEW: dict[str, list[Callable]] = {
         lambda s, n, sigma, L: covariance.fine_tune_risk(
             jnp.array(s), jnp.ones(3), jnp.array([1.0, 0.0, 1.0]), n, sigma, L
         ),
-        SPECTRUM[:2],
-        (1, 2, 9, 10**6),
+        SPECTRUM,
+        (1, 2, 3, 9, 10**6),
         SIGMAS,
         (1, 2, np.inf),
     ),
@@ -926,7 +1018,7 @@ FEW: dict[str, list[Callable]] = {
         lambda: linearity.superposition(normal(1, 3), normal(2, 2, 3), 0.5)
     ),
     "merging.bounds.excess_risk_bound": [
-        lambda form=form, c=c: merging.excess_risk_bound(*bounds_of(testbed(**c)), form=form)
+        lambda form=form, c=c: merging.excess_risk_bound(*bounds_of(bed(**c)), form=form)
         for form in ("printed", "corrected")
         for c in (
             {},
@@ -939,12 +1031,12 @@ FEW: dict[str, list[Callable]] = {
         )
     ],
     "merging.bounds.local_stability": [
-        lambda form=form, c=c: merging.local_stability(*bounds_of(testbed(**c)), form=form)
+        lambda form=form, c=c: merging.local_stability(*bounds_of(bed(**c)), form=form)
         for form in ("printed", "corrected")
         for c in ({}, {"noise": 0.0}, {"batch": np.inf})
     ],
     "merging.bounds.surrogate_gradient": [
-        lambda form=form, c=c: merging.surrogate_gradient(*bounds_of(testbed(**c)), form=form)
+        lambda form=form, c=c: merging.surrogate_gradient(*bounds_of(bed(**c)), form=form)
         for form in ("printed", "corrected")
         for c in ({}, {"noise": 0.0}, {"batch": np.inf})
     ],
@@ -961,7 +1053,7 @@ FEW: dict[str, list[Callable]] = {
         (0.0, 0.5, 1 - 2.0**-20, 1.0),
     ),
     "merging.quadratic.exact": [
-        lambda c=c: merging.exact(testbed(**c))
+        lambda c=c: merging.exact(bed(**c))
         for c in (
             {},
             {"noise": 0.0},
@@ -972,12 +1064,12 @@ FEW: dict[str, list[Callable]] = {
             {"rate": 1.99},
             {"rate": 1e-15},
             {"start": 10.0},
+            {"start": 1e6},
+            {"centres": [[1e6, 0.0], [1e6, 1.0]]},
         )
     ],
-    "merging.quadratic.constants": each(lambda: merging.constants(testbed())),
-    "merging.quadratic.dare": over(
-        lambda p: merging.dare(testbed(), p), (0.0, 0.5, 1 - 2.0**-20, 1.0)
-    ),
+    "merging.quadratic.constants": each(lambda: merging.constants(bed())),
+    "merging.quadratic.dare": over(lambda p: merging.dare(bed(), p), (0.0, 0.5, 1 - 2.0**-20, 1.0)),
     "problems.angle": each(problems.angle, lambda: normal(1, 9, 3), lambda: normal(2, 9, 3)),
     "problems.cos_sin": over(problems.cos_sin, PLACES),
     "problems.draw": over(lambda theta: tuple(problems.draw(key(), 3, 2, theta, 0.5)), PLACES),
@@ -1129,6 +1221,131 @@ FEW: dict[str, list[Callable]] = {
     ),
 }
 
+# --- functions of arrays beside NumPy in float64 --------------------------------------------------
+
+
+def rooted(s: np.ndarray, n: float, ridge: complex) -> complex:
+    """The one root kappa in the upper half plane, where ridge is, of the polynomial that
+    ridge = kappa (1 - sum s/(s + kappa)/n) is times prod (s + kappa)."""
+    whole = np.poly(-s)
+    rest = sum(v * np.poly(-np.delete(s, i)) for i, v in enumerate(s)) / n
+    roots = np.roots(np.polysub(np.append(np.polysub(whole, rest), 0), ridge * whole))
+    (root,) = roots[roots.imag > 0]
+    return root
+
+
+def descended(curvature, error, rate, steps) -> float:
+    """Step by step, from the definition."""
+    error = np.array(error)
+    for _ in range(steps):
+        error = error - rate * np.array(curvature) * error
+    return float(np.sum(np.array(curvature) * error**2) / 2)
+
+
+def operator(matrix: np.ndarray) -> float:
+    return float(np.linalg.svd(np.asarray(matrix, float))[1][0])
+
+
+def edge(start: two_layer.Layers, target: np.ndarray, anchor: float) -> float:
+    sizes = (operator(start.w1) ** 2 + operator(start.w2) ** 2) / 2
+    return 1 / (2 * (1 + anchor) * max(operator(target), sizes))
+
+
+def rise(losses: Sequence[float]) -> float:
+    return next((r for r, (a, b) in enumerate(itertools.pairwise(losses)) if a < b), np.nan)
+
+
+def risen(losses: Sequence[float]) -> float:
+    rises = [a < b for a, b in itertools.pairwise(losses)]
+    return next((r for r in range(len(rises)) if all(rises[r:])), np.nan)
+
+
+def retrained(pre: Sequence[float], ft: Sequence[float], anchor: float) -> list[float]:
+    moved = [((b + anchor * a) / (1 + anchor) - a) ** 2 for a, b in zip(pre, ft, strict=True)]
+    return [sum(moved[:n]) + sum(a * a for a in pre[n:]) for n in range(len(pre) + 1)]
+
+
+def or_nan(found: int | None) -> float:
+    return np.nan if found is None else found
+
+
+def both(z: jax.Array | np.ndarray) -> np.ndarray:
+    return np.stack([np.real(z), np.imag(z)])
+
+
+COMPLEX_RIDGE = jax.jit(training_time.complex_ridge)
+RIDGES = np.array([1e-3j, 0.1 + 0.1j, -0.5 + 0.2j, 1 + 2j, -3 + 1e-2j])
+LOSSES = ((3.0, 2.0, 1.0), (3.0, 1.0, 2.0), (1.0, 2.0, 1.0, 3.0), (1.0, 1.0), (1.0, 2.0))
+SPECTRA = ((3.0, 2.0, 1.0), (9.0, 7.0, 4.5)), ((3.0, 2.0, 1.0), (1.0, 1.0, 1.0))
+
+# Pairs of what is computed and what it should be, relative to the largest entry.
+REFERENCES: dict[str, list[tuple[Callable, Callable]]] = {
+    "deep_linear.training_time.complex_ridge": [
+        (
+            lambda n=n: both(COMPLEX_RIDGE(jnp.array(SPECTRUM[0]), n, jnp.array(RIDGES))),
+            lambda n=n: both(np.array([rooted(np.array(SPECTRUM[0]), n, z) for z in RIDGES])),
+        )
+        for n in (2.0, 3.0, 7.0)
+    ],
+    "initialisation.descent.excess": [
+        (
+            lambda rate=rate, T=T: descent.excess([1.0, 2.0], [0.5, -0.25], rate, T),
+            lambda rate=rate, T=T: descended([1.0, 2.0], [0.5, -0.25], rate, T),
+        )
+        for rate in (1e-3, 0.5, 0.75, 0.96875)
+        for T in (0, 1, 7)
+    ],
+    "two_layer.fine_tuning.inflection": [
+        (
+            lambda pair=pair, a=a: or_nan(fine_tuning.inflection(*map(jnp.array, pair), a)),
+            lambda pair=pair, a=a: rise(retrained(*pair, a)),
+        )
+        for pair in SPECTRA
+        for a in (0.0, 0.75, 1.25, 2.0, 3.0)
+    ],
+    "two_layer.fine_tuning.misaligned": [
+        (
+            lambda pair=pair, r=r: fine_tuning.misaligned(*pair, 3.25, r),
+            lambda pair=pair, r=r: all(b > 3.25 * a for a, b in list(zip(*pair, strict=True))[r:]),
+        )
+        for pair in SPECTRA
+        for r in range(4)
+    ],
+    "two_layer.modes.inflection": [
+        (lambda x=x: or_nan(modes.inflection(np.array(x))), partial(rise, x)) for x in LOSSES
+    ],
+    "two_layer.modes.monotone_from": [
+        (lambda x=x: or_nan(modes.monotone_from(np.array(x))), partial(risen, x)) for x in LOSSES
+    ],
+    "two_layer.networks.stable_rate": [
+        (
+            lambda scale=scale, a=a: tl_networks.stable_rate(layers(scale), normal(3, 3, 3), a),
+            lambda scale=scale, a=a: edge(layers(scale), normal(3, 3, 3), a),
+        )
+        for scale in (0.01, 1.0, 30.0)
+        for a in (0.0, 2.0)
+    ],
+    "two_layer.riccati.substeps": [  # of a balanced start, whose |F| is 2 |A|
+        (
+            lambda t=t, a=a: riccati.substeps(aligned(), 3 * jnp.eye(3), [0.0, t], anchor=a),
+            lambda t=t, a=a: 2 ** max(0, int(np.ceil(np.log2(2 * (3 + a) * t)))),
+        )
+        for t in (0.01, 1.0, 20.0)
+        for a in (0.0, 1.0)
+    ],
+}
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("of", REFERENCES)
+def test_values_are_those_of_numpy(of, dtype):
+    with jax.enable_x64(dtype is np.float64):
+        for i, (compute, reference) in enumerate(REFERENCES[of]):
+            given, expected = np.asarray(compute(), float), np.asarray(reference(), float)
+            error = 64 * float(np.finfo(dtype).eps) * np.max(np.abs(expected))
+            np.testing.assert_allclose(given, expected, rtol=0, atol=error, err_msg=f"call {i}")
+
+
 # Values by chance, by training, or of networks that are given: their own files hold them.
 SIMULATED = [
     "deep_linear.networks.fine_tune",
@@ -1137,7 +1354,6 @@ SIMULATED = [
     "deep_linear.networks.pretrain",
     "deep_linear.networks.small_weights",
     "deep_linear.subspace.simulate_fine_tuning",
-    "deep_linear.training_time.complex_ridge",
     "initialisation.descent.descend",
     "linearity.bounds.sizes",
     "linearity.correlation.random_differences",
@@ -1168,10 +1384,6 @@ SIMULATED = [
     "student_teacher.projection.floor",
     "student_teacher.projection.operator",
     "student_teacher.transfer.crossing",
-    "two_layer.fine_tuning.inflection",
-    "two_layer.fine_tuning.misaligned",
-    "two_layer.modes.inflection",
-    "two_layer.modes.monotone_from",
     "two_layer.networks.batch_objective",
     "two_layer.networks.descend",
     "two_layer.networks.gradient_flow",
@@ -1179,15 +1391,14 @@ SIMULATED = [
     "two_layer.networks.objective",
     "two_layer.networks.perturbed_losses",
     "two_layer.networks.sgd",
-    "two_layer.networks.stable_rate",
-    "two_layer.riccati.substeps",
 ]
 
 SAMPLERS = ("_law", "samples", "draw", "simulate_overlaps", "ablate", "source_from")
 
 INFINITE = {  # means and times that the documentation says are infinite
     "deep_linear.advice.advise", "deep_linear.advice.transfer_risks",
-    "deep_linear.advice.advise_features", "deep_linear.distributions.linear_transfer_law",
+    "deep_linear.advice.advise_features", "deep_linear.covariance.scratch_risk",
+    "deep_linear.covariance.fine_tune_risk", "deep_linear.distributions.linear_transfer_law",
     "deep_linear.distributions.scratch_law", "initialisation.proximity.tail_bound",
     "merging.bounds.chi_square", "merging.bounds.excess_risk_bound",
     "merging.bounds.local_stability", "student_teacher.transfer.boundary",
@@ -1210,7 +1421,7 @@ def public() -> set[str]:
 
 def test_every_public_function_is_swept():
     rows = {row.of or _where(row.compute) for row in ROWS}
-    swept = rows | FEW.keys() | set(SIMULATED)
+    swept = rows | FEW.keys() | REFERENCES.keys() | set(SIMULATED)
     assert public() == swept, sorted(public() ^ swept)
 
 
@@ -1219,8 +1430,19 @@ def _where(of: Callable) -> str:
     return f"{of.__module__.removeprefix('theory.')}.{of.__name__}"
 
 
-@pytest.mark.parametrize("most", [2, pytest.param(10_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("of", FEW)
+# What compiles in a second or two; the others only where slow tests run.
+SHORT = (
+    "deep_linear.covariance.effective_ridge", "deep_linear.covariance.scratch_risk",
+    "initialisation.descent", "initialisation.discriminant", "linearity.trees",
+    "merging.quadratic", "student_teacher.transfer", "two_layer.modes",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("of", "most"),
+    [(of, 2) for of in FEW if of.startswith(SHORT)]
+    + [pytest.param(of, 10_000, marks=pytest.mark.slow) for of in FEW],
+)
 def test_arrays_are_finite_or_refused_and_float32_agrees(of, most):
     calls = FEW[of]
     for i, call in enumerate(calls[:: -(-len(calls) // most)]):

@@ -8,6 +8,7 @@ counts weight matrices: 1 is linear regression, inf is allowed where a closed fo
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
+from scipy.special import poch
 
 from sail_jax.checks import concrete
 
@@ -73,6 +75,20 @@ def cos_sin(theta: ArrayLike) -> tuple[Array, Array]:
     right, straight = (theta == jnp.asarray(x, theta.dtype) for x in (np.pi / 2, np.pi))
     wide = theta.astype(float)
     return jnp.where(right, 0.0, jnp.cos(wide)), jnp.where(straight, 0.0, jnp.sin(wide))
+
+
+def wallis(m: int) -> float:
+    """C(2m, m) / 4^m = Gamma(m + 1/2) / (sqrt(pi) Gamma(m + 1)), where a difference of logarithms
+    of factorials would lose digits."""
+    if m < 10_000:
+        return math.comb(2 * m, m) / 4**m
+    return float(poch(m + 1, -0.5)) / math.sqrt(math.pi)
+
+
+def log1p(x: Array) -> Array:
+    """log(1 + x) to a few eps: XLA's own is some 100 off in float64."""
+    y = 1 + x
+    return jnp.where(y == 1, x, jnp.log(y) * x / jnp.where(y == 1, 1.0, y - 1))
 
 
 def angle(u: Float[Array, "*b d"], v: Float[Array, "*b d"]) -> Float[Array, "*b"]:

@@ -76,24 +76,39 @@ def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0)
     """kappa >= ridge with ridge = kappa (1 - df1(kappa)/n), for n samples; 0 where nothing is left
     (ridge = 0, n >= rank).
 
-    log kappa - log(ridge + kappa df1(kappa)/n) increases with kappa: Newton in log kappa,
-    safeguarded by bisection, up to ridge + trace/n. Broadcasts over n and ridge; implicit
-    derivatives.
+    With s_1 >= s_2 >= ..., j = floor(n) and n df1 split at j, that is A(kappa) = B(kappa) for
+    A = n - j + sum_{i<=j} kappa/(s_i + kappa) and B = sum_{i>j} s_i/(s_i + kappa) + n ridge/kappa,
+    in which nothing cancels. log A - log B increases: Newton in log kappa, safeguarded by
+    bisection. Broadcasts over n and ridge; implicit derivatives.
     """
-    s = check_spectrum(eigenvalues)
+    s = jnp.sort(check_spectrum(eigenvalues), descending=True)
     problems.check("n", n, lambda n: (n > 0) & (n < np.inf), "a finite number of samples > 0")
     problems.check_ridge(ridge)
     n, ridge = jnp.broadcast_arrays(jnp.asarray(n, dtype=float), jnp.asarray(ridge, dtype=float))
+    return _effective_ridge(s, n, ridge)
+
+
+@jax.jit
+def _effective_ridge(s: Array, n: Array, ridge: Array) -> Array:
+    """`effective_ridge` of eigenvalues in descending order."""
+    j = jnp.minimum(jnp.floor(n), s.size)
+    first = jnp.arange(s.size) < j[..., None]
 
     def slack(x: Array, s: Array, n: Array, ridge: Array) -> tuple[Array, Array]:
-        """log kappa - log(ridge + kappa df1/n) at x = log kappa, and its derivative, in (0, 1]."""
-        kappa = jnp.exp(x)
-        share = s / (s + kappa[..., None])
-        right = ridge + kappa * share.sum(-1) / n
-        return x - jnp.log(right), 1 - kappa * (share**2).sum(-1) / n / right
+        """log A - log B at x = log kappa, and its derivative."""
+        kappa = jnp.exp(x)[..., None]
+        share, rest = s / (s + kappa), kappa / (s + kappa)
+        a = n - j + jnp.where(first, rest, 0.0).sum(-1)
+        b = jnp.where(first, 0.0, share).sum(-1) + n * ridge / kappa[..., 0]
+        rise = jnp.where(first, share * rest, 0.0).sum(-1)
+        fall = jnp.where(first, 0.0, share * rest).sum(-1) + n * ridge / kappa[..., 0]
+        return jnp.log(a) - jnp.log(b), rise / a + fall / b
 
-    top = jnp.log(ridge + s.sum() / n)
-    bottom = top + jnp.log(jnp.finfo(top.dtype).eps) * 2
+    next_ = jnp.append(s, 0.0)[j.astype(int)]
+    bottom = jnp.maximum(ridge, next_ * (j + 1 - n) / n)  # df1 >= (j + 1) s / (s + kappa) there
+    found = bottom > 0
+    top = ridge + s.sum() / n
+    low, high = jnp.log(jnp.where(found, bottom, top)), jnp.log(top)
 
     def step(_, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         x, low, high = state
@@ -103,13 +118,11 @@ def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0)
         inside = (newton > low) & (newton < high)
         return jnp.where(inside, newton, (low + high) / 2), low, high
 
-    x, low, _ = jax.lax.fori_loop(0, 40, step, ((top + bottom) / 2, bottom, top))
-    positive = (low > bottom) | (ridge > 0)
-    x = jax.lax.stop_gradient(x)
-    value, slope = slack(x, s, n, ridge)
-    slope = jax.lax.stop_gradient(jnp.where(positive, slope, 1.0))
+    x, *_ = jax.lax.fori_loop(0, 60, step, ((low + high) / 2, low, high))
+    x = jax.lax.stop_gradient(jnp.where(found, x, 0.0))
+    value, slope = slack(x, s, n, jnp.where(found, ridge, 1.0))
     # The value is 0 at the root: this step carries the derivative of the implicit function.
-    return jnp.where(positive, jnp.exp(x - jnp.where(positive, value, 0.0) / slope), 0.0)
+    return jnp.where(found, jnp.exp(x - value / jax.lax.stop_gradient(slope)), 0.0)
 
 
 class Equivalent(NamedTuple):
@@ -118,6 +131,7 @@ class Equivalent(NamedTuple):
     eigenvalues: Spectrum
     n: Array
     kappa: Array
+    ridge: Array
 
     @property
     def df2(self) -> Array:
@@ -125,16 +139,24 @@ class Equivalent(NamedTuple):
 
     def risk(self, offset2: Float[Array, " d"], sigma: ArrayLike) -> Array:
         """E|b - beta_t|^2_Sigma of an estimator started (centred) at beta_0; `offset2` holds the
-        squared eigencomponents of beta_t - beta_0. inf where df2 reaches n."""
-        missed = (self.eigenvalues * (1 - self._share()) ** 2 * offset2).sum(-1)
-        room = 1 - self.df2 / self.n
+        squared eigencomponents of beta_t - beta_0. inf where df2 reaches n, unless nothing is
+        missed and sigma = 0."""
+        share, rest = self._share(), self._rest()
+        missed = (self.eigenvalues * rest**2 * offset2).sum(-1)
+        # 1 - df2/n = (1 - df1/n) + (df1 - df2)/n, where the first is ridge/kappa
+        some = self.kappa > 0
+        short = jnp.where(
+            some, self.ridge / jnp.where(some, self.kappa, 1.0), 1 - share.sum(-1) / self.n
+        )
+        room = short + (share * rest).sum(-1) / self.n
         sigma = jnp.asarray(sigma, dtype=float)
         top = missed + sigma**2 * self.df2 / self.n
-        return jnp.where(room > 0, top / jnp.where(room > 0, room, 1.0), jnp.inf)
+        full = jnp.where(top > 0, jnp.inf, 0.0)
+        return jnp.where(room > 0, top / jnp.where(room > 0, room, 1.0), full)
 
     def unseen(self, beta2: Float[Array, " d"]) -> Array:
         """E beta^T (I - P) beta, P on the row space of X (ridge = 0)."""
-        return ((1 - self._share()) * beta2).sum(-1)
+        return (self._rest() * beta2).sum(-1)
 
     def fit_size(self, beta2: Float[Array, " d"], sigma: ArrayLike) -> Array:
         """E|X^+ y|^2 for n < rank (ridge = 0)."""
@@ -142,17 +164,21 @@ class Equivalent(NamedTuple):
         return (self._share() * beta2).sum(-1) + sigma**2 / self.kappa
 
     def _share(self) -> Array:
-        return self.eigenvalues / (self.eigenvalues + self.kappa[..., None])
+        """s / (s + kappa); 0 where s = 0, at kappa = 0 too."""
+        s = self.eigenvalues
+        return s / (jnp.where(s > 0, s, 1.0) + self.kappa[..., None])
+
+    def _rest(self) -> Array:
+        """1 - share, where share rounds to 1 too."""
+        s, kappa = self.eigenvalues, self.kappa[..., None]
+        return jnp.where(s > 0, kappa / (jnp.where(s > 0, s, 1.0) + kappa), 1.0)
 
 
 def equivalent(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0) -> Equivalent:
     """The deterministic equivalent of n samples with these eigenvalues of Sigma."""
     kappa = effective_ridge(eigenvalues, n, ridge)
-    return Equivalent(
-        jnp.asarray(eigenvalues, dtype=float),
-        jnp.broadcast_to(jnp.asarray(n, dtype=float), kappa.shape),
-        kappa,
-    )
+    n, ridge = (jnp.broadcast_to(jnp.asarray(v, dtype=float), kappa.shape) for v in (n, ridge))
+    return Equivalent(jnp.asarray(eigenvalues, dtype=float), n, kappa, ridge)
 
 
 def scratch_risk(

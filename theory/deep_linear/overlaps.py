@@ -95,7 +95,12 @@ def scale_by_seen(p: ArrayLike, seen: ArrayLike, depth: ArrayLike) -> Array:
     problems.check_depth(depth)
     p, seen, depth = jnp.broadcast_arrays(*(jnp.asarray(v, dtype=float) for v in (p, seen, depth)))
     b, tiny = 1 / depth, jnp.finfo(p.dtype).tiny
-    p, seen = jnp.maximum(p, tiny), jnp.clip(seen, tiny, 1.0)
+    seen = jnp.clip(seen, 0.0, 1.0)
+    # Without p it is e^{-bx} = q, and without b and what is seen there is no root.
+    partly, empty, endless = seen < 1, p <= 0, (b == 0) & (seen == 0)
+    emptied = jnp.log1p(-jnp.where(partly, seen, 0.0)) / jnp.maximum(b, tiny)
+    emptied = jnp.where(partly, emptied, jnp.finfo(p.dtype).min)
+    p, seen = jnp.maximum(p, tiny), jnp.maximum(seen, tiny)
     q = 1 - seen
     log_p, shorter = jnp.log(p), p < seen  # then N < 1, else N >= 1
 
@@ -114,4 +119,6 @@ def scale_by_seen(p: ArrayLike, seen: ArrayLike, depth: ArrayLike) -> Array:
     start = jnp.where(shorter, jnp.maximum(log_p - jnp.log(seen), lowest), start)
     x = jax.lax.fori_loop(0, 16, lambda _, x: newton(x), start)
     # One more step from the frozen root makes the derivative that of the implicit function.
-    return jnp.exp((1 - b) / 2 * newton(jax.lax.stop_gradient(x)))
+    x = newton(jax.lax.stop_gradient(x))
+    x = jnp.where(empty, emptied, jnp.where(endless, jnp.inf, x))
+    return jnp.exp((1 - b) / 2 * x)

@@ -7,7 +7,6 @@ theta - theta* there. L and mu are the largest and the smallest curvature.
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import xlog1py
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -32,7 +31,7 @@ def contraction(mu: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[Array
     attained along the flattest direction."""
     _check(mu, rate, steps)
     problems.check("rate", jnp.asarray(rate) * mu, lambda x: x <= 1, "at most 1 / mu")
-    return jnp.exp(xlog1py(jnp.asarray(steps, float), -jnp.asarray(rate, float) * mu))
+    return jnp.exp(_power(jnp.asarray(steps, float), -jnp.asarray(rate, float) * mu))
 
 
 def excess_bound(L: ArrayLike, distance: ArrayLike) -> Float[Array, ""]:
@@ -79,7 +78,12 @@ def descend(
 def _log_left(curvature: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[Array, " d"]:
     """log of (1 - rate h)^(2 T), through 1 + (-x) or 1 + (x - 2): x = rate h is not rounded off."""
     x = jnp.asarray(rate, float) * jnp.asarray(curvature, float)
-    return xlog1py(2 * jnp.asarray(steps, float), jnp.where(x < 1, -x, x - 2))
+    return _power(2 * jnp.asarray(steps, float), jnp.where(x < 1, -x, x - 2))
+
+
+def _power(steps: Array, x: Array) -> Array:
+    """log (1 + x)^steps; 0 for no steps, at x = -1 too."""
+    return jnp.where(steps > 0, steps * problems.log1p(x), 0.0)
 
 
 def _check(curvature: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> None:

@@ -24,6 +24,7 @@ def mean_distance(dim: int, squared_length: ArrayLike = 0.0) -> Float[Array, ""]
     return dim + jnp.asarray(squared_length, float)
 
 
+@problems.in_float64
 def mean_inverse_distance(dim: int, squared_length: ArrayLike = 0.0) -> Float[Array, ""]:
     """E[1 / Y] = int_0^1 v^(dim - 3) exp(-|theta*|^2 (1 - v^2) / 2) dv, at most 1 / (dim - 2);
     infinite for dim < 3.
@@ -40,14 +41,16 @@ def mean_inverse_distance(dim: int, squared_length: ArrayLike = 0.0) -> Float[Ar
     return jnp.exp(-m[..., None] * (1 - v**2) / 2) * v ** (dim - 3) @ dv
 
 
+@problems.in_float64
 def distance_cdf(y: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> Float[Array, ""]:
     """P(Y <= y), y >= 0."""
     _check(dim, squared_length)
     problems.check("y", y, lambda y: y >= 0, ">= 0")
     j, weights = _poisson(squared_length)
-    return gammainc(dim / 2 + j, jnp.asarray(y, float)[..., None] / 2) @ weights
+    return jnp.sum(gammainc(dim / 2 + j, jnp.asarray(y, float)[..., None] / 2) * weights, -1)
 
 
+@problems.in_float64
 def tail(
     ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0, *, rank: int = 1
 ) -> Float[Array, ""]:
@@ -65,7 +68,8 @@ def tail(
     problems.check("rank", rank, lambda p: p >= 1, "a number of features >= 1")
     u = jnp.asarray(ratio, float)[..., None]
     j, weights = _poisson(squared_length)
-    return betainc(dim / 2 + j, rank / 2, jnp.where(jnp.isinf(u), 1.0, u / (1 + u))) @ weights
+    share = jnp.where(jnp.isinf(u), 1.0, u / (1 + u))
+    return jnp.sum(betainc(dim / 2 + j, rank / 2, share) * weights, -1)
 
 
 def tail_bound(ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> Float[Array, ""]:
@@ -81,7 +85,7 @@ def tail_bound(ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> F
 
 
 def _poisson(squared_length: ArrayLike) -> tuple[Array, Array]:
-    half = jnp.asarray(squared_length, float) / 2
+    half = jnp.asarray(squared_length, float)[..., None] / 2
     j = jnp.arange(TERMS, dtype=float)
     return j, jnp.exp(xlogy(j, half) - half - gammaln(j + 1))
 

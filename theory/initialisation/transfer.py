@@ -66,8 +66,8 @@ def threshold_complexity(n: int) -> float:
     """
     problems.check("n", n, lambda n: n >= 1, "a number of points >= 1")
     m = (n + 1) // 2
-    size = math.exp(math.log(2 * m) + _log_choose(2 * m, m) - 2 * m * math.log(2))  # E|S_n|
-    still = 0.0 if n % 2 else math.exp(_log_choose(n, n // 2) - n * math.log(2))
+    size = 2 * m * problems.wallis(m)  # E|S_n|
+    still = 0.0 if n % 2 else problems.wallis(m)
     return (size - (1 - still) / 2) / n
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import gammaln
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -56,8 +56,10 @@ def direction_cv2(h: int, i: int) -> Float[Array, ""]:
     problems.check("h", h, lambda h: h >= 1, "a width >= 1")
     problems.check("i", i, lambda i: i >= 1, "a number of inputs >= 1")
     p = h * (i + 1)
-    first = 4 / p * jnp.exp(gammaln((h + 1) / 2) - gammaln(h / 2)) / jnp.sqrt(jnp.pi)
-    return 4 * h / (p * (p + 2)) / first**2 - 1
+    k = h // 2
+    ratio = 1 / problems.wallis(k) if h % 2 else np.pi * k * problems.wallis(k)
+    first = 4 / p * ratio / np.pi
+    return jnp.asarray(4 * h / (p * (p + 2)) / first**2 - 1)
 
 
 def regression(x: Float[Array, "*b n"], y: Float[Array, "*b n"]) -> Float[Array, "*b"]:

@@ -46,9 +46,10 @@ class Quantities(NamedTuple):
 
 
 class _Moments(NamedTuple):
-    """Per task and eigenvalue, [N d]: x_i = (1 - pull) start + pull * (data mean) + SGD noise."""
+    """Per task and eigenvalue, [N d]: x_i = kept * start + pull * (data mean) + SGD noise."""
 
     pull: Float[Array, "N d"]
+    kept: Float[Array, "N d"]  # 1 - pull, also where pull rounds to 1
     data: Float[Array, "N d"]  # variance of the mean of the data, s^2 / n
     noise: Float[Array, "N d"]  # variance that batches add
     memory: Float[Array, "N d"]  # (rate h)^2 sum_k (1 - rate h)^2k
@@ -61,19 +62,22 @@ def _moments(tasks: QuadraticTasks) -> _Moments:
     odd = (u > 1) & (k % 2 == 1)
     # 1 - (1 - u)^K without cancellation for small u
     pull = jnp.where(odd, 1 + jnp.exp(k * log), -jnp.expm1(k * log))
+    left = jnp.where(odd, -1, 1) * jnp.exp(k * log)
     memory = u / (2 - u) * -jnp.expm1(2 * k * log)
     n, b = tasks.samples[:, None], tasks.batch[:, None]
     s2 = tasks.noise**2
     noise = memory * s2 * (1 - 1 / n) / b
-    return _Moments(pull, jnp.broadcast_to(s2 / n, pull.shape), noise, memory)
+    return _Moments(pull, left, jnp.broadcast_to(s2 / n, pull.shape), noise, memory)
 
 
 @jax.jit
 def exact(tasks: QuadraticTasks) -> Quantities:
     """All of it in closed form."""
-    h, c, start, w = tasks.curvature, tasks.centres, tasks.start, tasks.weights[:, None]
+    h, w = tasks.curvature, tasks.weights[:, None]
+    origin = tasks.centres[0]  # far from 0 centres and start would cancel
+    c, start = tasks.centres - origin, tasks.start - origin
     n, s2, N = tasks.samples[:, None], tasks.noise**2, tasks.number
-    pull, data, noise, memory = _moments(tasks)
+    pull, left, data, noise, memory = _moments(tasks)
 
     def square(of_start: Array, of_data: Array, of_noise: Array) -> Array:
         """E of (of_start x start + sum_j of_data_j x data mean_j + sum_j of_noise_j x noise_j)^2,
@@ -82,15 +86,19 @@ def exact(tasks: QuadraticTasks) -> Quantities:
         return mean**2 + jnp.sum(of_data**2 * data + of_noise**2 * noise, 0)
 
     units = jnp.eye(N)[:, :, None]  # the mean of the data of task i
-    retained = jnp.sum(w * (1 - pull), 0)
+    retained = jnp.sum(w * left, 0)
     to_minimum = square(retained, w * pull - 1 / N, w)
-    to_surrogate = square(retained, w * (pull - 1), w)
+    to_surrogate = square(retained, -w * left, w)
     to_task = jax.vmap(lambda e: square(retained, w * pull - e, w))(units)
     between = jax.vmap(lambda e: square(jnp.zeros_like(h), e - 1 / N, 0 * w))(units)
     to_centre = (retained * start + jnp.sum(w * pull * c, 0) - c) ** 2
     to_centre = to_centre + jnp.sum((w * pull) ** 2 * data + w**2 * noise, 0)
     moved = pull**2 * ((c - start) ** 2 + data) + noise
-    merged = square(retained - 1, w * pull, w)
+    # x_i - x by differences to task 0, in which a distant start cancels
+    nearer = jnp.where(pull + pull[0] > 1, left[0] - left, pull - pull[0])
+    apart = pull * c - nearer * start
+    apart = apart - jnp.sum(w * apart, 0)
+    spread = apart**2 + (1 - w) * (pull**2 * data + noise)
     first = square(jnp.ones_like(h), -w * jnp.ones_like(pull), 0 * w)
     local = 2 * s2 * jnp.sum((pull / n) ** 2 + memory * (1 - 1 / n) / (n * _batch(tasks)), 1)
     risk = jnp.mean(jnp.sum(h * (to_centre + s2), 1)) / 2
@@ -111,7 +119,7 @@ def exact(tasks: QuadraticTasks) -> Quantities:
         heterogeneity=jnp.sum(h**2 * between, 1),
         gap=jnp.sum(h * first) / 2,
         update=jnp.sum(moved, 1),
-        dispersion=jnp.sum(w * moved) - jnp.sum(merged),
+        dispersion=jnp.sum(w * spread),
     )
 
 
@@ -145,7 +153,7 @@ def dare(tasks: QuadraticTasks, rate: ArrayLike) -> Dropped:
 @jax.jit
 def _dare(tasks: QuadraticTasks, p: Float[Array, ""]) -> Dropped:
     before = exact(tasks)
-    pull, data, noise, _ = _moments(tasks)
+    pull, _, data, noise, _ = _moments(tasks)
     moved = pull**2 * ((tasks.centres - tasks.start) ** 2 + data) + noise
     w, odds = tasks.weights, p / (1 - p)
     return Dropped(

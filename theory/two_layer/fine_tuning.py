@@ -46,7 +46,7 @@ def mode_limit(start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -
     A.23; Lemma A.11 prints the weights the other way round)."""
     check_anchor(anchor)
     start, sigma_ft, anchor = (jnp.asarray(x, dtype=float) for x in (start, sigma_ft, anchor))
-    return (sigma_ft + anchor * start) / (1 + anchor)
+    return sigma_ft / (1 + anchor) + anchor / (1 + anchor) * start  # anchor * start can overflow
 
 
 def fine_tuned_spectrum(

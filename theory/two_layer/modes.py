@@ -29,9 +29,9 @@ def mode(time: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
     flat = size == 0
     z = jnp.where(flat, 0.0, 4 * jnp.where(flat, 1.0, size) * time)  # 0 inf = 0
     # int_0^t 4 e^{-4 |sigma| s} ds, also where 4 |sigma| t is too small for a float
-    early = z < 1e-3
-    slow = 4 * time * (1 - jnp.where(early, z, 0.0) / 2 * (1 - jnp.where(early, z, 0.0) / 3))
-    share = jnp.where(early, slow, -jnp.expm1(-z) / jnp.where(early, 1.0, size))
+    early, still = z < 1, z < jnp.finfo(z.dtype).tiny
+    mean = jnp.where(still, 1.0, -jnp.expm1(-z) / jnp.where(still, 1.0, z))
+    share = jnp.where(early, 4 * time * mean, -jnp.expm1(-z) / jnp.where(early, 1.0, size))
     grown, left = jnp.where(sigma < 0, jnp.exp(-z), 1.0), jnp.where(sigma < 0, 1.0, jnp.exp(-z))
     empty = start == 0
     return jnp.where(empty, 0.0, grown / (left / jnp.where(empty, 1.0, start) + share))
