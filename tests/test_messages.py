@@ -167,7 +167,7 @@ def test_what_reads_the_output_may_stop(folder):
 
 def test_no_markup_of_others_is_left_in_a_card(folder):
     about = {
-        "options": {EVIL: EVIL}, "spaces": [{"space": EVIL, "lost": EVIL}], "exact": False,
+        "options": {EVIL: EVIL}, "spaces": [{"space": EVIL, "lost": EVIL}], "exactness": EVIL,
         "source": f"``{EVIL}`", "method": "lemon", "seed": 0, "changes": {EVIL: (EVIL, EVIL)},
         "agreement": [], "notes": [EVIL],
     }  # fmt: skip

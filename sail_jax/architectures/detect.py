@@ -74,6 +74,6 @@ def of(config: Config) -> Architecture:
     if name not in _BY_TYPE:
         raise ValueError(
             f"no table for the architecture {name!r} (known: {', '.join(_BY_TYPE)}): draft "
-            "one, sail-jax grow CKPT --draft, answer what it asks, and give it, rules=..."
+            "one (draft=True, or architectures.draft), answer what it asks, and give it, rules=..."
         )
     return _BY_TYPE[name]
