@@ -397,7 +397,7 @@ def test_direction_cv2(h, i):
         (lambda: ctl.mean(np.eye(2), 1.0), "one model per weight"),
         (lambda: ctl.product_gap((jnp.ones((2, 1, 1)),), [0.5, 0.5]), "got 1 layers"),
         (lambda: ctl.main_term(1.0, np.eye(2), [1.5, -0.5]), ">= 0 for this bound; got -0.5"),
-        (lambda: ctl.remainder(-1.0, np.eye(2), [0.5, 0.5]), "third must be >= 0"),
+        (lambda: ctl.remainder(-1.0, np.eye(2), [0.5, 0.5]), "third must be a finite bound >= 0"),
         (lambda: ctl.loss_bound(jnp.ones(2), [1.5, -0.5]), ">= 0 for this bound"),
         (lambda: ctl.huffman([1.5, -0.5]), "numbers >= 0"),
         (lambda: ctl.chain(1), "at least 2 models"),
