@@ -135,7 +135,9 @@ _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_atte
 def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft:
     """With the entries of a configuration that are sizes of spaces, or count layers; those that may
     be several are asked."""
-    rules, spec = drafted.rules, drafted.rules.spec(params)
+    rules = drafted.rules
+    # answers may leave sizes open, of which only entries would speak
+    sized = rules.spec(params).spaces if entries else ()
     sizes: dict[str, set[int]] = {}  # of every space, and heads times groups, as rules name them
     for text in dict.fromkeys(
         name for _, axes in rules.axes for name in re.findall(r"[\w.{}-]+", axes)
@@ -143,7 +145,7 @@ def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft
         with_groups = f"{text} {text.replace('head', 'group', 1)}"
         for names in (text, with_groups) if text.startswith("head") else (text,):
             patterns = [path_pattern(name, stars=False) for name in names.split()]
-            spaces = [[s.size for s in spec.spaces if p.fullmatch(s.name)] for p in patterns]
+            spaces = [[s.size for s in sized if p.fullmatch(s.name)] for p in patterns]
             if products := {math.prod(factors) for factors in zip(*spaces, strict=False)}:
                 sizes[names] = products
     settings, asked = [], []
