@@ -8,6 +8,7 @@ that is accepted, which leaves nothing to spare, and two that leave some.
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,6 +56,7 @@ def check(name, limit, folder):
     command = [sys.executable, "-c", MERGE, name, limit, str(folder)]
     # kernels are compiled here, not read: it takes memory, too
     env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    env["PYTHONPATH"] = str(Path(__file__).parent)  # of merge_cases
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     peak, most = map(int, done.stdout.split())
