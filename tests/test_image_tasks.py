@@ -150,6 +150,11 @@ def test_studies_learn_from_any_images(name, folder):
         ("merging_scaling", {"tasks": ("upright", "classes 5-10")}, "tasks must be of the classes"),
         ("cross_task_linearity", {"test": 163}, "test must be at most 174 - learn; got 163"),
         ("growth_training", {"held_out": 1797}, "held_out must be below 1797, to leave images"),
+        (
+            "growth_training",
+            {"task": "text", "data": {"examples": 9}},
+            "data must be left out where",
+        ),
     ],
 )
 def test_what_digits_do_not_have_is_refused_at_once(name, change, message):

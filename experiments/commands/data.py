@@ -1,7 +1,8 @@
 """`sail-jax data`: the data sets that studies know, and what is found of one."""
 
-import dataclasses
-from collections.abc import Sequence
+import contextlib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.commands.run import add_fields, given
@@ -31,13 +32,11 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     show(data.described())
-    options = "".join(
-        f" --data.{field.name.replace('_', '-')} {value}"
-        for field in dataclasses.fields(data)
-        if (value := getattr(data, field.name)) is not None
-    )
-    for study in _that_take(type(data)):
-        show(f"  sail-jax run {study}{options}")
+    fields = {k: v for k, v in vars(data).items() if v is not None}
+    options = [x for k, v in fields.items() for x in (f"--data.{k.replace('_', '-')}", str(v))]
+    for study, preset in _that_take(type(data), fields):
+        chosen = [] if preset == "default" else ["--preset", preset]
+        show(f"  {shlex.join(['sail-jax', 'run', study, *chosen, *options])}")
     return 0
 
 
@@ -57,9 +56,15 @@ def listed() -> str:
     return "\n\n".join(blocks)
 
 
-def _that_take(kind: type[Any]) -> list[str]:
-    """The studies whose data are of this kind."""
+def _that_take(kind: type[Any], fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The studies whose data are of this kind, and the first preset of each that takes these."""
+    from experiments.lab.config import varied
     from experiments.lab.registry import studies
 
-    defaults = {name: study.presets["default"] for name, study in studies().items()}
-    return [name for name, config in defaults.items() if isinstance(vars(config).get("data"), kind)]
+    for name, study in studies().items():
+        for preset, config in study.presets.items():
+            if isinstance(vars(config).get("data"), kind):
+                with contextlib.suppress(ValueError):
+                    varied(config, data=fields)
+                    yield name, preset
+                    break

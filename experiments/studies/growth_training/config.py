@@ -110,6 +110,10 @@ class Config:
                 )
         if self.task != "text":
             return self.check_left(self.data.size)
+        if self.data != ImagePool():
+            raise ValueError(
+                "data must be left out where task is text; say images_mlp or images_resnet"
+            )
         if small.width % self.head_dim or large.width % self.head_dim:
             raise ValueError(
                 f"head_dim must divide {small.width} and {large.width}; got {self.head_dim}"
