@@ -300,8 +300,10 @@ STUCK = """
     import gc, signal, sys, time
     from sail_jax.cli import main as cli
 
-    # a shell ignores interrupts in what it runs in the background, this test perhaps
+    # a shell ignores interrupts in what it runs in the background, and nohup what follows a closed
+    # terminal: this test perhaps
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def computing():
         import jax
@@ -359,7 +361,10 @@ def test_a_signal_ends_a_command_in_time_wherever_it_is():
         time.sleep(0.5)
     for child, (where, numbers) in zip(children, cases, strict=True):
         with child:
-            _, said = child.communicate(timeout=60)
+            try:
+                _, said = child.communicate(timeout=60)
+            finally:
+                child.kill()  # else the test waits for it for ever
         took = time.monotonic() - began
         assert child.returncode == 130, said
         assert "sail-jax: interrupted\nwhat is finished is kept; continue with: " in said
