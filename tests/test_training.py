@@ -412,6 +412,15 @@ def test_a_killed_process_is_resumed_to_the_same_end(tmp_path, whole):
     assert said[0].startswith("  resumed at step ")
 
 
+@pytest.fixture
+def interruptible():
+    """Where the tests run in the background, a shell has interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_interrupted_it_stores_the_state_and_says_how_to_go_on(tmp_path, whole):
     def pressed(step):
         if step == 7:
