@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from sail_jax import merge_checkpoints, methods
-from sail_jax.checkpoint import load_checkpoint, save_checkpoint
+from sail_jax.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
 FEW = {"wudi": {"steps": 5}}
 RNG = np.random.default_rng(0)
@@ -163,15 +163,21 @@ EMPTY = {
 @pytest.mark.parametrize("case", EMPTY)
 @pytest.mark.parametrize("name", merge_cases.NAMES)
 def test_nothing_to_merge_is_nothing_merged(name, case, tmp_path):
-    """In memory, under jit and on disk alike."""
+    """In memory, under jit and on disk alike; but a file without tensors is the wrong file."""
     tree, merge = EMPTY[case], make(name)
     models = merge_cases.as_many(merge, [tree] * 3)
     files = [tmp_path / f"{k}.safetensors" for k in range(len(models) + 1)]
     for file in files:
         save_checkpoint(file, tree)
-    merge_checkpoints(files[1:], tmp_path / "out.safetensors", base=files[0], method=merge)
-    on_disk = load_checkpoint(tmp_path / "out.safetensors")
-    for got in (merge(models, tree), jax.jit(merge)(models, tree), on_disk):
+    merges = [merge(models, tree), jax.jit(merge)(models, tree)]
+    out = tmp_path / "out.safetensors"
+    if tree:
+        merge_checkpoints(files[1:], out, base=files[0], method=merge)
+        merges.append(load_checkpoint(out))
+    else:
+        with pytest.raises(CheckpointError, match="is a checkpoint without tensors"):
+            merge_checkpoints(files[1:], out, base=files[0], method=merge)
+    for got in merges:
         assert {n: (x.dtype, np.asarray(x).tolist()) for n, x in got.items()} == {
             n: (x.dtype, x.tolist()) for n, x in tree.items()
         }
