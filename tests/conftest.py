@@ -1,6 +1,9 @@
 """Shared test set-up: the suite runs on the CPU, so that it means the same on every machine, and
 with one BLAS thread per worker, as the command does (`sail_jax.cli.main` says why).
-What a worker has compiled, now or earlier, the others read from disk."""
+
+Nearly all the time of the tests goes into compiling programs that run once. So the quick tests
+compile without optimising, which takes a quarter of the time; the slow tests (`-m slow`) compile
+as users do. What a worker has compiled, now or earlier, the others read from disk."""
 
 import os
 from pathlib import Path
@@ -13,6 +16,17 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 import pytest
+
+UNOPTIMISED = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_use_fusion_emitters=false"
+)
+
+
+def pytest_configure(config):
+    """Before the first program: XLA reads its flags when its first device is made."""
+    if config.getoption("markexpr") == "not slow":
+        os.environ.setdefault("XLA_FLAGS", UNOPTIMISED)
 
 
 @pytest.fixture(scope="module", autouse=True)
