@@ -426,9 +426,13 @@ def _compete(
 ) -> Array:
     clamped, score = _score(bounds, delta, weight)
     low, high = (beside(ranking.float_of_key(limit.key, signed=True), delta) for limit in limits)
-    differ = high > low
+    # The score that sets `low` is computed here anew, in another program, whose exp and tanh may
+    # round otherwise. It loses against itself, as does all that rounding cannot tell from it:
+    # alone at its entry, a balance of 1e-7 in place of 0 would carry the whole update.
+    rounding = 64 * jnp.finfo(score.dtype).eps * jnp.maximum(jnp.abs(low), jnp.abs(high))
+    differ = high - low > rounding
     balance = (jnp.clip(score, low, high) - low) / jnp.where(differ, high - low, 1)
-    balance = jnp.where(differ, balance, score >= low)
+    balance = jnp.where(differ, balance * (score - low > rounding), score >= low - rounding)
     mass = task_sum(balance)
     won = mass > 0
     total = task_sum(weight * balance * clamped)
