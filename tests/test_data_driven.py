@@ -452,11 +452,11 @@ def test_dead_features_take_the_mean():
     mean = linear()(ms)["W"]
     for off_diagonal in (0.9, 1.0):
         got = regmean(grams=moments(X), off_diagonal=off_diagonal)(ms)["W"]
-        chex.assert_trees_all_equal(got[2], mean[2])
+        assert_close(got[2], mean[2], 4 * EPS)  # two programs round on their own
         assert float(jnp.abs(got - mean).max()) > 0.1
         assert float(jnp.abs(got).max()) < 10
     none = [{"W": jnp.zeros((6, 6))}] * M
-    chex.assert_trees_all_equal(regmean(grams=none)(ms)["W"], mean)
+    assert_close(regmean(grams=none)(ms)["W"], mean, 4 * EPS)
     gradient = jax.grad(lambda g: regmean(grams=[{"W": g}, *none[1:]])(ms)["W"].sum())(none[0]["W"])
     chex.assert_tree_all_finite(gradient)
 
