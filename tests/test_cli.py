@@ -21,12 +21,12 @@ import xarray as xr
 
 from experiments.commands import bench
 from experiments.lab import registry, store
-from experiments.pages.quickstart import HEADINGS
+from experiments.pages import quickstart
 from experiments.studies.ledger.findings import SCHEMA
 from sail_jax import disk
 from sail_jax.cli import main as cli
 from sail_jax.cli import stopping
-from sail_jax.drawing import style
+from sail_jax.drawing import pages, style
 from theory import claims, coverage
 from theory.claims import Verdict
 
@@ -97,6 +97,8 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.setattr(
         registry, "load", lambda name: experiment if name != "ledger" else load(name)
     )
+    grown = pages.Section("a checkpoint, grown", "?", "yes")
+    monkeypatch.setattr(quickstart, "grown", lambda folder, seed: grown)
     return experiment
 
 
@@ -562,7 +564,7 @@ def test_quickstart_writes_one_self_contained_page(fake, verdicts, call, tmp_pat
     ) in page.tags
     assert "prefers-color-scheme: dark" in text
     images = [attrs for tag, attrs in page.tags if tag == "img"]
-    assert len(images) == 3
+    assert len(images) == 2  # of the ledger there is none
     for image in images:
         assert image["alt"]
         kind, data = image["src"].split(",")
@@ -572,8 +574,26 @@ def test_quickstart_writes_one_self_contained_page(fake, verdicts, call, tmp_pat
     assert "sum <b>1.167</b>" in page.text  # escaped: shown, not obeyed
     assert "a < b & c" in page.text
     assert len([tag for tag, _ in page.tags if tag == "tr"]) == 1 + len(GOOD)
-    for word in (*HEADINGS.values(), "jax ", "seed", "computing time"):
+    assert "a checkpoint, grown" in page.text
+    for part in quickstart.STUDIES.values():
+        assert {part.heading, part.about, f"Next: {part.more}"} <= set(page.text.split("\n"))
+    for word in ("jax ", "seed", "computing time"):
         assert word in page.text
+
+
+@pytest.mark.slow
+def test_quickstart_grows_a_network_that_reads_digits(tmp_path):
+    """In float32, whose rounding may turn a digit that is nearly a tie: 1 of some 500."""
+    section = quickstart.grown(tmp_path, 1)
+    header, trained, grown = section.tables[0]
+    assert header[:2] == ("network", "parameters")
+    assert int(grown[1].replace(",", "")) > 4 * int(trained[1].replace(",", ""))
+    np.testing.assert_allclose(
+        *(np.asarray(row[2:], float) for row in (trained, grown)), atol=0.005
+    )
+    assert float(trained[2]) > 0.9
+    assert "outputs on probe inputs agree to rounding" in section.answer
+    assert quickstart.grown(tmp_path, 1) == section
 
 
 def test_quickstart_fails_with_a_claim_but_still_writes_the_page(fake, verdicts, call, tmp_path):

@@ -154,9 +154,20 @@ def all_claims() -> tuple[Claim, ...]:
     return claims
 
 
-def select(pattern: str = "*") -> list[Claim]:
-    """Claims whose id matches a glob such as "features-are-fate/T3.9*"; ValueError if none does."""
-    claims = all_claims()
-    if selected := [c for c in claims if fnmatch.fnmatchcase(c.id, pattern)]:
-        return selected
-    raise ValueError(f"no claim matches {pattern!r}{nearest(pattern, [c.id for c in claims])}")
+def select(patterns: str = "*") -> list[Claim]:
+    """Claims whose ids match one of the globs, in the order of the papers' statements.
+
+    Args:
+      patterns: Globs such as "features-are-fate/T3.9*", separated by commas.
+
+    Raises:
+      ValueError: If a glob matches no claim.
+    """
+    claims, selected = all_claims(), set[str]()
+    for pattern in patterns.split(","):
+        matching = {c.id for c in claims if fnmatch.fnmatchcase(c.id, pattern.strip())}
+        if not matching:
+            near = nearest(pattern, [c.id for c in claims])
+            raise ValueError(f"no claim matches {pattern!r}{near}")
+        selected |= matching
+    return [c for c in claims if c.id in selected]

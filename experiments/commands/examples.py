@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sail_jax import disk
+from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import Parser, seed
 from sail_jax.cli.progress import show
 
@@ -17,6 +18,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     args = parser.read(argv)
     from experiments.training import example_checkpoints as examples
 
+    remember_kernels()
     if args.evaluate is not None:
         fields = {"seed": int, "tasks": list}
         record = disk.read_record(args.dir / examples.RECORD, fields)

@@ -1,7 +1,8 @@
-"""`sail-jax quickstart`: three results and a page."""
+"""`sail-jax quickstart`: four results and a page."""
 
 from collections.abc import Sequence
 
+from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import Parser, seed
 
 
@@ -13,4 +14,5 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     args = parser.read(argv)
     from experiments.pages import quickstart
 
+    remember_kernels()
     return quickstart.main(args.out, seed=args.seed, quick=args.quick, resume=args.resume)

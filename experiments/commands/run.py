@@ -19,6 +19,7 @@ from experiments.lab.config import varied
 from experiments.lab.progress import reporting
 from experiments.lab.registry import Study
 from sail_jax.checks import nearest
+from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import Parser, UsageError
 from sail_jax.cli.progress import say, show
 
@@ -41,6 +42,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     args, config = _read(parser, argv[1:], study)
     from experiments.lab import processes, store
 
+    remember_kernels()
     if args.processes is not None:
         try:
             processes.join(args.processes)

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.lab.progress import reporting
+from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import Parser, UsageError, seed
 from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    parser.add_argument("--claims", metavar="GLOB", default="*", help="which; default: all")
+    parser.add_argument("--claims", metavar="GLOBS", default="*", help="which, separated by commas")
     parser.add_argument("--json", metavar="FILE", help="also write the ledger there")
     parser.add_argument("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="smaller simulations")
@@ -40,6 +41,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     if args.json:
         disk.admit(Path(args.json), findings.SCHEMA, "a ledger")
         disk.probe(Path(args.json).parent)
+    remember_kernels()
     dataset = run(config, reporting(store.direct))
     _print_table(*findings.table(dataset, "statement", "where"))
     show(findings.summary(dataset))

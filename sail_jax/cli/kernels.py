@@ -9,7 +9,7 @@ __all__ = ["remember_kernels"]
 
 
 def remember_kernels() -> None:
-    """Lets JAX keep what it compiles, for the next merge: most of a small one is compilation.
+    """Lets JAX keep what it compiles, for the next time: most of a small command is compilation.
 
     In the user's cache folder, apart for every version and processor. A folder that JAX was told to
     use stays; one that cannot be written is done without.

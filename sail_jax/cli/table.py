@@ -20,7 +20,7 @@ COMMANDS = {
     "align": Command("Permute or rotate a checkpoint to match another.", "sail_jax.cli", True),
     "inspect": Command("Spaces, sizes and parameters of a checkpoint.", "sail_jax.cli"),
     "examples": Command("Small real checkpoints and recipes, to try merging on."),
-    "quickstart": Command("Three real results in a few minutes, and a page.", resumes=True),
+    "quickstart": Command("Four real results in a minute or two, and a page.", resumes=True),
     "verify": Command("Check the papers' claims: closed form beside simulation."),
     "run": Command("Run one experiment; every field of its config is an option.", resumes=True),
     "plot": Command("Redraw a finished run from its stored result."),

@@ -12,7 +12,8 @@ __all__ = ["Section", "page", "render"]
 
 class Section(NamedTuple):
     """One question: what was asked, the computed answer, pictures by alternative text, tables,
-    what was run in detail."""
+    what was run in detail, what it is about in a sentence for a newcomer, and the command that
+    shows more of it."""
 
     heading: str
     question: str
@@ -20,6 +21,8 @@ class Section(NamedTuple):
     pictures: Sequence[tuple[str, bytes]] = ()  # (alternative text, PNG)
     tables: Sequence[Sequence[Sequence[str]]] = ()  # the first row of each is its header
     details: Mapping[str, str] = MappingProxyType({})  # folded away
+    about: str = ""
+    more: str = ""
 
 
 def page(title: str, sections: Sequence[Section], about: Mapping[str, str]) -> str:
