@@ -1,6 +1,7 @@
 """The command line: exit codes, one-line errors, resuming, and what is (not) imported."""
 
 import base64
+import csv
 import dataclasses
 import html.parser
 import json
@@ -515,6 +516,26 @@ def test_verify_coverage_fails_where_something_is_missing(call, monkeypatch):
     code, out, _ = call("verify", "--coverage")
     assert code == 1
     assert out.endswith("Claims that answer to no statement:\n  sail/T99/new\n")
+
+
+def test_verify_writes_tables_to_paste(verdicts, call, tmp_path):
+    verdicts([_verdict("sail/T1/exact", statement="50 % of $x_i$ & {y}~^ \\", source="sail Thm 1")])
+    for name in ("t.csv", "t.tex"):
+        for _ in range(2):  # a ledger may be written over
+            assert call("verify", "--table", str(tmp_path / name))[0] == 0
+    header, row = csv.reader((tmp_path / "t.csv").read_text().splitlines())
+    read = dict(zip(header, row, strict=True))
+    assert read["statement"] == "50 % of $x_i$ & {y}~^ \\"
+    assert float(read["predicted"]) == 1
+    row = (tmp_path / "t.tex").read_text().splitlines()[-2]
+    special = r"50 \% of \$x\_i\$ \& \{y\}\textasciitilde{}\textasciicircum{} \textbackslash{}"
+    assert row.startswith(rf"{special} & \cite[{{Thm 1}}]{{sail}} & 1 & ")
+    (tmp_path / "mine.tex").write_text("my thesis")
+    for name in ("mine.tex", "t.xlsx"):
+        code, _, err = call("verify", "--table", str(tmp_path / name))
+        assert code == 2
+        assert name in err
+    assert (tmp_path / "mine.tex").read_text() == "my thesis"
 
 
 def test_bench_hands_over(monkeypatch, call):

@@ -1,5 +1,8 @@
 """The ledger is complete: each statement has a claim or a reason, each claim a statement."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from theory import claims, coverage
@@ -68,3 +71,8 @@ def test_the_report_ends_with_what_is_missing():
 @pytest.mark.parametrize("text", ["1", "1-3", "1-3 7", "4 6 8-9"])
 def test_equations_are_spelt_as_the_table_does(text):
     assert coverage._spelt(coverage._numbers(text)) == text
+
+
+def test_the_papers_can_be_cited_by_the_names_of_their_claims():
+    entries = (Path(__file__).parents[1] / "docs" / "papers.bib").read_text()
+    assert set(re.findall(r"^@\w+\{(.*),$", entries, re.MULTILINE)) == set(EQUATIONS)

@@ -12,6 +12,7 @@ from sail_jax.cli.progress import show
 def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument("--claims", metavar="GLOBS", default="*", help="which, separated by commas")
     parser.add_argument("--json", metavar="FILE", help="also write the ledger there")
+    parser.add_argument("--table", metavar="FILE", type=Path, help="and as a table: .csv or .tex")
     parser.add_argument("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="smaller simulations")
     parser.add_argument(
@@ -38,6 +39,13 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         config = Config(claims=args.claims, seed=args.seed, quick=args.quick)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
+    if args.table and args.table.suffix not in findings.TABLES:
+        raise UsageError(f"--table: expected a name in .csv or .tex, got {args.table}")
+    if args.table:
+        _, mark = findings.TABLES[args.table.suffix]
+        if args.table.exists() and not disk.read_bytes(args.table, 1 << 26).startswith(mark):
+            raise disk.RefusedError(f"{args.table} exists and is not a ledger; choose another file")
+        disk.probe(args.table.parent)
     if args.json:
         disk.admit(Path(args.json), findings.SCHEMA, "a ledger")
         disk.probe(Path(args.json).parent)
@@ -48,6 +56,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     if args.json:
         about = {**store.config_record(config), **provenance()}
         disk.write_atomic(args.json, findings.as_json(dataset, about))
+    if args.table:
+        disk.write_atomic(args.table, findings.TABLES[args.table.suffix][0](dataset))
     return 0 if dataset["ok"].values.all() else 1
 
 

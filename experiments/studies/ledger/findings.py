@@ -1,5 +1,7 @@
 """What `ledger` found: from the stored dataset alone."""
 
+import csv
+import io
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -82,6 +84,40 @@ def as_json(dataset: xr.Dataset, about: Mapping[str, Any]) -> bytes:
     ]
     ledger = {"schema": SCHEMA, **about, "verdicts": verdicts}
     return (json.dumps(ledger, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
+
+
+def as_csv(dataset: xr.Dataset) -> bytes:
+    """The ledger as a spreadsheet reads it, every number to its last digit."""
+    records, file = _records(dataset), io.StringIO()
+    rows = csv.DictWriter(file, records[0])
+    rows.writeheader()
+    rows.writerows(records)
+    return file.getvalue().encode()
+
+
+LATEX = r"""% Needs the package longtable, and lualatex or xelatex with a font that has mathematical letters.
+\begin{longtable}{p{.42\linewidth}llll}
+statement & source & predicted & simulated & verdict \\ \hline \endhead
+"""
+SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+SPECIAL |= {letter: "\\" + letter for letter in "&%$#_{}"}
+
+
+def as_latex(dataset: xr.Dataset) -> bytes:
+    """The ledger as a table to paste; what it cites is in docs/papers.bib."""
+    lines = []
+    for record in _records(dataset):
+        paper = record["claim"].split("/")[0]
+        shown = ("statement", "source", "predicted", "simulated", "verdict")
+        record["source"] = record["source"].removeprefix(paper).lstrip()
+        cells = [COLUMNS[name](record).translate(str.maketrans(SPECIAL)) for name in shown]
+        cells[1] = rf"\cite[{{{cells[1]}}}]{{{paper}}}"
+        lines.append(" & ".join(cells) + r" \\")
+    return (LATEX + "\n".join(lines) + "\n\\end{longtable}\n").encode()
+
+
+# What the ledger can be written as, by the ending of the file's name, and how such files begin.
+TABLES = {".csv": (as_csv, b"claim,"), ".tex": (as_latex, LATEX[:60].encode())}
 
 
 def _records(dataset: xr.Dataset) -> list[dict[str, Any]]:
