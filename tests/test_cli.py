@@ -27,6 +27,7 @@ from experiments.studies.ledger.findings import SCHEMA
 from sail_jax import disk
 from sail_jax.cli import main as cli
 from sail_jax.cli import stopping
+from sail_jax.cli.options import Parser
 from sail_jax.drawing import pages, style
 from theory import claims, coverage
 from theory.claims import Verdict
@@ -600,6 +601,15 @@ def test_quickstart_writes_one_self_contained_page(fake, verdicts, call, tmp_pat
         assert {part.heading, part.about, f"Next: {part.more}"} <= set(page.text.split("\n"))
     for word in ("jax ", "seed", "computing time"):
         assert word in page.text
+
+
+def test_an_option_may_stand_between_two_paths():
+    parser = Parser("grow", "")
+    for name in ("checkpoint", "out"):
+        parser.add_argument(name, nargs="?")
+    parser.add_argument("--width")
+    args = parser.read(["a", "--width", "2x", "b"])
+    assert (args.checkpoint, args.width, args.out) == ("a", "2x", "b")
 
 
 @pytest.mark.slow

@@ -47,7 +47,8 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """What the arguments say; UsageError for those that are unknown."""
-        args, unknown = self.parse_known_args(argv)
+        # an option may stand between the input and the output
+        args, unknown = self.parse_known_intermixed_args(argv)
         if not unknown:
             return args
         word = unknown[0]

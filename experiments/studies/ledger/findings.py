@@ -95,7 +95,7 @@ def as_csv(dataset: xr.Dataset) -> bytes:
     return file.getvalue().encode()
 
 
-LATEX = r"""% Needs the package longtable, and lualatex or xelatex with a font that has mathematical letters.
+LATEX = r"""% Needs longtable, and lualatex or xelatex with a font of mathematical letters.
 \begin{longtable}{p{.42\linewidth}llll}
 statement & source & predicted & simulated & verdict \\ \hline \endhead
 """
