@@ -1,5 +1,7 @@
 """`sail-jax align`: a checkpoint in the frame of another, and how near that brings them."""
 
+import contextlib
+import math
 import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterable, Sequence
@@ -36,11 +38,16 @@ def family(text: str) -> tuple[str, str]:
 
 
 def weight(text: str) -> tuple[str, float]:
+    """TENSOR=W.
+
+    >>> weight("out.kernel=2")
+    ('out.kernel', 2.0)
+    """
     path, _, value = text.rpartition("=")
-    try:
-        return path, float(value)
-    except ValueError:
-        raise ArgumentTypeError(f"expected TENSOR=NUMBER, got '{text}'") from None
+    with contextlib.suppress(ValueError):
+        if path and 0 <= (number := float(value)) < math.inf:
+            return path, number
+    raise ArgumentTypeError(f"expected TENSOR=W, a number from 0, got '{text}'")
 
 
 def add_arguments(parser: Any) -> None:
