@@ -56,6 +56,7 @@ def test_linear_transfer_law_against_simulated_data(n):
     assert have_law(risks, distributions.linear_transfer_law(n, 0.8, 0.4))
 
 
+@pytest.mark.slow
 def test_moments_and_quantiles_of_the_law():
     n, d, sigma = (np.array(column) for column in zip(*CASES, strict=True))
     law = distributions.scratch_law(n, d, sigma)
@@ -133,6 +134,7 @@ def test_equivalents_against_monte_carlo(n):
     assert (np.abs(simulated.mean(0) - expected) < Z_MAX * stderr + bias).all()
 
 
+@pytest.mark.slow
 def test_white_spectrum_gives_the_isotropic_limits():
     d, theta, sigma = 1000, 0.7, 0.5
     beta_s, beta_t = jnp.eye(d)[0], jnp.zeros(d).at[0].set(np.cos(theta)).at[1].set(np.sin(theta))

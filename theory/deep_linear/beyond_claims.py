@@ -28,7 +28,7 @@ from theory.deep_linear import (
 from theory.deep_linear.laws import overlaps_law
 
 PAPER = "features-are-fate"
-BATCH = 125  # divides every number of draws: a rest would be compiled once more
+BATCH = 50  # divides every number of draws: a rest would be compiled once more
 EXACT = 40_000  # draws of exact laws
 
 # --- any covariance -------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def _gap(method: str) -> Simulate:
     def simulate(key: Array, quick: bool) -> Estimate:
         gaps = []
         for d, draws in ((40, 2_000), (80, 4_000)):
-            draws = draws // 4 if quick else draws
+            draws = draws // 10 if quick else draws
             risks = _simulated(jax.random.fold_in(key, d), d, draws)[:, METHODS.index(method)]
             ratio = risks / _predicted(d)[METHODS.index(method)]
             gaps.append((float(ratio.mean()) - 1, float(ratio.std(ddof=1)) / sqrt(draws)))
@@ -178,7 +178,7 @@ def _two_stages(key: Array, draws: int) -> Array:
 
 def _finite_source(column: int) -> Simulate:
     def simulate(key: Array, quick: bool) -> Estimate:
-        draws = 1_000 if quick else 4_000
+        draws = 400 if quick else 4_000
         simulated = _two_stages(key, draws)[:, column]
         return Estimate.mean(simulated)
 
@@ -229,7 +229,7 @@ def _rank_k_problem() -> tuple[Array, Array]:
 def _rank_k_transfer(n: int) -> Simulate:
     def simulate(key: Array, quick: bool) -> Estimate:
         features, target = _rank_k_problem()
-        draws = 10_000 if quick else 40_000
+        draws = 4_000 if quick else 40_000
 
         def risk(key: Array) -> Array:
             key_x, key_noise = jax.random.split(key)

@@ -56,8 +56,8 @@ def _risks(key: Array, estimate, baseline, n: int, d: int, theta, sigma, draws: 
         risk = problems.risk(estimate(sample), sample.beta_t)
         return risk if baseline is None else problems.risk(baseline(sample), sample.beta_t) - risk
 
-    # 125 divides every number of draws below: a rest would be compiled once more.
-    return jax.lax.map(value, jax.random.split(key, draws), batch_size=125)
+    # 50 divides every number of draws below: a rest would be compiled once more.
+    return jax.lax.map(value, jax.random.split(key, draws), batch_size=50)
 
 
 def mean_risk(
@@ -72,7 +72,7 @@ def mean_risk(
     """Monte Carlo E R, or, with a baseline, the paired E[R_baseline - R]."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        count = draws // 4 if quick else draws
+        count = draws // 10 if quick else draws
         values = _risks(key, estimate, baseline, n, d, theta, sigma, count)
         return Estimate.mean(values)
 
@@ -470,7 +470,7 @@ def _gain(gamma: float, theta: float, sigma: float, depth: int) -> float:
 
 def _fine_tuning_gain(depth: int, theta: float, sigma: float) -> Simulate:
     """Paired E[R_sc - R_ft] at gamma = 1/2: the noise that both share cancels draw by draw."""
-    return extrapolated(_FineTuned(depth), 0.5, 40, theta, sigma, 3_000, _fitted)
+    return extrapolated(_FineTuned(depth), 0.5, 40, theta, sigma, 5_000, _fitted)
 
 
 CLAIMS: tuple[Claim, ...] = (

@@ -28,7 +28,7 @@ def _over_designs(of: Callable[[Array], Array], n: int = N) -> Simulate:
     """Mean of a function of the Gram matrix of X^+ [X beta_s, X nu, noise], see `Overlaps`."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        keys = jax.random.split(key, 5_000 if quick else 20_000)
+        keys = jax.random.split(key, 2_000 if quick else 20_000)
         return Estimate.mean(of(simulate_overlaps(keys, [n], D).gram[:, 0]))
 
     return simulate
@@ -46,7 +46,7 @@ def _over_chi2(n: int, of: Callable[[Array], Array]) -> Simulate:
 
 def _source_fit(key: Array, quick: bool) -> Estimate:
     """Mean of b = beta_s.X^T y / |X beta_s|^2 at theta = 1, sigma = 0.5 (eqs. 108, 109)."""
-    source = simulate_overlaps(jax.random.split(key, 5_000 if quick else 20_000), [N], D).source
+    source = simulate_overlaps(jax.random.split(key, 2_000 if quick else 20_000), [N], D).source
     uu, uv, ue = jnp.moveaxis(source[:, 0], -1, 0)
     return Estimate.mean((uu * jnp.cos(1.0) + uv * jnp.sin(1.0) + 0.5 * ue) / uu)
 
