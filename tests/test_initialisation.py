@@ -14,9 +14,7 @@ import pytest
 from scipy import integrate, stats
 
 from sail_jax import proximal
-from theory import claims
 from theory import initialisation as sail
-from theory.initialisation.claims import CLAIMS
 
 close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
 
@@ -311,22 +309,3 @@ def test_gradients_flow_and_float32_holds():
         theta, _ = jax.jit(sail.lda_parameters)(jnp.asarray(MEANS), jnp.asarray(SPREAD))
         assert theta.dtype == jnp.float32
     np.testing.assert_allclose(theta, expected, atol=16 * float(np.finfo(np.float32).eps))
-
-
-# --- the ledger -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
-def test_claim_fares_as_expected(claim):
-    verdict = claims.check(claim, seed=1, quick=True)
-    assert verdict.ok, verdict
-
-
-def test_every_misprint_stands_beside_its_correction():
-    ids = [c.id for c in CLAIMS]
-    assert len(set(ids)) == len(ids)
-    wrong = {c.id for c in CLAIMS if not c.expected}
-    assert wrong == {i for i in ids if i.endswith("/printed")}
-    ends = ("corrected", "limit")
-    for name in wrong:
-        assert {name.replace("/printed", f"/{end}") for end in ends} & set(ids), name

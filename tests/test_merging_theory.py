@@ -53,7 +53,9 @@ def slow():
 # --- the testbed ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bed", [mixed, hasty, slow])
+@pytest.mark.parametrize(
+    "bed", [hasty, *(pytest.param(bed, marks=pytest.mark.slow) for bed in (mixed, slow))]
+)
 def test_closed_forms_are_what_runs_do(bed):
     """Null: means of 4000 runs are the closed forms, per task where they are; z < 4 each."""
     tasks = bed()
@@ -436,6 +438,7 @@ def measure(tasks, data, points, **more):
     )
 
 
+@pytest.mark.slow
 def test_measured_constants_of_the_testbed():
     """Null: means over data of what is measured are `constants`; |z| < 4 by the stated errors,
     one data set each. Smoothness to 1e-8 (Lanczos ends: two dimensions)."""
