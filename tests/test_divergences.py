@@ -206,7 +206,12 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+DEAR = ("wasserstein1_bounds", "dudley_bounds")  # to compile
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR)) for name in FUNCTIONS]
+)
 def test_broadcasting_jit_vmap_and_float32(name):
     distance = FUNCTIONS[name]
     targets = np.stack([E1, E2, -E1, E1 + 1e-3 * E2])

@@ -298,6 +298,7 @@ def test_bad_input_is_named(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_gradients_flow_and_float32_holds():
     """Nothing is checked of what is traced; 16 eps of numbers of order one."""
     slope = jax.grad(lambda u: sail.tail(u, 3, 1.0))(0.3)

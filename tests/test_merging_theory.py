@@ -275,7 +275,13 @@ RISE, FALL = 1, -1
     ("law", "values", "exact", "bound"),
     [
         # field of `exact` and its direction, that of the printed bound beside it
-        ("steps", [1, 4, 16, 64], {"stability": RISE, "optimisation": FALL}, {"stability": RISE}),
+        pytest.param(
+            "steps",
+            [1, 4, 16, 64],
+            {"stability": RISE, "optimisation": FALL},
+            {"stability": RISE},
+            marks=pytest.mark.slow,
+        ),
         ("batch", [1, 4, 16, 64], {"stability": FALL, "excess": FALL}, {"stability": RISE}),
         (
             "rate",
@@ -284,7 +290,9 @@ RISE, FALL = 1, -1
             {"stability": RISE},
         ),
         ("samples", [5, 20, 80], {"stability": FALL, "excess": FALL}, {"stability": FALL}),
-        ("tasks", [1, 3], {"stability": FALL}, {"surrogate": RISE}),
+        pytest.param(
+            "tasks", [1, 3], {"stability": FALL}, {"surrogate": RISE}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_laws(law, values, exact, bound):
@@ -492,6 +500,7 @@ def tanh_loss(params, batch):
     return jnp.mean((hidden @ params["v"] - y) ** 2)
 
 
+@pytest.mark.slow
 def test_measured_constants_of_a_network():
     """Against whole Hessians and Jacobians, summed in NumPy."""
     rng = np.random.default_rng(4)

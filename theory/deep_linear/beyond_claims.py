@@ -272,7 +272,6 @@ _SOURCES = f"n_s={N_S}, n={N}, d={D}, θ={THETA}, σ_s={SIGMA_S}, σ={SIGMA}"
 _TUNED = f"two layers, d={WIDTH}, n=9, m=k={OUTPUTS}, gradient descent"
 
 CLAIMS: tuple[Claim, ...] = (
-    *_any_covariance(),
     Claim(
         f"{PAPER}/flow-network/exact",
         "db/dt = -|b|^(2-2/L) [g + (L-1) b (b·g)/|b|²]: distance of the trained network from it",
@@ -333,4 +332,5 @@ CLAIMS: tuple[Claim, ...] = (
         _balanced_drift,
         note="fixes the limit up to a rotation in O(k)",
     ),
+    *_any_covariance(),
 )
