@@ -143,6 +143,7 @@ def test_boundary_angles_of_the_noisy_case():
     assert float(dl.fine_tune_boundary(0.999, 0.2, 2)) == 0.0  # hurts at every angle
 
 
+@pytest.mark.slow
 def test_exact_tends_to_limit_and_broadcasts():
     gamma, theta = np.array([0.3, 0.7, 1.6])[:, None], np.array([0.2, 1.0])
     d = 1e7

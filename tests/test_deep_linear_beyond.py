@@ -35,7 +35,8 @@ def have_law(risks: np.ndarray, law: distributions.RiskLaw) -> bool:
     return stats.kstest(risks, lambda r: np.interp(r, nodes, values)).pvalue > 1e-3
 
 
-@pytest.mark.parametrize(("n", "d", "sigma"), [*CASES[:2], *slow(*CASES[2:])])
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "d", "sigma"), CASES)
 def test_scratch_law_against_simulated_data(n, d, sigma):
     """Null: the law of the risk of least squares on real data is exact, and `sample` draws it."""
     law = distributions.scratch_law(n, d, sigma)
@@ -168,6 +169,7 @@ def test_effective_ridge_solves_its_equation(ridge):
         np.testing.assert_allclose(kappa * (1 - df1 / n), ridge, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_effective_ridge_differentiates():
     spectrum = covariance.power_law(50, 1.0)
     for argument, at in ((1, (20.0, 0.1)), (2, (20.0, 0.1))):
@@ -269,15 +271,14 @@ def test_bad_subspaces_are_named(call, message):
 # --- advice -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "theta", "sigma", "best"),
     [
+        (100, 0.1, 0.5, "ridge transfer"),  # one coefficient, hardly any bias
+        (100, 0.8, 0.2, "fine-tuning"),
         (20, 1.5, 0.2, "scratch"),
-        *slow(
-            (100, 0.1, 0.5, "ridge transfer"),  # one coefficient, hardly any bias
-            (100, 0.8, 0.2, "fine-tuning"),
-            (400, 1.2, 0.2, "scratch"),
-        ),
+        (400, 1.2, 0.2, "scratch"),
     ],
 )
 def test_advice_names_the_method_that_wins_in_simulation(n, theta, sigma, best):

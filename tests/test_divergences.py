@@ -93,6 +93,7 @@ def test_bounds_are_ordered_and_consistent(case):
     assert dudley.upper < 2
 
 
+@pytest.mark.slow
 def test_the_bounds_are_tight_on_the_papers_tasks():
     theta = np.linspace(0.05, pi, 9)
     source, target = divergence_claims._at(theta, 4)

@@ -16,6 +16,7 @@ from scipy import integrate, stats
 from sail_jax import proximal
 from theory import initialisation as sail
 
+SLOW = pytest.mark.slow
 close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
 
 
@@ -70,7 +71,10 @@ def test_mean_inverse_distance_is_infinite_below_three_dimensions():
     assert np.isinf(sail.tail_bound(0.1, 1))
 
 
-@pytest.mark.parametrize(("dim", "length", "rank"), [(3, 0.0, 1), (5, 2.0, 3), (20, 100.0, 20)])
+@pytest.mark.parametrize(
+    ("dim", "length", "rank"),
+    [(5, 2.0, 3), pytest.param(3, 0.0, 1, marks=SLOW), pytest.param(20, 100.0, 20, marks=SLOW)],
+)
 def test_markov_bounds_the_tail(dim, length, rank):
     ratio = np.geomspace(1e-4, 10, 30)
     mean = rank * ratio  # E X / alpha
@@ -246,7 +250,7 @@ def test_transfer_bound_covers(moved):
     )
 
 
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (4, 9)])
+@pytest.mark.parametrize(("n", "m"), [(4, 9), pytest.param(1, 1, marks=SLOW)])
 def test_empirical_total_variation(n, m):
     """By drawing, and no less than that of the laws; equal laws are apart too."""
     p, q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.1, 0.3, 0.2, 0.4])

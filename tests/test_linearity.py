@@ -305,6 +305,7 @@ def test_task_arithmetic_is_right_to_second_order(trained, edit):
         assert log2(left[0] / left[1]) == pytest.approx(order, abs=0.05)
 
 
+@pytest.mark.slow
 def test_equation_4_is_minus_twice_equation_3(trained):
     thetas, start = trained
     task = jax.tree.map(lambda t, s: t[0] - s, thetas, start)
@@ -315,6 +316,7 @@ def test_equation_4_is_minus_twice_equation_3(trained):
     close(fourth, -2 * third)
 
 
+@pytest.mark.slow
 def test_edits_are_the_models_they_say(trained):
     """The weighted means are theta_PT + s (u + v), theta_PT, theta_PT - s u, theta_PT + s sum u."""
     thetas, start = trained
@@ -330,6 +332,7 @@ def test_edits_are_the_models_they_say(trained):
         jax.tree.map(close, merged, jax.tree.map(expected[name], start, u))
 
 
+@pytest.mark.slow
 def test_loss_bound_under_approximate_linearity(trained):
     """Cross-entropy: merged networks within the bound of their gap, ensembles of that of no gap."""
     thetas, x = trained[0], tasks.inputs()

@@ -101,6 +101,7 @@ def test_small_rates_keep_their_digits():
     np.testing.assert_allclose(merging.exact(tasks).update, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_testbeds_are_pytrees():
     tasks = mixed()
     again = jax.tree.map(lambda x: x, tasks)
@@ -179,6 +180,7 @@ def test_corrected_bounds_hold():
         assert bound.least <= bound.excess * slack
 
 
+@pytest.mark.slow
 def test_the_sample_variance_matters():
     """With n^2 in place of n (n - 1) the stability of two samples is above the bound: small rates,
     many steps, full batches, where it is 2 s^2 tr H^2 (rate K / n)^2 with sigma^2 half of that."""
@@ -189,6 +191,7 @@ def test_the_sample_variance_matters():
     assert (local > 1.9 * bound / 2).all()
 
 
+@pytest.mark.slow
 def test_printed_bounds_fail_where_the_ledger_says():
     for tasks, field, bound in (
         (edge(), "surrogate_gradient", "surrogate"),

@@ -72,6 +72,7 @@ def test_gradient_against_finite_differences_and_on_the_diagonal():
     np.testing.assert_allclose(copies, 3 * same, rtol=10 * EPS)
 
 
+@pytest.mark.slow
 def test_zero_neurons():
     """Value 0; the derivative is the central one, w.v / 4 in direction w."""
     v = jax.random.normal(jax.random.key(1), (2, 4))
@@ -84,6 +85,7 @@ def test_zero_neurons():
     assert np.isfinite(jax.grad(lambda w: st.gram(w, w).sum())(zero)).all()
 
 
+@pytest.mark.slow
 def test_gram_transforms_and_keeps_float32():
     w = jax.random.normal(jax.random.key(2), (3, 4, 5))
     batched = jax.jit(jax.vmap(st.gram))(w, w)
@@ -190,6 +192,7 @@ def test_projection_is_least_squares_of_the_population():
     assert float(found.inside + found.outside) == pytest.approx(float(st.inner(g, g)), rel=1e-14)
 
 
+@pytest.mark.slow
 def test_projection_edge_cases():
     f, g = nets()
     assert abs(float(st.project(g.w, g).outside)) < 10 * EPS  # a teacher lies in its own span

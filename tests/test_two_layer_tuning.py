@@ -247,6 +247,7 @@ def test_gradient_flow_integrator_has_order_four():
 # --- sharpness ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hessian_trace_and_top_eigenvalue():
     layers, target = rectangular()
     by_autodiff = networks.hessian(layers, target)
