@@ -152,6 +152,7 @@ def test_total_variation_of_tasks(prior):
     np.testing.assert_allclose(found, expected, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_lemma_2_over_directions():
     """|theta_i - theta*| = C 2 Phi^-1((1 + TV) / 2) with C between its bounds, attained at the
     eigenvectors; 1e-9 for the inverse normal."""
@@ -221,6 +222,7 @@ def test_risks_of_thresholds():
     close(found, [np.mean((x[:50] > t) != (y[:50] > 0)) for t in cuts])
 
 
+@pytest.mark.slow
 def test_worst_gap_is_a_supremum():
     """Over a grid of 20001 thresholds: no larger, and within the spacing of it."""
     means = np.array([0.5, -0.7])

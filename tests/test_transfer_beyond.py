@@ -116,6 +116,7 @@ def test_flow_risk_broadcasts_and_has_derivatives():
     assert float(jax.grad(value)(jnp.asarray(offset))[3]) == pytest.approx(float(slope), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_linear_transfer_in_time_is_exact():
     """Quadrature over chi^2_n, at every n; t -> inf gives Thm 3.7."""
     theta, sigma = 0.7, 0.4
