@@ -93,6 +93,7 @@ def test_bounds_are_ordered_and_consistent(case):
     assert dudley.upper < 2
 
 
+@pytest.mark.slow
 def test_the_bounds_are_tight_on_the_papers_tasks():
     theta = np.linspace(0.05, pi, 9)
     source, target = divergence_claims._at(theta, 4)
@@ -206,7 +207,12 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+DEAR = ("wasserstein1_bounds", "dudley_bounds")  # to compile
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR)) for name in FUNCTIONS]
+)
 def test_broadcasting_jit_vmap_and_float32(name):
     distance = FUNCTIONS[name]
     targets = np.stack([E1, E2, -E1, E1 + 1e-3 * E2])

@@ -14,10 +14,9 @@ import pytest
 from scipy import integrate, stats
 
 from sail_jax import proximal
-from theory import claims
 from theory import initialisation as sail
-from theory.initialisation.claims import CLAIMS
 
+SLOW = pytest.mark.slow
 close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
 
 
@@ -72,7 +71,10 @@ def test_mean_inverse_distance_is_infinite_below_three_dimensions():
     assert np.isinf(sail.tail_bound(0.1, 1))
 
 
-@pytest.mark.parametrize(("dim", "length", "rank"), [(3, 0.0, 1), (5, 2.0, 3), (20, 100.0, 20)])
+@pytest.mark.parametrize(
+    ("dim", "length", "rank"),
+    [(5, 2.0, 3), pytest.param(3, 0.0, 1, marks=SLOW), pytest.param(20, 100.0, 20, marks=SLOW)],
+)
 def test_markov_bounds_the_tail(dim, length, rank):
     ratio = np.geomspace(1e-4, 10, 30)
     mean = rank * ratio  # E X / alpha
@@ -150,6 +152,7 @@ def test_total_variation_of_tasks(prior):
     np.testing.assert_allclose(found, expected, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_lemma_2_over_directions():
     """|theta_i - theta*| = C 2 Phi^-1((1 + TV) / 2) with C between its bounds, attained at the
     eigenvectors; 1e-9 for the inverse normal."""
@@ -219,6 +222,7 @@ def test_risks_of_thresholds():
     close(found, [np.mean((x[:50] > t) != (y[:50] > 0)) for t in cuts])
 
 
+@pytest.mark.slow
 def test_worst_gap_is_a_supremum():
     """Over a grid of 20001 thresholds: no larger, and within the spacing of it."""
     means = np.array([0.5, -0.7])
@@ -248,7 +252,7 @@ def test_transfer_bound_covers(moved):
     )
 
 
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (4, 9)])
+@pytest.mark.parametrize(("n", "m"), [(4, 9), pytest.param(1, 1, marks=SLOW)])
 def test_empirical_total_variation(n, m):
     """By drawing, and no less than that of the laws; equal laws are apart too."""
     p, q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.1, 0.3, 0.2, 0.4])
@@ -300,6 +304,7 @@ def test_bad_input_is_named(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_gradients_flow_and_float32_holds():
     """Nothing is checked of what is traced; 16 eps of numbers of order one."""
     slope = jax.grad(lambda u: sail.tail(u, 3, 1.0))(0.3)
@@ -311,22 +316,3 @@ def test_gradients_flow_and_float32_holds():
         theta, _ = jax.jit(sail.lda_parameters)(jnp.asarray(MEANS), jnp.asarray(SPREAD))
         assert theta.dtype == jnp.float32
     np.testing.assert_allclose(theta, expected, atol=16 * float(np.finfo(np.float32).eps))
-
-
-# --- the ledger -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
-def test_claim_fares_as_expected(claim):
-    verdict = claims.check(claim, seed=1, quick=True)
-    assert verdict.ok, verdict
-
-
-def test_every_misprint_stands_beside_its_correction():
-    ids = [c.id for c in CLAIMS]
-    assert len(set(ids)) == len(ids)
-    wrong = {c.id for c in CLAIMS if not c.expected}
-    assert wrong == {i for i in ids if i.endswith("/printed")}
-    ends = ("corrected", "limit")
-    for name in wrong:
-        assert {name.replace("/printed", f"/{end}") for end in ends} & set(ids), name

@@ -53,7 +53,9 @@ def slow():
 # --- the testbed ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bed", [mixed, hasty, slow])
+@pytest.mark.parametrize(
+    "bed", [hasty, *(pytest.param(bed, marks=pytest.mark.slow) for bed in (mixed, slow))]
+)
 def test_closed_forms_are_what_runs_do(bed):
     """Null: means of 4000 runs are the closed forms, per task where they are; z < 4 each."""
     tasks = bed()
@@ -99,6 +101,7 @@ def test_small_rates_keep_their_digits():
     np.testing.assert_allclose(merging.exact(tasks).update, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_testbeds_are_pytrees():
     tasks = mixed()
     again = jax.tree.map(lambda x: x, tasks)
@@ -177,6 +180,7 @@ def test_corrected_bounds_hold():
         assert bound.least <= bound.excess * slack
 
 
+@pytest.mark.slow
 def test_the_sample_variance_matters():
     """With n^2 in place of n (n - 1) the stability of two samples is above the bound: small rates,
     many steps, full batches, where it is 2 s^2 tr H^2 (rate K / n)^2 with sigma^2 half of that."""
@@ -187,6 +191,7 @@ def test_the_sample_variance_matters():
     assert (local > 1.9 * bound / 2).all()
 
 
+@pytest.mark.slow
 def test_printed_bounds_fail_where_the_ledger_says():
     for tasks, field, bound in (
         (edge(), "surrogate_gradient", "surrogate"),
@@ -273,7 +278,13 @@ RISE, FALL = 1, -1
     ("law", "values", "exact", "bound"),
     [
         # field of `exact` and its direction, that of the printed bound beside it
-        ("steps", [1, 4, 16, 64], {"stability": RISE, "optimisation": FALL}, {"stability": RISE}),
+        pytest.param(
+            "steps",
+            [1, 4, 16, 64],
+            {"stability": RISE, "optimisation": FALL},
+            {"stability": RISE},
+            marks=pytest.mark.slow,
+        ),
         ("batch", [1, 4, 16, 64], {"stability": FALL, "excess": FALL}, {"stability": RISE}),
         (
             "rate",
@@ -282,7 +293,9 @@ RISE, FALL = 1, -1
             {"stability": RISE},
         ),
         ("samples", [5, 20, 80], {"stability": FALL, "excess": FALL}, {"stability": FALL}),
-        ("tasks", [1, 3], {"stability": FALL}, {"surrogate": RISE}),
+        pytest.param(
+            "tasks", [1, 3], {"stability": FALL}, {"surrogate": RISE}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_laws(law, values, exact, bound):
@@ -436,6 +449,7 @@ def measure(tasks, data, points, **more):
     )
 
 
+@pytest.mark.slow
 def test_measured_constants_of_the_testbed():
     """Null: means over data of what is measured are `constants`; |z| < 4 by the stated errors,
     one data set each. Smoothness to 1e-8 (Lanczos ends: two dimensions)."""
@@ -489,6 +503,7 @@ def tanh_loss(params, batch):
     return jnp.mean((hidden @ params["v"] - y) ** 2)
 
 
+@pytest.mark.slow
 def test_measured_constants_of_a_network():
     """Against whole Hessians and Jacobians, summed in NumPy."""
     rng = np.random.default_rng(4)

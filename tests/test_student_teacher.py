@@ -61,6 +61,7 @@ def test_gradient_is_the_closed_form_to_rounding(phi):
     np.testing.assert_allclose(found, exact, atol=20 * EPS * 3)
 
 
+@pytest.mark.slow
 def test_gradient_against_finite_differences_and_on_the_diagonal():
     w, v = jax.random.normal(jax.random.key(0), (2, 3, 4))
     check_grads(st.gram, (w, v), order=1)
@@ -71,6 +72,7 @@ def test_gradient_against_finite_differences_and_on_the_diagonal():
     np.testing.assert_allclose(copies, 3 * same, rtol=10 * EPS)
 
 
+@pytest.mark.slow
 def test_zero_neurons():
     """Value 0; the derivative is the central one, w.v / 4 in direction w."""
     v = jax.random.normal(jax.random.key(1), (2, 4))
@@ -83,6 +85,7 @@ def test_zero_neurons():
     assert np.isfinite(jax.grad(lambda w: st.gram(w, w).sum())(zero)).all()
 
 
+@pytest.mark.slow
 def test_gram_transforms_and_keeps_float32():
     w = jax.random.normal(jax.random.key(2), (3, 4, 5))
     batched = jax.jit(jax.vmap(st.gram))(w, w)
@@ -100,6 +103,7 @@ def nets(d=6, m=7, k=5):
     return f, st.teacher(jax.random.key(4), k, d)
 
 
+@pytest.mark.slow
 def test_risk_and_variance_against_simulation():
     """Null: sample means over 1e5 inputs have the closed forms as expectation."""
     f, g = nets()
@@ -113,6 +117,7 @@ def test_risk_and_variance_against_simulation():
         assert abs(z) < Z_MAX
 
 
+@pytest.mark.slow
 def test_ablation_is_eq_19_and_nested():
     _, g = nets(k=10)
     key, x = jax.random.key(6), jax.random.normal(jax.random.key(7), (9, 6))
@@ -128,7 +133,7 @@ def test_ablation_is_eq_19_and_nested():
     np.testing.assert_allclose(traced.c, few.c, rtol=1e-14)
 
 
-@pytest.mark.parametrize("kind", ["pretrain", "scratch"])
+@pytest.mark.parametrize("kind", [pytest.param("pretrain", marks=pytest.mark.slow), "scratch"])
 def test_descent_stops_resumes_and_stays_on_the_sphere(kind):
     source = st.teacher(jax.random.key(8), 4, 5)
     start = st.student(jax.random.key(9), 12, 5)
@@ -155,6 +160,7 @@ def test_descent_stops_resumes_and_stays_on_the_sphere(kind):
         assert float(whole.loss) == pytest.approx(float(jnp.mean(residual**2)) / 2, rel=1e-10)
 
 
+@pytest.mark.slow
 def test_rate_one_is_already_gradient_flow():
     """Descent at rates 1 and 1/4 to the same time: a first-order method, so a quarter of the step
     leaves a quarter of the error, and both are small."""
@@ -171,6 +177,7 @@ def test_rate_one_is_already_gradient_flow():
 # --- projection and transfer --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_projection_is_least_squares_of_the_population():
     """Against an independent least squares of many samples: exact up to O(m/n) of |P_perp f|^2."""
     f, g = nets(m=4)
@@ -185,6 +192,7 @@ def test_projection_is_least_squares_of_the_population():
     assert float(found.inside + found.outside) == pytest.approx(float(st.inner(g, g)), rel=1e-14)
 
 
+@pytest.mark.slow
 def test_projection_edge_cases():
     f, g = nets()
     assert abs(float(st.project(g.w, g).outside)) < 10 * EPS  # a teacher lies in its own span
@@ -198,7 +206,7 @@ def test_projection_edge_cases():
     np.testing.assert_allclose(projection.operator(f.w, psi), psi * values, atol=1e-12)
 
 
-@pytest.mark.parametrize("n", [5, 40])
+@pytest.mark.parametrize("n", [pytest.param(5, marks=pytest.mark.slow), 40])
 def test_linear_transfer_is_the_least_norm_fit(n):
     f, g = nets(m=12)
     x = jax.random.normal(jax.random.key(12), (n, 6))

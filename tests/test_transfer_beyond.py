@@ -34,6 +34,10 @@ def _same_law(a, b) -> float:
     return stats.ks_2samp(np.asarray(a), np.asarray(b)).pvalue  # pyright: ignore
 
 
+def slow(*cases):
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
 # --- training time --------------------------------------------------------------------------------
 
 TIMES = np.array([0.0, 1e-3, 0.5, 3.0, 30.0, 1e4])
@@ -61,7 +65,7 @@ def marchenko_pastur_risk(ratio, sigma, t):
     return integrate.quad(integrand, 0, pi, epsabs=1e-12)[0] + max(1 - 1 / ratio, 0.0)
 
 
-@pytest.mark.parametrize(("n", "d"), [(300, 100), (100, 300), (120, 100)])
+@pytest.mark.parametrize(("n", "d"), [(120, 100), *slow((300, 100), (100, 300))])
 def test_flow_risk_of_white_inputs_is_that_of_the_marchenko_pastur_law(n, d):
     offset = np.eye(d)[0]
     found = training_time.flow_risk(np.ones(d), offset, n, 0.5, TIMES[2:])
@@ -69,6 +73,7 @@ def test_flow_risk_of_white_inputs_is_that_of_the_marchenko_pastur_law(n, d):
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [60, 200])
 def test_flow_risk_against_trained_models(n):
     """Null: mean risks equal the equivalents up to their bias O(1/n), allowed 1 %; z beyond it."""
@@ -94,6 +99,7 @@ def test_flow_risk_against_trained_models(n):
     np.testing.assert_allclose(late[0], limit, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_flow_risk_broadcasts_and_has_derivatives():
     s = covariance.power_law(20, 1.0)
     offset = np.ones(20)
@@ -110,6 +116,7 @@ def test_flow_risk_broadcasts_and_has_derivatives():
     assert float(jax.grad(value)(jnp.asarray(offset))[3]) == pytest.approx(float(slope), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_linear_transfer_in_time_is_exact():
     """Quadrature over chi^2_n, at every n; t -> inf gives Thm 3.7."""
     theta, sigma = 0.7, 0.4
@@ -131,6 +138,7 @@ def test_linear_transfer_in_time_is_exact():
 # --- finite source data ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_finite_source_law_against_two_stage_fits():
     """Both stages simulated with real X. Null: same means (z) and same law (two-sample KS)."""
     n_s, n, d, theta, sigma_s, sigma, draws = 25, 18, 40, 0.7, 0.3, 0.4, 3000
@@ -156,6 +164,7 @@ def test_finite_source_law_against_two_stage_fits():
         assert abs(float(ours.mean()) - theirs.mean()) < Z_MAX * stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.4, 3.0])
 def test_finite_source_limit(load):
     """Null: means at d = 3000 equal the limits; their bias is O(1/d)."""
@@ -181,6 +190,7 @@ def test_more_and_more_source_data_become_the_paper_s_source():
 
 
 @pytest.mark.parametrize(("n", "d", "sigma"), [(10, 20, 1.0), (19, 20, 0.2), (26, 20, 0.5)])
+@pytest.mark.slow
 def test_fine_tune_law_against_simulated_data(n, d, sigma):
     """Two-sample Kolmogorov-Smirnov against real X; null: one law."""
     law = distributions.fine_tune_law(jax.random.key(0), n, d, 0.6, sigma, 3, draws=20_000)
@@ -193,10 +203,13 @@ def test_fine_tune_law_against_simulated_data(n, d, sigma):
     assert law.band(0.99) == pytest.approx(sqrt(np.log(200) / 40_000))
 
 
+@pytest.mark.slow
 def test_fine_tune_law_from_n_equal_d_on_is_that_of_scratch_training():
     law = distributions.fine_tune_law(jax.random.key(0), 30, 20, 0.6, 0.5, 2, draws=20_000)
-    exact = distributions.scratch_law(30, 20, 0.5)
-    assert stats.kstest(np.asarray(law.draws), lambda r: np.asarray(exact.cdf(r))).pvalue > 1e-3
+    # The cdf is interpolated: an error of the order of 1e-5, where 20,000 draws resolve 0.014.
+    nodes = np.quantile(law.draws, np.linspace(0, 1, 201))
+    exact = np.asarray(distributions.scratch_law(30, 20, 0.5).cdf(nodes))
+    assert stats.kstest(np.asarray(law.draws), lambda r: np.interp(r, nodes, exact)).pvalue > 1e-3
 
 
 # --- rank k ---------------------------------------------------------------------------------------
@@ -218,6 +231,7 @@ def rank_two():
         return x, y, source, [train(1e-2, 0.02), train(1e-3, 0.02), train(1e-3, 0.01)]
 
 
+@pytest.mark.slow
 def test_rank_k_fine_tuning_fits_and_keeps_to_the_source_where_data_are_blind(rank_two):
     x, y, _, runs = rank_two
     for run in runs:
@@ -229,6 +243,7 @@ def test_rank_k_fine_tuning_fits_and_keeps_to_the_source_where_data_are_blind(ra
     assert float(fine.drift / finer.drift) == pytest.approx(2, rel=0.1)
 
 
+@pytest.mark.slow
 def test_rank_k_fine_tuning_of_rank_one_is_the_closed_form():
     sample = problems.draw(jax.random.key(4), 6, 10, 0.7, 0.4)
     found = [
@@ -290,6 +305,7 @@ def _in_single_precision():
     yield jnp.stack(pretraining.source_limit(n / 200, 0.7, 0.3)), gap
 
 
+@pytest.mark.slow
 def test_float32_loses_no_more_than_the_distance_to_n_equal_d_explains():
     """Error model: 20 eps over |1 - n/d|, by which the quantities themselves are conditioned."""
     double = list(_in_single_precision())
@@ -303,7 +319,9 @@ def test_float32_loses_no_more_than_the_distance_to_n_equal_d_explains():
 # --- advice ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n", "theta", "sigma"), [(40, 0.3, 0.2), (40, 1.3, 0.2), (150, 0.8, 1.0)])
+@pytest.mark.parametrize(
+    ("n", "theta", "sigma"), [(40, 0.3, 0.2), *slow((40, 1.3, 0.2), (150, 0.8, 1.0))]
+)
 def test_three_ways_of_asking_agree(n, theta, sigma):
     d = 100
     beta_s, beta_t = problems.tasks(d, theta)
@@ -335,6 +353,7 @@ def test_advice_from_features_names_the_better_method():
     assert found.risks["ridge transfer"] <= found.risks["linear transfer"] * 1.02
 
 
+@pytest.mark.slow
 def test_advice_from_a_sample_estimates_without_bias():
     """Null: the moments behind the estimates are unbiased, also at n < d."""
     n, d, theta, sigma, draws = 60, 100, 0.6, 0.5, 50
@@ -350,6 +369,7 @@ def test_advice_from_a_sample_estimates_without_bias():
     assert (np.abs(z) < Z_MAX).all()
 
 
+@pytest.mark.slow
 def test_advice_from_a_large_sample_is_the_advice():
     sample = problems.draw(jax.random.key(0), 1000, 2000, 0.9, 0.2)
     found = advice.advise_sample(sample.x, sample.y, sample.beta_s)
@@ -362,6 +382,7 @@ def test_advice_from_a_large_sample_is_the_advice():
         assert (name in found.undecided) == (name != found.advice.method and gap <= 2 * stderr)
 
 
+@pytest.mark.slow
 def test_advice_from_a_small_sample_says_that_it_is_not_sure():
     sample = problems.draw(jax.random.key(0), 40, 100, 0.9, 0.5)
     found = advice.advise_sample(sample.x, sample.y, sample.beta_s)
@@ -393,9 +414,7 @@ BAD = {
     "x \\[n, d\\], y \\[n, m\\] and source": lambda: subspace.simulate_fine_tuning(
         jax.random.key(0), jnp.ones((3, 4)), jnp.ones((3, 2)), jnp.ones((5, 2))
     ),
-    "confidence must be": lambda: distributions.fine_tune_law(
-        jax.random.key(0), 5, 9, 0.1, 0.1, draws=10
-    ).band(1.0),
+    "confidence must be": lambda: distributions.SampledLaw(jnp.ones(10), jnp.ones(())).band(1.0),
 }
 
 

@@ -88,10 +88,17 @@ def problem(subject):
     return (start if balance or rank >= min(o, h, i) else tl.thin(start, rank)), target
 
 
-@pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
+def slow(*cases):
+    return [pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
+QUICK = ("wide, rank-deficient", "equal singular values")
+
+
+@pytest.mark.parametrize("subject", [*QUICK, *slow(*(s for s in SUBJECTS if s not in QUICK))])
 def test_flow_against_high_order_integration(subject):
     """Up to t = 300. Tolerance 1e-10: rtol 1e-13 of the integrator, amplified by growing modes."""
-    start, target = problem(subject)
+    start, target = problem(SUBJECTS[subject])
     path = tl.flow(start, target, TIMES)
     expected = stacked(*integrate(start, target, TIMES[:-1]))
     found = stacked(*map(np.asarray, path))
@@ -117,6 +124,7 @@ def test_textbook_form_fails_where_the_flow_does_not():
     assert np.abs(textbook(80.0) - expected[1]).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", ["square", "wide, rank-deficient", "W_1 heavier", "no target"])
 def test_float32_at_long_times(subject):
     """Error model: 20 eps. On an uneven grid short increments take few substeps."""
@@ -130,6 +138,7 @@ def test_float32_at_long_times(subject):
     np.testing.assert_allclose(found, expected, atol=float(20 * np.finfo(np.float32).eps))
 
 
+@pytest.mark.slow
 def test_rank_deficient_starts():
     """Two modes out of three: the flow ends at the best approximation of rank 2. Without `thin`,
     rounding brings in the third one, after t = 15 (e^{0.8 t} eps = 4e-11)."""
@@ -146,6 +155,7 @@ def test_rank_deficient_starts():
         tl.thin(wide, 1)
 
 
+@pytest.mark.slow
 def test_tasks_chain_and_the_grid_does_not_matter():
     rng = np.random.default_rng(1)
     start = balanced(rng, 5, 5, 5, 0.0, 5)
@@ -163,6 +173,7 @@ def test_tasks_chain_and_the_grid_does_not_matter():
     np.testing.assert_allclose(stacked(*exact), stacked(*numeric), atol=1e-10)
 
 
+@pytest.mark.slow
 def test_what_the_flow_conserves_and_how_theta_moves():
     """The imbalance is conserved; d theta/dt = -2 (W_1 W_1^T R + R W_2^T W_2), R = theta - A."""
     rng = np.random.default_rng(2)
@@ -187,6 +198,7 @@ def test_what_the_flow_conserves_and_how_theta_moves():
     )
 
 
+@pytest.mark.slow
 def test_derivatives_where_singular_values_coincide():
     """Central differences of step 1e-5: relative error 1e-8."""
     start, target = tl.identity_start(3, 1.0), jnp.diag(jnp.array([1.0, 1.0, 0.5]))
@@ -207,6 +219,7 @@ def test_derivatives_where_singular_values_coincide():
         assert float(slope) == pytest.approx(float(up - down) / 2e-5, rel=1e-6, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_flow_vectorises_and_compiles_once():
     rng = np.random.default_rng(3)
     start = balanced(rng, 4, 4, 4, 0.0, 4)
@@ -252,6 +265,7 @@ def test_traced_problems_need_steps():
 # --- aligned modes and incremental learning -------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sigmoid_law_is_the_aligned_case():
     sigma, start = np.array([2.0, 1.2, 0.5, 0.0]), np.array([1e-3, 1e-6, 0.7, 0.4])
     root = jnp.diag(jnp.sqrt(start))
@@ -265,7 +279,7 @@ def test_sigmoid_law_is_the_aligned_case():
     assert float(modes.mode(time, 1e-6, 1.2)) == pytest.approx(level, rel=1e-12)
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("symmetric", [False, *slow(True)])
 def test_staircase_and_its_error_in_tau(symmetric):
     """theta(t_i) is the rank-i truncation up to e^{-C_i tau}; rates between tau = 8 and 12, to 2 %
     (next order e^{-2 C_i tau})."""
@@ -310,6 +324,7 @@ def test_half_of_all_targets_stall_at_a_saddle(seed):
     assert float(tl.loss(path, target)[0]) == pytest.approx(left, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_two_stalled_modes():
     target = np.diag([2.0, -1.5, -1.0])
     assert modes.learned_modes(target).tolist() == [True, False, False]

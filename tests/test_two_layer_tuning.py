@@ -57,6 +57,7 @@ def test_perturbed_loss_of_any_shape():
         tl.perturbed_loss(*layers, target, -0.1)
 
 
+@pytest.mark.slow
 def test_perturbed_loss_at_every_time_and_on_the_plateaus():
     gamma, tau = 0.3, 12.0
     times = modes.plateau_times(PRE, tau)
@@ -156,6 +157,7 @@ def test_threshold_inflection_and_misalignment():
         tl.misalignment_threshold(-1.0)
 
 
+@pytest.mark.slow
 def test_a_real_start_follows_the_ideal_one_for_a_while():
     """From plateau n an unlearned mode grows as e^{4 sigma_ft T - C_n tau}: the ideal losses hold
     before, and fail after, that reaches one."""
@@ -173,6 +175,7 @@ def test_a_real_start_follows_the_ideal_one_for_a_while():
     assert found[1, 2] == pytest.approx(RAISED[2], abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anchor", [0.0, 0.7])
 def test_targets_with_other_singular_vectors(anchor):
     """Fine-tuning from every rank, by the flow, against its end in closed form; what survives of
@@ -204,6 +207,7 @@ def test_targets_with_other_singular_vectors(anchor):
     assert falls  # Theorem 4.6 needs shared singular vectors
 
 
+@pytest.mark.slow
 def test_stronger_anchors_to_other_singular_vectors():
     """The fine-tuning loss still grows with lambda; the inflection point may move back."""
     rng, back = np.random.default_rng(8), 0
@@ -219,6 +223,7 @@ def test_stronger_anchors_to_other_singular_vectors():
     assert back
 
 
+@pytest.mark.slow
 def test_stochastic_gradients_average_to_the_population():
     """Null: the mean of one step over batches is the step on all data."""
     start, target, rate, draws = tl.ideal(task(PRE), 3), task(RAISED), 0.01, 4000
@@ -230,6 +235,7 @@ def test_stochastic_gradients_average_to_the_population():
     assert (np.abs(found.mean(0) - expected) <= Z_MAX * stderr + 1e-15).all()
 
 
+@pytest.mark.slow
 def test_gradient_flow_integrator_has_order_four():
     layers, target = rectangular()
     times = jnp.array([0.2])
@@ -241,6 +247,7 @@ def test_gradient_flow_integrator_has_order_four():
 # --- sharpness ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hessian_trace_and_top_eigenvalue():
     layers, target = rectangular()
     by_autodiff = networks.hessian(layers, target)
@@ -268,6 +275,7 @@ def test_sharpness_of_aligned_modes(y):
     assert float(law) == pytest.approx(float(top), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_sharpness_ends_at_four_sigma_one_and_sensitivity_grows():
     path = tl.flow(tl.identity_start(4, 3.0), task(PRE), [0.5, 2.0, 5.0, 100.0])
     assert (np.diff(sharpness.trace(path)) > 0).all()
@@ -279,6 +287,7 @@ def test_sharpness_ends_at_four_sigma_one_and_sensitivity_grows():
 # --- one call for each question -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_trajectory_chains_and_agrees_with_brute_force_on_a_rectangular_rank_deficient_case():
     """Runge-Kutta of the real layers as the reference: its own errors are below 1e-9 here."""
     rng = np.random.default_rng(5)

@@ -54,29 +54,7 @@ class RiskLaw(NamedTuple):
     def cdf(self, risk: ArrayLike) -> Array:
         """P(R <= risk): incomplete beta functions, averaged over the Beta term by Gauss-Legendre
         quadrature in phi, Beta = sin^2 phi, where its density is smooth (128 nodes)."""
-        rest = jnp.asarray(risk, dtype=float) - self.shift
-        noisy = self.scale > 0
-        scale = jnp.where(noisy, self.scale, 1.0)
-        m, n = self.bottom, self.top
-
-        def below(x: Array, scale: Array, n: Array, m: Array) -> Array:
-            x = jnp.maximum(x, 0) / scale
-            return betainc(n / 2, m / 2, x / (1 + x))
-
-        plain = jnp.where(noisy, below(rest, scale, n, m), (rest >= 0).astype(scale.dtype))
-        has_beta = self.missed > 0
-        a, b = jnp.where(has_beta, self.missed, 1.0) / 2, self.seen / 2
-        alone = betainc(a, b, jnp.clip(rest, 0, 1))
-        nodes, weights = (jnp.asarray(v, scale.dtype) for v in np.polynomial.legendre.leggauss(128))
-        end = jnp.arcsin(jnp.sqrt(jnp.clip(rest, 0, 1)))[..., None]
-        phi, w = end * (nodes + 1) / 2, end * weights / 2
-        a, b, scale, n, m = (jnp.expand_dims(v, -1) for v in (a, b, scale, n, m))
-        sine, cosine = jnp.sin(phi), jnp.cos(phi)
-        density = 2 * jnp.exp(
-            (2 * a - 1) * jnp.log(sine) + (2 * b - 1) * jnp.log(cosine) - betaln(a, b)
-        )
-        mixed = jnp.sum(w * density * below(rest[..., None] - sine**2, scale, n, m), axis=-1)
-        return jnp.where(has_beta, jnp.where(noisy, mixed, alone), plain)
+        return _cdf(self, jnp.asarray(risk, dtype=float))
 
     def quantile(self, probability: ArrayLike) -> Array:
         """The risk that is not exceeded with this probability, in (0, 1); by bisection of `cdf`."""
@@ -84,17 +62,7 @@ class RiskLaw(NamedTuple):
             "probability", probability, lambda p: (p > 0) & (p < 1), "strictly between 0 and 1"
         )
         p, *_ = jnp.broadcast_arrays(jnp.asarray(probability, dtype=float), self.shift, self.scale)
-        # In y = log(risk - shift); the tail of chi^2 / chi^2_1 is heavy, hence the wide bracket.
-        low, high = jnp.full_like(p, -80.0), jnp.full_like(p, 80.0)
-
-        def halve(_, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-            low, high = bracket
-            middle = (low + high) / 2
-            small = self.cdf(self.shift + jnp.exp(middle)) < p
-            return jnp.where(small, middle, low), jnp.where(small, high, middle)
-
-        low, high = jax.lax.fori_loop(0, 60, halve, (low, high))
-        return self.shift + jnp.exp((low + high) / 2)
+        return _quantile(self, p)
 
     def sample(self, key: Array, draws: int) -> Array:
         """Independent risks [draws, ...]."""
@@ -114,6 +82,48 @@ class RiskLaw(NamedTuple):
     def _scaled(self, scale: Array, moment: Array) -> Array:
         scaled = jnp.where(jnp.isinf(moment), jnp.inf, scale * moment)
         return jnp.where(self.scale > 0, scaled, 0.0)
+
+
+@jax.jit
+def _cdf(law: RiskLaw, risk: Array) -> Array:
+    rest = risk - law.shift
+    noisy = law.scale > 0
+    scale = jnp.where(noisy, law.scale, 1.0)
+    m, n = law.bottom, law.top
+
+    def below(x: Array, scale: Array, n: Array, m: Array) -> Array:
+        x = jnp.maximum(x, 0) / scale
+        return betainc(n / 2, m / 2, x / (1 + x))
+
+    plain = jnp.where(noisy, below(rest, scale, n, m), (rest >= 0).astype(scale.dtype))
+    has_beta = law.missed > 0
+    a, b = jnp.where(has_beta, law.missed, 1.0) / 2, law.seen / 2
+    alone = betainc(a, b, jnp.clip(rest, 0, 1))
+    nodes, weights = (jnp.asarray(v, scale.dtype) for v in np.polynomial.legendre.leggauss(128))
+    end = jnp.arcsin(jnp.sqrt(jnp.clip(rest, 0, 1)))[..., None]
+    phi, w = end * (nodes + 1) / 2, end * weights / 2
+    a, b, scale, n, m = (jnp.expand_dims(v, -1) for v in (a, b, scale, n, m))
+    sine, cosine = jnp.sin(phi), jnp.cos(phi)
+    density = 2 * jnp.exp(
+        (2 * a - 1) * jnp.log(sine) + (2 * b - 1) * jnp.log(cosine) - betaln(a, b)
+    )
+    mixed = jnp.sum(w * density * below(rest[..., None] - sine**2, scale, n, m), axis=-1)
+    return jnp.where(has_beta, jnp.where(noisy, mixed, alone), plain)
+
+
+@jax.jit
+def _quantile(law: RiskLaw, p: Array) -> Array:
+    # In y = log(risk - shift); the tail of chi^2 / chi^2_1 is heavy, hence the wide bracket.
+    low, high = jnp.full_like(p, -80.0), jnp.full_like(p, 80.0)
+
+    def halve(_, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
+        middle = (low + high) / 2
+        small = _cdf(law, law.shift + jnp.exp(middle)) < p
+        return jnp.where(small, middle, low), jnp.where(small, high, middle)
+
+    low, high = jax.lax.fori_loop(0, 60, halve, (low, high))
+    return law.shift + jnp.exp((low + high) / 2)
 
 
 @problems.in_float64

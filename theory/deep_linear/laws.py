@@ -23,35 +23,44 @@ def overlaps_law(key: Array, n: int, d: int, draws: int) -> Overlaps:
     if n < 1 or d < 2 or draws < 1:
         raise ValueError(f"need n >= 1, d >= 2, draws >= 1; got n={n}, d={d}, draws={draws}")
     key_seen, key_unseen, key_noise, key_angle, key_source = jax.random.split(key, 5)
+    frames = None
     if n < d:
-        # An orthonormal 2-frame in R^d is a Gaussian frame times the inverse root of its Gram
-        # matrix; by rotation invariance P keeps its first n rows.
-        seen, unseen = _wishart(key_seen, n, draws), _wishart(key_unseen, d - n, draws)
-        root = jnp.linalg.cholesky(seen + unseen)
-        half = jax.scipy.linalg.solve_triangular(root, seen, lower=True)
-        projector = jax.scipy.linalg.solve_triangular(root, half.mT, lower=True)
-    else:
-        projector = jnp.broadcast_to(jnp.eye(2), (draws, 2, 2))
+        frames = _bartlett(key_seen, n, draws), _bartlett(key_unseen, d - n, draws)
     top, bottom = jax.random.split(key_noise)
-    size2 = _chi2(top, min(n, d), draws) / _chi2(bottom, abs(n - d) + 1, draws)
-    # X^+ noise points uniformly into the row space, of dimension min(n, d): its inner products with
-    # P beta_s and P nu are those of two coordinates of a uniform direction.
+    noise = _chi2(top, min(n, d), draws), _chi2(bottom, abs(n - d) + 1, draws)
     plane = jax.random.normal(key_angle, (draws, 2))
     if n == 1:  # a line: P beta_s and P nu are parallel
         plane = plane.at[:, 1].set(0.0)
     rest = _chi2(jax.random.fold_in(key_angle, 1), max(min(n, d) - 2, 0), draws)
+    first, second = jax.random.split(key_source)
+    pair = _chi2(first, n, draws), jax.random.normal(second, (draws, 2))
+    return _overlaps(frames, noise, plane, rest, pair, jnp.asarray(n))
+
+
+@jax.jit
+def _overlaps(frames, noise, plane: Array, rest: Array, pair, n: Array) -> Overlaps:
+    """The overlaps from independent draws of chi-squares and normals."""
+    if frames is not None:
+        # An orthonormal 2-frame in R^d is a Gaussian frame times the inverse root of its Gram
+        # matrix; by rotation invariance P keeps its first n rows.
+        seen, unseen = (_wishart(*frame) for frame in frames)
+        root = jnp.linalg.cholesky(seen + unseen)
+        half = jax.scipy.linalg.solve_triangular(root, seen, lower=True)
+        projector = jax.scipy.linalg.solve_triangular(root, half.mT, lower=True)
+    else:
+        projector = jnp.broadcast_to(jnp.eye(2), (len(plane), 2, 2))
+    size2 = noise[0] / noise[1]
+    # X^+ noise points uniformly into the row space, of dimension min(n, d): its inner products with
+    # P beta_s and P nu are those of two coordinates of a uniform direction.
     plane = plane * jnp.sqrt(size2 / (jnp.sum(plane**2, -1) + rest))[:, None]
     a = jnp.sqrt(projector[:, 0, 0])
     b = projector[:, 0, 1] / a
     c = jnp.sqrt(jnp.maximum(projector[:, 1, 1] - b**2, 0.0))
     cross = jnp.stack([a * plane[:, 0], b * plane[:, 0] + c * plane[:, 1]], -1)
     gram = bordered(projector, cross, size2)
-    first, second = jax.random.split(key_source)
-    uu = _chi2(first, n, draws)
-    source = jnp.concatenate(
-        [uu[:, None], jnp.sqrt(uu)[:, None] * jax.random.normal(second, (draws, 2))], -1
-    )
-    return Overlaps(gram, source, jnp.asarray(n))
+    uu, normal = pair
+    source = jnp.concatenate([uu[:, None], jnp.sqrt(uu)[:, None] * normal], -1)
+    return Overlaps(gram, source, n)
 
 
 def _chi2(key: Array, degrees: int, draws: int) -> Float[Array, " draws"]:
@@ -60,10 +69,14 @@ def _chi2(key: Array, degrees: int, draws: int) -> Float[Array, " draws"]:
     return cast(Array, jax.random.chisquare(key, degrees, (draws,)))
 
 
-def _wishart(key: Array, degrees: int, draws: int) -> Float[Array, "draws 2 2"]:
-    """G^T G for a Gaussian G [degrees, 2], by Bartlett's decomposition."""
+def _bartlett(key: Array, degrees: int, draws: int) -> tuple[Array, Array, Array]:
+    """The squared diagonal and the other entry of a triangular root of `_wishart`."""
     first, second, off = jax.random.split(key, 3)
-    a = jnp.sqrt(_chi2(first, degrees, draws))
-    b = jax.random.normal(off, (draws,))
-    c2 = _chi2(second, degrees - 1, draws)
+    diagonal = _chi2(first, degrees, draws), _chi2(second, degrees - 1, draws)
+    return *diagonal, jax.random.normal(off, (draws,))
+
+
+def _wishart(a2: Array, c2: Array, b: Array) -> Float[Array, "draws 2 2"]:
+    """G^T G for a Gaussian G [degrees, 2], by Bartlett's decomposition."""
+    a = jnp.sqrt(a2)
     return jnp.stack([jnp.stack([a * a, a * b], -1), jnp.stack([a * b, b * b + c2], -1)], -2)

@@ -80,19 +80,19 @@ def _training_loss(weights: Weights, x: Array, y: Array) -> Array:
     return 0.5 * jnp.sum((y - x @ predictor(weights)) ** 2) / x.shape[0]
 
 
-@partial(jax.jit, static_argnames=("loss", "steps"))
+@partial(jax.jit, static_argnames="loss")
 def _descend(
     loss: Callable[..., Array],
     weights: Weights,
     frozen: Weights,
     rate: ArrayLike,
-    steps: int,
+    steps: ArrayLike,
     *data: Array,
 ) -> Trained:
     gradient = jax.grad(lambda weights: loss((*frozen, *weights), *data))
 
-    def step(weights: Weights, _) -> tuple[Weights, None]:
-        return jax.tree.map(lambda w, g: w - rate * g, weights, gradient(weights)), None
+    def step(_, weights: Weights) -> Weights:
+        return jax.tree.map(lambda w, g: w - rate * g, weights, gradient(weights))
 
-    weights, _ = jax.lax.scan(step, weights, length=steps)
+    weights = jax.lax.fori_loop(0, steps, step, weights)
     return Trained(weights, jnp.max(jnp.stack([jnp.abs(g).max() for g in gradient(weights)])))

@@ -93,7 +93,12 @@ def scale_by_seen(p: ArrayLike, seen: ArrayLike, depth: ArrayLike) -> Array:
     from below: both are concave and increasing, so that no step goes too far.
     """
     problems.check_depth(depth)
-    p, seen, depth = jnp.broadcast_arrays(*(jnp.asarray(v, dtype=float) for v in (p, seen, depth)))
+    values = (jnp.asarray(v, dtype=float) for v in (p, seen, depth))
+    return _scale_by_seen(*jnp.broadcast_arrays(*values))
+
+
+@jax.jit  # not compiled anew by every caller, as a loop over a local function is
+def _scale_by_seen(p: Array, seen: Array, depth: Array) -> Array:
     b, tiny = 1 / depth, jnp.finfo(p.dtype).tiny
     seen = jnp.clip(seen, 0.0, 1.0)
     # Without p it is e^{-bx} = q, and without b and what is seen there is no root.

@@ -64,6 +64,7 @@ def excess_ratio(
     return first / second
 
 
+@jax.jit
 def descend(
     curvature: Float[ArrayLike, " d"], start: Float[ArrayLike, " d"], rate: ArrayLike, steps: int
 ) -> Float[Array, " d"]:

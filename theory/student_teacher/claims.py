@@ -151,7 +151,7 @@ def _fall(error: Callable[[networks.Network, networks.Network, Array], Array]) -
 
     def simulate(key: Array, quick: bool) -> Estimate:
         falls = []
-        for k in jax.random.split(key, 4 if quick else 12):
+        for k in jax.random.split(key, 3 if quick else 12):
             _, source, student = _task(k, 0.5)
             early = networks.pretrain(student, source, 1.0, 500, 0.0).network
             late = networks.pretrain(early, source, 1.0, 4500, 0.0).network
