@@ -62,6 +62,7 @@ def test_doctests_keep_to_the_annotations(package, tmp_path):
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
+@pytest.mark.slow
 def test_a_false_annotation_is_found(tmp_path):
     """The check can fail: a vector given where a matrix is annotated."""
     (tmp_path / "checked.py").write_text(CHECKED)

@@ -41,7 +41,7 @@ def lines_per_leaf(name):
     return (sizes[1] - sizes[0]) / 8
 
 
-@each_method
+@each_quickly
 def test_programs_follow_the_shapes(name):
     """A leaf more is stacked with its like and taken out again, in about 27 lines; merged by itself
     it would be 150 (fisher) to 800 (breadcrumbs). Task arithmetic, 30, is entry by entry, and so is
@@ -49,12 +49,11 @@ def test_programs_follow_the_shapes(name):
     assert 0 < lines_per_leaf(name) < 2.5 * lines_per_leaf("task_arithmetic")
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
-@each_method
-def test_lowers_for_accelerators_without_the_host(name, platform):
+@each_quickly
+def test_lowers_for_accelerators_without_the_host(name):
     """No method calls back, and none counts by scatter, which is a CPU's way."""
     method, *given = case(name, 2)
-    program = jax.export.export(jax.jit(method), platforms=[platform])(*given).mlir_module()
+    program = jax.export.export(jax.jit(method), platforms=["cuda", "tpu"])(*given).mlir_module()
     called = re.findall(r"custom_call @(\w+)", program)
     assert not [target for target in called if "callback" in target]
     if method.needs != "tensor":  # factorisations are the platform's own
@@ -96,6 +95,7 @@ merge.name = "other"  # immutable
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("pyright"), reason="comes with the extra dev")
 def test_a_type_checker_sees_every_hyperparameter(tmp_path):
     file = tmp_path / "user.py"

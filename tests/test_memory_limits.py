@@ -71,6 +71,7 @@ def small(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_least_memory_that_is_accepted_suffices(small):
     assert check("ties", "least", small) > 100 << 20  # in bytes: Python and JAX take as much
 

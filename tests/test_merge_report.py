@@ -459,7 +459,7 @@ def test_hostile_names_stay_text():
     assert data["tensors"][0]["name"] == f"{HOSTILE}.weight"
 
 
-@pytest.mark.parametrize("count", [1, 2, 8])
+@pytest.mark.parametrize("count", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8))])
 def test_any_number_of_models_has_its_columns(count):
     case = merged(llama(1), models=tuple(f"m/{k}" for k in range(count)))
     rows = [row for row in _Page(page(case)).rows if row]
@@ -502,6 +502,7 @@ def test_models_that_all_equal_the_base_have_a_page():
 # --- files
 
 
+@pytest.mark.slow
 def test_report_replaces_a_report_and_nothing_else(tmp_path):
     case, folder = merged(SMALL), tmp_path / "new" / "report"
     for _ in range(2):

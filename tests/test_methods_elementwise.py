@@ -140,9 +140,7 @@ def test_agrees_with_the_reference(label):
     assert_agrees(label, models, base, weights_for(label), 40)
 
 
-@pytest.mark.parametrize(
-    "dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
 @core()
 def test_agrees_with_the_reference_in_half_precision(label, dtype):
     models, base = matrices(problem(label, dtype))
