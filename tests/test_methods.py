@@ -45,11 +45,15 @@ SUBJECTS = {
 }
 NORMALIZED = ["linear", "ties", "ties tensor", "dare_linear mean", "dare_ties"]
 SCALED = [label for label in SUBJECTS if not label.startswith("linear")]
-CORE = ["linear sum", "task_arithmetic", "ties sum", "dare_ties"]
-"""Subjects that between them have every step: the quick tests compile these anew."""
 each_subject = pytest.mark.parametrize("label", SUBJECTS)
-each_compiled = pytest.mark.parametrize(
-    "label", [n if n in CORE else pytest.param(n, marks=pytest.mark.slow) for n in SUBJECTS]
+# each step once, for laws of which a subject takes programs of its own, whatever its options
+SLOW = ("ties tensor", "dare_linear mean")
+each_method = pytest.mark.parametrize(
+    "label",
+    [
+        *("linear sum", "task_arithmetic", "ties sum", "dare_ties"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW),
+    ],
 )
 
 
@@ -113,7 +117,7 @@ def assert_agrees_with_the_reference(label, dtype, weights, size):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-@each_compiled
+@each_method
 def test_agrees_with_the_reference_in_half_precision(label, dtype):
     assert_agrees_with_the_reference(label, dtype, WEIGHTS, 40)
 
@@ -257,7 +261,7 @@ def test_order_of_leaves_does_not_matter(label):
     chex.assert_trees_all_equal(flat(mixed), want)
 
 
-@each_compiled
+@each_method
 def test_vmap_over_weights_and_scale_equals_a_loop(label):
     models, base = problem()
     several = {"weights": jnp.array([WEIGHTS, [1.0, 1.0, 1.0], [0.1, 0.0, 2.0]])}
@@ -284,7 +288,7 @@ def test_density_of_dare_may_be_traced():
     assert_close(got, call("dare_linear", models, base, density=0.3), 4, size=20)
 
 
-@each_compiled
+@each_method
 def test_gradient_in_weights_and_scale(label):
     """Against central differences in float64: truncation h^2, rounding 1e-16 * 1e3 / h."""
     with jax.enable_x64(True):
@@ -316,7 +320,7 @@ def test_gradient_of_the_soup_in_closed_form():
     assert_close(got, want, 16, size=4)
 
 
-@each_compiled
+@each_method
 def test_jit_equals_eager_and_a_second_call_compiles_nothing(label, caplog):
     """Masks and signs agree; fused multiply-adds move sums by a few ulp."""
     models, base = problem()
@@ -328,7 +332,7 @@ def test_jit_equals_eager_and_a_second_call_compiles_nothing(label, caplog):
     assert not compilations(caplog, lambda: call(label, models, base, weights=other))
 
 
-@each_compiled
+@each_method
 def test_structure_and_dtypes_of_a_mixed_tree_are_the_bases(label):
     models, base = problem()
     base = base | {"embed": base["embed"].astype(jnp.bfloat16), "none": None}
@@ -351,7 +355,7 @@ def test_float64_stays_float64():
         chex.assert_trees_all_close(copies, base, rtol=0, atol=1e-15)
 
 
-@each_compiled
+@each_method
 def test_one_model(label):
     models, base = problem()
     got = call(label, models[:1], base, weights=[1.0])

@@ -62,24 +62,21 @@ SEVERAL = [label for label in SUBJECTS if label not in SINGLE]
 RANDOM = [label for label in SUBJECTS if label.startswith("della")]
 SCALED = [label for label in SEVERAL if SUBJECTS[label][0] not in ("sce", "ram", "ramplus_tl")]
 ROWS = [*RANDOM, "arcee_fusion"]
-CORE = {
-    *("breadcrumbs tree", "breadcrumbs_ties", "della", "della mergekit", "sce select"),
-    *("ramplus_tl", "magmax", "pcb", "consensus ties", "expo", "nearswap", "arcee_fusion"),
+# each method once, for laws of which a subject takes programs of its own, whatever its options
+QUICK = {
+    *("breadcrumbs tree", "della mergekit", "sce select", "ram", "ramplus_tl", "magmax", "pcb"),
+    *("consensus ties", "passthrough", "expo", "nearswap"),
 }
-"""Subjects that between them have every step: the quick tests compile these anew."""
+SLOW = {"breadcrumbs_ties", "della", "della_linear", "arcee_fusion"}
 each_subject = pytest.mark.parametrize("label", SUBJECTS)
 
 
-def core(labels=SUBJECTS):
-    """Parametrises over subjects, those outside of the core slow."""
-    slow = pytest.mark.slow
-    return pytest.mark.parametrize(
-        "label", [n if n in CORE else pytest.param(n, marks=slow) for n in labels]
-    )
+def each_method(labels=SUBJECTS):
+    slow = [pytest.param(n, marks=pytest.mark.slow) for n in labels if n in SLOW]
+    return pytest.mark.parametrize("label", [*(n for n in labels if n in QUICK), *slow])
 
 
 def tree(seed, dtype=jnp.float32, full=False):
-    """Few shapes: methods that look at rows compile a program for each."""
     shapes = {"embed": (6, 8), "kernel": (6, 8), "bias": (8,)}
     if full:
         shapes |= {"gain": (), "thin": (3, 1), "conv": (2, 3, 8)}
@@ -141,7 +138,7 @@ def test_agrees_with_the_reference(label):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
-@core()
+@each_method()
 def test_agrees_with_the_reference_in_half_precision(label, dtype):
     models, base = matrices(problem(label, dtype))
     assert_agrees(label, models, base, weights_for(label), 40)
@@ -242,7 +239,7 @@ def test_scale_equivariance(label):
         chex.assert_trees_all_equal(flat(call(label, scaled, base, **options)), want)
 
 
-@core()
+@each_method()
 def test_jit_equals_eager(label):
     """Masks agree; fused multiply-adds move sums by a few ulp of values below 40."""
     models, base = problem(label)
@@ -253,7 +250,7 @@ def test_jit_equals_eager(label):
     chex.assert_trees_all_close(jitted(models, base), want, rtol=0, atol=320 * EPS)
 
 
-@core()
+@each_method()
 def test_structure_and_dtypes_of_a_mixed_tree_are_the_bases(label):
     models, base = problem(label)
     base, *models = (
@@ -265,7 +262,7 @@ def test_structure_and_dtypes_of_a_mixed_tree_are_the_bases(label):
     chex.assert_trees_all_equal(got["steps"], base["steps"])
 
 
-@core()
+@each_method()
 def test_pieces_equal_the_whole(label, monkeypatch):
     """Leaves cut into runs or rows, padded and visited as files are, give what they give whole, up
     to the order of sums (a few ulp of values below 40)."""
@@ -287,13 +284,16 @@ def assert_pieces_equal_the_whole(label, monkeypatch, models, base):
         np.testing.assert_allclose(got[path], want.reshape(-1), rtol=0, atol=320 * EPS)
 
 
-SMOOTH = {
-    *("breadcrumbs half", "della_linear", "della magnitude", "della mergekit", "sce select"),
-    *("ramplus_tl", "magmax", "consensus", "expo", "nearswap", "arcee_fusion"),
-}
+SMOOTH = ["della mergekit", "sce select", "magmax", "nearswap"]
+SMOOTH_TOO = [
+    *("breadcrumbs half", "della_linear", "della magnitude"),
+    *("ramplus_tl", "consensus", "expo", "arcee_fusion"),
+]
 
 
-@core(sorted(SMOOTH))
+@pytest.mark.parametrize(
+    "label", [*SMOOTH, *(pytest.param(n, marks=pytest.mark.slow) for n in SMOOTH_TOO)]
+)
 def test_gradient_in_the_models(label):
     """Along a random direction, against central differences in float64: masks are constant in a
     neighbourhood; truncation h^2, rounding 1e-16 * 1e3 / h."""
@@ -318,7 +318,13 @@ def test_gradient_in_the_models(label):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("label", ["breadcrumbs_ties", "della", "sce", "pcb", "consensus ties"])
+@pytest.mark.parametrize(
+    "label",
+    [
+        *("sce", "pcb"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("breadcrumbs_ties", "consensus ties")),
+    ],
+)
 def test_gradient_in_the_weights(label):
     with jax.enable_x64(True):
         models, base = matrices(problem(label, jnp.float64))
@@ -362,7 +368,7 @@ def test_models_equal_to_the_base_give_the_base(label):
     chex.assert_trees_all_equal(call(label, [base] * models_for(label), base), base)
 
 
-@core(SEVERAL)
+@each_method(SEVERAL)
 def test_one_model_among_the_degenerate(label):
     models, base = matrices(problem(label))
     got = call(label, models[:1], base, **first_of(label))
@@ -392,7 +398,7 @@ def test_degenerate_deltas_have_the_references_value(label, case):
     assert_agrees(label, CASES[case], leaf(1.0, 2.0), [0.5, 0.5, 0.5], 10)
 
 
-@core([n for n in SUBJECTS if "scale" not in SUBJECTS[n][1]])
+@each_method([n for n in SUBJECTS if "scale" not in SUBJECTS[n][1]])
 @pytest.mark.parametrize(
     ("dtype", "huge"),
     [(jnp.bfloat16, 1e38), pytest.param(jnp.float16, 6e4, marks=pytest.mark.slow)],

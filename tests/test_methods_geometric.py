@@ -53,11 +53,15 @@ SUBJECTS = {
         ("model_stock", "column", {"weights": WEIGHTS}),
     ),
 }  # fmt: skip
-CORE = ["slerp", "nuslerp deltas", "nuslerp columns", "multislerp", "karcher", "stock"]
-"""Subjects that between them have every step: the quick tests compile these anew."""
 each_subject = pytest.mark.parametrize("label", SUBJECTS)
-each_compiled = pytest.mark.parametrize(
-    "label", [n if n in CORE else pytest.param(n, marks=pytest.mark.slow) for n in SUBJECTS]
+# each method once, for laws of which a subject takes programs of its own, whatever its options
+SLOW = ("nuslerp deltas", "multislerp mergekit", "karcher", "stock rows")
+each_method = pytest.mark.parametrize(
+    "label",
+    [
+        *("slerp", "nuslerp columns", "multislerp", "stock"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW),
+    ],
 )
 WHOLE = [s for s in SUBJECTS if "rows" not in s and "columns" not in s]
 
@@ -105,7 +109,7 @@ def test_agrees_with_the_reference(label):
     assert_agrees_with_the_reference(label, jnp.float32, full=True)
 
 
-@each_compiled
+@each_method
 def test_agrees_with_the_reference_in_half_precision(label):
     assert_agrees_with_the_reference(label, jnp.bfloat16)
 
@@ -202,7 +206,7 @@ def test_rotations_and_scales_commute(label):
         np.testing.assert_allclose(got, scale * want, rtol=0, atol=1000 * EPS * scale)
 
 
-@each_compiled
+@each_method
 def test_jit_equals_eager(label):
     _, _, count, _, _ = SUBJECTS[label]
     models, base = problem(count)
@@ -217,7 +221,7 @@ def test_time_may_be_traced():
     assert_close(got, methods.slerp(t=0.3)(models), 100, size=4)
 
 
-@each_compiled
+@each_method
 def test_gradient(label):
     """In the weights (t of slerp) and in a model, central differences in float64: truncation h^2
     times third derivatives below 100, rounding 1e-16 / h."""
@@ -250,7 +254,13 @@ def test_gradient(label):
             assert np.abs(np.asarray(got[i])).max() > 1e-3 or name == "karcher"
 
 
-@pytest.mark.parametrize("label", ["slerp", "nuslerp", "multislerp", "karcher", "stock"])
+@pytest.mark.parametrize(
+    "label",
+    [
+        *("slerp", "stock"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("nuslerp", "multislerp", "karcher")),
+    ],
+)
 def test_gradients_at_copies_and_zeros_are_finite(label):
     count = SUBJECTS[label][2]
 
@@ -263,7 +273,7 @@ def test_gradients_at_copies_and_zeros_are_finite(label):
         chex.assert_tree_all_finite(gradient(value, value))
 
 
-@each_compiled
+@each_method
 def test_pieces_equal_the_whole(label, monkeypatch):
     """On runs of rows or entries, padded with zeros, as files are read."""
     name, options, count, with_base, _ = SUBJECTS[label]
@@ -362,7 +372,7 @@ def test_deltas_of_zero(label):
     assert zero.tolist() == [0.0] * 4
 
 
-@each_compiled
+@each_method
 def test_tiny_shapes(label):
     """One direction only: between the shortest and the longest, or slerp's beyond."""
     count, shapes = SUBJECTS[label][2], [(), (1,), (3, 1), (1, 3), (0, 3), (2, 0)]
@@ -413,9 +423,17 @@ def test_weights_that_sum_to_zero_mean_the_middle_in_nuslerp():
     chex.assert_trees_all_equal(got, methods.nuslerp()(models))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)])
 @each_subject
-def test_tiny_deltas_are_treated_as_larger_ones(label, dtype):
+def test_tiny_deltas_are_treated_as_larger_ones(label):
+    assert_tiny_deltas_are_treated_as_larger_ones(label, jnp.float32)
+
+
+@each_method
+def test_tiny_deltas_in_half_precision_are_treated_as_larger_ones(label):
+    assert_tiny_deltas_are_treated_as_larger_ones(label, jnp.bfloat16)
+
+
+def assert_tiny_deltas_are_treated_as_larger_ones(label, dtype):
     """Deltas of 1e-5, up to mergekit's absolute threshold in Model Stock."""
     count = SUBJECTS[label][2]
     models = [{"a": x["kernel"]} for x in problem(count, dtype)[0]]
@@ -428,7 +446,7 @@ def test_tiny_deltas_are_treated_as_larger_ones(label, dtype):
         np.testing.assert_allclose(got.astype(float) * 2.0**17, want.astype(float), rtol=0.01)
 
 
-@each_compiled
+@each_method
 def test_huge_values_in_half_precision(label):
     """60000 in float16 squares beyond it, not beyond float32; 1e30 in bfloat16 squares beyond that,
     which is refused where a tensor is a vector, before anything is infinite."""
