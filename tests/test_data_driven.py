@@ -28,7 +28,7 @@ def tree(seed, dtype=jnp.float32):
 
 
 def positive(seed):
-    return {"block": {n: jnp.square(x) for n, x in tree(seed)["block"].items()}}
+    return {"block": {n: jnp.asarray(np.square(x)) for n, x in tree(seed)["block"].items()}}
 
 
 def gram(seed):
@@ -122,7 +122,7 @@ def test_gradient_in_weights_and_statistics(name):
     """Against central differences in float64: truncation h^2, rounding 1e-16 * 1e2 / h."""
     method, argument, make = METHODS[name]
     with jax.enable_x64(True):
-        wide = lambda t: jax.tree.map(lambda x: jnp.asarray(np.asarray(x), jnp.float64), t)  # noqa: E731
+        wide = lambda t: jax.tree.map(np.float64, t)  # noqa: E731
         ms = [wide({"block": m["block"]}) for m in models()]
         data = [wide(make(11 + k)) for k in range(M)]
         probe = wide(tree(9))["block"]

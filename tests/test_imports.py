@@ -14,6 +14,7 @@ FORBIDDEN = {
     "sail_jax.checkpoint.operations.merging": tuple(
         f"sail_jax.{name}" for name in ("align", "architectures", "growth", "probe")
     ),
+    "sail_jax.cli.merge_report": ("matplotlib",),
     **{f"theory.{name}": STUDIES for name in THEORY},
 }
 
