@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from sail_jax import methods
 from sail_jax.checkpoint.engine.executor import Limits, execute
@@ -10,7 +11,18 @@ from sail_jax.merging import streaming
 KEY = jax.random.key(5)
 NAMES = [name for name in methods.METHODS if name not in ("fisher", "regmean")]
 """Methods whose hyperparameters are numbers."""
+KINDS = ("linear", "ties", "della", "karcher", "tsv_m")
+"""One of every kind: arithmetic, a tree's statistic, rows, inner products, matrices."""
 REQUIRED = {"slerp": {"t": 0.3}, "nearswap": {"t": 0.5}}
+
+
+def each_method(names=NAMES, quick=KINDS, slow=()):
+    """Parametrises over methods: some quick, some slow, the rest soak."""
+
+    def mark(name):
+        return [] if name in quick else pytest.mark.slow if name in slow else pytest.mark.soak
+
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=mark(n)) for n in names])
 
 
 def make(name, **options):

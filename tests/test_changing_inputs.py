@@ -88,7 +88,9 @@ def entries_read(monkeypatch, act=lambda: None, before=0):
 
 
 @pytest.mark.parametrize("keep_time", [False, True])
-@pytest.mark.parametrize("work", [merged, grown, aligned, compared])
+@pytest.mark.parametrize(
+    "work", [merged, grown, pytest.param(aligned, marks=pytest.mark.slow), compared]
+)
 def test_written_while_it_is_read(laid, monkeypatch, keep_time, work):
     with monkeypatch.context() as patch:
         reads = entries_read(patch)
@@ -142,7 +144,7 @@ def interrupted(work, folder):
         work(folder, progress=stop)
 
 
-@pytest.mark.parametrize("work", [merged, grown, aligned])
+@pytest.mark.parametrize("work", [merged, grown, pytest.param(aligned, marks=pytest.mark.slow)])
 def test_changed_before_it_is_resumed(laid, work):
     folder = laid("one")
     interrupted(work, folder)

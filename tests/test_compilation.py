@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import jax
+import merge_cases
 import pytest
 from merge_cases import compilations
 
@@ -16,12 +17,8 @@ from sail_jax import methods
 
 SHAPES = ((8,), (6, 8))
 MERGED = list(methods.METHODS)
-SOME = ["linear", "ties", "della", "karcher", "tsv_m", "fisher"]
-"""One of every kind: arithmetic, a tree's statistic, rows, inner products, matrices, data."""
-each_method = pytest.mark.parametrize("name", MERGED)
-each_quickly = pytest.mark.parametrize(
-    "name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in MERGED]
-)
+KINDS = (*merge_cases.KINDS, "fisher")
+each_method = merge_cases.each_method(MERGED, quick=KINDS, slow=MERGED)
 
 
 def case(name, leaves, shapes=SHAPES):
@@ -49,12 +46,11 @@ def test_programs_follow_the_shapes(name):
     assert 0 < lines_per_leaf(name) < 2.5 * lines_per_leaf("task_arithmetic")
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
 @each_method
-def test_lowers_for_accelerators_without_the_host(name, platform):
+def test_lowers_for_accelerators_without_the_host(name):
     """No method calls back, and none counts by scatter, which is a CPU's way."""
     method, *given = case(name, 2)
-    program = jax.export.export(jax.jit(method), platforms=[platform])(*given).mlir_module()
+    program = jax.export.export(jax.jit(method), platforms=["cuda", "tpu"])(*given).mlir_module()
     called = re.findall(r"custom_call @(\w+)", program)
     assert not [target for target in called if "callback" in target]
     if method.needs != "tensor":  # factorisations are the platform's own
@@ -62,7 +58,7 @@ def test_lowers_for_accelerators_without_the_host(name, platform):
         assert "stablehlo.scatter" not in program
 
 
-@each_quickly
+@merge_cases.each_method(MERGED, quick=KINDS)
 def test_eager_kernels_are_compiled_once_for_each_shape(name, caplog):
     method, *given = case(name, 4)
     assert compilations(caplog, lambda: method(*given))  # the log does show them
@@ -72,8 +68,7 @@ def test_eager_kernels_are_compiled_once_for_each_shape(name, caplog):
     assert not found, [record.getMessage() for record in found]
 
 
-@pytest.mark.slow
-@each_method
+@merge_cases.each_method(MERGED, quick=(), slow=KINDS)
 def test_compiled_programs_hold_at_most_twice_their_inputs_and_outputs(name):
     method, *given = case(name, 60, ((64,), (64, 64), (64, 256)))
     del method
@@ -96,6 +91,7 @@ merge.name = "other"  # immutable
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("pyright"), reason="comes with the extra dev")
 def test_a_type_checker_sees_every_hyperparameter(tmp_path):
     file = tmp_path / "user.py"

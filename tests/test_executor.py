@@ -59,7 +59,7 @@ def models_of(merge):
     return min(3, most or 3) if least <= 3 else least
 
 
-@pytest.mark.parametrize("name", NAMES)
+@merge_cases.each_method(slow=("breadcrumbs", "model_stock", "pcb", "opcm"))
 def test_streamed_is_what_memory_gives(name):
     """To 16 ulp of the largest value: kernels are fused differently, sums are cut into pieces."""
     shapes = SHAPES if name in WHOLE else SHAPES | LONG
@@ -85,18 +85,20 @@ def reads(merge, shape):
     return first.reads, passes(one, tree_bits([one])) * len(pieces(shape, merge.needs))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@merge_cases.each_method(slow=("breadcrumbs", "model_stock", "pcb", "opcm"))
 def test_passes_are_counted_before_they_are_made(name):
     """What --plan says of reading."""
-    shapes = [(40, 50)] if name in WHOLE else [(40, 50), (3, 4), (600, 1000)]
+    shapes = [(40, 50)] if name in WHOLE else [(40, 50), (3, 4, 5), (1100, 1000)]
     for shape in shapes:
         read, said = reads(make(name), shape)
         assert read == said, shape
 
 
 @pytest.mark.parametrize("compat", ["paper", "mergekit"])
-@pytest.mark.parametrize(
-    "name", [n for n in NAMES if "compat" in methods.options_of(n) and n not in WHOLE]
+@merge_cases.each_method(
+    [n for n in NAMES if "compat" in methods.options_of(n) and n not in WHOLE],
+    quick=("ties",),
+    slow=("della", "multislerp"),
 )
 def test_bytes_do_not_depend_on_threads_or_memory(name, compat):
     merge = functools.partial(make, name, compat=compat)
@@ -107,14 +109,18 @@ def test_bytes_do_not_depend_on_threads_or_memory(name, compat):
         assert one[leaf].tobytes() == other[leaf].tobytes()
 
 
-@pytest.mark.parametrize("name", ["ties", "dare_ties"])
-@pytest.mark.parametrize("scope", ["tree", "tensor"])
-def test_exactly_as_many_entries_are_kept_as_in_memory(name, scope):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ties", {"scope": "tree"}),
+        pytest.param("ties", {"scope": "tensor"}, marks=pytest.mark.slow),
+        pytest.param("dare_ties", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_exactly_as_many_entries_are_kept_as_in_memory(name, options):
     """bfloat16 deltas have few magnitudes: who is kept at the threshold is settled by position,
     within and between pieces and tensors."""
-    if name == "dare_ties" and scope == "tree":
-        pytest.skip("DARE has no scope")
-    merge = make(name, density=0.3, **({"scope": scope} if name == "ties" else {}))
+    merge = make(name, density=0.3, **options)
     models, base = problem(SHAPES | LONG, 3, ml_dtypes.bfloat16)
     want = merge(models, base)
     got, _ = streamed(merge, models, base)
@@ -143,9 +149,22 @@ def test_transforms_of_every_form():
         streamed(Merge(masked(transforms.trim(0.5), "z*")), models, base)
 
 
-@pytest.mark.parametrize("scope", ["tree", "tensor"])
-@pytest.mark.parametrize("name", ["ties", "breadcrumbs", "della"])
-def test_pieces_of_any_size_give_the_same(name, scope, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ties", {"scope": "tree"}),
+        *(
+            pytest.param(*cell, marks=pytest.mark.slow)
+            for cell in (
+                ("ties", {"scope": "tensor"}),
+                ("breadcrumbs", {"scope": "tree"}),
+                ("breadcrumbs", {"scope": "tensor"}),
+                ("della", {"compat": "mergekit", "epsilon": 0.1}),
+            )
+        ),
+    ],
+)
+def test_pieces_of_any_size_give_the_same(name, options, monkeypatch):
     """Equal magnitudes everywhere: who is kept is decided across pieces, batches and tensors."""
     rng = np.random.default_rng(3)
     shapes = {f"w{i}": (i % 3 + 1, 5) for i in range(9)} | {"v": (), "t": (1,), "s": (2,)}
@@ -154,7 +173,6 @@ def test_pieces_of_any_size_give_the_same(name, scope, monkeypatch):
         [draw() for _ in range(3)],
         {n: np.zeros(s, np.float32) for n, s in shapes.items()},
     )
-    options = {"compat": "mergekit", "epsilon": 0.1} if name == "della" else {"scope": scope}
     merge = make(name, density=0.4, **options)
     want = merge(models, base)
     merge_cases.in_small_pieces(monkeypatch)
@@ -445,7 +463,7 @@ def test_many_threads_over_small_pieces_write_the_same_bytes(monkeypatch):
     stressed(monkeypatch, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_threads_over_small_pieces_write_the_same_bytes_a_thousand_times(monkeypatch):
     stressed(monkeypatch, 1000)
 

@@ -5,6 +5,7 @@ What a process holds at its peak is what the system says, Python and JAX include
 that is accepted, which leaves nothing to spare, and two that leave some.
 """
 
+import itertools
 import os
 import subprocess
 import sys
@@ -71,6 +72,7 @@ def small(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_least_memory_that_is_accepted_suffices(small):
     assert check("ties", "least", small) > 100 << 20  # in bytes: Python and JAX take as much
 
@@ -89,8 +91,15 @@ def large(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("name", NAMES)
+SOME = (("della", "least"), ("tsv_m", "512e6"))
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        pytest.param(*cell, marks=pytest.mark.slow if cell in SOME else pytest.mark.soak)
+        for cell in itertools.product(NAMES, LIMITS)
+    ],
+)
 def test_every_method_keeps_the_limit(name, limit, matrices, large):
     check(name, limit, matrices if name in WHOLE else large)

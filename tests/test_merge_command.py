@@ -212,12 +212,13 @@ sys.exit(cli.main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 def test_killed_at_random_points_it_resumes_to_the_same_bytes(models, tmp_path):
     path = ties(models, tmp_path, scope="tree")
     assert cli.main(["merge", path, str(tmp_path / "whole")]) == 0
     want = contents(tmp_path / "whole")["model.safetensors"]
     steps = 2 * (2 * len(SHAPES) + 3 + 1)  # before and after each write, done, extra and commit
-    for k, left in enumerate(random.Random(0).sample(range(1, steps + 1), 10)):
+    for k, left in enumerate(random.Random(0).sample(range(1, steps + 1), 6)):
         out = tmp_path / f"out{k}"
         command = [sys.executable, "-c", KILLED, str(left), "merge", path, str(out), "--threads=1"]
         killed = subprocess.run(command, capture_output=True, text=True)
@@ -320,6 +321,7 @@ print("\\n".join(found))
 """
 
 
+@pytest.mark.slow
 def test_identity_is_of_what_is_done_in_every_process():
     """What a merge that goes on is recognised by."""
     command = [sys.executable, "-c", IDENTITIES]

@@ -151,6 +151,7 @@ def test_an_input_whose_path_is_no_utf8_is_read(stock, tmp_path, call):
     assert "out\\udcff" in (out / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_what_reads_the_output_may_stop(folder):
     """`sail-jax ... | head`: the pipe is closed before anything is written."""
     code = "import sys; from sail_jax.cli.main import main; sys.stdin.read(); sys.exit(main())"
@@ -235,7 +236,10 @@ def test_a_name_with_an_end_of_line_takes_one_line_of_a_table(tmp_path, call):
     assert list(load_checkpoint(two)) == ["w\nexact: yes"]
 
 
-FINISHED = [*((command, "out") for command in COMMANDS), (COMMANDS[0], "out.npz")]
+FINISHED = [
+    (COMMANDS[0], "out"), (COMMANDS[0], "out.npz"), (COMMANDS[1], "out"),
+    pytest.param(COMMANDS[2], "out", marks=pytest.mark.slow),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("command", "name"), FINISHED)

@@ -62,13 +62,24 @@ SEVERAL = [label for label in SUBJECTS if label not in SINGLE]
 RANDOM = [label for label in SUBJECTS if label.startswith("della")]
 SCALED = [label for label in SEVERAL if SUBJECTS[label][0] not in ("sce", "ram", "ramplus_tl")]
 ROWS = [*RANDOM, "arcee_fusion"]
+# each method once, for laws of which a subject takes programs of its own, whatever its options
+QUICK = {
+    *("breadcrumbs tree", "della mergekit", "sce select", "ram", "ramplus_tl", "magmax", "pcb"),
+    *("consensus ties", "passthrough", "expo", "nearswap"),
+}
+SLOW = {"breadcrumbs_ties", "della", "della_linear", "arcee_fusion"}
 each_subject = pytest.mark.parametrize("label", SUBJECTS)
+
+
+def each_method(labels=SUBJECTS):
+    slow = [pytest.param(n, marks=pytest.mark.slow) for n in labels if n in SLOW]
+    return pytest.mark.parametrize("label", [*(n for n in labels if n in QUICK), *slow])
 
 
 def tree(seed, dtype=jnp.float32, full=False):
     shapes = {"embed": (6, 8), "kernel": (6, 8), "bias": (8,)}
     if full:
-        shapes |= {"gain": (), "thin": (3, 1), "conv": (2, 3, 4)}
+        shapes |= {"gain": (), "thin": (3, 1), "conv": (2, 3, 8)}
     random = np.random.default_rng(seed)
     leaves = {name: jnp.asarray(random.normal(size=s), dtype) for name, s in shapes.items()}
     return {"embed": leaves.pop("embed"), "block": leaves, "steps": jnp.arange(3)}
@@ -119,11 +130,17 @@ def assert_agrees(label, models, base, weights, size, **overrides):
 # --- the reference
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @each_subject
-def test_agrees_with_the_reference(label, dtype):
+def test_agrees_with_the_reference(label):
     """Values below 40: a delta of 6, over p 0.3, times 2."""
-    models, base = problem(label, dtype, full=True)
+    models, base = problem(label, full=True)
+    assert_agrees(label, models, base, weights_for(label), 40)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
+@each_method()
+def test_agrees_with_the_reference_in_half_precision(label, dtype):
+    models, base = matrices(problem(label, dtype))
     assert_agrees(label, models, base, weights_for(label), 40)
 
 
@@ -201,7 +218,7 @@ def test_order_of_models_does_not_matter(label):
 
 @pytest.mark.parametrize("label", SCALED)
 def test_scale_zero_is_the_base(label):
-    models, base = problem(label, jnp.bfloat16)
+    models, base = problem(label)
     chex.assert_trees_all_equal(call(label, models, base, scale=0.0), base)
 
 
@@ -222,7 +239,7 @@ def test_scale_equivariance(label):
         chex.assert_trees_all_equal(flat(call(label, scaled, base, **options)), want)
 
 
-@each_subject
+@each_method()
 def test_jit_equals_eager(label):
     """Masks agree; fused multiply-adds move sums by a few ulp of values below 40."""
     models, base = problem(label)
@@ -233,36 +250,50 @@ def test_jit_equals_eager(label):
     chex.assert_trees_all_close(jitted(models, base), want, rtol=0, atol=320 * EPS)
 
 
-@each_subject
+@each_method()
 def test_structure_and_dtypes_of_a_mixed_tree_are_the_bases(label):
     models, base = problem(label)
-    base = base | {"embed": base["embed"].astype(jnp.bfloat16), "none": None}
-    models = [m | {"none": None} for m in models]
+    base, *models = (
+        t | {"embed": t["embed"].astype(jnp.bfloat16), "none": None} for t in (base, *models)
+    )
     models[-1]["block"] = jax.tree.map(lambda x: x.astype(jnp.float16), models[-1]["block"])
     got = call(label, models, base)
     chex.assert_trees_all_equal_shapes_and_dtypes(got, base)
     chex.assert_trees_all_equal(got["steps"], base["steps"])
 
 
-@each_subject
+@each_method()
 def test_pieces_equal_the_whole(label, monkeypatch):
     """Leaves cut into runs or rows, padded and visited as files are, give what they give whole, up
     to the order of sums (a few ulp of values below 40)."""
-    merge_cases.in_small_pieces(monkeypatch)
-    models, base = problem(label, full=True)
+    assert_pieces_equal_the_whole(label, monkeypatch, *matrices(problem(label)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", ["breadcrumbs tree", "della mergekit", "sce select", "pcb"])
+def test_pieces_of_leaves_of_any_shape_equal_the_whole(label, monkeypatch):
+    assert_pieces_equal_the_whole(label, monkeypatch, *problem(label, full=True))
+
+
+def assert_pieces_equal_the_whole(label, monkeypatch, models, base):
     merge, weights = make(label), weights_for(label)
+    whole = flat(merge(models, base, weights=weights))
+    merge_cases.in_small_pieces(monkeypatch)
     got, _ = merge_cases.streamed(merge, [flat(m) for m in models], flat(base), weights)
-    for path, want in flat(merge(models, base, weights=weights)).items():
+    for path, want in whole.items():
         np.testing.assert_allclose(got[path], want.reshape(-1), rtol=0, atol=320 * EPS)
 
 
-SMOOTH = {
-    *("breadcrumbs half", "della_linear", "della magnitude", "della mergekit", "sce select"),
-    *("ramplus_tl", "magmax", "consensus", "expo", "nearswap", "arcee_fusion"),
-}
+SMOOTH = ["della mergekit", "sce select", "magmax", "nearswap"]
+SMOOTH_TOO = [
+    *("breadcrumbs half", "della_linear", "della magnitude"),
+    *("ramplus_tl", "consensus", "expo", "arcee_fusion"),
+]
 
 
-@pytest.mark.parametrize("label", sorted(SMOOTH))
+@pytest.mark.parametrize(
+    "label", [*SMOOTH, *(pytest.param(n, marks=pytest.mark.slow) for n in SMOOTH_TOO)]
+)
 def test_gradient_in_the_models(label):
     """Along a random direction, against central differences in float64: masks are constant in a
     neighbourhood; truncation h^2, rounding 1e-16 * 1e3 / h."""
@@ -280,14 +311,20 @@ def test_gradient_in_the_models(label):
             pairs = zip(merged, flat_floats(probe), strict=True)
             return sum(jnp.vdot(jnp.sin(x), p) for x, p in pairs)
 
-        h = 1e-6
-        want = (loss(jnp.float64(h)) - loss(jnp.float64(-h))) / (2 * h)
-        got = jax.grad(loss)(jnp.float64(0.0))
+        h, both = 1e-6, jax.jit(jax.value_and_grad(loss))
+        want = (both(h)[0] - both(-h)[0]) / (2 * h)
+        got = both(0.0)[1]
         assert abs(want) > 1e-3  # the comparison is not of zeros
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("label", ["breadcrumbs_ties", "della", "sce", "pcb", "consensus ties"])
+@pytest.mark.parametrize(
+    "label",
+    [
+        *("sce", "pcb"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("breadcrumbs_ties", "consensus ties")),
+    ],
+)
 def test_gradient_in_the_weights(label):
     with jax.enable_x64(True):
         models, base = matrices(problem(label, jnp.float64))
@@ -298,10 +335,10 @@ def test_gradient_in_the_weights(label):
             pairs = zip(merged, flat_floats(probe), strict=True)
             return sum(jnp.vdot(jnp.sin(x), p) for x, p in pairs)
 
-        w, h = jnp.array(WEIGHTS), 1e-6
-        want = [(loss(w + step) - loss(w - step)) / (2 * h) for step in h * np.eye(3)]
+        w, h, both = np.array(WEIGHTS), 1e-6, jax.jit(jax.value_and_grad(loss))
+        want = [(both(w + step)[0] - both(w - step)[0]) / (2 * h) for step in h * np.eye(3)]
         assert np.abs(want).max() > 1e-3
-        np.testing.assert_allclose(jax.grad(loss)(w), want, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(both(w)[1], want, rtol=1e-6, atol=1e-6)
 
 
 def matrices(trees):
@@ -325,16 +362,15 @@ def leaf(*values):
 NO_CHANGE = [n for n in SUBJECTS if n != "passthrough"]
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("label", NO_CHANGE)
-def test_models_equal_to_the_base_give_the_base(label, dtype):
-    base = tree(0, dtype, full=True)
+def test_models_equal_to_the_base_give_the_base(label):
+    base = tree(0, full=True)
     chex.assert_trees_all_equal(call(label, [base] * models_for(label), base), base)
 
 
-@pytest.mark.parametrize("label", SEVERAL)
+@each_method(SEVERAL)
 def test_one_model_among_the_degenerate(label):
-    models, base = problem(label)
+    models, base = matrices(problem(label))
     got = call(label, models[:1], base, **first_of(label))
     chex.assert_tree_all_finite(got)
     want = getattr(reference, SUBJECTS[label][0])(
@@ -362,8 +398,11 @@ def test_degenerate_deltas_have_the_references_value(label, case):
     assert_agrees(label, CASES[case], leaf(1.0, 2.0), [0.5, 0.5, 0.5], 10)
 
 
-@pytest.mark.parametrize("label", [n for n in SUBJECTS if "scale" not in SUBJECTS[n][1]])
-@pytest.mark.parametrize(("dtype", "huge"), [(jnp.bfloat16, 1e38), (jnp.float16, 6e4)])
+@each_method([n for n in SUBJECTS if "scale" not in SUBJECTS[n][1]])
+@pytest.mark.parametrize(
+    ("dtype", "huge"),
+    [(jnp.bfloat16, 1e38), pytest.param(jnp.float16, 6e4, marks=pytest.mark.slow)],
+)
 def test_huge_values_do_not_overflow_on_the_way(label, dtype, huge):
     """Sums of squares, of magnitudes and of exponentials would; the outcome itself fits."""
     random = np.random.default_rng(5)
@@ -483,10 +522,11 @@ def test_nearswap_at_equal_entries_and_at_t_zero():
     chex.assert_trees_all_equal(methods.nearswap(t=0.0)([model], base), base)
 
 
+@pytest.mark.slow
 def test_pcb_of_many_models_does_not_overflow():
     """exp(M s^2) exceeds float32 at M = 89."""
-    models = [tree(k) for k in range(100)]
-    chex.assert_tree_all_finite(methods.pcb()(models, tree(200)))
+    models = [leaf(*np.random.default_rng(k).normal(size=8)) for k in range(90)]
+    chex.assert_tree_all_finite(methods.pcb()(models, leaf(0.0)))
 
 
 # --- one vector, several masks

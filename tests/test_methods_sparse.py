@@ -94,6 +94,7 @@ print("agreed")
 """
 
 
+@pytest.mark.slow
 def test_sharded_arrays_merge_as_on_one_device():
     """Two forced host devices, rows or columns sharded, both kinds of mesh: up to the order of
     sums (1e-5 of values below 10)."""
@@ -116,7 +117,10 @@ def test_fraction_floors_decimals_as_written(part):
 
 
 @pytest.mark.parametrize("floor", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 99, 100, 101, 1000])
+@pytest.mark.parametrize(
+    "n",
+    [1, 3, 101, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 7, 99, 100, 1000))],
+)
 def test_keep_between_keeps_exactly_the_stated_number(n, floor):
     """Whatever is equal: here all magnitudes are one of four."""
     delta = np.random.default_rng(n).integers(-3, 4, n)
@@ -193,7 +197,7 @@ def test_della_at_high_density(density, compat):
 
 
 @pytest.mark.parametrize("compat", ["paper", "mergekit"])
-@pytest.mark.parametrize("shape", [(), (1,), (400, 1)])
+@pytest.mark.parametrize("shape", [(), pytest.param((1,), marks=pytest.mark.slow), (400, 1)])
 def test_della_of_rows_of_one_keeps_with_the_density(shape, compat):
     """0 / 0 in the code of the authors and of mergekit."""
     base, model = {"w": jnp.zeros(shape)}, {"w": jnp.ones(shape)}
@@ -312,12 +316,18 @@ def test_weights_are_not_rounded_to_the_dtype_of_the_tensors():
     assert got.tolist() == [300.0] * 3
 
 
-@pytest.mark.parametrize("name", ["dare_linear", "dare_ties", "della", "della_linear"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("dare_linear", "della_linear"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("dare_ties", "della")),
+    ],
+)
 @pytest.mark.parametrize("compat", ["paper", "mergekit"])
 def test_what_is_kept_can_be_left_as_it_is(name, compat):
     """Without `rescale` they are delta or nothing, and the same ones as with it."""
-    base = {"a": jnp.zeros((50, 40))}
-    one = {"a": jnp.asarray(np.random.default_rng(0).normal(size=(50, 40)), jnp.float32)}
+    base = {"a": np.zeros((50, 40), np.float32)}
+    one = {"a": np.float32(np.random.default_rng(0).normal(size=(50, 40)))}
     key = jax.random.key(0)
     options = {"density": 0.5, "key": key, "compat": compat}
     plain = np.asarray(methods.get(name)(rescale=False, **options)([one], base)["a"])

@@ -47,9 +47,17 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_methods_on_a_mesh(part):
-    names = merge_cases.NAMES[part::4]
+OTHERS = [name for name in merge_cases.NAMES if name not in merge_cases.KINDS]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(merge_cases.KINDS, marks=pytest.mark.slow, id="some"),
+        *(pytest.param(OTHERS[k::4], marks=pytest.mark.soak, id=f"others {k}") for k in range(4)),
+    ],
+)
+def test_methods_on_a_mesh(names):
     flags = "--xla_force_host_platform_device_count=8"
     found = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM), *names],
@@ -64,4 +72,4 @@ def test_methods_on_a_mesh(part):
         timeout=600,
     )
     assert found.returncode == 0, found.stderr[-3000:]
-    assert found.stdout.split() == names
+    assert found.stdout.split() == list(names)

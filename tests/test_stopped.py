@@ -115,12 +115,13 @@ def attacked(name, numbers, moments, seed):
     return hits
 
 
+@pytest.mark.slow
 def test_stopped_while_it_writes_it_resumes_to_the_same_bytes(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert attacked("merge", [signal.SIGTERM, signal.SIGKILL], 3, seed=0) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_stopped_at_many_moments_it_resumes_to_the_same_bytes(name, number, folder, monkeypatch):
