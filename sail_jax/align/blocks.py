@@ -9,6 +9,7 @@ after the block's own map.
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -83,6 +84,7 @@ def invert_blocks(maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> di
     return out
 
 
+@partial(jax.jit, static_argnums=(2, 3, 4))
 def along_block(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role) -> Array:
     """One factor axis of x re-expressed by m, or by one map for each index of the block axis."""
     if block is None:

@@ -167,7 +167,7 @@ class Problem:
         out = {name: identity(self.spec.space(name).size) for name in self.chosen}
         for name in self.within:
             count = self.spec.space(self.within[name]).size
-            out[name] = jax.tree.map(lambda x, count=count: jnp.stack([x] * count), out[name])
+            out[name] = jax.tree.map(lambda x, count=count: np.stack([x] * count), out[name])
         return out
 
     def snapshot(self) -> Any:
@@ -207,7 +207,9 @@ class Problem:
         for inner, block in self.within.items():
             if block == name and m.index is not None:
                 index = m.index
-                self.maps[inner] = jax.tree.map(lambda x, i=index: x[i], self.maps[inner])
+                self.maps[inner] = jax.tree.map(
+                    partial(jnp.take, indices=index, axis=0), self.maps[inner]
+                )
 
     def cost(self, name: str, settled: set[str] | None = None) -> Cost:
         """What each tensor says about a space, or all that is settled, by one product each."""

@@ -47,6 +47,7 @@ class Selection:
     def shape(self) -> tuple[int, ...]:
         return (*self.index.shape, self.old)
 
+    @jax.jit
     def dense(self) -> Float[Array, "new old"]:
         rows = jax.nn.one_hot(self.index, self.old)
         return rows if self.scale is None else rows.astype(self.scale.dtype) * self.scale[..., None]
@@ -250,6 +251,7 @@ def invert(m: SpaceMap) -> SpaceMap:
     return _indexed(inverse, write, read, m.new, m.family)
 
 
+@jax.jit
 def defect(m: SpaceMap) -> Float[Array, ""]:
     """max |read @ write - I|: what a linear reader loses. 0 iff the map is lossless."""
     write, read = m.entries

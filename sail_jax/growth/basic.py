@@ -3,10 +3,12 @@
 A maker never sees a parameter; `change_basis` applies what it returns. Each states its family.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity, measure, select
@@ -43,14 +45,9 @@ def widen(old: int, new: int, *, key: PRNGKeyArray | None = None, even: bool = F
     check_growth(old, new)
     if even and new % old:
         raise ValueError(f"even copies need new to be a multiple of old, got old={old}, new={new}")
-    index = jnp.arange(new) % old
-    if key is not None and even:
-        deals = jax.vmap(lambda k: jax.random.permutation(k, old))(
-            jax.random.split(key, new // old - 1)
-        )
-        index = index.at[old:].set(deals.reshape(-1))
-    elif key is not None:
-        index = index.at[old:].set(jax.random.randint(key, (new - old,), 0, old))
+    index = np.arange(new) % old
+    if key is not None:
+        index = _dealt(key, old, new, even)
     exact = new % old == 0 and (even or key is None)
     return duplicate(index, old, Family.EVEN_DUPLICATION if exact else Family.SELECTION)
 
@@ -61,8 +58,8 @@ def pad(old: int, new: int) -> SpaceMap:
     Raises ValueError if `new < old`.
     """
     check_growth(old, new)
-    is_old = jnp.arange(new) < old
-    index = jnp.where(is_old, jnp.arange(new), 0)
+    is_old = np.arange(new) < old
+    index = np.where(is_old, np.arange(new), 0)
     entries = is_old.astype(float)
     return select(index, old, write=entries, read=entries, family=Family.SELECTION)
 
@@ -106,7 +103,7 @@ def rescale(scale: Float[ArrayLike, "n"]) -> SpaceMap:
     if values is not None and not np.all((values > 0) & np.isfinite(values)):
         raise ValueError(f"scale must be positive and finite, got {values}")
     family = Family.POSITIVE_MONOMIAL | Family.INVERTIBLE
-    return select(jnp.arange(scale.size), scale.size, write=scale, read=1 / scale, family=family)
+    return select(np.arange(scale.size), scale.size, write=scale, read=1 / scale, family=family)
 
 
 def flip(signs: ArrayLike) -> SpaceMap:
@@ -119,7 +116,7 @@ def flip(signs: ArrayLike) -> SpaceMap:
     if values is not None and not np.isin(values, (-1, 1)).all():
         raise ValueError(f"signs must be +1 or -1, got {values}")
     n = signs.size
-    return select(jnp.arange(n), n, write=signs, read=signs, family=Family.SIGNED_PERMUTATION)
+    return select(np.arange(n), n, write=signs, read=signs, family=Family.SIGNED_PERMUTATION)
 
 
 def lemon_gain(old: int, new: int) -> float:
@@ -134,12 +131,28 @@ def lemon_gain(old: int, new: int) -> float:
     return (new // old * old / new) ** 0.5
 
 
-def duplicate(index: Array, old: int, family: Family) -> SpaceMap:
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _dealt(key: PRNGKeyArray, old: int, new: int, even: bool) -> Int[Array, "new"]:
+    """Old units in their order, then random ones; with `even`, all of them before any again."""
+    if even:
+        deal = jax.vmap(partial(jax.random.permutation, x=old))
+        drawn = deal(jax.random.split(key, new // old - 1)).reshape(-1)
+    else:
+        drawn = jax.random.randint(key, (new - old,), 0, old)
+    return jnp.concatenate([jnp.arange(old), drawn])
+
+
+def duplicate(index: Int[ArrayLike, "new"], old: int, family: Family) -> SpaceMap:
     """New unit j copies old unit `index[j]`, copies sharing their readers evenly."""
-    if index.size == old:
+    if np.size(index) == old:
         return identity(old)
-    count = jnp.zeros(old).at[index].add(1)
-    return select(index, old, read=1 / count[index], family=family)
+    copied = select(index, old).index
+    values = concrete(copied)
+    if values is None:
+        count = jnp.zeros(old).at[copied].add(1)
+        return select(copied, old, read=1 / count[copied], family=family)
+    count = np.bincount(values, minlength=old)  # on the host: nothing to compile for every size
+    return select(copied, old, read=1 / count[values], family=family)
 
 
 def check_growth(old: int, new: int) -> None:

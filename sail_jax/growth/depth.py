@@ -70,12 +70,12 @@ def deepen(
                 raise ValueError(f"the rows of matrix must sum to one, got {sums}")
         return SpaceMap(D, jnp.linalg.pinv(D))
     check_growth(old, new)
-    layer = jnp.arange(new)
+    layer = np.arange(new)
     if how == "stack":
         return duplicate(layer % old, old, Family.SELECTION)
     if how == "stack_top":
         end = new - new % old
-        index = jnp.where(layer < end, layer % old, layer - end + old - new % old)
+        index = np.where(layer < end, layer % old, layer - end + old - new % old)
         return duplicate(index, old, Family.SELECTION)
     if how == "interpolate":
         return duplicate(layer * old // new, old, Family.SELECTION)
@@ -107,7 +107,7 @@ def depth_up_scale(old: int, drop: int) -> SpaceMap:
         raise ValueError(f"drop must lie between 0 and old / 2, got old={old}, drop={drop}")
     layer = np.arange(old)
     index = np.concatenate([layer[: old - drop], layer[drop:]])
-    return duplicate(jnp.asarray(index), old, Family.SELECTION)
+    return duplicate(index, old, Family.SELECTION)
 
 
 def interleave(old: int, after: ArrayLike) -> SpaceMap:
@@ -131,7 +131,7 @@ def interleave(old: int, after: ArrayLike) -> SpaceMap:
     ):
         raise ValueError(f"after must hold layers of range({old}), got {values.tolist()}")
     index = np.sort(np.concatenate([np.arange(old), values.astype(int)]))
-    return duplicate(jnp.asarray(index), old, Family.SELECTION)
+    return duplicate(index, old, Family.SELECTION)
 
 
 def inserted(m: SpaceMap) -> Int[Array, "n"]:
