@@ -238,7 +238,13 @@ def undone(found, hidden):
     return np.asarray(hidden.index)[np.asarray(found.index)]
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow if n in ("llama", "transformer") else [])
+        for n in NETS
+    ],
+)
 def test_recovers_a_hidden_permutation(name):
     net = NETS[name]
     for seed in range(3):
@@ -527,6 +533,7 @@ def test_auction_is_optimal(n, kind):
 AUCTION = jax.jit(align.auction)
 
 
+@pytest.mark.slow
 def test_auction_under_transformations():
     a = np.random.default_rng(0).normal(size=(3, 7, 7)).astype(np.float32)
     together = jax.jit(jax.vmap(align.auction))(a)
@@ -537,12 +544,15 @@ def test_auction_under_transformations():
     assert sorted(np.asarray(loose)) == list(range(7))
     best = a[0][np.arange(7), align.hungarian(a[0])].sum()
     assert a[0][np.arange(7), np.asarray(loose)].sum() >= best - align.auction_gap(a[0], 1.0)
+
+
+def test_assignments_refuse():
     with pytest.raises(ValueError, match="square"):
-        align.auction(a)
+        align.auction(np.zeros((3, 7, 7)))
     with pytest.raises(ValueError, match="finite"):
         align.hungarian(np.full((2, 2), np.nan))
     with pytest.raises(ValueError, match="gap must be finite"):
-        align.auction(a[0], gap=-1)
+        align.auction(np.eye(7), gap=-1)
 
 
 def hiddens(net):
@@ -629,6 +639,7 @@ def test_moments_are_stable_and_pool():
     assert np.abs(naive - np.diag(cov)[:4]).max() > 0.01
 
 
+@pytest.mark.slow
 def test_many_models_in_the_frame_of_the_first():
     net = NETS["residual"]
     models = [net.params] + [hide(net, seed=k)[1] for k in range(1, 4)]
@@ -779,6 +790,7 @@ def digits():
     return models, s, jax.jit(loss), (x, y)
 
 
+@pytest.mark.slow
 def test_matching_lowers_the_barrier_between_trained_networks(digits):
     models, s, loss, data = digits
 
@@ -797,6 +809,7 @@ def test_matching_lowers_the_barrier_between_trained_networks(digits):
     assert z > 4
 
 
+@pytest.mark.slow
 def test_straight_through_lowers_the_loss_of_the_midpoint(digits):
     import optax
 

@@ -337,16 +337,18 @@ def checked_leaves(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]
 
 def _factored(argument: str, path: str, x: Any, spec: Spec) -> Array:
     values = x if isinstance(x, jax.Array) else np.asarray(x)
-    if concrete(values) is None:
+    host = concrete(values)
+    if host is None:
         raise ValueError(f"{argument} leaf {path!r} is traced: weights are matched outside jit")
     if not jnp.issubdtype(values.dtype, jnp.floating) or values.dtype.itemsize == 1:
         raise ValueError(
             f"{argument} leaf {path!r} is {values.dtype}: only real numbers of 16 bits or more are "
             "matched, cast it first"
         )
-    wide = jnp.asarray(values, jnp.promote_types(values.dtype, jnp.float32))
-    if not bool(_finite(wide)):
+    # extremes, as a NaN is both: no copy of the leaf is made
+    if not np.isfinite([host.min(initial=0), host.max(initial=0)]).all():
         raise ValueError(f"{argument} leaf {path!r} has values that are not finite")
+    wide = jnp.asarray(values, jnp.promote_types(values.dtype, jnp.float32))
     return factors(spec, path, wide)
 
 
@@ -425,9 +427,4 @@ def _distance(a: Array, b: Array) -> float:
 
 
 def _norm(x: Array) -> float:
-    return float(np.sqrt(_distance(x, jnp.zeros((), x.dtype))))
-
-
-@jax.jit
-def _finite(x: Array) -> Array:
-    return jnp.isfinite(x).all()
+    return float(np.linalg.norm(np.ravel(x)))
