@@ -612,7 +612,9 @@ def test_odd_targets_are_refused_in_a_sentence(name):
             plan(m.params, c, to, key=KEY)
 
 
-@pytest.mark.parametrize("value", ["9" * 400, [1e-5], {}, True, -1e-5, float("nan"), 10**400])
+@pytest.mark.parametrize(
+    "value", ["9" * 400, [1e-5], {}, True, -1e-5, float("nan"), 10**400], ids=range(7)
+)
 def test_an_epsilon_is_a_number(value):
     m, c = models.model("gpt2"), config("gpt2")
     with pytest.raises(ValueError, match="'layer_norm_epsilon' must be a finite number") as refused:

@@ -90,7 +90,7 @@ def test_family_is_stated_and_true(name):
 @subjects
 def test_dense_form_defines_index_form(name):
     m, _, _ = MAPS[name]
-    x = normal(3, N, 2)
+    x = jnp.asarray(normal(3, N, 2))
     write, read_t = (m.operator(e) for e in m.entries)
     dense = m.dense()
     assert dense.write.shape == (m.new, m.old)
@@ -239,7 +239,7 @@ def test_maps_pass_through_transformations(name):
 
 
 def test_gradients_flow_through_scales_and_entries():
-    x = normal(N)
+    x = jnp.asarray(normal(N))
 
     def loss(m):
         write, read_t = (m.operator(e) for e in m.entries)

@@ -21,6 +21,7 @@ from sail_jax.basis.certificate import Report, exactness
 from sail_jax.basis.change_basis import by_block, change_basis, unfused
 from sail_jax.basis.maps import SpaceMap, along, invert
 from sail_jax.basis.spaces import Spec
+from sail_jax.checks import as_array
 from sail_jax.trees import path_str
 
 __all__ = ["block_exactness", "change_blocks", "factors", "invert_blocks", "nested"]
@@ -65,7 +66,7 @@ def change_blocks(
         axes = spec.axes(path_str(path))
         if not any(f.space in inner for axis in axes for f in axis):
             return x
-        return by_block(jnp.asarray(x), axes, resized, block)
+        return by_block(as_array(x), axes, resized, block)
 
     return jax.tree.map_with_path(move, new)
 

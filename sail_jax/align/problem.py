@@ -17,7 +17,7 @@ from sail_jax.basis.change_basis import unfuse
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, compose, identity
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import concrete, nearest
+from sail_jax.checks import as_array, concrete, nearest
 from sail_jax.trees import leaf_paths
 
 __all__ = ["EPS", "Assign", "Problem", "apart", "arrays", "recurrent"]
@@ -348,7 +348,7 @@ def _factored(argument: str, path: str, x: Any, spec: Spec) -> Array:
     # extremes, as a NaN is both: no copy of the leaf is made
     if not np.isfinite([host.min(initial=0), host.max(initial=0)]).all():
         raise ValueError(f"{argument} leaf {path!r} has values that are not finite")
-    wide = jnp.asarray(values, jnp.promote_types(values.dtype, jnp.float32))
+    wide = jnp.asarray(as_array(values), jnp.promote_types(values.dtype, jnp.float32))
     return factors(spec, path, wide)
 
 

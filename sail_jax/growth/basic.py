@@ -12,7 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity, measure, select
-from sail_jax.checks import concrete
+from sail_jax.checks import as_array, concrete
 
 __all__ = ["flip", "lemon_gain", "pad", "permute", "prune", "rescale", "rotate", "widen"]
 
@@ -22,7 +22,7 @@ def permute(index: ArrayLike) -> SpaceMap:
 
     Raises ValueError unless `index` is a permutation.
     """
-    index = jnp.asarray(index)
+    index = as_array(index)
     values = concrete(index)
     if values is not None and not np.array_equal(np.sort(values, axis=None), np.arange(index.size)):
         raise ValueError(f"index must be a permutation of range({index.size}), got {values}")
@@ -69,7 +69,7 @@ def prune(keep: ArrayLike, old: int) -> SpaceMap:
 
     Raises TypeError unless `keep` holds integers, ValueError if they repeat or exceed `old`.
     """
-    keep = jnp.asarray(keep)
+    keep = as_array(keep)
     if keep.dtype == bool:
         raise TypeError("keep must hold the numbers of units, got a mask: use jnp.flatnonzero")
     values = concrete(keep)
@@ -83,7 +83,7 @@ def rotate(Q: Float[ArrayLike, "n n"]) -> SpaceMap:
 
     Raises ValueError unless Q is square and orthogonal to rounding.
     """
-    Q = jnp.asarray(Q)
+    Q = as_array(Q)
     if Q.ndim != 2 or Q.shape[0] != Q.shape[1]:
         raise ValueError(f"Q must be square, got shape {Q.shape}")
     m = SpaceMap(Q, Q.T, Family.ORTHOGONAL)
@@ -98,7 +98,7 @@ def rescale(scale: Float[ArrayLike, "n"]) -> SpaceMap:
 
     Raises ValueError unless all scales are positive and finite.
     """
-    scale = jnp.asarray(scale)
+    scale = as_array(scale)
     values = concrete(scale)
     if values is not None and not np.all((values > 0) & np.isfinite(values)):
         raise ValueError(f"scale must be positive and finite, got {values}")
@@ -111,7 +111,7 @@ def flip(signs: ArrayLike) -> SpaceMap:
 
     Raises ValueError unless all signs are +1 or -1.
     """
-    signs = jnp.asarray(signs)
+    signs = as_array(signs)
     values = concrete(signs)
     if values is not None and not np.isin(values, (-1, 1)).all():
         raise ValueError(f"signs must be +1 or -1, got {values}")

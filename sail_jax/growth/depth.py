@@ -17,7 +17,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 from sail_jax.basis.axes import path_pattern
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap
-from sail_jax.checks import concrete, nearest
+from sail_jax.checks import as_array, concrete, nearest
 from sail_jax.growth.basic import check_growth, duplicate
 from sail_jax.trees import leaf_paths, path_str
 
@@ -58,7 +58,7 @@ def deepen(
     [[0, 1, 2, 0, 1], [0, 1, 2, 1, 2], [0, 0, 1, 1, 2]]
     """
     if matrix is not None:
-        D = jnp.asarray(matrix)
+        D = as_array(matrix)
         if D.shape != (new, old):
             raise ValueError(f"matrix must have shape {(new, old)}, got {D.shape}")
         values = concrete(D)
