@@ -160,6 +160,7 @@ def test_scales_of_queries_and_keys():
         align.match_weights(m.params, moved, m.spec, spaces=["hidden.0"], family=Family.LINEAR)
 
 
+@pytest.mark.slow
 def test_rotation_of_a_stream_whose_scales_are_folded():
     m = model("llama")
     params, rules = m.rules.fold(m.params)
@@ -215,6 +216,7 @@ def test_weights_name_fused_leaves_whole_or_by_block():
         align.match_weights(m.params, moved, m.spec, weights={"c_attn": 1.0})
 
 
+@pytest.mark.slow
 def test_fused_leaves_in_the_other_aligners():
     m = model("gpt2")
     maps, moved = hide(m, {})

@@ -190,6 +190,7 @@ def test_refusals(pair, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_what_configurations_state_differently_is_said(pair, tmp_path):
     a, b = pair("llama")
     config = GOLDEN["llama"]["config"] | {"rms_norm_eps": 1e-3, "use_cache": False}

@@ -101,6 +101,7 @@ def check_shapes(name, new, growth):
         assert rules.resized(growth.config, rules.spec(new)) == growth.config
 
 
+@pytest.mark.slow
 def test_masks_are_not_exact_where_a_norm_writes_into_the_stream():
     """Masked units are zero, so that the stream is mapped linearly: CLIP's first norm sees that."""
     growth = plan(models.model("clip").params, config("clip"), {"width": 2}, "msg", key=KEY)
@@ -192,7 +193,7 @@ def test_other_methods_say_that_they_are_not_exact(method):
 @pytest.mark.parametrize(
     ("name", "method", "options", "text"),
     [
-        ("llama", "net2net", {"noise": 0.1}, "noise of 0.1"),
+        slow_unless(False, "llama", "net2net", {"noise": 0.1}, "noise of 0.1"),
         slow_unless(False, "llama", "msg", {"mask": 0.5}, "a mask of 0.5"),
         slow_unless(False, "llama, tied, stretched", "lemon", {"untie": False}, "untie the leaf"),
     ],
@@ -276,7 +277,7 @@ def test_a_leaf_needs_what_it_says():
 
 
 @pytest.mark.parametrize(
-    "method", [slow_unless(name == "lemon", name) for name in ("lemon", "sail_svd", "aki")]
+    "method", [slow_unless(False, name) for name in ("lemon", "sail_svd", "aki")]
 )
 def test_jitted_or_not(method):
     m, c = models.model("gpt2"), config("gpt2")
@@ -289,6 +290,7 @@ def test_jitted_or_not(method):
         np.testing.assert_allclose(jitted, eager, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_dtypes_stay():
     m = models.model("gpt2")
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), m.params)

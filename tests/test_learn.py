@@ -418,7 +418,8 @@ def test_jit_equals_eager_and_repeats(name):
     assert_close(jax.jit(LEARN[name])(ms, base), got, 1e-5)
 
 
-@pytest.mark.parametrize("name", [slow_unless(n == "learned_soup", n) for n in LEARN])
+@pytest.mark.slow
+@each
 def test_gradient_through_the_learning(name):
     """d/ds of the merge of models base + s delta, through five steps; central differences in
     float64: truncation h^2, rounding 1e-16 * 1e2 / h."""
@@ -585,6 +586,7 @@ def test_concrete_subspace_improves_on_task_arithmetic():
     assert ratio < 0.95
 
 
+@pytest.mark.slow
 def test_learned_soup_improves_on_the_uniform_one():
     """One of four models is spoiled; 300 held-out examples, then new ones."""
     ms, base = trained()
