@@ -67,6 +67,11 @@ def shapes(c):
     return jax.eval_shape(build(c).init, KEY, *(inputs if isinstance(inputs, tuple) else (inputs,)))
 
 
+@cache
+def preset_shapes(name):
+    return shapes(config(name))
+
+
 def size(tree):
     return sum(x.size for x in jax.tree.leaves(tree))
 
@@ -102,7 +107,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_have_the_published_number_of_parameters(name):
-    assert size(shapes(config(name))["params"]) == PUBLISHED[name]
+    assert size(preset_shapes(name)["params"]) == PUBLISHED[name]
 
 
 def test_the_paper_of_overtraining_has_these_shapes():
@@ -122,7 +127,7 @@ def test_presets_have_tables(name):
     """Every parameter is in the table, which says of the sizes what the configuration does."""
     c = config(name)
     assert build(describe(build(c))) == build(c)
-    params = shapes(c)
+    params = preset_shapes(name)
     rules = architectures.of(c).rules(c)
     spec = rules.spec(params)
     assert len(spec.leaves) == len(leaf_paths(params))
