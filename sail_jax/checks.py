@@ -5,9 +5,23 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import jax
     import numpy as np
 
-__all__ = ["concrete", "escaped", "nearest"]
+__all__ = ["as_array", "concrete", "escaped", "nearest"]
+
+
+def as_array(x: Any) -> "jax.Array":
+    """x as a JAX array: as `jnp.asarray`, which compiles a program for each shape of NumPy's.
+
+    >>> as_array([1.0, 2.0]).tolist()
+    [1.0, 2.0]
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    return jax.device_put(x) if isinstance(x, np.ndarray) else jnp.asarray(x)
 
 
 def concrete(x: Any) -> "np.ndarray | None":

@@ -41,8 +41,8 @@ def hidden(name, seed=0):
             continue
         count = m.spec.space(within[s.name]).size if s.name in within else 0
         each = [growth.permute(random.permutation(s.size)) for _ in range(count or 1)]
-        maps[s.name] = jax.tree.map(lambda *x: jnp.stack(x), *each) if count else each[0]
-    return align.change_blocks(m.params, m.spec, maps, within)
+        maps[s.name] = jax.tree.map(lambda *x: np.stack(x), *each) if count else each[0]
+    return jax.jit(lambda p, maps: align.change_blocks(p, m.spec, maps, within))(m.params, maps)
 
 
 def test_recipes_take_what_alignment_takes():
@@ -66,7 +66,12 @@ def pair(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("gpt2", "float32"), ("llama", "bfloat16"), ("bert", "float32")]
+    ("name", "dtype"),
+    [
+        ("gpt2", "float32"),
+        pytest.param("llama", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("bert", "float32", marks=pytest.mark.slow),
+    ],
 )
 def test_a_hidden_network_is_written_as_the_reference(name, dtype, pair, tmp_path):
     a, b = pair(name, dtype)
@@ -185,6 +190,7 @@ def test_refusals(pair, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_what_configurations_state_differently_is_said(pair, tmp_path):
     a, b = pair("llama")
     config = GOLDEN["llama"]["config"] | {"rms_norm_eps": 1e-3, "use_cache": False}
@@ -193,6 +199,7 @@ def test_what_configurations_state_differently_is_said(pair, tmp_path):
     assert done.aligned.notes == ("the two state 'rms_norm_eps' differently: 1e-06 and 0.001",)
 
 
+@pytest.mark.slow
 def test_double_precision_is_kept(pair, tmp_path):
     with jax.enable_x64(True):
         a, b = pair("llama", "float64")
@@ -287,6 +294,7 @@ def test_patterns_choose_inner_spaces():
     assert "vocab" not in matchable(s)
 
 
+@pytest.mark.slow
 def test_the_benchmark_finds_what_it_hides():
     timing = alignment(64, "related", repeats=1)
     assert timing.found == 1

@@ -26,6 +26,7 @@ from sail_jax.architectures import Rules, draft
 from sail_jax.basis.certificate import certificate, exactness
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.spaces import spec
+from sail_jax.trees import leaf_paths
 
 GOLDEN = json.loads((Path(__file__).parent / "architectures.json").read_text())
 EPS = float(jnp.finfo(jnp.float32).eps)
@@ -60,7 +61,7 @@ def hugging_face(name):
     golden = GOLDEN[name]
     config = golden["config"]
     family = architectures.of(config)
-    params = {n: jnp.asarray(weights(n, s)) for n, s in golden["shapes"].items()}
+    params = {n: weights(n, s) for n, s in golden["shapes"].items()}
     rules = family.rules(config)
 
     def apply(sizes):
@@ -104,12 +105,14 @@ def flax_model(name):
             architectures.flax_vit({}),
         ),
     }[name]
-    variables = module(lambda _, n: n).init(key, inputs)
-    # nothing at its initial zero or one: a mistake would not show
-    paths = jax.tree.map_with_path(lambda path, _: jax.tree_util.keystr(path), variables)
-    params = jax.tree.map(
-        lambda path, x: x + 0.3 * jnp.abs(weights(path, x.shape)), paths, variables
-    )
+    like = jax.eval_shape(module(lambda _, n: n).init, key, inputs)
+
+    def draw(path, x):
+        """Nothing at its initial zero or one: a mistake would not show."""
+        drawn = weights(jax.tree_util.keystr(path), x.shape)
+        return 1 + 0.3 * np.abs(drawn) if path[-1].key in ("scale", "var") else drawn
+
+    params = jax.tree.map_with_path(draw, like)
 
     def apply(s):
         grown = module(lambda space, n: s.space(space).size if space else n)
@@ -129,6 +132,12 @@ def _gpt(sizes, tied, f):
 FLAX = ["flax mlp", "flax resnet", "flax gpt", "flax gpt, tied", "flax vit"]
 NAMES = [*GOLDEN, *FLAX]
 names = pytest.mark.parametrize("name", NAMES)
+
+
+def slow_unless(quick, names):
+    return [pytest.param(n, marks=[] if n in quick else pytest.mark.slow) for n in names]
+
+
 RMS = ["llama", "mistral", "qwen3", "t5, gated, untied"]
 TIED = ["gpt2", "llama, tied, stretched", "qwen2", "bert", "roberta", "t5", "flax gpt, tied"]
 
@@ -158,6 +167,13 @@ def certify(name, params, sizes, new, new_sizes):
     return certificate(f, (sizes, params), (new_sizes, new), None)
 
 
+re_expressed = jax.jit(change_basis, static_argnums=1)
+
+
+def rolled(n):
+    return growth.permute(np.roll(np.arange(n), 1))
+
+
 def inner(m):
     return [x for x in m.spec.spaces if x.nonlinearity != "outer"]
 
@@ -174,20 +190,19 @@ def test_forward_agrees_with_transformers(name):
 
 @names
 def test_every_space_can_be_permuted(name):
+    """All at once: one program, which any of them would spoil."""
     m = model(name)
     s = m.spec
     assert inner(m)
-    for space in inner(m):
-        if space.size == 1:
-            continue
-        order = jnp.roll(jnp.arange(space.size), 1)
-        maps = {space.name: growth.permute(order)}
-        assert exactness(s, maps).exact, str(exactness(s, maps))
-        new = change_basis(m.params, s, maps)
-        seen = certify(name, m.params, s, new, s)
-        assert seen.preserved, (space, seen)
-        changed = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), m.params, new)
-        assert any(jax.tree.leaves(changed))
+    maps = {x.name: rolled(x.size) for x in inner(m) if x.size > 1}
+    assert exactness(s, maps).exact, str(exactness(s, maps))
+    new = re_expressed(m.params, s, maps)
+    seen = certify(name, m.params, s, new, s)
+    assert seen.preserved, seen
+    moved = jax.tree.map(lambda a, b: np.any(a != np.asarray(b)), m.params, new)
+    for path, has_moved in zip(leaf_paths(moved), jax.tree.leaves(moved), strict=True):
+        spaces = {f.space for axis in s.axes(path) for f in axis}
+        assert has_moved == bool(spaces & set(maps)), path
 
 
 @names
@@ -196,11 +211,10 @@ def test_ends_cannot(name):
     ends = [x for x in m.spec.spaces if x.nonlinearity == "outer"]
     assert ends
     for space in ends:
-        maps = {space.name: growth.permute(jnp.roll(jnp.arange(space.size), 1))}
-        assert not exactness(m.spec, maps).exact
+        assert not exactness(m.spec, {space.name: rolled(space.size)}).exact
 
 
-@names
+@pytest.mark.parametrize("name", slow_unless(["llama", "flax mlp"], NAMES))
 def test_hidden_units_and_heads_can_be_duplicated(name):
     """Net2Wider, unevenly: hidden units, heads, queries per head, channels."""
     m = model(name)
@@ -215,12 +229,17 @@ def test_hidden_units_and_heads_can_be_duplicated(name):
     assert len(maps) >= 2
     report = exactness(s, maps)
     assert report.exact, str(report)
-    new, new_sizes = change_basis(m.params, s, maps), s.resized(maps)
+    new, new_sizes = re_expressed(m.params, s, maps), s.resized(maps)
     seen = certify(name, m.params, s, new, new_sizes)
     assert seen.preserved, seen
 
 
-@pytest.mark.parametrize("name", sorted({*RMS, "vit", "clip", "flax gpt", "flax vit", *TIED[:4]}))
+@pytest.mark.parametrize(
+    "name",
+    slow_unless(
+        ["llama", "gpt2"], sorted({*RMS, "vit", "clip", "flax gpt", "flax vit", *TIED[:4]})
+    ),
+)
 def test_the_stream_can_be_duplicated_where_nothing_is_tied(name):
     m = model(name)
     s = m.spec
@@ -228,7 +247,7 @@ def test_the_stream_can_be_duplicated_where_nothing_is_tied(name):
     maps = {x.name: growth.widen(x.size, 2 * x.size) for x in streams}
     report = exactness(s, maps)
     assert report.exact == (name not in TIED), str(report)
-    new, new_sizes = change_basis(m.params, s, maps), s.resized(maps)
+    new, new_sizes = re_expressed(m.params, s, maps), s.resized(maps)
     seen = certify(name, m.params, s, new, new_sizes)
     assert seen.preserved == report.exact
     if not report.exact:
@@ -236,10 +255,10 @@ def test_the_stream_can_be_duplicated_where_nothing_is_tied(name):
 
 
 def orthogonal(n):
-    return jnp.linalg.qr(jax.random.normal(jax.random.key(4), (n, n)))[0]
+    return np.linalg.qr(np.random.default_rng(4).normal(size=(n, n)))[0].astype(np.float32)
 
 
-@pytest.mark.parametrize("name", RMS)
+@pytest.mark.parametrize("name", slow_unless(["llama"], RMS))
 def test_rotation_of_the_stream_after_folding(name):
     m = model(name)
     s = m.spec
@@ -248,12 +267,12 @@ def test_rotation_of_the_stream_after_folding(name):
     params, rules = m.rules.fold(m.params)
     folded = rules.spec(params)
     assert certify(name, m.params, s, params, s).preserved
-    assert any(bool(jnp.any(params[p] != m.params[p])) for p in params)
+    assert any(np.any(np.asarray(params[p]) != m.params[p]) for p in params)
     assert exactness(folded, maps).exact
-    new = change_basis(params, folded, maps)
+    new = re_expressed(params, folded, maps)
     seen = certify(name, params, s, new, s)
     assert seen.preserved, seen
-    assert not certify(name, m.params, s, change_basis(m.params, s, maps), s).preserved
+    assert not certify(name, m.params, s, re_expressed(m.params, s, maps), s).preserved
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "clip", "flax gpt", "flax vit"])
@@ -263,7 +282,7 @@ def test_rotation_under_layernorm_is_reported(name):
     space = next(x for x in s.spaces if x.name.endswith("resid"))
     maps = {space.name: growth.rotate(orthogonal(space.size))}
     assert "(layernorm" in exactness(s, maps).spaces[0].reason
-    new = change_basis(m.params, s, maps)
+    new = re_expressed(m.params, s, maps)
     assert not certify(name, m.params, s, new, s).preserved
     with pytest.raises(ValueError, match="only the scale of RMSNorm"):
         m.rules.fold(m.params)
@@ -292,7 +311,7 @@ def test_rotation_of_linear_spaces(name, space):
     s = m.spec
     maps = {space: growth.rotate(orthogonal(s.space(space).size))}
     assert exactness(s, maps).exact
-    assert certify(name, m.params, s, change_basis(m.params, s, maps), s).preserved
+    assert certify(name, m.params, s, re_expressed(m.params, s, maps), s).preserved
 
 
 def test_a_dot_product_keeps_its_size():
@@ -300,11 +319,11 @@ def test_a_dot_product_keeps_its_size():
     m = model("gpt2")
     maps = {f"qk.{i}": growth.widen(4, 8) for i in range(2)}
     assert "(dot) commutes with invertible" in exactness(m.spec, maps).spaces[0].reason
-    new = change_basis(m.params, m.spec, maps)
+    new = re_expressed(m.params, m.spec, maps)
     assert not certify("gpt2", m.params, m.spec, new, m.spec).preserved
     t5 = model("t5")
     maps = {"encoder.qk.0": growth.widen(3, 6)}
-    new = change_basis(t5.params, t5.spec, maps)
+    new = re_expressed(t5.params, t5.spec, maps)
     assert exactness(t5.spec, maps).exact
     assert certify("t5", t5.params, t5.spec, new, t5.spec).preserved
 
@@ -322,7 +341,7 @@ def test_resized_configurations():
     changed = {k: v for k, v in new.items() if v != config.get(k)}
     assert changed == {"hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 6}
     # and the new configuration describes the new tensors
-    grown = change_basis(m.params, m.spec, maps)
+    grown = re_expressed(m.params, m.spec, maps)
     assert architectures.llama(new).spec(grown) == m.spec.resized(maps)
     del maps["hidden.1"]
     with pytest.raises(ValueError, match=r"one 'intermediate_size', .* 20 \(hidden.0\) and 12"):
@@ -378,7 +397,7 @@ def test_bad_checkpoints():
     with pytest.raises(ValueError, match=r"no tensor 'model.layers.0.mlp.down_proj.weight'"):
         architectures.forward.llama(lost, config, TOKENS)
     with pytest.raises(ValueError, match=r"no rule matches leaf 'model.layers.0.extra'"):
-        m.rules.spec(m.params | {"model.layers.0.extra": jnp.zeros(3)})
+        m.rules.spec(m.params | {"model.layers.0.extra": np.zeros(3)})
     other = config | {"num_key_value_heads": 4}
     with pytest.raises(ValueError, match=r"units of '\(head.0 qk.0.*sizes\['head.0'\]"):
         architectures.llama(other).spec(m.params)
@@ -404,14 +423,14 @@ def test_base_models_hand_out_their_stream(name, prefix):
         assert s.space("resid").nonlinearity == "layernorm"
         logits = architectures.forward.gpt2(base, config, TOKENS)
         whole = run(name, m.spec, m.params)
-        np.testing.assert_allclose(logits, whole, 0, 64 * EPS * float(jnp.abs(whole).max()))
+        np.testing.assert_allclose(logits, whole, 0, 64 * EPS * np.abs(whole).max())
 
 
 def test_pooled_states_are_an_end_unless_read():
     m = model("bert")
-    pooled = {"bert.pooler.dense.weight": jnp.zeros((8, 8)), "bert.pooler.dense.bias": jnp.zeros(8)}
+    pooled = {"bert.pooler.dense.weight": np.zeros((8, 8)), "bert.pooler.dense.bias": np.zeros(8)}
     assert m.rules.spec(m.params | pooled).space("pooled").nonlinearity == "outer"
-    head = {"cls.seq_relationship.weight": jnp.zeros((2, 8))}
+    head = {"cls.seq_relationship.weight": np.zeros((2, 8))}
     s = m.rules.spec(m.params | pooled | head)
     assert s.space("pooled").nonlinearity == "odd"
 
@@ -433,11 +452,12 @@ def test_a_draft_of_a_transformer():
     for path, axes in true.leaves:
         found = [[(same.get(f.space, f.space), f.role) for f in axis] for axis in mine.axes(path)]
         assert found == [[(f.space, f.role) for f in axis] for axis in axes], path
+    maps = {}
     for space in mine.spaces:
         if space.nonlinearity != "outer":
-            maps = {space.name: growth.permute(jnp.roll(jnp.arange(space.size), 1))}
-            new = change_basis(m.params, mine, maps, require_exact=True)
-            assert certify("llama", m.params, true, new, true).preserved
+            maps |= {space.name: rolled(space.size)}
+    assert exactness(mine, maps).exact
+    assert certify("llama", m.params, true, re_expressed(m.params, mine, maps), true).preserved
     asked = draft(m.params)
     assert [q.path for q in asked.questions] == ["model.layers.{i}.self_attn.q_proj.weight"]
     assert "how many heads?" in str(asked)
@@ -456,11 +476,12 @@ def test_whatever_a_draft_calls_exact_is(name, heads):
     d = draft(m.params, heads=heads)
     assert d.questions
     s = d.rules.spec(m.params)
-    for space in s.spaces:
-        maps = {space.name: growth.permute(jnp.roll(jnp.arange(space.size), 1))}
-        if space.size > 1 and exactness(s, maps).exact:
-            new = change_basis(m.params, s, maps)
-            assert certify(name, m.params, m.spec, new, m.spec).preserved, space
+    each = {x.name: rolled(x.size) for x in s.spaces if x.size > 1}
+    maps = {k: v for k, v in each.items() if exactness(s, {k: v}).exact}
+    assert maps
+    new = re_expressed(m.params, s, maps)
+    seen = certify(name, m.params, m.spec, new, m.spec)
+    assert seen.preserved, (list(maps), seen)
 
 
 def test_answers_settle_questions():
@@ -524,9 +545,9 @@ def test_a_draft_reads_the_configuration():
 
 def test_a_draft_of_an_mlp():
     plain = {
-        "fc1": {"weight": jnp.zeros((8, 3)), "bias": jnp.zeros(8)},
-        "fc2": {"weight": jnp.zeros((5, 8)), "bias": jnp.zeros(5)},
-        "fc3": {"weight": jnp.zeros((2, 5)), "bias": jnp.zeros(2)},
+        "fc1": {"weight": np.zeros((8, 3)), "bias": np.zeros(8)},
+        "fc2": {"weight": np.zeros((5, 8)), "bias": np.zeros(5)},
+        "fc3": {"weight": np.zeros((2, 5)), "bias": np.zeros(2)},
     }
     d = draft(plain)
     assert not d.questions
@@ -572,12 +593,12 @@ def test_a_fused_axis_is_its_blocks():
     maps["qk.0"] = growth.rotate(orthogonal(4))
     maps["v.0"] = growth.pad(4, 6)
     name = "transformer.h.0.attn.c_attn.weight"
-    apart = jnp.split(m.params[name], 3, axis=1)
+    apart = np.split(m.params[name], 3, axis=1)
     parts = dict(zip("qkv", apart, strict=True))
     rules = {"q": "r* (h qk)", "k": "r* (h qk*)", "v": "r* (h v)"}
     split = spec(parts, rules, spaces={"{r,h,qk,v}": "outer"}, sizes={"h": 2})
     short = {k.removesuffix(".0").replace("head", "h"): v for k, v in maps.items()}
-    moved = change_basis(parts, split, short)
-    fused = change_basis({name: m.params[name]}, s, maps)[name]
-    np.testing.assert_array_equal(fused, jnp.concatenate([moved[k] for k in "qkv"], axis=1))
+    moved = re_expressed(parts, split, short)
+    fused = re_expressed({name: m.params[name]}, s, maps)[name]
+    np.testing.assert_array_equal(fused, np.concatenate([moved[k] for k in "qkv"], axis=1))
     assert fused.shape == (8, 3 * 4 + 3 * 4 + 3 * 6)

@@ -352,7 +352,7 @@ def test_ngrams_and_their_distances_by_counting(n):
 
 
 @pytest.mark.parametrize("distance", [D.total_variation_tokens, D.jensen_shannon_tokens])
-@pytest.mark.parametrize("repeat", [1, 5])
+@pytest.mark.parametrize("repeat", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_the_error_of_token_distances_is_over_sequences(distance, repeat):
     runs = 300
     found = []

@@ -155,6 +155,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_killed_it_resumes_to_the_same_bytes(models, tmp_path, capsys):
     command = ["grow", models / "a", tmp_path / "out", "--width", "2x", "--no-certify", "--quiet"]
     argv = [*map(str, command), "--threads", "1"]
@@ -276,6 +277,7 @@ out_dtype: float32
 """
 
 
+@pytest.mark.slow
 def test_a_recipe_grows_aligns_and_merges(models, tmp_path, capsys):
     path = tmp_path / "chain.yaml"
     path.write_text(CHAIN.format(models=models))

@@ -4,10 +4,8 @@ Exact growth is judged by `certificate`, whose tolerance is what a perturbation 
 by its rounding does to the output, ten times; what is not exact must be seen to change it.
 """
 
-import importlib.util
 import json
 from functools import cache
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +22,7 @@ from sail_jax.architectures.table import look, put
 from sail_jax.basis.certificate import certificate
 from sail_jax.growth import METHODS, grow, plan
 from sail_jax.trees import leaf_paths
-
-_found = importlib.util.spec_from_file_location(
-    "models_of_architectures", Path(__file__).with_name("test_architectures.py")
-)
-assert _found is not None
-assert _found.loader is not None
-models = importlib.util.module_from_spec(_found)
-_found.loader.exec_module(models)
+from tests import test_architectures as models
 
 FLAX = {
     "flax mlp": {"model_type": "flax_mlp", "widths": [6, 5]},
@@ -42,7 +33,7 @@ FLAX = {
 }
 NAMES = models.NAMES
 # one of each kind: compiling the forward pass of the others takes minutes
-KINDS = ["llama, tied, stretched", "bert", "t5", "flax mlp", "flax resnet", "flax gpt, tied"]
+KINDS = ["llama, tied, stretched", "flax mlp"]
 POST_NORM = ["bert", "roberta"]
 LIMIT = 10 * float(jnp.finfo(jnp.float32).eps) ** 0.5
 TWICE = {"width": 2, "depth": 2}
@@ -110,6 +101,7 @@ def check_shapes(name, new, growth):
         assert rules.resized(growth.config, rules.spec(new)) == growth.config
 
 
+@pytest.mark.slow
 def test_masks_are_not_exact_where_a_norm_writes_into_the_stream():
     """Masked units are zero, so that the stream is mapped linearly: CLIP's first norm sees that."""
     growth = plan(models.model("clip").params, config("clip"), {"width": 2}, "msg", key=KEY)
@@ -152,7 +144,7 @@ LOSSLESS = {
     "llama_pro": ({"depth": 2}, {}),
     "identity": ({"depth": 2}, {}),
 }
-FAST = {("llama", "hypercloning"), ("llama", "msg"), ("llama", "llama_pro"), ("vit", "lemon")}
+FAST = {("llama", "hypercloning"), ("llama", "llama_pro")}
 
 
 @pytest.mark.parametrize(
@@ -174,13 +166,17 @@ def test_lossless_methods(name, method):
     new, _ = check_exact(name, to, method, **options)
     if method == "hypercloning":
         plain, _ = grow(models.model(name).params, config(name), to, method)
-        moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), new, plain)
+        moved = jax.tree.map(lambda a, b: np.any(np.asarray(a) != np.asarray(b)), new, plain)
         assert any(jax.tree.leaves(moved))
 
 
 @pytest.mark.parametrize(
     "method",
-    [name for name in METHODS if name == "net2net" or not METHODS[name].lossless],
+    [
+        slow_unless(name in ("net2net", "stack"), name)
+        for name in METHODS
+        if name == "net2net" or not METHODS[name].lossless
+    ],
 )
 def test_other_methods_say_that_they_are_not_exact(method):
     params, c = models.model("llama").params, config("llama")
@@ -197,9 +193,9 @@ def test_other_methods_say_that_they_are_not_exact(method):
 @pytest.mark.parametrize(
     ("name", "method", "options", "text"),
     [
-        ("llama", "net2net", {"noise": 0.1}, "noise of 0.1"),
-        ("llama", "msg", {"mask": 0.5}, "a mask of 0.5"),
-        ("llama, tied, stretched", "lemon", {"untie": False}, "untie the leaf"),
+        slow_unless(False, "llama", "net2net", {"noise": 0.1}, "noise of 0.1"),
+        slow_unless(False, "llama", "msg", {"mask": 0.5}, "a mask of 0.5"),
+        slow_unless(False, "llama, tied, stretched", "lemon", {"untie": False}, "untie the leaf"),
     ],
 )
 def test_options_that_cost_exactness(name, method, options, text):
@@ -215,7 +211,7 @@ def test_options_that_cost_exactness(name, method, options, text):
 @pytest.mark.parametrize(
     ("name", "to", "method"),
     [
-        ("gpt2", {"n_embd": 16}, "hypercloning"),
+        slow_unless(False, "gpt2", {"n_embd": 16}, "hypercloning"),
         ("llama", {"head_dim": 8}, "hypercloning"),
         slow_unless(False, "gpt2", {"n_embd": 12}, "lemon"),
         slow_unless(False, "llama, tied, stretched", {"head_dim": 6}, "lemon"),
@@ -280,7 +276,9 @@ def test_a_leaf_needs_what_it_says():
         growth.needs("model.layers.9.mlp.up_proj.weight")
 
 
-@pytest.mark.parametrize("method", ["lemon", "sail_svd", "aki"])
+@pytest.mark.parametrize(
+    "method", [slow_unless(False, name) for name in ("lemon", "sail_svd", "aki")]
+)
 def test_jitted_or_not(method):
     m, c = models.model("gpt2"), config("gpt2")
     growth = plan(m.params, c, {"width": 1.5}, method, key=KEY)
@@ -292,6 +290,7 @@ def test_jitted_or_not(method):
         np.testing.assert_allclose(jitted, eager, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_dtypes_stay():
     m = models.model("gpt2")
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), m.params)
@@ -365,8 +364,8 @@ def stacked(params, tokens):
 @pytest.mark.parametrize(
     ("to", "depth_method"),
     [
-        ({"width": 2, "depth": 2}, "llama_pro"),
-        ({"width": 2, "depth": 2}, "identity"),
+        slow_unless(False, {"width": 2, "depth": 2}, "llama_pro"),
+        slow_unless(False, {"width": 2, "depth": 2}, "identity"),
         ({"resid": 7, "hidden": "2x", "layer": 5}, "pairs"),
         ({"resid": 7, "hidden": "2x", "layer": 5}, "stack"),
     ],
@@ -375,14 +374,14 @@ def test_stacked_layers_of_an_unknown_architecture(to, depth_method):
     shapes = {"scale": (3, 4), "in": (3, 4, 6), "bias": (3, 6), "out": (3, 6, 4)}
     shapes = {"embed": (5, 4), "layers": shapes, "scale": (4,), "head": (4, 5)}
     params = jax.tree.map(
-        lambda shape: jax.random.normal(jax.random.fold_in(KEY, sum(shape)), shape),
+        lambda shape: np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32),
         shapes,
         is_leaf=lambda x: isinstance(x, tuple),
     )
-    tokens = jnp.arange(5)
+    tokens = np.arange(5)
     new, growth = grow(params, {}, to, "lemon", key=KEY, rules=STACKED, depth_method=depth_method)
     assert new["layers"]["in"].shape == ((6, 8, 12) if "depth" in to else (5, 7, 12))
-    seen = certificate(stacked, params, new, tokens)
+    seen = certificate(jax.jit(stacked), params, new, tokens)
     assert seen.preserved == growth.report.exact == (depth_method != "stack"), seen
 
 
@@ -459,7 +458,9 @@ def _stated(name):
     return [key for key in [*keys, *m.rules.layers] if isinstance(look(c, key), int)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [slow_unless(name in ("gpt2", "clip", "flax mlp"), name) for name in NAMES]
+)
 def test_configurations_that_tensors_contradict(name):
     params, c = models.model(name).params, config(name)
     plan(params, c, TWICE, key=KEY)
@@ -517,7 +518,7 @@ def test_heads_decide_what_a_network_hands_out():
 def test_token_classification_reads_the_stream():
     c = config("bert") | {"architectures": ["BertForTokenClassification"]}
     kept = {k: v for k, v in models.model("bert").params.items() if not k.startswith("cls.")}
-    head = {"classifier.weight": jnp.ones((3, 8)), "classifier.bias": jnp.zeros(3)}
+    head = {"classifier.weight": np.ones((3, 8)), "classifier.bias": np.zeros(3)}
     growth = plan(kept | head, c, {"width": 2})
     assert growth.leaves["classifier.weight"].shape == (3, 16)
     assert growth.spec.axes("classifier.weight")[1][0].space == "resid"
@@ -613,7 +614,9 @@ def test_odd_targets_are_refused_in_a_sentence(name):
             plan(m.params, c, to, key=KEY)
 
 
-@pytest.mark.parametrize("value", ["9" * 400, [1e-5], {}, True, -1e-5, float("nan"), 10**400])
+@pytest.mark.parametrize(
+    "value", ["9" * 400, [1e-5], {}, True, -1e-5, float("nan"), 10**400], ids=range(7)
+)
 def test_an_epsilon_is_a_number(value):
     m, c = models.model("gpt2"), config("gpt2")
     with pytest.raises(ValueError, match="'layer_norm_epsilon' must be a finite number") as refused:

@@ -45,8 +45,13 @@ def call(capsys):
     return call
 
 
-@pytest.mark.parametrize("piece", [1 << 20, 50])
-@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize(
+    ("k", "piece"),
+    [
+        (3, 50),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in ((2, 1 << 20), (2, 50), (3, 1 << 20))),
+    ],
+)
 def test_streamed_is_what_the_probe_finds(k, piece, saved, monkeypatch):
     folders, trees = saved
     monkeypatch.setattr(comparing, "PIECE", piece)
@@ -176,6 +181,7 @@ def test_differences_of_config_and_tokenizer_are_told(saved, tmp_path):
         (folders["A"] / name).unlink()
 
 
+@pytest.mark.slow
 def test_the_command(saved, tmp_path, call):
     folders, trees = saved
     tokens = np.random.default_rng(0).integers(0, CONFIG["vocab_size"], (6, 8))

@@ -36,19 +36,19 @@ def predict(params, x):
 def params(seed, dtype=jnp.float32):
     random = np.random.default_rng(seed)
     return {
-        "W": jnp.asarray(random.normal(size=(F, C)), dtype),
-        "b": jnp.asarray(random.normal(size=C), dtype),
-        "steps": jnp.arange(2),
+        "W": random.normal(size=(F, C)).astype(dtype),
+        "b": random.normal(size=C).astype(dtype),
+        "steps": np.arange(2, dtype=np.int32),
     }
 
 
 def inputs():
     x = np.random.default_rng(77).normal(size=(T, N, B, F))
-    return jnp.asarray(x, jnp.float32)
+    return x.astype(np.float32)
 
 
 def labels():
-    return jnp.asarray(np.random.default_rng(78).integers(0, C, (N, B)))
+    return np.random.default_rng(78).integers(0, C, (N, B))
 
 
 def problem(dtype=jnp.float32):
@@ -71,6 +71,11 @@ LEARN = {
     ),
 }
 each = pytest.mark.parametrize("name", LEARN)
+QUICK = ((False, "leaf", (0.25, 0.4)), (True, "task", None))
+
+
+def slow_unless(quick, *values):
+    return pytest.param(*values, marks=[] if quick else pytest.mark.slow)
 
 
 def assert_close(got, want, atol):
@@ -143,16 +148,19 @@ def test_entropy_and_cross_entropy():
     """By their definitions in float64; masked classes count 0 and leave gradients finite."""
     z = np.random.default_rng(0).normal(size=(2, 7, 4)) * 3
     p = np.exp(z) / np.exp(z).sum(-1, keepdims=True)
-    np.testing.assert_allclose(entropy(jnp.asarray(z)), -(p * np.log(p)).sum(-1).mean(), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(entropy)(z), -(p * np.log(p)).sum(-1).mean(), rtol=1e-6)
     y = np.arange(14).reshape(2, 7) % 4
     want = -np.log(np.take_along_axis(p, y[..., None], -1)).mean()
-    np.testing.assert_allclose(cross_entropy(jnp.asarray(z), jnp.asarray(y)), want, rtol=1e-6)
-    masked = jnp.array([0.5, -jnp.inf, 1.5])
-    chex.assert_trees_all_close(entropy(masked), entropy(jnp.array([0.5, 1.5])), rtol=1e-6)
-    chex.assert_tree_all_finite(jax.grad(lambda z: entropy(z.at[1].set(-jnp.inf)))(masked))
-    sure = jnp.array([0.0, 1e4])  # p underflows: 0 log 0 = 0
-    assert float(entropy(sure)) == 0.0
-    chex.assert_tree_all_finite(jax.grad(entropy)(sure))
+    np.testing.assert_allclose(jax.jit(cross_entropy)(z, y), want, rtol=1e-6)
+    both = jax.jit(jax.value_and_grad(entropy))
+    masked, gradient = jax.jit(jax.value_and_grad(lambda z: entropy(z.at[1].set(-jnp.inf))))(
+        np.array([0.5, 0.0, 1.5])
+    )
+    chex.assert_trees_all_close(masked, both(np.array([0.5, 1.5]))[0], rtol=1e-6)
+    chex.assert_tree_all_finite(gradient)
+    value, gradient = both(np.array([0.0, 1e4]))  # p underflows: 0 log 0 = 0
+    assert float(value) == 0.0
+    chex.assert_tree_all_finite(gradient)
 
 
 # --- references
@@ -194,9 +202,16 @@ def adamerging_in_numpy(deltas, base, by, steps, rate, clamp):
     return lam, merged, losses
 
 
-@pytest.mark.parametrize("clamp", [None, (0.25, 0.4)])
-@pytest.mark.parametrize("by", ["task", "leaf"])
-@pytest.mark.parametrize("plus", [False, True])
+@pytest.mark.parametrize(
+    ("plus", "by", "clamp"),
+    [
+        # two quick ones, which have each value of each parameter
+        slow_unless((plus, by, clamp) in QUICK, plus, by, clamp)
+        for plus in (False, True)
+        for by in ("task", "leaf")
+        for clamp in (None, (0.25, 0.4))
+    ],
+)
 def test_adamerging_descends_the_entropy(by, clamp, plus):
     """Eight steps against NumPy in float64; float32 errors below 1e-6 a step on values below 10."""
     ms, base = problem()
@@ -364,9 +379,9 @@ def test_order_of_models_permutes_the_coefficients():
     order = [2, 0, 1]
     options = {"by": "leaf", "steps": 5, "optimizer": SGD}
     got = adamerging(ms, base, predict, inputs(), **options)
-    other = adamerging([ms[k] for k in order], base, predict, inputs()[jnp.array(order)], **options)
+    other = adamerging([ms[k] for k in order], base, predict, inputs()[np.array(order)], **options)
     assert_close(other.params, got.params, 1e-5)
-    moved = jax.tree.map(lambda c: c[jnp.array(order)], got.coefficients)
+    moved = jax.tree.map(lambda c: c[np.array(order)], got.coefficients)
     assert_close(other.coefficients, moved, 1e-5)
     one, two = (
         concrete_subspace(
@@ -377,7 +392,7 @@ def test_order_of_models_permutes_the_coefficients():
     assert_close(one.params, two.params, 1e-5)
 
 
-@each
+@pytest.mark.parametrize("name", [slow_unless(n != "concrete_subspace", n) for n in LEARN])
 def test_one_model(name):
     ms, base = problem()
     got = LEARN[name](ms[:1], base)
@@ -395,7 +410,7 @@ def test_dtypes_are_the_bases_and_integers_are_copied(name):
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(got.coefficients))
 
 
-@each
+@pytest.mark.parametrize("name", [slow_unless(n == "learned_soup", n) for n in LEARN])
 def test_jit_equals_eager_and_repeats(name):
     ms, base = problem()
     got = LEARN[name](ms, base)
@@ -403,6 +418,7 @@ def test_jit_equals_eager_and_repeats(name):
     assert_close(jax.jit(LEARN[name])(ms, base), got, 1e-5)
 
 
+@pytest.mark.slow
 @each
 def test_gradient_through_the_learning(name):
     """d/ds of the merge of models base + s delta, through five steps; central differences in
@@ -504,7 +520,7 @@ def tasks(examples, seed):
     random = np.random.default_rng(seed)
     x = np.einsum("knr,krf->knf", random.normal(size=(3, examples, 3)), own)
     x += 0.1 * random.normal(size=x.shape)
-    return jnp.asarray(x, jnp.float32), jnp.asarray(np.argmax(x @ A, -1))
+    return x.astype(np.float32), np.argmax(x @ A, -1)
 
 
 @functools.partial(jax.jit, static_argnames="steps")
@@ -520,7 +536,7 @@ def tuned(params, x, y, steps):
 def trained():
     """A base that saw a little of every task, and three models tuned on one each."""
     x, y = tasks(200, 0)
-    start = {"W": jnp.zeros((9, 3)), "b": jnp.zeros(3)}
+    start = {"W": np.zeros((9, 3), np.float32), "b": np.zeros(3, np.float32)}
     base = tuned(start, x[:, :20].reshape(-1, 9), y[:, :20].reshape(-1), 20)
     return [tuned(base, x[k], y[k], 60) for k in range(3)], base
 
@@ -539,7 +555,7 @@ def unlabelled():
     return tasks(320, 2)[0].reshape(3, 10, 32, 9)
 
 
-@pytest.mark.parametrize("options", [{}, {"by": "leaf", "steps": 100}])
+@pytest.mark.parametrize("options", [slow_unless(False, {}), {"by": "leaf", "steps": 100}])
 def test_adamerging_improves_on_task_arithmetic(options):
     """Null: no drop of the loss on new examples; rejected at z > 4; and it drops by a twentieth."""
     ms, base = trained()
@@ -549,6 +565,7 @@ def test_adamerging_improves_on_task_arithmetic(options):
     assert ratio < 0.95
 
 
+@pytest.mark.slow
 def test_adamerging_plus_plus_improves_on_ties_deltas():
     ms, base = trained()
     sparse = chain(transforms.trim(0.5), transforms.elect())
@@ -558,6 +575,7 @@ def test_adamerging_plus_plus_improves_on_ties_deltas():
     assert ratio < 0.95
 
 
+@pytest.mark.slow
 def test_concrete_subspace_improves_on_task_arithmetic():
     ms, base = trained()
     got = concrete_subspace(
@@ -568,6 +586,7 @@ def test_concrete_subspace_improves_on_task_arithmetic():
     assert ratio < 0.95
 
 
+@pytest.mark.slow
 def test_learned_soup_improves_on_the_uniform_one():
     """One of four models is spoiled; 300 held-out examples, then new ones."""
     ms, base = trained()
@@ -582,6 +601,7 @@ def test_learned_soup_improves_on_the_uniform_one():
     assert float(got.losses[-1]) < float(got.losses[0])
 
 
+@pytest.mark.slow
 def test_surgery_brings_features_back():
     """Hidden features of new inputs, of one task: nearer to those of the task's own model."""
     random = np.random.default_rng(4)

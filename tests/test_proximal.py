@@ -208,7 +208,7 @@ def test_weights_of_gaussian_tasks_from_their_samples():
     means = np.array([[0.0, 0.0], [3.0, 0.0], [1.0, 1.0]])
     keys = rng.normal(size=(runs, 3, n, 2)) + means[:, None]
     inner = lambda x, y: jnp.sum(x * y)  # noqa: E731
-    square = jax.vmap(lambda x, y: distances.mmd(x, y, kernel=inner).value)
+    square = jax.jit(jax.vmap(lambda x, y: distances.mmd(x, y, kernel=inner).value))
     one, two, both = (
         np.asarray(square(keys[:, i], keys[:, j])) for i, j in ((0, 2), (1, 2), (0, 1))
     )
@@ -280,6 +280,7 @@ def test_from_loss_finds_the_proximal_parameter_of_a_quadratic(constraint, steps
     assert found.condition is None
 
 
+@pytest.mark.slow
 def test_sweep_and_gradient_of_the_loss_after_training():
     models, target = trees(2, dtype=np.float64)
     other, _ = trees(3, seed=1, dtype=np.float64)

@@ -162,7 +162,7 @@ def test_threads_read_the_same(tmp_path):
     assert found == [want] * 6
 
 
-@pytest.mark.parametrize("method", ["lemon", "hypercloning"])
+@pytest.mark.parametrize("method", ["lemon", pytest.param("hypercloning", marks=pytest.mark.slow)])
 def test_compilation_does_not_grow_with_the_layers(method, tmp_path):
     """Also where every leaf draws from a key of its own: noise on copies."""
     of_method, counts = {"snr_db": 20.0} if method == "hypercloning" else {}, []

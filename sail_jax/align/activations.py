@@ -19,7 +19,7 @@ from sail_jax.align.solvers import procrustes
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, select
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import concrete
+from sail_jax.checks import as_array, concrete
 
 __all__ = ["Moments", "activation_matching", "moments", "pool", "stream"]
 
@@ -181,7 +181,7 @@ def _add(
                 f"activations of {name!r} must be [..., size] on the same inputs, got "
                 f"{jnp.shape(x[name])} and {jnp.shape(y[name])}"
             )
-    new = {name: _moments(jnp.asarray(x[name]), jnp.asarray(y[name])) for name in x}
+    new = {name: _moments(as_array(x[name]), as_array(y[name])) for name in x}
     return {k: _pool(total[k], v) if k in total else v for k, v in new.items()}
 
 

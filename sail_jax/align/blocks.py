@@ -9,6 +9,7 @@ after the block's own map.
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from sail_jax.basis.certificate import Report, exactness
 from sail_jax.basis.change_basis import by_block, change_basis, unfused
 from sail_jax.basis.maps import SpaceMap, along, invert
 from sail_jax.basis.spaces import Spec
+from sail_jax.checks import as_array
 from sail_jax.trees import path_str
 
 __all__ = ["block_exactness", "change_blocks", "factors", "invert_blocks", "nested"]
@@ -64,7 +66,7 @@ def change_blocks(
         axes = spec.axes(path_str(path))
         if not any(f.space in inner for axis in axes for f in axis):
             return x
-        return by_block(jnp.asarray(x), axes, resized, block)
+        return by_block(as_array(x), axes, resized, block)
 
     return jax.tree.map_with_path(move, new)
 
@@ -83,6 +85,7 @@ def invert_blocks(maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> di
     return out
 
 
+@partial(jax.jit, static_argnums=(2, 3, 4))
 def along_block(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role) -> Array:
     """One factor axis of x re-expressed by m, or by one map for each index of the block axis."""
     if block is None:

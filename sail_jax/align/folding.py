@@ -13,7 +13,7 @@ from sail_jax.align.blocks import factor_shape, factors
 from sail_jax.basis.axes import Axis, Factor, path_pattern
 from sail_jax.basis.change_basis import by_block
 from sail_jax.basis.spaces import Leaf, Spec
-from sail_jax.checks import nearest
+from sail_jax.checks import as_array, nearest
 from sail_jax.trees import path_str
 
 __all__ = ["fold_scales"]
@@ -72,7 +72,7 @@ def fold_scales(
             scale = _beside(spec, gain, scales[gain], named, axes)
             return (wide * scale).reshape(x.shape).astype(x.dtype)
 
-        return by_block(jnp.asarray(x), spec.axes(named), spec, block)
+        return by_block(as_array(x), spec.axes(named), spec, block)
 
     leaves = tuple(
         Leaf(path, tuple(() if path in gains and _is_gain(axis) else axis for axis in axes))

@@ -17,7 +17,7 @@ from sail_jax.basis.change_basis import unfuse
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, compose, identity
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import concrete, nearest
+from sail_jax.checks import as_array, concrete, nearest
 from sail_jax.trees import leaf_paths
 
 __all__ = ["EPS", "Assign", "Problem", "apart", "arrays", "recurrent"]
@@ -167,7 +167,7 @@ class Problem:
         out = {name: identity(self.spec.space(name).size) for name in self.chosen}
         for name in self.within:
             count = self.spec.space(self.within[name]).size
-            out[name] = jax.tree.map(lambda x, count=count: jnp.stack([x] * count), out[name])
+            out[name] = jax.tree.map(lambda x, count=count: np.stack([x] * count), out[name])
         return out
 
     def snapshot(self) -> Any:
@@ -207,7 +207,9 @@ class Problem:
         for inner, block in self.within.items():
             if block == name and m.index is not None:
                 index = m.index
-                self.maps[inner] = jax.tree.map(lambda x, i=index: x[i], self.maps[inner])
+                self.maps[inner] = jax.tree.map(
+                    partial(jnp.take, indices=index, axis=0), self.maps[inner]
+                )
 
     def cost(self, name: str, settled: set[str] | None = None) -> Cost:
         """What each tensor says about a space, or all that is settled, by one product each."""
@@ -335,16 +337,18 @@ def checked_leaves(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]
 
 def _factored(argument: str, path: str, x: Any, spec: Spec) -> Array:
     values = x if isinstance(x, jax.Array) else np.asarray(x)
-    if concrete(values) is None:
+    host = concrete(values)
+    if host is None:
         raise ValueError(f"{argument} leaf {path!r} is traced: weights are matched outside jit")
     if not jnp.issubdtype(values.dtype, jnp.floating) or values.dtype.itemsize == 1:
         raise ValueError(
             f"{argument} leaf {path!r} is {values.dtype}: only real numbers of 16 bits or more are "
             "matched, cast it first"
         )
-    wide = jnp.asarray(values, jnp.promote_types(values.dtype, jnp.float32))
-    if not bool(_finite(wide)):
+    # extremes, as a NaN is both: no copy of the leaf is made
+    if not np.isfinite([host.min(initial=0), host.max(initial=0)]).all():
         raise ValueError(f"{argument} leaf {path!r} has values that are not finite")
+    wide = jnp.asarray(as_array(values), jnp.promote_types(values.dtype, jnp.float32))
     return factors(spec, path, wide)
 
 
@@ -423,9 +427,4 @@ def _distance(a: Array, b: Array) -> float:
 
 
 def _norm(x: Array) -> float:
-    return float(np.sqrt(_distance(x, jnp.zeros((), x.dtype))))
-
-
-@jax.jit
-def _finite(x: Array) -> Array:
-    return jnp.isfinite(x).all()
+    return float(np.linalg.norm(np.ravel(x)))

@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, select
+from sail_jax.checks import as_array
 
 __all__ = ["GENERAL", "SOLVERS", "procrustes", "solver"]
 
@@ -40,7 +41,7 @@ def solver(family: Family) -> Callable[[Any, Any, bool], SpaceMap]:
 
 def _permutation(cost: Any, assign: Any) -> SpaceMap:
     benefit = reduce(np.add, cost.products.values())
-    index = jnp.asarray(assign(benefit))
+    index = as_array(assign(benefit))
     return select(index, len(benefit), family=Family.PERMUTATION)
 
 

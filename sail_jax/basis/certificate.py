@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from sail_jax.basis.families import NONLINEARITIES, Family
 from sail_jax.basis.maps import SpaceMap, classify, measure
 from sail_jax.basis.spaces import Spec, table
+from sail_jax.checks import as_array
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Certificate", "Report", "SpaceReport", "Verdict", "certificate", "exactness"]
@@ -227,7 +228,7 @@ def _jitter(params: Any, dtype: DTypeLike | None) -> Any:
         wide = np.promote_types(np.float32, host.dtype) if host.dtype.itemsize > 2 else np.float32
         sign = 2.0 * rng.integers(0, 2, host.shape) - 1
         moved = host.astype(wide) * (1 + max(_eps(x), _eps(dtype)) * sign)
-        return jnp.asarray(moved.astype(host.dtype))
+        return as_array(moved.astype(host.dtype))
 
     return jax.tree.map(noisy, params)
 

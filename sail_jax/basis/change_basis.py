@@ -15,6 +15,7 @@ from sail_jax.basis.certificate import exactness
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import Operator, SpaceMap, along
 from sail_jax.basis.spaces import Leaf, Spec
+from sail_jax.checks import as_array
 from sail_jax.trees import path_str
 
 __all__ = ["by_block", "change_basis", "unfuse", "unfused"]
@@ -142,7 +143,7 @@ def _move(path: str, x: Array, spec: Spec, maps: Mapping[str, SpaceMap], kind: K
         return x
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         raise TypeError(f"leaf {path!r} is {x.dtype}: only floating leaves can change basis")
-    return by_block(jnp.asarray(x), axes, spec, lambda y, of: _contract(y, of, spec, maps, kind))
+    return by_block(as_array(x), axes, spec, lambda y, of: _contract(y, of, spec, maps, kind))
 
 
 def _blocks(

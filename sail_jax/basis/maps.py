@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from sail_jax.basis.families import Family
-from sail_jax.checks import concrete
+from sail_jax.checks import as_array, concrete
 
 __all__ = [
     "Selection",
@@ -47,6 +47,7 @@ class Selection:
     def shape(self) -> tuple[int, ...]:
         return (*self.index.shape, self.old)
 
+    @jax.jit
     def dense(self) -> Float[Array, "new old"]:
         rows = jax.nn.one_hot(self.index, self.old)
         return rows if self.scale is None else rows.astype(self.scale.dtype) * self.scale[..., None]
@@ -167,7 +168,7 @@ def select(
     or None for ones. Raises TypeError or ValueError, naming the argument, otherwise.
     """
     given = {"write": write, "read": read}
-    index = jnp.asarray(index)
+    index = as_array(index)
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise TypeError(f"index must hold integers, got {index.dtype}")
     if index.ndim != 1:
@@ -342,7 +343,7 @@ def _indexed(
 
 
 def _floating(x: Any) -> Array:
-    x = jnp.asarray(x)
+    x = as_array(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         raise TypeError(f"a map must be real, got {x.dtype}")
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(float)

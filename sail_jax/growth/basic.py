@@ -3,14 +3,16 @@
 A maker never sees a parameter; `change_basis` applies what it returns. Each states its family.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity, measure, select
-from sail_jax.checks import concrete
+from sail_jax.checks import as_array, concrete
 
 __all__ = ["flip", "lemon_gain", "pad", "permute", "prune", "rescale", "rotate", "widen"]
 
@@ -20,7 +22,7 @@ def permute(index: ArrayLike) -> SpaceMap:
 
     Raises ValueError unless `index` is a permutation.
     """
-    index = jnp.asarray(index)
+    index = as_array(index)
     values = concrete(index)
     if values is not None and not np.array_equal(np.sort(values, axis=None), np.arange(index.size)):
         raise ValueError(f"index must be a permutation of range({index.size}), got {values}")
@@ -43,14 +45,9 @@ def widen(old: int, new: int, *, key: PRNGKeyArray | None = None, even: bool = F
     check_growth(old, new)
     if even and new % old:
         raise ValueError(f"even copies need new to be a multiple of old, got old={old}, new={new}")
-    index = jnp.arange(new) % old
-    if key is not None and even:
-        deals = jax.vmap(lambda k: jax.random.permutation(k, old))(
-            jax.random.split(key, new // old - 1)
-        )
-        index = index.at[old:].set(deals.reshape(-1))
-    elif key is not None:
-        index = index.at[old:].set(jax.random.randint(key, (new - old,), 0, old))
+    index = np.arange(new) % old
+    if key is not None:
+        index = _dealt(key, old, new, even)
     exact = new % old == 0 and (even or key is None)
     return duplicate(index, old, Family.EVEN_DUPLICATION if exact else Family.SELECTION)
 
@@ -61,8 +58,8 @@ def pad(old: int, new: int) -> SpaceMap:
     Raises ValueError if `new < old`.
     """
     check_growth(old, new)
-    is_old = jnp.arange(new) < old
-    index = jnp.where(is_old, jnp.arange(new), 0)
+    is_old = np.arange(new) < old
+    index = np.where(is_old, np.arange(new), 0)
     entries = is_old.astype(float)
     return select(index, old, write=entries, read=entries, family=Family.SELECTION)
 
@@ -72,7 +69,7 @@ def prune(keep: ArrayLike, old: int) -> SpaceMap:
 
     Raises TypeError unless `keep` holds integers, ValueError if they repeat or exceed `old`.
     """
-    keep = jnp.asarray(keep)
+    keep = as_array(keep)
     if keep.dtype == bool:
         raise TypeError("keep must hold the numbers of units, got a mask: use jnp.flatnonzero")
     values = concrete(keep)
@@ -86,7 +83,7 @@ def rotate(Q: Float[ArrayLike, "n n"]) -> SpaceMap:
 
     Raises ValueError unless Q is square and orthogonal to rounding.
     """
-    Q = jnp.asarray(Q)
+    Q = as_array(Q)
     if Q.ndim != 2 or Q.shape[0] != Q.shape[1]:
         raise ValueError(f"Q must be square, got shape {Q.shape}")
     m = SpaceMap(Q, Q.T, Family.ORTHOGONAL)
@@ -101,12 +98,12 @@ def rescale(scale: Float[ArrayLike, "n"]) -> SpaceMap:
 
     Raises ValueError unless all scales are positive and finite.
     """
-    scale = jnp.asarray(scale)
+    scale = as_array(scale)
     values = concrete(scale)
     if values is not None and not np.all((values > 0) & np.isfinite(values)):
         raise ValueError(f"scale must be positive and finite, got {values}")
     family = Family.POSITIVE_MONOMIAL | Family.INVERTIBLE
-    return select(jnp.arange(scale.size), scale.size, write=scale, read=1 / scale, family=family)
+    return select(np.arange(scale.size), scale.size, write=scale, read=1 / scale, family=family)
 
 
 def flip(signs: ArrayLike) -> SpaceMap:
@@ -114,12 +111,12 @@ def flip(signs: ArrayLike) -> SpaceMap:
 
     Raises ValueError unless all signs are +1 or -1.
     """
-    signs = jnp.asarray(signs)
+    signs = as_array(signs)
     values = concrete(signs)
     if values is not None and not np.isin(values, (-1, 1)).all():
         raise ValueError(f"signs must be +1 or -1, got {values}")
     n = signs.size
-    return select(jnp.arange(n), n, write=signs, read=signs, family=Family.SIGNED_PERMUTATION)
+    return select(np.arange(n), n, write=signs, read=signs, family=Family.SIGNED_PERMUTATION)
 
 
 def lemon_gain(old: int, new: int) -> float:
@@ -134,12 +131,28 @@ def lemon_gain(old: int, new: int) -> float:
     return (new // old * old / new) ** 0.5
 
 
-def duplicate(index: Array, old: int, family: Family) -> SpaceMap:
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _dealt(key: PRNGKeyArray, old: int, new: int, even: bool) -> Int[Array, "new"]:
+    """Old units in their order, then random ones; with `even`, all of them before any again."""
+    if even:
+        deal = jax.vmap(partial(jax.random.permutation, x=old))
+        drawn = deal(jax.random.split(key, new // old - 1)).reshape(-1)
+    else:
+        drawn = jax.random.randint(key, (new - old,), 0, old)
+    return jnp.concatenate([jnp.arange(old), drawn])
+
+
+def duplicate(index: Int[ArrayLike, "new"], old: int, family: Family) -> SpaceMap:
     """New unit j copies old unit `index[j]`, copies sharing their readers evenly."""
-    if index.size == old:
+    if np.size(index) == old:
         return identity(old)
-    count = jnp.zeros(old).at[index].add(1)
-    return select(index, old, read=1 / count[index], family=family)
+    copied = select(index, old).index
+    values = concrete(copied)
+    if values is None:
+        count = jnp.zeros(old).at[copied].add(1)
+        return select(copied, old, read=1 / count[copied], family=family)
+    count = np.bincount(values, minlength=old)  # on the host: nothing to compile for every size
+    return select(copied, old, read=1 / count[values], family=family)
 
 
 def check_growth(old: int, new: int) -> None:

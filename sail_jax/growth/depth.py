@@ -17,7 +17,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 from sail_jax.basis.axes import path_pattern
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap
-from sail_jax.checks import concrete, nearest
+from sail_jax.checks import as_array, concrete, nearest
 from sail_jax.growth.basic import check_growth, duplicate
 from sail_jax.trees import leaf_paths, path_str
 
@@ -58,7 +58,7 @@ def deepen(
     [[0, 1, 2, 0, 1], [0, 1, 2, 1, 2], [0, 0, 1, 1, 2]]
     """
     if matrix is not None:
-        D = jnp.asarray(matrix)
+        D = as_array(matrix)
         if D.shape != (new, old):
             raise ValueError(f"matrix must have shape {(new, old)}, got {D.shape}")
         values = concrete(D)
@@ -70,12 +70,12 @@ def deepen(
                 raise ValueError(f"the rows of matrix must sum to one, got {sums}")
         return SpaceMap(D, jnp.linalg.pinv(D))
     check_growth(old, new)
-    layer = jnp.arange(new)
+    layer = np.arange(new)
     if how == "stack":
         return duplicate(layer % old, old, Family.SELECTION)
     if how == "stack_top":
         end = new - new % old
-        index = jnp.where(layer < end, layer % old, layer - end + old - new % old)
+        index = np.where(layer < end, layer % old, layer - end + old - new % old)
         return duplicate(index, old, Family.SELECTION)
     if how == "interpolate":
         return duplicate(layer * old // new, old, Family.SELECTION)
@@ -107,7 +107,7 @@ def depth_up_scale(old: int, drop: int) -> SpaceMap:
         raise ValueError(f"drop must lie between 0 and old / 2, got old={old}, drop={drop}")
     layer = np.arange(old)
     index = np.concatenate([layer[: old - drop], layer[drop:]])
-    return duplicate(jnp.asarray(index), old, Family.SELECTION)
+    return duplicate(index, old, Family.SELECTION)
 
 
 def interleave(old: int, after: ArrayLike) -> SpaceMap:
@@ -131,7 +131,7 @@ def interleave(old: int, after: ArrayLike) -> SpaceMap:
     ):
         raise ValueError(f"after must hold layers of range({old}), got {values.tolist()}")
     index = np.sort(np.concatenate([np.arange(old), values.astype(int)]))
-    return duplicate(jnp.asarray(index), old, Family.SELECTION)
+    return duplicate(index, old, Family.SELECTION)
 
 
 def inserted(m: SpaceMap) -> Int[Array, "n"]:

@@ -17,7 +17,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray, PyTree
 from sail_jax.basis.axes import Axis, Factor, blocks, path_pattern
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import nearest
+from sail_jax.checks import as_array, nearest
 from sail_jax.growth.basic import lemon_gain
 from sail_jax.trees import leaf_paths, path_str
 
@@ -78,7 +78,7 @@ def _edit(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], edit: _Edit)
         axes = spec.axes(path)
         if not any(f.space in maps for axis in axes for f in axis):
             return x
-        x = jnp.asarray(x)
+        x = as_array(x)
         sizes = [resized.extent(axis) if axis else None for axis in axes]
         fits = x.ndim == len(axes) and all(
             n is None or n == m for n, m in zip(sizes, x.shape, strict=True)

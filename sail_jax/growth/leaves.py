@@ -16,7 +16,7 @@ from sail_jax.basis.certificate import Report, Verdict
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Leaf, Space, Spec
-from sail_jax.checks import nearest
+from sail_jax.checks import as_array, nearest
 from sail_jax.growth.fresh import aki, leaf_key, scale_norms
 from sail_jax.growth.layers import Source
 from sail_jax.growth.named import Method, Step
@@ -104,7 +104,7 @@ class Growth:
             if name not in arrays:
                 raise ValueError(f"leaf {path!r} is computed from {name!r}, which is missing")
         rule, operands = self.computation(path)
-        return rule(operands, *(jnp.asarray(arrays[name]) for name in needs))
+        return rule(operands, *(as_array(arrays[name]) for name in needs))
 
     def computation(self, path: str) -> tuple[Rule, Operands]:
         """What `leaf` does: `rule(operands, *arrays)` of the leaves that it needs, in order."""

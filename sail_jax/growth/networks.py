@@ -336,7 +336,7 @@ def _layers(
         return m
     if m.index is None:
         return deepen(old, new, matrix=block_diag(jnp.eye(fixed), m.write))
-    index = jnp.concatenate([jnp.arange(fixed), fixed + m.index])
+    index = np.concatenate([np.arange(fixed), fixed + np.asarray(m.index)])
     return duplicate(index, old, Family.SELECTION)
 
 

@@ -6,6 +6,7 @@ the new sizes and returns a map per space; `lossless=True` makes it refuse, spac
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
 import jax
@@ -95,15 +96,22 @@ def split_readers(m: SpaceMap, weights: Float[ArrayLike, "new"]) -> SpaceMap:
     if weights.shape != (m.new,):
         raise ValueError(f"weights must have the shape ({m.new},), got {weights.shape}")
     write, _ = m.entries
-    total = jnp.zeros(m.old).at[m.index].add(weights if write is None else weights * write)
+    total, read = _divided(weights, write, m.index, m.old)
     values = concrete(total)
     if values is not None and not np.all(np.isfinite(values) & (values != 0)):
         bad = np.flatnonzero(~(np.isfinite(values) & (values != 0)))
         raise ValueError(f"the copies of units {bad[:8].tolist()} have no weight to be read with")
-    read = weights / total[m.index]
-    if write is not None:
-        read = jnp.where(write == 0, 0, read)
     return select(m.index, m.old, write=write, read=read, family=m.family)
+
+
+@partial(jax.jit, static_argnums=3)
+def _divided(
+    weights: Array, write: Array | None, index: Array, old: int
+) -> tuple[Float[Array, "old"], Float[Array, "new"]]:
+    """The weight of all copies of each old unit, and the share that each new one has of it."""
+    total = jnp.zeros(old).at[index].add(weights if write is None else weights * write)
+    read = weights / total[index]
+    return total, read if write is None else jnp.where(write == 0, 0, read)
 
 
 def tile(
@@ -138,14 +146,14 @@ def tile(
         m = widen(old, new)
         return m if weights is None else split_readers(m, weights)
     end = new - new % old
-    copied = jnp.arange(new) < end
+    copied = np.arange(new) < end
     write = copied.astype(float) / (lemon_gain(old, new) if isometric else 1)
-    index = jnp.where(copied, jnp.arange(new) % old, 0)
+    index = np.where(copied, np.arange(new) % old, 0)
     family = Family.SELECTION
     if isometric:
         family = Family.POSITIVE_MONOMIAL | Family.ISOMETRIC
     m = select(index, old, write=write, read=write, family=family)
-    shares = jnp.ones(new) if weights is None else jnp.asarray(weights, float)
+    shares = np.ones(new) if weights is None else jnp.asarray(weights, float)
     if shares.shape != (new,):
         raise ValueError(f"weights must have the shape ({new},), got {shares.shape}")
     m = split_readers(m, jnp.where(copied, shares, 0))
@@ -173,11 +181,16 @@ def compensate(m: SpaceMap, gram: Float[ArrayLike, "old old"], *, ridge: float =
     if values is not None and not np.abs(values - values.T).max() <= 1e-4 * np.abs(values).max():
         raise ValueError("gram must be symmetric")
     write = jnp.asarray(m.dense().write)
-    small = write @ G @ write.T
-    small = small + ridge * jnp.trace(small) / m.new * jnp.eye(m.new)
-    # a pseudo-inverse: units kept twice, or silent ones, have no other
-    read = G @ write.T @ jnp.linalg.pinv(small, hermitian=True)
+    read = _least_squares(write, G, ridge)
     return SpaceMap(write, read, m.family & ~Family.INVERTIBLE if m.new != m.old else m.family)
+
+
+@jax.jit
+def _least_squares(write: Array, G: Array, ridge: float) -> Float[Array, "old new"]:
+    small = write @ G @ write.T
+    small = small + ridge * jnp.trace(small) / len(write) * jnp.eye(len(write))
+    # a pseudo-inverse: units kept twice, or silent ones, have no other
+    return G @ write.T @ jnp.linalg.pinv(small, hermitian=True)
 
 
 def principal(gram: Float[ArrayLike, "old old"], new: int) -> SpaceMap:

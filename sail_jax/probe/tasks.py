@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from sail_jax.checks import concrete
+from sail_jax.checks import as_array, concrete
 from sail_jax.merging.arithmetic import gram, task_sum
 from sail_jax.merging.task_vectors import Weights, task_vectors, task_weights
 from sail_jax.probe.estimates import check_size
@@ -84,19 +84,29 @@ def interference(
     values = concrete(w)
     if values is not None and (values < 0).any():
         raise ValueError(f"weights: expected values >= 0, got {values}")
-    by_leaf = jax.tree.map(lambda *x: jnp.stack(x), *(sums(x, w) for x in leaves))
-    size = jnp.array([x[0].size for x in leaves], w.dtype)
+    by_leaf = _stacked([sums(x, w) for x in leaves])
+    size = as_array(np.array([x.size // k for x in leaves], w.dtype))
     matrices = [i for i, x in enumerate(leaves) if x.ndim > 2 and x.size]
     overlaps = [_overlap(leaves[i], rank) for i in matrices]
     chances = [_chance(leaves[i].shape, rank) for i in matrices]
     return Interference(
-        conflict(jax.tree.map(lambda x: x.sum(0), by_leaf), size.sum()),
+        conflict(_total(by_leaf), size.sum()),
         names,
         conflict(by_leaf, size),
         Names(names[i] for i in matrices),
         jnp.stack(overlaps) if matrices else jnp.zeros((0, 2, k, k)),
-        jnp.array(chances) if matrices else jnp.zeros((0, 2)),
+        as_array(np.array(chances)) if matrices else jnp.zeros((0, 2)),
     )
+
+
+@jax.jit
+def _stacked(parts: list[Sums]) -> Sums:
+    return jax.tree.map(lambda *x: jnp.stack(x), *parts)
+
+
+@jax.jit
+def _total(parts: Sums) -> Sums:
+    return jax.tree.map(lambda x: x.sum(0), parts)
 
 
 @jax.jit
@@ -109,6 +119,7 @@ def sums(delta: Float[Array, "model ..."], w: Float[Array, "model"]) -> Sums:
     return gram(delta), opposed.sum(dtype=w.dtype), apart.sum()
 
 
+@jax.jit
 def conflict(totals: Sums, size: Float[Array, "*leaf"]) -> Conflict:
     """Of what `sums` found, of so many entries."""
     products, opposed, apart = totals
