@@ -1,15 +1,14 @@
 """Sweeps on several devices give what they give on one."""
 
-import os
 import subprocess
 import sys
 import textwrap
 
-import jax
+import many_devices
 import numpy as np
 import pytest
+from tiny_runs import tiny_run
 
-from experiments.lab import registry
 from experiments.lab.sweep import over_devices
 
 # How far apart: roundings of float64, which descents amplify; relu_transfer trains in float32 (eps
@@ -55,30 +54,26 @@ ON_FOUR = """
     assert jax.local_device_count() == 4
     name, out = sys.argv[1:]
     study = registry.load(name)
-    with jax.enable_x64(True):
-        dataset = study.run(study.presets["tiny"])
+    dataset = study.run(study.presets["tiny"])
     np.savez(out, **{k: v.values for k, v in dataset.items() if v.dtype.kind == "f"})
 """
 
 
 def _run(program, devices, *args):
-    flags = f"--xla_force_host_platform_device_count={devices}"
     command = [sys.executable, "-c", textwrap.dedent(program), *map(str, args)]
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    subprocess.run(command, env=environment, check=True, timeout=300)
+    subprocess.run(command, env=many_devices.environment(devices), check=True, timeout=300)
 
 
-@pytest.mark.parametrize("devices", [2, 3, 4])
+@pytest.mark.parametrize("devices", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_points_lie_on_all_devices_and_come_back_in_order(devices):
     _run(WHERE, devices, devices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SWEPT)
 def test_a_sweep_on_four_devices_is_that_on_one(name, tmp_path):
     _run(ON_FOUR, 4, name, tmp_path / "four.npz")
-    module = registry.load(name)
-    with jax.enable_x64(True):
-        one, four = module.run(module.presets["tiny"]), np.load(tmp_path / "four.npz")
+    one, four = tiny_run(name).dataset, np.load(tmp_path / "four.npz")
     assert four.files
     for variable in four.files:
         a, b = four[variable], one[variable].values

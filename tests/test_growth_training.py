@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_runs import tiny_run
 
 from experiments.data import text
-from experiments.lab import registry, store
+from experiments.lab import registry
 from experiments.lab.config import varied
 from experiments.models import presets
 from experiments.studies.growth_training import run, tasks, ways
@@ -39,28 +40,7 @@ RESNET = varied(gt.presets["digits_resnet"], source={"width": 4}, large={"width"
 
 @pytest.fixture(scope="module")
 def ran():
-    """The tiny run, interrupted and resumed, and how often each stage was computed."""
-    kept, computed = {}, []
-
-    def stage(name, compute):
-        if name not in kept:
-            if len(kept) == 4 and "stopped" not in kept:
-                kept["stopped"] = True
-                raise KeyboardInterrupt
-            computed.append(name)
-            kept[name] = store.direct(name, compute)
-        return kept[name]
-
-    with pytest.raises(KeyboardInterrupt):
-        gt.run(TINY, stage)
-    return gt.run(TINY, stage), computed
-
-
-def test_a_resumed_run_computes_no_stage_twice(ran):
-    dataset, computed = ran
-    assert len(set(computed)) == len(computed) == 2 + len(TINY.methods)
-    assert list(dataset["way"].values) == ["scratch", *TINY.methods]
-    assert np.isfinite(dataset["loss"]).all()
+    return tiny_run("growth_training").dataset
 
 
 _loss = jax.jit(lambda *args: tasks.evaluate(*args)[0], static_argnums=(0, 3))
@@ -104,7 +84,7 @@ def test_lossless_growth_starts_at_the_loss_of_the_source(config, method, lossle
 
 
 def test_lossless_growth_trains_from_the_loss_of_the_source(ran):
-    exact = ran[0].sel(way=["hypercloning", "msg"])
+    exact = ran.sel(way=["hypercloning", "msg"])
     assert exact["exact"].all()
     assert np.abs(exact["step0_excess"]).max() < 10 * EPS**0.5
 
@@ -125,7 +105,7 @@ def test_learned_maps_lower_the_loss():
 def test_growth_is_repeatable_and_the_seed_matters(ran):
     config = varied(TINY, methods=("sail_random",))
     again = gt.run(config)["loss"]
-    same = ran[0]["loss"].sel(way=again["way"])
+    same = ran["loss"].sel(way=again["way"])
     np.testing.assert_array_equal(again, same)
     other = gt.run(varied(config, seed=1))["loss"]
     assert not np.allclose(other, again)
@@ -133,9 +113,9 @@ def test_growth_is_repeatable_and_the_seed_matters(ran):
 
 def test_moved_moments_carry_training_on(ran):
     """Moved and restarted states start at one loss, and differ after the first steps."""
-    moved = ran[0].sel(way="hypercloning")
+    moved = ran.sel(way="hypercloning")
     assert bool(moved["moved"])
-    assert not bool(ran[0]["moved"].sel(way="sail_random"))
+    assert not bool(ran["moved"].sel(way="sail_random"))
     config = varied(TINY, methods=("hypercloning",), optimizer={"state": "restart"})
     restarted = gt.run(config).sel(way="hypercloning")
     assert not bool(restarted["moved"])
@@ -144,7 +124,7 @@ def test_moved_moments_carry_training_on(ran):
 
 
 def test_scratch_saves_nothing_and_learning_is_counted(ran):
-    dataset, _ = ran
+    dataset = ran
     scratch = dataset.sel(way="scratch")
     for name in ("saved", "compute_saved", "compute_saved_with_source"):
         np.testing.assert_array_equal(scratch[name], 0)
@@ -279,11 +259,11 @@ def test_digits_leave_some_to_learn_from():
 
 
 def test_figures_are_drawn_from_the_dataset(ran):
-    figures = gt.plot(ran[0])
+    figures = gt.plot(ran)
     assert list(figures) == ["loss", "saved", "step0"]
     for figure in figures.values():
         assert style.png(figure)[:4] == b"\x89PNG"
     panels = [ax.get_title() for ax in figures["loss"].axes if ax.axison]
     assert panels == [m.replace("_", " ") for m in TINY.methods]
-    (rows,) = gt.tables(ran[0])
+    (rows,) = gt.tables(ran)
     assert {row[0] for row in rows[1:]} == {"scratch", *TINY.methods}
