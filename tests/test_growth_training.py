@@ -14,7 +14,6 @@ from experiments.lab.config import varied
 from experiments.models import presets
 from experiments.studies.growth_training import run, tasks, ways
 from experiments.training.savings import first_below
-from sail_jax.drawing import style
 
 gt = registry.load("growth_training")
 
@@ -60,11 +59,11 @@ def _perturbed(config):
 @pytest.mark.parametrize(
     ("config", "method", "lossless"),
     [
-        (GPT, "hypercloning", True),
-        (DEPTH, "llama_pro", True),
+        pytest.param(GPT, "hypercloning", True, marks=pytest.mark.slow),
+        pytest.param(DEPTH, "llama_pro", True, marks=pytest.mark.slow),
         (DEPTH, "stack", False),
         (MLP, "lemon", True),
-        (RESNET, "hypercloning", True),
+        pytest.param(RESNET, "hypercloning", True, marks=pytest.mark.slow),
     ],
 )
 def test_lossless_growth_starts_at_the_loss_of_the_source(config, method, lossless):
@@ -89,6 +88,7 @@ def test_lossless_growth_trains_from_the_loss_of_the_source(ran):
     assert np.abs(exact["step0_excess"]).max() < 10 * EPS**0.5
 
 
+@pytest.mark.slow
 def test_learned_maps_lower_the_loss():
     """SAIL's depth; LiGO's widths are in the run."""
     data, _, variables = _perturbed(DEPTH)
@@ -187,6 +187,7 @@ def test_flops_count_what_is_applied():
     assert tasks.flops(net, shapes, data, 1) == 6 * (64 * fine + 16 * coarse + 8 * 10 + 10)
 
 
+@pytest.mark.slow
 def test_msg_starts_as_the_source_and_ends_unmasked():
     data, small, variables = _perturbed(GPT)
     state = tasks.ADAM.init(variables["params"])
@@ -261,8 +262,6 @@ def test_digits_leave_some_to_learn_from():
 def test_figures_are_drawn_from_the_dataset(ran):
     figures = gt.plot(ran)
     assert list(figures) == ["loss", "saved", "step0"]
-    for figure in figures.values():
-        assert style.png(figure)[:4] == b"\x89PNG"
     panels = [ax.get_title() for ax in figures["loss"].axes if ax.axison]
     assert panels == [m.replace("_", " ") for m in TINY.methods]
     (rows,) = gt.tables(ran)

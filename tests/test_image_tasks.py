@@ -124,15 +124,12 @@ STUDIES = {
     "merge_digits": {"train": 300, "validation": 100},
     "merging_scaling": {"pretraining": {"images": 200}, "pool": 200},
     "cross_task_linearity": {"parts": ("rotated", "split_classes")},
-    "growth_training": {"methods": ("hypercloning",)},
+    "growth_training": {"methods": ("msg", "ligo")},
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["growth_training"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in STUDIES if name != "growth_training"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
 def test_studies_learn_from_any_images(name, folder):
     study = registry.load(name)
     data = {"name": "fashion", "folder": folder}

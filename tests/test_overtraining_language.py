@@ -76,6 +76,7 @@ def test_the_loss_is_the_mean_of_what_is_scored():
     np.testing.assert_allclose(parts, found, rtol=100 * EPS)
 
 
+@pytest.mark.slow
 def test_networks_side_by_side_train_as_each_alone():
     """Rates from 0 on: float32 sums in another order, which a few steps of Adam enlarge."""
     rates, steps = (0.0, 0.004, 0.01), 4

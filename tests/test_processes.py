@@ -84,6 +84,7 @@ def test_what_is_no_process_is_refused(how, says, tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_a_process_that_nobody_tells_which_it_is_says_so(tmp_path):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "KUBE"))}
     command = [sys.executable, "-m", "sail_jax.cli", *RUN, "--out", tmp_path / "x"]

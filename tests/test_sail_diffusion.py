@@ -139,6 +139,7 @@ def test_the_diffusion_of_a_normal_distribution():
     assert abs(np.corrcoef(x, other)[0, 1]) < 0.1
 
 
+@pytest.mark.slow
 def test_guidance_moves_away_from_no_class(lab, loss):
     params = loss[1]["sit"]
     net, key = lab.networks.sit, jax.random.key(3)
@@ -164,6 +165,7 @@ def test_the_terms_of_a_way_add_up(lab, loss, name):
         assert any(np.any(leaf != 0) for leaf in jax.tree.leaves(grads[term])) == counts
 
 
+@pytest.mark.slow
 def test_the_terms_by_hand(lab, loss):
     """REPA's target is of the data; that of eq. (16) of the noised latents, or of the data."""
     found, params, encoder, batch = loss

@@ -64,10 +64,11 @@ def corpus():
 @pytest.fixture(scope="module")
 def net():
     """A network whose leaves are all away from their initial zeros and ones."""
-    found = presets.build(TINY.network("target", text.VOCAB))
+    module = presets.build(TINY.network("target", text.VOCAB))
+    shapes = jax.eval_shape(functools.partial(parts.initial, module), jax.random.key(0))
     rng = np.random.default_rng(0)
-    noisy = lambda x: x + 0.3 * rng.random(x.shape, np.float32)  # noqa: E731
-    return found, jax.tree.map(noisy, parts.initial(found, jax.random.key(0)))
+    drawn = lambda x: 0.3 * rng.standard_normal(x.shape, np.float32)  # noqa: E731
+    return module, jax.tree.map(drawn, shapes)
 
 
 # Scores of choices
@@ -562,6 +563,7 @@ def on_disk(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_checkpoints_on_disk_are_merged_and_judged(on_disk):
     """Three, the last of them shallower: it is grown."""
     found = sl.run(on_disk)

@@ -298,7 +298,15 @@ def test_depth_repeats_the_last_block_of_a_stage():
     assert jax.tree.map(jnp.shape, deep) == jax.tree.map(jnp.shape, like)
 
 
-@pytest.mark.parametrize("way", ["sail", "uniform_soup", "first", "net2net"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "uniform_soup",
+        "first",
+        pytest.param("sail", marks=pytest.mark.slow),
+        pytest.param("net2net", marks=pytest.mark.slow),
+    ],
+)
 def test_starts_are_sums_of_the_transformed_sources(way, grown):
     learner, sources, one = grown
     keys = jax.random.split(jax.random.key(0))
@@ -338,6 +346,7 @@ def test_function_preserving_growth_of_one_source_keeps_its_predictions(grown):
     np.testing.assert_allclose(a, b, atol=10 * EPS**0.5)  # float32 forward passes
 
 
+@pytest.mark.slow
 def test_alignment_undoes_a_permutation_of_units():
     sizes = GROWN.network(large=True)
     variables = randomised(sizes)

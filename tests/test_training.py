@@ -174,7 +174,7 @@ def test_only_what_is_decayed_shrinks_and_by_the_rate():
     ("rule", "reference"),
     [
         ("adamw", lambda rate, mask: optax.adamw(rate, weight_decay=0.1, mask=mask)),
-        ("adam", lambda rate, mask: optax.adam(rate)),
+        pytest.param("adam", lambda rate, mask: optax.adam(rate), marks=pytest.mark.slow),
         ("sgd", lambda rate, mask: optax.sgd(rate, 0.9)),
     ],
 )
@@ -209,7 +209,10 @@ def test_clipping_bounds_the_update_but_not_the_metric():
 # the step
 
 
-@pytest.mark.parametrize("rule", [SGD, ADAMW], ids=lambda rule: rule.rule)
+@pytest.mark.parametrize(
+    "rule",
+    [pytest.param(SGD, id="sgd"), pytest.param(ADAMW, id="adamw", marks=pytest.mark.slow)],
+)
 def test_accumulation_equals_the_big_batch(rule):
     whole, seen = taken(Training(rule), 3)
     parts, seen_parts = taken(Training(rule, micro_batches=4), 3)
@@ -371,7 +374,7 @@ def test_the_rows_are_of_every_step_and_fall(whole):
     assert 0 <= whole.input_share <= 1 - whole.step_share <= 1
 
 
-@pytest.mark.parametrize(("at", "stored"), [(2, None), (8, 6)])
+@pytest.mark.parametrize(("at", "stored"), [pytest.param(2, None, marks=pytest.mark.slow), (8, 6)])
 def test_resuming_equals_never_having_stopped(tmp_path, whole, at, stored):
     with pytest.raises(DiedError):
         learn(tmp_path, batch=dying(at))
@@ -672,7 +675,7 @@ def test_many_devices_learn_what_one_does(tmp_path, processes):
         assert lines == [whole] * 2 * (processes == 1) + [part] * 3
 
 
-@pytest.mark.parametrize("name", ["gpt2-small", "llama-tiny"])
+@pytest.mark.parametrize("name", ["gpt2-small", pytest.param("llama-tiny", marks=pytest.mark.slow)])
 def test_the_model_s_operations_are_those_xla_counts(name):
     """The count leaves out what is not a product of matrices, and all of softmax and norms: some
     percent at this width."""
