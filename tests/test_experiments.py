@@ -17,7 +17,7 @@ from experiments.pages.gallery import preset_of
 from sail_jax.drawing import style
 
 TIMES = ["seconds"]  # measured anew in each run
-DRAWN = ("divergences", "ledger", "ridge_transfer")  # in a second: others take up to ten
+DRAWN = ("ledger", "ridge_transfer")  # in a second: others take up to ten
 
 
 @pytest.fixture(scope="module", params=STUDIES)

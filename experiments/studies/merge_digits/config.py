@@ -82,7 +82,7 @@ PRESETS: dict[str, Config] = {
         DEFAULT,
         replicates=2,
         tasks=("rotate -20", "rotate 20", "classes 0-4"),
-        widths=(24, 16),
+        widths=(24,),
         pretraining={"steps": 150},
         tuning={"steps": 60},
         merging={"scales": 3, "largest": 1.0, "density": 0.3},
