@@ -75,7 +75,8 @@ def test_two_linear_layers_have_the_gap_of_their_product(digits):
     assert found[0, 0] < 64 * EPS  # the first layer is linear in its own weights
 
 
-@pytest.mark.parametrize("how", [pytest.param("weights", marks=pytest.mark.slow), "activations"])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["weights", "activations"])
 def test_a_permuted_copy_is_aligned_and_has_no_barrier(digits, how):
     a = _init(TWO, 0)
     a["params"]["out"] = jax.tree.map(lambda x: 20 * x, a["params"]["out"])  # sure of its classes

@@ -61,7 +61,7 @@ def _perturbed(config):
     [
         pytest.param(GPT, "hypercloning", True, marks=pytest.mark.slow),
         pytest.param(DEPTH, "llama_pro", True, marks=pytest.mark.slow),
-        (DEPTH, "stack", False),
+        pytest.param(DEPTH, "stack", False, marks=pytest.mark.slow),
         (MLP, "lemon", True),
         pytest.param(RESNET, "hypercloning", True, marks=pytest.mark.slow),
     ],
