@@ -69,8 +69,15 @@ def test_points_lie_on_all_devices_and_come_back_in_order(devices):
     _run(WHERE, devices, devices)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SWEPT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("overtraining_linear", marks=pytest.mark.slow),
+        pytest.param("transfer_phase", marks=pytest.mark.slow),
+        pytest.param("transfer_factors", marks=pytest.mark.soak),
+        pytest.param("relu_transfer", marks=pytest.mark.soak),
+    ],
+)
 def test_a_sweep_on_four_devices_is_that_on_one(name, tmp_path):
     _run(ON_FOUR, 4, name, tmp_path / "four.npz")
     one, four = tiny_run(name).dataset, np.load(tmp_path / "four.npz")

@@ -82,6 +82,7 @@ def test_lossless_growth_starts_at_the_loss_of_the_source(config, method, lossle
     )
 
 
+@pytest.mark.slow
 def test_lossless_growth_trains_from_the_loss_of_the_source(ran):
     exact = ran.sel(way=["hypercloning", "msg"])
     assert exact["exact"].all()
@@ -102,6 +103,7 @@ def test_learned_maps_lower_the_loss():
     assert losses[1] < losses[0]
 
 
+@pytest.mark.slow
 def test_growth_is_repeatable_and_the_seed_matters(ran):
     config = varied(TINY, methods=("sail_random",))
     again = gt.run(config)["loss"]
@@ -111,6 +113,7 @@ def test_growth_is_repeatable_and_the_seed_matters(ran):
     assert not np.allclose(other, again)
 
 
+@pytest.mark.slow
 def test_moved_moments_carry_training_on(ran):
     """Moved and restarted states start at one loss, and differ after the first steps."""
     moved = ran.sel(way="hypercloning")
@@ -123,6 +126,7 @@ def test_moved_moments_carry_training_on(ran):
     assert (restarted["loss"][:, 1] != moved["loss"][:, 1]).all()
 
 
+@pytest.mark.slow
 def test_scratch_saves_nothing_and_learning_is_counted(ran):
     dataset = ran
     scratch = dataset.sel(way="scratch")
@@ -259,6 +263,7 @@ def test_digits_leave_some_to_learn_from():
         varied(RESNET, methods=("ligo",))
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_from_the_dataset(ran):
     figures = gt.plot(ran)
     assert list(figures) == ["loss", "saved", "step0"]

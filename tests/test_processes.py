@@ -43,12 +43,11 @@ def by_two(name, out):
 
 # sweeps in float64, on other devices and in other batches; trainings in float32 (eps 1.2e-7) for 40
 # steps whose gradients are summed in another order
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "variables", "tolerance"),
     [
-        ("transfer_phase", None, 1e-9),
-        ("sail_language", LOSSES, 1e-5),
+        pytest.param("transfer_phase", None, 1e-9, marks=pytest.mark.slow),
+        pytest.param("sail_language", LOSSES, 1e-5, marks=pytest.mark.soak),
     ],
 )
 def test_two_processes_make_one_run(name, variables, tolerance, tmp_path):

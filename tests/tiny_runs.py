@@ -8,13 +8,15 @@ import xarray as xr
 
 from experiments.lab import registry, store
 
-# of 10 s and more, most of them compiling: only the slow tests run these
+# of 5 s and more, most of them compiling: only the slow tests run these
 DEAR = (
     "cross_task_linearity",
+    "growth_training",
     "merge_prediction",
     "merging_scaling",
     "overtraining_language",
     "proximal_gamma",
+    "proximal_spirals",
     "sail_diffusion",
     "sail_language",
     "sail_vision",

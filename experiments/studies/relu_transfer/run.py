@@ -166,7 +166,7 @@ def _middle(config: Config) -> int:
     return int(np.argmin(np.abs(np.array(config.mus) - 0.5)))
 
 
-def _kernels(config: Config, w: np.ndarray) -> dict[str, jax.Array]:
+def _kernels(config: Config, w: np.ndarray) -> dict[str, Any]:
     """Gram matrices of the first teacher's problem before and after pretraining, and the source's;
     and each task's scales."""
     middle = _middle(config)
