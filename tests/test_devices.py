@@ -4,11 +4,12 @@ import subprocess
 import sys
 import textwrap
 
+import jax
 import many_devices
 import numpy as np
 import pytest
-from tiny_runs import tiny_run
 
+from experiments.lab import registry
 from experiments.lab.sweep import over_devices
 
 # How far apart: roundings of float64, which descents amplify; relu_transfer trains in float32 (eps
@@ -54,7 +55,8 @@ ON_FOUR = """
     assert jax.local_device_count() == 4
     name, out = sys.argv[1:]
     study = registry.load(name)
-    dataset = study.run(study.presets["tiny"])
+    with jax.enable_x64(True):
+        dataset = study.run(study.presets["tiny"])
     np.savez(out, **{k: v.values for k, v in dataset.items() if v.dtype.kind == "f"})
 """
 
@@ -80,7 +82,9 @@ def test_points_lie_on_all_devices_and_come_back_in_order(devices):
 )
 def test_a_sweep_on_four_devices_is_that_on_one(name, tmp_path):
     _run(ON_FOUR, 4, name, tmp_path / "four.npz")
-    one, four = tiny_run(name).dataset, np.load(tmp_path / "four.npz")
+    study = registry.load(name)
+    with jax.enable_x64(True):
+        one, four = study.run(study.presets["tiny"]), np.load(tmp_path / "four.npz")
     assert four.files
     for variable in four.files:
         a, b = four[variable], one[variable].values
