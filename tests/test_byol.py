@@ -1,5 +1,7 @@
 """BYOL: its loss and target against NumPy, and what gradients reach."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,15 +26,15 @@ def networks(steps=10, base=0.9):
 
 @pytest.fixture(scope="module")
 def case():
-    keys = jax.random.split(jax.random.key(0), 4)
-    net = networks()
-    weights = {"w": jax.random.normal(keys[0], (3, FEATURES))}
-    params, carried = net.init(weights, {"runs": jnp.zeros(())}, FEATURES, keys[1])
+    """The networks, their jitted loss, and what it is of."""
+    net, rng = networks(), np.random.default_rng(0)
+    drawn = partial(rng.standard_normal, dtype=np.float32)
+    init = jax.jit(net.init, static_argnums=2)
+    start = init({"w": drawn((3, FEATURES))}, {"runs": np.zeros(())}, FEATURES, jax.random.key(0))
+    params, carried = jax.device_get(start)
     # no leaf at its initial zeros and ones
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda x: x + 0.3 * rng.standard_normal(x.shape, np.float32), params)
-    views = [jax.random.normal(k, (N, 3)) for k in keys[2:]]
-    return net, params, carried, views
+    params = jax.tree.map(lambda x: x + 0.3 * drawn(x.shape), params)
+    return net, jax.jit(net.loss), params, carried, [drawn((N, 3)) for _ in range(2)]
 
 
 def head(params, x):
@@ -56,9 +58,9 @@ def expected(params, target, views):
 
 
 def test_the_loss_is_the_symmetrised_distance_of_unit_vectors(case):
-    net, params, carried, views = case
+    _, loss, params, carried, views = case
     target = {k: params[k] for k in ("encoder", "projector")}
-    value, metrics, after = net.loss(params, {**carried, "target": target}, *views)
+    value, metrics, after = loss(params, {**carried, "target": target}, *views)
     # float32 sums of a few dozen terms of order one
     np.testing.assert_allclose(value, expected(params, target, views), atol=100 * EPS)
     assert 0 < float(metrics["spread"]) <= 1
@@ -67,11 +69,11 @@ def test_the_loss_is_the_symmetrised_distance_of_unit_vectors(case):
 
 
 def test_the_target_is_the_average_of_the_online_network(case):
-    net, params, carried, views = case
+    net, loss, params, carried, views = case
     rng = np.random.default_rng(1)
     wanted = jax.tree.map(np.asarray, carried["target"])
     for step in range(3):
-        _, _, carried = net.loss(params, carried, *views)
+        _, _, carried = loss(params, carried, *views)
         tau = 1 - (1 - net.base) * (np.cos(np.pi * step / net.steps) + 1) / 2
         online = {k: params[k] for k in wanted}
         wanted = jax.tree.map(lambda t, o, tau=tau: tau * t + (1 - tau) * o, wanted, online)
@@ -83,21 +85,26 @@ def test_the_target_is_the_average_of_the_online_network(case):
 
 
 def test_gradients_reach_the_online_network_alone(case):
-    net, params, carried, views = case
-    run = lambda p, t: net.loss(p, {**carried, "target": t}, *views)[0]  # noqa: E731
-    online, target = jax.grad(run, argnums=(0, 1))(params, carried["target"])
+    _, loss, params, carried, views = case
+
+    @jax.jit
+    def gradients(params, target):
+        value = lambda p, t: loss(p, {**carried, "target": t}, *views)[0]  # noqa: E731
+        return jax.grad(value, argnums=(0, 1))(params, target)
+
+    online, target = gradients(params, carried["target"])
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(target))
     assert all(np.any(online[name]["out"]["kernel"] != 0) for name in ("projector", "predictor"))
     assert np.any(online["encoder"]["w"] != 0)
 
 
 def test_a_collapsed_target_has_no_spread(case):
-    net, params, carried, views = case
+    _, loss, params, carried, views = case
     out = params["projector"]["out"]
-    same = {"kernel": jnp.zeros_like(out["kernel"]), "bias": jnp.ones_like(out["bias"])}
+    same = {"kernel": np.zeros_like(out["kernel"]), "bias": np.ones_like(out["bias"])}
     params = {**params, "projector": {**params["projector"], "out": same}}
     target = {k: params[k] for k in ("encoder", "projector")}
-    _, metrics, _ = net.loss(params, {**carried, "target": target}, *views)
+    _, metrics, _ = loss(params, {**carried, "target": target}, *views)
     assert float(metrics["spread"]) < EPS**0.5  # the variance of equal numbers, rounded
 
 

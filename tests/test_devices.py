@@ -1,11 +1,11 @@
 """Sweeps on several devices give what they give on one."""
 
-import os
 import subprocess
 import sys
 import textwrap
 
 import jax
+import many_devices
 import numpy as np
 import pytest
 
@@ -62,23 +62,29 @@ ON_FOUR = """
 
 
 def _run(program, devices, *args):
-    flags = f"--xla_force_host_platform_device_count={devices}"
     command = [sys.executable, "-c", textwrap.dedent(program), *map(str, args)]
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    subprocess.run(command, env=environment, check=True, timeout=300)
+    subprocess.run(command, env=many_devices.environment(devices), check=True, timeout=300)
 
 
-@pytest.mark.parametrize("devices", [2, 3, 4])
+@pytest.mark.parametrize("devices", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_points_lie_on_all_devices_and_come_back_in_order(devices):
     _run(WHERE, devices, devices)
 
 
-@pytest.mark.parametrize("name", SWEPT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("overtraining_linear", marks=pytest.mark.slow),
+        pytest.param("transfer_phase", marks=pytest.mark.slow),
+        pytest.param("transfer_factors", marks=pytest.mark.soak),
+        pytest.param("relu_transfer", marks=pytest.mark.soak),
+    ],
+)
 def test_a_sweep_on_four_devices_is_that_on_one(name, tmp_path):
     _run(ON_FOUR, 4, name, tmp_path / "four.npz")
-    module = registry.load(name)
+    study = registry.load(name)
     with jax.enable_x64(True):
-        one, four = module.run(module.presets["tiny"]), np.load(tmp_path / "four.npz")
+        one, four = study.run(study.presets["tiny"]), np.load(tmp_path / "four.npz")
     assert four.files
     for variable in four.files:
         a, b = four[variable], one[variable].values

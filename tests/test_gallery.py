@@ -57,22 +57,29 @@ class Fake(SimpleNamespace):
         ]
 
 
-@pytest.fixture
-def runs(monkeypatch, tmp_path):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     """Two finished runs, one of them deep, one unfinished, and what is none."""
-    monkeypatch.setattr(registry, "load", lambda _: Fake())
+    path = tmp_path_factory.mktemp("runs")
     for place, name, config in (
         ("fake", "fake", Config(seed=4, data=Data("where"))),
         ("deep/er", "other", Config(steps=9, data=Data("there"))),
         ("own", "other", Config(steps=3)),
     ):
-        with store.Run.open(tmp_path / place, name, config) as run:
+        with store.Run.open(path / place, name, config) as run:
             store.complete(run, Fake(), config)
-    with store.Run.open(tmp_path / "half", "fake", Config()) as run:
+    with store.Run.open(path / "half", "fake", Config()) as run:
         run.stage("one", lambda: {"x": 1})
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    return tmp_path
+    (path / "model").mkdir()
+    (path / "model" / "config.json").write_text("{}")
+    return path
+
+
+@pytest.fixture
+def runs(made, monkeypatch, tmp_path):
+    """A copy of them."""
+    monkeypatch.setattr(registry, "load", lambda _: Fake())
+    return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
 
 
 def test_every_finished_run_is_on_the_page(runs, capsys):
@@ -186,6 +193,7 @@ window.addEventListener("load", () => {
 </script>"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 def test_the_page_is_well_in_a_browser(runs):
     for name in ("a", "b"):  # enough for a table of contents

@@ -128,18 +128,20 @@ STUDIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_studies_learn_from_any_images(name, folder):
     study = registry.load(name)
-    config = varied(
-        study.presets["tiny"],
-        data={"name": "fashion", "folder": folder},
-        **STUDIES[name],
-    )
-    dataset = study.run(config)
+    data = {"name": "fashion", "folder": folder}
+    dataset = study.run(varied(study.presets["tiny"], data=data, **STUDIES[name]))
     assert study.summary(dataset)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_images_in_files_need_a_folder(name):
+    study = registry.load(name)
     with pytest.raises(DataError, match=r"data.folder must name where Fashion-MNIST"):
-        study.run(varied(config, data={"folder": None}))
+        study.run(varied(study.presets["tiny"], data={"name": "fashion"}, **STUDIES[name]))
 
 
 @pytest.mark.parametrize(

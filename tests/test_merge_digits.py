@@ -5,36 +5,21 @@ import re
 
 import numpy as np
 import pytest
+from tiny_runs import tiny_run
 
 from experiments.data import digits, image_tasks
-from experiments.lab import registry, store
+from experiments.lab import registry
 from experiments.lab.config import varied
 
 md = registry.load("merge_digits")
 
-SMALL = varied(
-    md.presets["default"],
-    replicates=2,
-    tasks=("rotate -20", "rotate 20", "classes 0-4"),
-    widths=(24, 16),
-    pretraining={"steps": 150},
-    tuning={"steps": 60},
-    merging={"scales": 3, "largest": 1.0, "density": 0.3},
-    line_points=3,
-)
+TINY = md.presets["tiny"]
 ONE = 1.5 / 200  # accuracies may differ by one near-tied digit of at least 200
 
 
 @pytest.fixture(scope="module")
 def ran():
-    """The dataset, and the arrays of every stage."""
-    stages = {}
-
-    def stage(name, compute):
-        stages[name] = store.direct(name, compute)
-        return stages[name]
-
-    return md.run(SMALL, stage), stages
+    return tiny_run("merge_digits")
 
 
 @pytest.mark.parametrize(
@@ -120,12 +105,12 @@ def _ties(base, experts, density, scale):
 
 def test_every_model_is_graded_as_numpy_does(ran):
     dataset, stages = ran
-    pool = SMALL.data.pool(SMALL.seed)
-    tasks = [image_tasks.of(pool, task) for task in SMALL.tasks]
-    how = {"examples": digits.EXAMPLES, "train": SMALL.train, "validation": 300}
-    split = image_tasks.split(SMALL.seed, SMALL.replicates, **how)
+    pool = TINY.data.pool(TINY.seed)
+    tasks = [image_tasks.of(pool, task) for task in TINY.tasks]
+    how = {"examples": digits.EXAMPLES, "train": TINY.train, "validation": 300}
+    split = image_tasks.split(TINY.seed, TINY.replicates, **how)
     k = len(tasks)
-    for r in range(SMALL.replicates):
+    for r in range(TINY.replicates):
         base = _map(lambda x, r=r: x[r], stages["pre-train the base"])
         experts = [
             _map(lambda x, r=r, i=i: x[r, i], stages["fine-tune the experts"]) for i in range(k)
@@ -138,18 +123,18 @@ def test_every_model_is_graded_as_numpy_does(ran):
         )
         models = {
             "base": base,
-            **{f"expert: {t}": e for t, e in zip(SMALL.tasks, experts, strict=True)},
+            **{f"expert: {t}": e for t, e in zip(TINY.tasks, experts, strict=True)},
             "soup": _map(lambda *e: np.mean(e, axis=0), *experts),
             "task arithmetic": arithmetic,
-            "TIES": _ties(base, experts, SMALL.merging.density, scale["TIES"]),
+            "TIES": _ties(base, experts, TINY.merging.density, scale["TIES"]),
         }
         assert list(models) == list(dataset["model"].values)
         for name, params in models.items():
-            for task, name_of_task in zip(tasks, SMALL.tasks, strict=True):
+            for task, name_of_task in zip(tasks, TINY.tasks, strict=True):
                 found = dataset["accuracy"].sel(model=name, task=name_of_task)[r]
                 assert abs(found - _accuracy(params, task, split.test[r])) < ONE
         middle = _map(lambda *e: np.mean(e, axis=0), *experts[:2])
-        for task, end in zip(tasks[:2], SMALL.tasks, strict=False):
+        for task, end in zip(tasks[:2], TINY.tasks, strict=False):
             found = dataset["line_accuracy"].sel(weight=0.5, end=end)[r]
             assert abs(found - _accuracy(middle, task, split.test[r])) < ONE
 
@@ -164,8 +149,8 @@ def test_the_chosen_scale_is_the_best_one(ran):
 def test_the_line_starts_and_ends_at_the_experts(ran):
     dataset, _ = ran
     for i, weight in enumerate((0, -1)):
-        expert = f"expert: {SMALL.tasks[i]}"
-        accuracy = dataset["accuracy"].sel(model=expert, task=list(SMALL.tasks[:2])).values
+        expert = f"expert: {TINY.tasks[i]}"
+        accuracy = dataset["accuracy"].sel(model=expert, task=list(TINY.tasks[:2])).values
         for line in ("line_accuracy", "line_predicted", "line_chord"):
             found = dataset[line].isel(weight=weight).values
             np.testing.assert_allclose(found, accuracy, atol=ONE)
@@ -174,7 +159,7 @@ def test_the_line_starts_and_ends_at_the_experts(ran):
 def test_experts_learn_their_task(ran):
     dataset, _ = ran
     mean = dataset["accuracy"].mean("replicate")
-    for task in SMALL.tasks:
+    for task in TINY.tasks:
         own = float(mean.sel(model=f"expert: {task}", task=task))
         assert own > 0.8  # chance is 0.1 (0.2 among five classes known to be given)
         if task.startswith("rotate"):

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from tiny_runs import tiny_run
 
-from experiments.lab import registry, store
+from experiments.lab import registry
 from experiments.lab.config import varied
 from experiments.studies.merge_prediction import probes, ranking, run, tasks
 from sail_jax import methods, probe
@@ -19,7 +20,7 @@ EPS = float(jnp.finfo(jnp.float32).eps)
 
 @pytest.fixture(scope="module")
 def tiny():
-    return mp.run(mp.presets["tiny"], store.direct)
+    return tiny_run("merge_prediction").dataset
 
 
 def test_spearman_is_scipys():
@@ -32,6 +33,7 @@ def test_spearman_is_scipys():
     assert ranking.spearman(np.ones((5, 1)), np.arange(5.0)[:, None]) == 0
 
 
+@pytest.mark.slow
 def test_intervals_cover_what_they_should():
     """Of 100 samples of independent pairs in clusters of one, the 95 % interval of a correlation
     misses 0 in Binomial(100, 0.05), |z| < 4 (percentile intervals of 40 are a little short)."""
@@ -83,6 +85,7 @@ def test_every_merge_is_made_of_the_experts_it_says():
         assert not related.all()
 
 
+@pytest.mark.slow
 def test_experts_are_snapshots_of_one_run():
     """Those of more steps go on from those of fewer."""
     family = tasks.FAMILIES["digits"]
@@ -109,6 +112,7 @@ def test_tasks_of_text_are_ranges_of_what_they_say():
     np.testing.assert_allclose(data.points.sum(-1), 1, atol=10 * EPS)
 
 
+@pytest.mark.slow
 def test_outcomes_and_probes_are_of_the_merge(tiny):
     """The first merge, by hand."""
     config, name = mp.presets["tiny"], "digits"
@@ -144,6 +148,7 @@ def test_outcomes_and_probes_are_of_the_merge(tiny):
     np.testing.assert_allclose(value.sel(predictor="taylor"), np.mean(predicted), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_dataset_is_whole(tiny):
     assert tiny.sizes["predictor"] == len(probes.PREDICTORS)
     assert np.isfinite(tiny["value"].values).all()
@@ -153,6 +158,7 @@ def test_the_dataset_is_whole(tiny):
     assert passes.tolist() == [0, 3, 96]
 
 
+@pytest.mark.slow
 def test_the_table_is_made_as_it_says(tiny):
     bands = merge_odds.measured(tiny)
     assert [b.below for b in bands] == [b.below for b in merge_odds.TABLE]

@@ -5,9 +5,10 @@ import re
 import jax
 import numpy as np
 import pytest
+from tiny_runs import tiny_run
 
 from experiments.data import image_tasks
-from experiments.lab import registry, store
+from experiments.lab import registry
 from experiments.lab.config import varied
 from experiments.studies.merging_scaling import networks, testbed
 from experiments.studies.merging_scaling.config import LAWS
@@ -25,19 +26,11 @@ from theory.merging import Constants, Training, constants, exact, excess_risk_bo
 ms = registry.load("merging_scaling")
 
 TINY = ms.presets["tiny"]
-SMALL = varied(TINY, pretraining={"steps": 60}, swept={"steps": (5, 20, 40)})
 
 
 @pytest.fixture(scope="module")
 def ran():
-    """The dataset, and the arrays of every stage."""
-    stages = {}
-
-    def stage(name, compute):
-        stages[name] = store.direct(name, compute)
-        return stages[name]
-
-    return ms.run(SMALL, stage), stages
+    return tiny_run("merging_scaling")
 
 
 @pytest.mark.parametrize(
@@ -80,13 +73,14 @@ def test_too_many_samples_are_refused_by_task():
 
 
 def test_one_thing_varies_at_a_time():
-    centre = SMALL.at()
+    centre = TINY.at()
     assert centre == {"steps": 20, "batch": 8, "rate": 0.2, "samples": 10, "tasks": 2}
     for law in LAWS:
-        other = SMALL.at(law, 3)
+        other = TINY.at(law, 3)
         assert {name for name in centre if other[name] != centre[name]} == {law}
 
 
+@pytest.mark.slow
 def test_the_centre_is_the_same_point_of_every_law(ran):
     middle = ran[0].isel(point=1)
     for name in ("loss", "accuracy", "train_loss", "stability", "testbed_exact_excess"):
@@ -118,14 +112,15 @@ def _split(config, replicates):
     return pool, image_tasks.split(config.seed, replicates, **how)
 
 
+@pytest.mark.slow
 def test_averages_are_graded_as_numpy_does(ran):
     """At the centre: losses of float32 networks to 1e-4, accuracies to one near-tied digit."""
     dataset, stages = ran
     merged = stages["networks by steps and by tasks"]["steps1"]["merged"]
-    exam = networks.examine(SMALL, *_split(SMALL, SMALL.replicates))
-    n, count = SMALL.at()["samples"], SMALL.at()["tasks"]
+    exam = networks.examine(TINY, *_split(TINY, TINY.replicates))
+    n, count = TINY.at()["samples"], TINY.at()["tasks"]
     at = dataset.sel(law="steps", merge="average").isel(point=1)
-    for r in range(SMALL.replicates):
+    for r in range(TINY.replicates):
         params = jax.tree.map(lambda x, r=r: np.asarray(x[r], float), merged)
         seen, test = [], []
         for i in range(count):
@@ -177,12 +172,13 @@ def test_twins_differ_by_the_replaced_sample_only():
     assert (moved(3, labels)[1] == 0).all()
 
 
+@pytest.mark.slow
 def test_the_testbed_is_the_theory_s(ran):
     dataset = ran[0]
     for law in LAWS:
         at = dataset.sel(law=law)
-        for i, value in enumerate(SMALL.values(law)):
-            bed = quadratics(SMALL, law, value)
+        for i, value in enumerate(TINY.values(law)):
+            bed = quadratics(TINY, law, value)
             known, one = constants(bed), at.isel(point=i)
             expected = {
                 "bound_excess": excess_risk_bound(known, bed.training).excess,
@@ -196,8 +192,8 @@ def test_the_testbed_is_the_theory_s(ran):
 
 def test_simulated_points_lie_about_the_exact_ones():
     """|z| < 4 where the distribution is nearly normal: excess, and stability in large batches."""
-    bed = quadratics(SMALL, "batch", 8)
-    config, found = varied(SMALL, quadratics={"runs": 2000}), exact(bed)
+    bed = quadratics(TINY, "batch", 8)
+    config, found = varied(TINY, quadratics={"runs": 2000}), exact(bed)
     drawn = testbed.simulated(config, bed, jax.random.key(0))
     for name in ("excess", "stability"):
         error = drawn[f"simulated_{name}_error"]
@@ -205,10 +201,11 @@ def test_simulated_points_lie_about_the_exact_ones():
         assert abs(drawn[f"simulated_{name}"] - float(getattr(found, name))) < 4 * error
 
 
+@pytest.mark.slow
 def test_bounds_of_networks_are_theorems_1_and_3(ran):
     dataset, stages = ran
     known = Constants(*(float(stages["constants of a run"][k]) for k in Constants._fields))
-    s = SMALL.at("batch", 16)
+    s = TINY.at("batch", 16)
     found = excess_risk_bound(known, Training.of(10, 20, 16, 0.2, tasks=2))
     assert s["tasks"] == 2
     at = dataset.sel(law="batch").isel(point=-1)
@@ -233,6 +230,7 @@ def test_exponents():
     assert not np.isfinite(exponent_and_error(x, np.zeros((3, 2)))[1])
 
 
+@pytest.mark.slow
 def test_findings_follow_the_numbers(ran):
     """A dataset in which the paper is right, and one in which it is not."""
     dataset = ran[0].copy(deep=True)
@@ -265,6 +263,7 @@ def test_findings_follow_the_numbers(ran):
     assert stability.count("fails") >= 4  # all whose exponent is not 0
 
 
+@pytest.mark.slow
 def test_networks_learn(ran):
     """More steps teach the training sets better: the base is graded worst."""
     mean = ran[0]["train_loss"].sel(law="steps", merge="average").mean("replicate").values

@@ -1,13 +1,17 @@
 """Overtraining of language models: its parts by themselves, claims on made-up runs, refusals."""
 
+import os
 import subprocess
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import many_devices
 import numpy as np
 import pytest
 import xarray as xr
+from tiny_runs import tiny_run
 
 from experiments.data import text
 from experiments.data.registry import TextData
@@ -27,16 +31,7 @@ NET = presets.build(TINY.network)
 
 @pytest.fixture(scope="module")
 def ran():
-    """The tiny run, and what each of its stages gave."""
-    from experiments.lab.store import direct
-
-    kept = {}
-
-    def stage(name, compute, *, folder=False):
-        kept[name] = direct(name, compute, folder=folder)
-        return kept[name]
-
-    return ol.run(TINY, stage), kept
+    return tiny_run("overtraining_language")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +49,10 @@ def _batch(seed, *shape):
 
 
 def _params(seed):
-    return jax.device_get(training.first(NET, jax.random.key(seed)))
+    """Random weights: the initial ones would have to be compiled."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(partial(training.first, NET), jax.random.key(0))
+    return jax.tree.map(lambda x: 0.3 * rng.standard_normal(x.shape, np.float32), shapes)
 
 
 def test_the_loss_is_the_mean_of_what_is_scored():
@@ -73,10 +71,12 @@ def test_the_loss_is_the_mean_of_what_is_scored():
         ]
         # a softmax over 97 logits of order 1 in float32
         assert found[i] == pytest.approx(np.mean(told), rel=100 * EPS)
-    parts = np.asarray(training.each_nll(NET, params, batch, 2))
+    by_twos = jax.jit(training.each_nll, static_argnums=(0, 3))
+    parts = np.asarray(by_twos(NET, params, batch, 2))
     np.testing.assert_allclose(parts, found, rtol=100 * EPS)
 
 
+@pytest.mark.slow
 def test_networks_side_by_side_train_as_each_alone():
     """Rates from 0 on: float32 sums in another order, which a few steps of Adam enlarge."""
     rates, steps = (0.0, 0.004, 0.01), 4
@@ -95,15 +95,17 @@ def test_networks_side_by_side_train_as_each_alone():
             assert np.array_equal(a, c) == (rate == 0)
 
 
+_gradient = jax.jit(jax.grad(lambda params, batch: training.nll(NET, params, batch).mean()))
+
+
 def _alone(params, batch, rate, steps):
     """AdamW by hand."""
     warm = [0.5] + [0.5 * (1 + np.cos(np.pi * t / (steps - 1))) for t in range(steps - 1)]
     decayed = Optimizer(Schedule(1.0, 2), weight_decay=0.1).decayed(params)
-    gradient = jax.jit(jax.grad(lambda p: training.nll(NET, p, batch).mean()))
     zeros = jax.tree.map(np.zeros_like, params)
     first, second = zeros, zeros
     for t in range(steps):
-        g = jax.device_get(gradient(params))
+        g = jax.device_get(_gradient(params, batch))
         first = jax.tree.map(lambda m, x: 0.9 * m + 0.1 * x, first, g)
         second = jax.tree.map(lambda v, x: 0.999 * v + 0.001 * x * x, second, g)
         a, b, size = 1 - 0.9 ** (t + 1), 1 - 0.999 ** (t + 1), rate * warm[t]
@@ -116,8 +118,10 @@ def _alone(params, batch, rate, steps):
 
 
 SHARED = """
-import sys, jax, numpy as np
-from tests import test_overtraining_language as t
+import sys
+sys.path.insert(0, sys.argv[1])
+import jax, numpy as np
+import test_overtraining_language as t
 from experiments.studies.overtraining_language import training
 from experiments.training import Optimizer, Schedule, Training
 assert jax.device_count() == 2
@@ -143,14 +147,17 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_two_devices_find_what_one_finds():
     """Three networks on two devices, one of them twice; and examples shared."""
-    import os
-
-    flags = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    flags["JAX_PLATFORMS"] = "cpu"
-    code = [sys.executable, "-c", SHARED]
-    done = subprocess.run(code, env=flags, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SHARED, os.path.dirname(__file__)],
+        env=many_devices.environment(2),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -311,8 +318,9 @@ def test_bad_configurations_are_named(changes, message):
         varied(TINY, **changes)
 
 
+@pytest.mark.slow
 def test_the_tiny_run_measures_what_it_says(ran, corpus):
-    dataset, kept = ran
+    dataset, stages = ran
     assert dict(dataset.sizes) | {"theory": 60} == {
         "budget": 2, "seed": 3, "noise": 2, "task": 2, "rate": 2, "scale": 2, "theory": 60,
         **{f"theory_{name}": 60 for name in ("noise", "rate", "noise_time", "rate_time")},
@@ -320,7 +328,7 @@ def test_the_tiny_run_measures_what_it_says(ran, corpus):
     for name, values in dataset.data_vars.items():
         assert np.isfinite(values).all(), name
     held_out = corpus.held_out(TINY.held_out, TINY.seed)
-    stored = kept["pre-train 4800 tokens"]
+    stored = stages["pre-train 4800 tokens"]
     nll = jax.jit(training.nll, static_argnums=0)
     for seed in range(3):
         params = jax.tree.map(lambda x: x[seed], stored)  # noqa: B023
@@ -333,6 +341,7 @@ def test_the_tiny_run_measures_what_it_says(ran, corpus):
     assert (dataset["tuned_test"] < dataset["tuned_before"]).mean() > 0.5
 
 
+@pytest.mark.slow
 def test_noise_is_of_the_initialisation(ran):
     """The Hessian's prediction is a quadratic form of one draw: it grows as the size's square."""
     dataset = ran[0]

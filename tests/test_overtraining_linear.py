@@ -18,7 +18,14 @@ SMALL = {
 
 
 @pytest.mark.parametrize(
-    "name", ["perturbation", "learning_rate", "anchor", "sensitivity", "trade_off"]
+    "name",
+    [
+        "anchor",
+        "learning_rate",
+        pytest.param("perturbation", marks=pytest.mark.slow),
+        pytest.param("sensitivity", marks=pytest.mark.slow),
+        pytest.param("trade_off", marks=pytest.mark.slow),
+    ],
 )
 def test_networks_follow_the_closed_forms(name):
     """Error model: O(rate) of the steps and O(1/sqrt(batch)) of the batches, which vanish as

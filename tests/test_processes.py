@@ -5,8 +5,10 @@ import socket
 import subprocess
 import sys
 
+import many_devices
 import numpy as np
 import pytest
+from tiny_runs import tiny_run
 
 from experiments.lab import registry, store
 from sail_jax.cli import main as cli
@@ -20,12 +22,11 @@ def by_two(name, out):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "sail_jax.cli", "run", name, *RUN[2:], "--out", out]
     started = [
         subprocess.Popen(
             [*command, "--processes", f"{address},2,{rank}"],
-            env=os.environ | flags,
+            env=many_devices.environment(2),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -45,8 +46,8 @@ def by_two(name, out):
 @pytest.mark.parametrize(
     ("name", "variables", "tolerance"),
     [
-        ("transfer_phase", None, 1e-9),
-        pytest.param("sail_language", LOSSES, 1e-5, marks=pytest.mark.slow),
+        pytest.param("transfer_phase", None, 1e-9, marks=pytest.mark.slow),
+        pytest.param("sail_language", LOSSES, 1e-5, marks=pytest.mark.soak),
     ],
 )
 def test_two_processes_make_one_run(name, variables, tolerance, tmp_path):
@@ -57,7 +58,7 @@ def test_two_processes_make_one_run(name, variables, tolerance, tmp_path):
     run, module = store.reopen(tmp_path / "run"), registry.load(name)
     dataset, _ = store.drawn(run, module)
     assert dataset.attrs["device_count"] == 4
-    direct = module.run(module.presets["tiny"])
+    direct = tiny_run(name).dataset
     for variable in variables or direct:
         np.testing.assert_allclose(
             dataset[variable], direct[variable], rtol=tolerance, atol=tolerance
@@ -82,6 +83,7 @@ def test_what_is_no_process_is_refused(how, says, tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_a_process_that_nobody_tells_which_it_is_says_so(tmp_path):
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "KUBE"))}
     command = [sys.executable, "-m", "sail_jax.cli", *RUN, "--out", tmp_path / "x"]

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import xarray as xr
+from tiny_runs import tiny_run
 
 from experiments.data import spirals, text
 from experiments.lab import registry
@@ -180,6 +181,7 @@ def test_the_mapped_sweep_is_single_runs_by_after_training(two_spirals):
         np.testing.assert_allclose(found["loss"][1, k, -1], single, rtol=10 * EPS**0.5)
 
 
+@pytest.mark.slow
 def test_eq_3_descends_and_knows_dead_units(two_spirals):
     """Finite though Adam's root has no slope at the zero gradients of dead units; and no worse than
     the start, 1/2, for the loss that is descended."""
@@ -205,6 +207,7 @@ def test_eq_3_descends_and_knows_dead_units(two_spirals):
         assert end <= start + 10 * EPS**0.5
 
 
+@pytest.mark.slow
 def test_symmetric_sources_have_equal_weights():
     """One spiral is the other turned: every distance of the laws gives 1/2. Null of the estimates:
     mean 1/2 over seeds, z < 4."""
@@ -251,6 +254,7 @@ def texts():
     return data, learned, gpt.tune(GAMMA, GAMMA.looks[-1], learned["model"], data)["loss"]
 
 
+@pytest.mark.slow
 def test_texts_start_at_the_losses_of_the_models(texts):
     _, learned, loss = texts
     gamma = GAMMA.gamma.values().tolist()
@@ -259,6 +263,7 @@ def test_texts_start_at_the_losses_of_the_models(texts):
         np.testing.assert_allclose(loss[:, gamma.index(end), 0], own, rtol=10 * EPS**0.5)
 
 
+@pytest.mark.slow
 def test_the_mapped_sweep_of_texts_is_single_runs(texts):
     data, learned, loss = texts
     one, two = (at(learned["model"], 1, i) for i in range(2))
@@ -278,8 +283,8 @@ def test_the_mapped_sweep_of_texts_is_single_runs(texts):
         np.testing.assert_allclose(loss[1, k], single(gamma), rtol=10 * EPS**0.5)
 
 
-def test_held_out_blocks_are_like_the_target_and_not_learned_from(texts):
-    data, *_ = texts
+def test_held_out_blocks_are_like_the_target_and_not_learned_from():
+    data = gpt.load(GAMMA)
     means = data.blocks[data.parts[2]].mean(1)
     assert data.held_out.mean(1).min() >= means.min()
 
@@ -377,10 +382,11 @@ def test_bad_input_is_named(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_the_published_number_is_told_apart_from_the_printed_formula():
     """Section 4.4's formula is the weight of model 2; on the published value they add up to 1."""
     d = 4.0, 1.0, 2.6  # squares
     one, two = (proximal.pair_weight(*d, squared=True, model=m) for m in (1, 2))
     assert one + two == pytest.approx(1)
-    answer = pg.summary(pg.run(GAMMA))
+    answer = pg.summary(tiny_run("proximal_gamma").dataset)
     assert re.search(r"published -0.1244 .* would have given \+1.1244", answer)

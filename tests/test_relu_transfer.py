@@ -5,6 +5,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from tiny_runs import tiny_run
 
 from experiments.lab import registry
 from experiments.lab.config import varied
@@ -17,9 +18,10 @@ TINY = relu_transfer.presets["tiny"]
 
 @pytest.fixture(scope="module")
 def dataset():
-    return relu_transfer.run(TINY)
+    return tiny_run("relu_transfer").dataset
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing_and_batches_only_rounding(dataset):
     """Error model of the batch: descent of 200 steps amplifies rounding a thousandfold at most."""
     chunked = relu_transfer.run(varied(TINY, chunk=3))
@@ -75,6 +77,7 @@ def test_bad_configurations_are_named(change, message):
         varied(relu_transfer.presets["default"], **change)
 
 
+@pytest.mark.slow
 def test_without_sources_only_the_scratch_law_is_measured(dataset):
     """The same samples and students: bit for bit the risks of the whole experiment."""
     config = varied(TINY, mus=())

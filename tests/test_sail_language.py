@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,9 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import many_devices
 import numpy as np
 import pytest
 import xarray as xr
+from tiny_runs import tiny_run
 
 from experiments.data import choices, gpt2_tokens, text, tokens
 from experiments.data.files import DataError
@@ -52,7 +53,7 @@ def _compiled_once():
 
 @pytest.fixture(scope="module")
 def ran(_compiled_once):
-    return sl.run(TINY)
+    return tiny_run("sail_language").dataset
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +64,11 @@ def corpus():
 @pytest.fixture(scope="module")
 def net():
     """A network whose leaves are all away from their initial zeros and ones."""
-    found = presets.build(TINY.network("target", text.VOCAB))
+    module = presets.build(TINY.network("target", text.VOCAB))
+    shapes = jax.eval_shape(functools.partial(parts.initial, module), jax.random.key(0))
     rng = np.random.default_rng(0)
-    noisy = lambda x: x + 0.3 * rng.random(x.shape, np.float32)  # noqa: E731
-    return found, jax.tree.map(noisy, parts.initial(found, jax.random.key(0)))
+    drawn = lambda x: 0.3 * rng.standard_normal(x.shape, np.float32)  # noqa: E731
+    return module, jax.tree.map(drawn, shapes)
 
 
 # Scores of choices
@@ -246,6 +248,7 @@ def test_the_loss_and_its_line(net, corpus):
         np.testing.assert_allclose(value, want, rtol=10 * EPS**0.5)
 
 
+@pytest.mark.slow
 def test_all_ways_begin_where_they_should():
     """With sources of every shape: LiGO and the grown pair have the target's shape, the soups are
     on SAIL's line, and the best of the line is no worse on validation text than either soup."""
@@ -281,6 +284,7 @@ def test_all_ways_begin_where_they_should():
 # The run
 
 
+@pytest.mark.slow
 def test_the_tiny_run(ran):
     assert ran["loss"].dims == ("way", "seed", "step")
     for name in ("loss", "gamma_loss", "series_loss", "accuracy", "saved"):
@@ -302,6 +306,7 @@ def test_the_tiny_run(ran):
     assert ran["ahead"].sel(way="uniform") == 0
 
 
+@pytest.mark.slow
 def test_figures_and_answers_come_from_the_dataset(ran):
     figures = sl.plot(ran)
     assert list(figures) == ["perplexity", "gamma", "saved", "answers", "series"]
@@ -329,6 +334,7 @@ def made_up(ran, **final):
     return found.assign_attrs(ran.attrs)
 
 
+@pytest.mark.slow
 def test_verdicts_follow_the_numbers(ran):
     by_claim = lambda ds: {f.claim: f.verdict for f in sl.findings(ds)}  # noqa: E731
     good = by_claim(made_up(ran, sweep=2.0))
@@ -345,6 +351,7 @@ def test_verdicts_follow_the_numbers(ran):
     assert by_claim(even)["After training, SAIL's loss is lower than LiGO's"] == "undecided"
 
 
+@pytest.mark.slow
 def test_nearness_of_gamma_is_judged_by_the_lines_lowest_point(ran):
     near = ran.copy(deep=True)
     gamma, best = near["gamma"].values, np.array([0.5, 0.4, 0.45])
@@ -355,6 +362,7 @@ def test_nearness_of_gamma_is_judged_by_the_lines_lowest_point(ran):
         assert {f.claim: f.verdict for f in sl.findings(near)}[name] == verdict
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_in_its_stage(tmp_path, ran):
     """Stopped in the middle of a way's training; resumed, it ends as if it had not been."""
     seen = []
@@ -399,12 +407,12 @@ np.save(sys.argv[1], parts.trained(config, use, start, *what)[1])
 """
 
 
+@pytest.mark.slow
 def test_two_devices_agree_with_one(ran, tmp_path):
     """Training from scratch, batches and weights shared out."""
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     path = tmp_path / "loss.npy"
     command = [sys.executable, "-c", _SPREAD, str(path)]
-    subprocess.run(command, env={**os.environ, **flags}, check=True)
+    subprocess.run(command, env=many_devices.environment(2), check=True)
     alone = ran["loss"].sel(way="scratch", seed=0)
     # sums in another order, 40 steps on
     np.testing.assert_allclose(np.load(path), alone, rtol=10 * EPS**0.5)
@@ -555,6 +563,7 @@ def on_disk(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_checkpoints_on_disk_are_merged_and_judged(on_disk):
     """Three, the last of them shallower: it is grown."""
     found = sl.run(on_disk)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from tiny_runs import tiny_run
 
 from experiments.data.augment import Augment, augment, pixels
 from experiments.data.files import DataError
@@ -38,11 +39,11 @@ def data():
 
 @pytest.fixture(scope="module")
 def ran():
-    return sv.run(TINY)
+    return tiny_run("sail_vision").dataset
 
 
 changed = jax.jit(augment, static_argnums=2)
-IMAGES = jax.random.uniform(jax.random.key(1), (16, 6, 5, 3))
+IMAGES = np.random.default_rng(1).random((16, 6, 5, 3), np.float32)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ IMAGES = jax.random.uniform(jax.random.key(1), (16, 6, 5, 3))
         Augment(solarise=0.5),
         Augment(noise=0.1),
         Augment(cutout=3),
-        training.RECIPES["byol"],
+        pytest.param(training.RECIPES["byol"], marks=pytest.mark.slow),
     ],
 )
 def test_augmentations_are_keyed_differ_between_images_and_stay_in_range(how):
@@ -68,13 +69,13 @@ def test_augmentations_are_keyed_differ_between_images_and_stay_in_range(how):
     assert float(one.max()) <= 1
     np.testing.assert_array_equal(one, again)
     assert not np.array_equal(one, other)
-    same = changed(jnp.broadcast_to(IMAGES[:1], IMAGES.shape), jax.random.key(0), how)
+    same = changed(np.broadcast_to(IMAGES[:1], IMAGES.shape), jax.random.key(0), how)
     assert not np.array_equal(same, np.broadcast_to(same[:1], same.shape))
 
 
 def test_no_change_is_none_and_bytes_are_pixels():
     np.testing.assert_array_equal(changed(IMAGES, jax.random.key(0), Augment()), IMAGES)
-    stored = jnp.array([[0, 51, 255]], jnp.uint8)
+    stored = np.array([[0, 51, 255]], np.uint8)
     np.testing.assert_allclose(pixels(stored), [[0, 0.2, 1]], atol=EPS)
 
 
@@ -87,9 +88,9 @@ def test_a_shift_is_one_of_the_crops_of_the_padded_image():
 
 
 def test_a_flip_happens_as_often_as_is_said_and_a_certain_one_always():
-    many = jnp.broadcast_to(IMAGES[:1], (1000, *IMAGES.shape[1:]))
-    found = changed(many, jax.random.key(0), Augment(flip=0.3))
-    share = float((found == many[:, :, ::-1]).all(axis=(1, 2, 3)).mean())
+    many = np.broadcast_to(IMAGES[:1], (1000, *IMAGES.shape[1:]))
+    found = np.asarray(changed(many, jax.random.key(0), Augment(flip=0.3)))
+    share = (found == many[:, :, ::-1]).all(axis=(1, 2, 3)).mean()
     # null: Bernoulli(0.3), 1000 draws; |z| < 4
     assert abs(share - 0.3) < 4 * math.sqrt(0.3 * 0.7 / 1000)
     always = changed(IMAGES, jax.random.key(0), Augment(flip=1.0))
@@ -103,7 +104,9 @@ def test_grey_has_equal_channels_and_a_crop_of_everything_is_the_image():
 
 
 def test_a_cutout_leaves_out_a_square():
-    found = np.asarray(changed(jnp.ones((50, 9, 9, 1)), jax.random.key(0), Augment(cutout=3)))
+    found = np.asarray(
+        changed(np.ones((50, 9, 9, 1), np.float32), jax.random.key(0), Augment(cutout=3))
+    )
     holes = (found == 0).sum(axis=(1, 2, 3))
     assert holes.max() == 9
     assert set(holes) <= {4, 6, 9}  # whole, at an edge, in a corner
@@ -235,9 +238,10 @@ def predicted(net, variables, images) -> jax.Array:
 
 def test_features_are_what_the_classifier_reads():
     net, variables = training.resnet(SMALL), randomised(SMALL)
-    images = jax.random.uniform(jax.random.key(1), (3, 8, 8, 1))
+    images = np.random.default_rng(1).random((3, 8, 8, 1), np.float32)
     stats = variables["batch_stats"]
-    found, same = training.features(net, variables["params"], stats, images, False)
+    features = jax.jit(training.features, static_argnums=(0, 4))
+    found, same = jax.device_get(features(net, variables["params"], stats, images, False))
     head = variables["params"]["head"]
     logits = predicted(net, variables, images)
     np.testing.assert_allclose(found @ head["kernel"] + head["bias"], logits, rtol=100 * EPS)
@@ -272,7 +276,8 @@ def test_renewed_statistics_are_the_batch_s_own(grown):
     assert all(np.all(x["var"] >= 0) for x in jax.tree.leaves(new["batch_stats"], is_leaf=_norm))
     seen = learner.seen(jnp.asarray(images))
     logits = predicted(learner.net, new, seen)
-    by_batch, _ = training.applied(learner.net, new["params"], new["batch_stats"], seen)
+    applied = jax.jit(training.applied, static_argnums=0)
+    by_batch, _ = applied(learner.net, new["params"], new["batch_stats"], seen)
     np.testing.assert_allclose(logits, by_batch, atol=10 * EPS**0.5)  # float32 forward passes
     jax.tree.map(np.testing.assert_array_equal, new["params"], variables["params"])
 
@@ -293,7 +298,15 @@ def test_depth_repeats_the_last_block_of_a_stage():
     assert jax.tree.map(jnp.shape, deep) == jax.tree.map(jnp.shape, like)
 
 
-@pytest.mark.parametrize("way", ["sail", "uniform_soup", "first", "net2net"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "uniform_soup",
+        "first",
+        pytest.param("sail", marks=pytest.mark.slow),
+        pytest.param("net2net", marks=pytest.mark.slow),
+    ],
+)
 def test_starts_are_sums_of_the_transformed_sources(way, grown):
     learner, sources, one = grown
     keys = jax.random.split(jax.random.key(0))
@@ -311,6 +324,7 @@ def test_starts_are_sums_of_the_transformed_sources(way, grown):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
 
+@pytest.mark.slow
 def test_ligo_learns_maps_on_the_target(grown):
     learner, sources, one = grown
     keys = tuple(jax.random.split(jax.random.key(0)))
@@ -326,12 +340,13 @@ def test_function_preserving_growth_of_one_source_keeps_its_predictions(grown):
     small, large = ({**GROWN.network(large=wide), "blocks": [2]} for wide in (False, True))
     variables = randomised(small)
     wide = starts.transformed(variables, small, large, "net2net", jax.random.key(0))
-    images = jax.random.uniform(jax.random.key(1), (4, 8, 8, 1))
+    images = np.random.default_rng(1).random((4, 8, 8, 1), np.float32)
     pairs = ((small, variables), (large, wide))
     a, b = (predicted(training.resnet(sizes), v, images) for sizes, v in pairs)
     np.testing.assert_allclose(a, b, atol=10 * EPS**0.5)  # float32 forward passes
 
 
+@pytest.mark.slow
 def test_alignment_undoes_a_permutation_of_units():
     sizes = GROWN.network(large=True)
     variables = randomised(sizes)
@@ -385,6 +400,7 @@ def test_a_batch_that_devices_do_not_divide_is_refused_before_training(monkeypat
         sv.run(TINY, stage)
 
 
+@pytest.mark.slow
 def test_the_tiny_run_is_whole_and_finite(ran):
     for paradigm in ("supervised", "byol"):
         assert tuple(ran[f"{paradigm}_way"].values) == TINY.ways(paradigm)
@@ -396,11 +412,13 @@ def test_the_tiny_run_is_whole_and_finite(ran):
     assert ran["step"].values.tolist() == [0, 4, 8]
 
 
+@pytest.mark.slow
 def test_seeds_share_data_and_start_between_ways_and_differ_among_themselves(ran):
     loss = ran["supervised_test_loss"].sel(supervised_way="scratch")
     assert len(np.unique(loss.values[:, 0])) == TINY.replicates
 
 
+@pytest.mark.slow
 def test_parts_of_a_run_are_the_same_alone_and_after_a_training_broke_off(
     ran, tmp_path, monkeypatch
 ):

@@ -57,7 +57,7 @@ def augment(
     """Each image changed on its own, in the order of the fields of `how`; pixels stay in [0, 1].
 
     >>> images = jnp.zeros((2, 8, 8, 1)).at[:, 4, 4].set(1.0)
-    >>> moved = augment(images, jax.random.key(0), Augment(shift=2))
+    >>> moved = jax.jit(augment, static_argnums=2)(images, jax.random.key(0), Augment(shift=2))
     >>> moved.shape, moved.sum(axis=(1, 2, 3)).tolist()
     ((2, 8, 8, 1), [1.0, 1.0])
     """

@@ -36,10 +36,11 @@ class GPT(nn.Module):
     """Logits of the next token; `tied` reads them out with the embeddings. `dropout`, of
     embeddings, attention and what blocks add, takes place under `train` (PRNG stream "dropout").
 
-    >>> import jax, jax.numpy as jnp
+    >>> import jax, numpy as np
     >>> model = GPT(vocab=11, context=8, width=8, layers=2, heads=2, head_dim=4, hidden=16)
-    >>> params = model.init(jax.random.key(0), jnp.zeros((1, 8), int))
-    >>> model.apply(params, jnp.zeros((3, 5), int)).shape
+    >>> made = jax.eval_shape(model.init_with_output, jax.random.key(0), np.zeros((3, 5), int))
+    >>> logits, params = made
+    >>> logits.shape
     (3, 5, 11)
     """
 

@@ -77,11 +77,12 @@ class Llama(nn.Module):
     `dropout`, of embeddings, attention and what blocks add, takes place under `train` (PRNG
     stream "dropout"). Features: every submodule's output, and of each block the gated "hidden".
 
-    >>> import jax
+    >>> import jax, numpy as np
     >>> sizes = dict(width=8, layers=1, heads=4, kv_heads=2, head_dim=4, hidden=12)
     >>> model = Llama(vocab=11, context=8, **sizes)
-    >>> params = model.init(jax.random.key(0), jnp.zeros((1, 8), int))
-    >>> model.apply(params, jnp.zeros((3, 5), int)).shape
+    >>> made = jax.eval_shape(model.init_with_output, jax.random.key(0), np.zeros((3, 5), int))
+    >>> logits, params = made
+    >>> logits.shape
     (3, 5, 11)
     """
 

@@ -9,10 +9,11 @@ from jaxtyping import Array, Float
 class MLP(nn.Module):
     """`len(widths)` hidden layers `hidden_0, hidden_1, ...` of ReLU units, then a linear `out`.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import jax, numpy as np
     >>> model = MLP(widths=(16,), outputs=10)
-    >>> params = model.init(jax.random.key(0), jnp.zeros((1, 64)))
-    >>> model.apply(params, jnp.zeros((5, 64))).shape
+    >>> made = jax.eval_shape(model.init_with_output, jax.random.key(0), np.zeros((5, 64)))
+    >>> logits, params = made
+    >>> logits.shape
     (5, 10)
     """
 

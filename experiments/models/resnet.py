@@ -19,10 +19,11 @@ class ResNet(nn.Module):
     for small images ("modified"), is a convolution of 3 x 3. `inner` gives the width inside each
     block, stage by stage, where it is not the stage's own.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import jax, numpy as np
     >>> model = ResNet(widths=(4, 8), blocks=1, outputs=10)
-    >>> variables = model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 1)))
-    >>> sorted(variables), model.apply(variables, jnp.zeros((3, 8, 8, 1))).shape
+    >>> made = jax.eval_shape(model.init_with_output, jax.random.key(0), np.zeros((3, 8, 8, 1)))
+    >>> logits, variables = made
+    >>> sorted(variables), logits.shape
     (['batch_stats', 'params'], (3, 10))
     """
 

@@ -66,8 +66,9 @@ class SiT(nn.Module):
 
     >>> sizes = dict(width=8, layers=1, heads=2, head_dim=4, hidden=16)
     >>> model = SiT(side=4, channels=3, classes=10, patch=2, **sizes)
-    >>> inputs = jnp.zeros((5, 4, 4, 3)), jnp.zeros(5), jnp.zeros(5, int)
-    >>> model.apply(model.init(jax.random.key(0), *inputs), *inputs).shape
+    >>> inputs = np.zeros((5, 4, 4, 3)), np.zeros(5), np.zeros(5, int)
+    >>> velocity, params = jax.eval_shape(model.init_with_output, jax.random.key(0), *inputs)
+    >>> velocity.shape
     (5, 4, 4, 3)
     """
 

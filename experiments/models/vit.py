@@ -9,10 +9,11 @@ from experiments.models.gpt import Block
 class ViT(nn.Module):
     """Patches convolved, blocks, and the mean over patches of the last norm classified.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import jax, numpy as np
     >>> model = ViT(outputs=10, patch=4, width=8, layers=1, heads=2, head_dim=4, hidden=16)
-    >>> params = model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 1)))
-    >>> model.apply(params, jnp.zeros((3, 8, 8, 1))).shape
+    >>> made = jax.eval_shape(model.init_with_output, jax.random.key(0), np.zeros((3, 8, 8, 1)))
+    >>> logits, params = made
+    >>> logits.shape
     (3, 10)
     """
 

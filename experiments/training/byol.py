@@ -20,8 +20,9 @@ class Head(nn.Module):
     """The projector or the predictor: a hidden layer with BatchNorm and ReLU, a linear one.
 
     >>> head = Head(8, 3)
-    >>> variables = head.init(jax.random.key(0), jnp.zeros((2, 5)))
-    >>> head.apply(variables, jnp.zeros((2, 5))).shape
+    >>> made = jax.eval_shape(head.init_with_output, jax.random.key(0), jnp.zeros((2, 5)))
+    >>> projections, variables = made
+    >>> projections.shape
     (2, 3)
     """
 

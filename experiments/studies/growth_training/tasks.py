@@ -67,6 +67,7 @@ class Masked(NamedTuple):
         return growth.mask_units(variables, self.spec, maps, mask), weights
 
 
+@partial(jax.jit, static_argnums=0)
 def init(net: nn.Module, data: Data, key: PRNGKeyArray) -> PyTree:
     return net.init(key, draw(net, data, key, 1).inputs)
 

@@ -81,11 +81,11 @@ PRESETS: dict[str, Config] = {
     "tiny": varied(
         DEFAULT,
         replicates=2,
-        tasks=("rotate -20", "classes 0-4"),
-        widths=(8,),
-        pretraining={"steps": 20},
-        tuning={"steps": 10},
-        merging={"scales": 3},
+        tasks=("rotate -20", "rotate 20", "classes 0-4"),
+        widths=(24,),
+        pretraining={"steps": 150},
+        tuning={"steps": 60},
+        merging={"scales": 3, "largest": 1.0, "density": 0.3},
         line_points=3,
     ),
 }

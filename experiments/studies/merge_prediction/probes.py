@@ -156,7 +156,7 @@ def _weights(base: PyTree, models: list[PyTree]) -> dict[str, Array]:
 def _curvature(
     family: str, models: list[PyTree], mean: PyTree, few: list[tasks.Batch], key: PRNGKeyArray
 ) -> dict[str, Any]:
-    pooled, stacked = (jax.tree.map(lambda *x: jnp.stack(x), *side) for side in (few, models))
+    pooled, stacked = (jax.tree.map(lambda *x: np.stack(x), *side) for side in (few, models))
     pooled = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), pooled)
     loss, w = tasks.LOSSES[family], np.full(len(models), 1 / len(models))
     spectrum = probe.hessian_spectrum(loss, mean, pooled, key, steps=PRODUCTS, probes=STARTS)
@@ -190,13 +190,14 @@ def _moved(
 
 
 _logits = jax.jit(tasks.logits, static_argnums=0)
+_loss_of = jax.jit(tasks.of_logits)
 
 
 def _linearity(
     family: str, models: list[PyTree], mean: PyTree, few: list[tasks.Batch]
 ) -> dict[str, Any]:
     network, k = tasks.NETWORKS[family], len(models)
-    pooled = jax.tree.map(lambda *x: jnp.concatenate(x), *few)
+    pooled = jax.tree.map(lambda *x: np.concatenate(x), *few)
     ctl = probe.k_model_linearity(network, models, pooled)
     inside = np.array([name != "output" for name in ctl.layers])
     cosine, gap = np.asarray(ctl.cosine.value), np.asarray(ctl.gap)
@@ -204,10 +205,10 @@ def _linearity(
     # [model, task, example, ...]: the experts', then the average's
     logits = np.array([[_logits(family, m, batch) for batch in few] for m in (*models, mean)])
     losses = np.array(
-        [[tasks.of_logits(x, b.labels) for x, b in zip(row, few, strict=True)] for row in logits]
+        [[_loss_of(x, b.labels) for x, b in zip(row, few, strict=True)] for row in logits]
     )
     ensemble = logits[:k].mean(0)
-    together = np.mean([tasks.of_logits(x, b.labels) for x, b in zip(ensemble, few, strict=True)])
+    together = np.mean([_loss_of(x, b.labels) for x, b in zip(ensemble, few, strict=True)])
     own, members = np.diagonal(losses).mean(), losses[:k].mean(1)
     w, apart = np.full(k, 1 / k), np.linalg.norm(ensemble - logits[k], axis=-1).mean()
     return {

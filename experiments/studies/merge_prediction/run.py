@@ -77,12 +77,12 @@ def _family(config: Config, number: int, name: str, stage: Stage) -> dict[str, A
     data = family.load(config.seed, family.tasks)
     far = stage(f"{name}: distances of tasks", partial(probes.apart, data.points, key))
     trained = stage(f"{name}: bases and experts", lambda: _train(config, name, data, key))
-    bases, experts = (jax.tree.map(jnp.asarray, trained[part]) for part in ("base", "expert"))
-    seen = jax.tree.map(jnp.asarray, data)
     parts = []
     for k, (merges, related) in _merges(config, family, number).items():
         measured = sweep(
-            lambda i, m=merges: probes.measure(name, bases, experts, seen, probes.at(m, i), key),
+            lambda i, m=merges: probes.measure(
+                name, trained["base"], trained["expert"], data, probes.at(m, i), key
+            ),
             np.arange(len(merges.base)),
             stage,
             f"{name}: merges of {k}",

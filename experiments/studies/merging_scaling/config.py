@@ -154,7 +154,7 @@ PRESETS: dict[str, Config] = {
         DEFAULT,
         replicates=2,
         swept={
-            "steps": (5, 10, 20),
+            "steps": (5, 20, 40),
             "batch": (4, 8, 16),
             "rate": (0.1, 0.2, 0.4),
             "samples": (5, 10, 20),
@@ -162,7 +162,7 @@ PRESETS: dict[str, Config] = {
         },
         tasks=("rotate -30", "rotate 30", "classes 0-4"),
         widths=(8,),
-        pretraining={"steps": 20},
+        pretraining={"steps": 60},
         merging={"ada_steps": 3},
         quadratics={"dimensions": 2, "runs": 0},
     ),

@@ -53,6 +53,10 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     return _dataset(config, trained, scratch, transfer, kernels)
 
 
+_teacher, _untrained = (jax.jit(make, static_argnums=(1, 2)) for make in (st.teacher, st.student))
+_predict = jax.jit(st.predict)
+
+
 def _key(config: Config, *path: int) -> jax.Array:
     key = jax.random.key(config.seed)
     for part in path:
@@ -61,11 +65,11 @@ def _key(config: Config, *path: int) -> jax.Array:
 
 
 def _target(config: Config, teacher: int) -> st.Network:
-    return st.teacher(_key(config, 0, teacher), config.sizes.m_star, config.sizes.d)
+    return _teacher(_key(config, 0, teacher), config.sizes.m_star, config.sizes.d)
 
 
 def _student(config: Config, teacher: int) -> st.Network:
-    return st.student(_key(config, 1, teacher), config.sizes.m, config.sizes.d)
+    return _untrained(_key(config, 1, teacher), config.sizes.m, config.sizes.d)
 
 
 def _source(config: Config, teacher: int, mu: float) -> st.Network:
@@ -75,11 +79,11 @@ def _source(config: Config, teacher: int, mu: float) -> st.Network:
 
 def _sample(config: Config, teacher: int, draw: int, i: int) -> tuple[jax.Array, jax.Array]:
     x = jax.random.normal(_key(config, 3, teacher, draw, i), (config.ns[i], config.sizes.d))
-    return x, st.predict(_target(config, teacher), x)
+    return x, _predict(_target(config, teacher), x)
 
 
 def _stack(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
 def _side_by_side(config: Config) -> int | None:
@@ -140,7 +144,7 @@ def _transfer(config: Config, w: np.ndarray, index: np.ndarray) -> dict[str, jax
                 "rank": projected.rank,
                 "outside_span": _project(features, target, 1e-10).outside,
                 "outside_ideal": _project(source.w, target, 1e-10).outside,
-                "risk": jnp.stack(risks, axis=1),
+                "risk": np.stack(risks, axis=1),
             }
         )
     return _stack(parts)
@@ -162,7 +166,7 @@ def _middle(config: Config) -> int:
     return int(np.argmin(np.abs(np.array(config.mus) - 0.5)))
 
 
-def _kernels(config: Config, w: np.ndarray) -> dict[str, jax.Array]:
+def _kernels(config: Config, w: np.ndarray) -> dict[str, Any]:
     """Gram matrices of the first teacher's problem before and after pretraining, and the source's;
     and each task's scales."""
     middle = _middle(config)
@@ -173,13 +177,13 @@ def _kernels(config: Config, w: np.ndarray) -> dict[str, jax.Array]:
         "initial": st.kernel(_student(config, 0).w, x),
         "pretrained": st.kernel(jnp.asarray(w[middle * config.teachers]), x),
         "source": st.kernel(source.w, x),
-        "outside_untrained": jnp.stack(
+        "outside_untrained": np.stack(
             [
                 _project(_student(config, i).w, t, config.cutoff).outside
                 for i, t in enumerate(targets)
             ]
         ),
-        "norm": jnp.stack([st.inner(t, t) for t in targets]),
+        "norm": np.stack([st.inner(t, t) for t in targets]),
     }
 
 

@@ -5,7 +5,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.lab.progress import Stage
@@ -50,23 +49,31 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     )
 
 
-def _case(config: Config, i: int) -> Mapping[str, jax.Array]:
+def _case(config: Config, i: int) -> Mapping[str, np.ndarray]:
     n, theta = config.ns[i], config.thetas[i]
-    ridge = jnp.linspace(0, config.ridge_max[i], config.ridges)
+    ridge = np.linspace(0, config.ridge_max[i], config.ridges)
     key = jax.random.fold_in(jax.random.key(config.seed), i)
-    best = dl.optimal_ridge(n, theta, config.sigma)
-    ridges = jnp.append(ridge, best)
-    risks = _simulate(key, n, config.d, theta, config.sigma, ridges, config.draws)
+    best = np.asarray(dl.optimal_ridge(n, theta, config.sigma))
+    ridges = np.append(ridge, best)
+    exact, limit = map(np.asarray, _closed_forms(n, theta, config.sigma, ridges))
+    drawn = _simulate(key, n, config.d, theta, config.sigma, ridges, config.draws)
+    risks = np.asarray(drawn)
     return {
         "ridge": ridge,
-        "exact": dl.linear_transfer_risk(n, theta, config.sigma, ridge),
-        "limit": dl.linear_transfer_limit(theta, ridge),
+        "exact": exact[:-1],
+        "limit": limit[:-1],
         "mean": risks[:, :-1].mean(0),
         "std": risks[:, :-1].std(0, ddof=1),
         "added": (risks[:, [-1, -2]] - risks[:, :1]).T,
         "best_ridge": best,
-        "best_risk": dl.linear_transfer_risk(n, theta, config.sigma, best),
+        "best_risk": exact[-1],
     }
+
+
+@jax.jit
+def _closed_forms(n, theta, sigma, ridge: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The exact risk, and its limit."""
+    return dl.linear_transfer_risk(n, theta, sigma, ridge), dl.linear_transfer_limit(theta, ridge)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 6))

@@ -37,8 +37,9 @@ class Projector(nn.Module):
     """Hidden states to an encoder's space: three layers with SiLU between (REPA, Yu et al. 2024).
 
     >>> model = Projector(hidden=8, outputs=3)
-    >>> params = model.init(jax.random.key(0), jnp.zeros((2, 4, 5)))
-    >>> model.apply(params, jnp.zeros((2, 4, 5))).shape
+    >>> made = jax.eval_shape(model.init_with_output, jax.random.key(0), jnp.zeros((2, 4, 5)))
+    >>> projections, params = made
+    >>> projections.shape
     (2, 4, 3)
     """
 

@@ -65,6 +65,7 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     return xr.Dataset(data, coords, {**about, "factor": config.factor})
 
 
+@jax.jit
 def _tasks(key: jax.Array, s: jax.Array, theta: float) -> tuple[jax.Array, jax.Array]:
     """Source and target with weight on all directions, unit norm and angle theta in Sigma's inner
     product."""
@@ -104,10 +105,8 @@ def _theory(config: Config, key: jax.Array) -> dict[str, jax.Array]:
             s = spectra[min(i, len(spectra) - 1)]
             a, b = _tasks(key, s, theta)
             time = values[i] if config.factor == "time" else jnp.inf
-            if jnp.isinf(time):
-                scratch = covariance.scratch_risk(s, b, n, sigma)
-                linear = covariance.linear_transfer_risk(s, a, b, n, sigma)
-                tuned = covariance.fine_tune_risk(s, a, b, n, sigma, depth)
+            if np.isinf(time):
+                scratch, linear, tuned = _converged(s, a, b, n, sigma, depth)
             else:
                 at = partial(
                     training_time.flow_risk, s, n=n, sigma=sigma, times=jnp.atleast_1d(time)
@@ -118,6 +117,18 @@ def _theory(config: Config, key: jax.Array) -> dict[str, jax.Array]:
                 tuned = at(offset=b - a)[:, 0] if depth == 1 else nothing
             rows.append(jnp.stack([scratch, linear, tuned]))
         return {"risk": jnp.stack(rows, axis=1)}
+
+
+@partial(jax.jit, static_argnums=5)
+def _converged(
+    s: jax.Array, a: jax.Array, b: jax.Array, n: jax.Array, sigma: float, depth: float
+) -> tuple[jax.Array, ...]:
+    """The risks after training to the end."""
+    return (
+        covariance.scratch_risk(s, b, n, sigma),
+        covariance.linear_transfer_risk(s, a, b, n, sigma),
+        covariance.fine_tune_risk(s, a, b, n, sigma, depth),
+    )
 
 
 def _draws(
