@@ -11,7 +11,7 @@ finite (|n - d| >= 4; n > 4 in linear transfer), as the z-scores need.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import acos, cos, pi, sqrt
+from math import acos, cos, pi, sin, sqrt
 
 import jax
 import jax.numpy as jnp
@@ -316,7 +316,8 @@ def _edge_angle(gamma: float, sigma: float) -> float:
 def _ridge_claims() -> list[Claim]:
     n, d, theta, sigma, ridge = 10, 12, pi / 4, 0.5, 0.05
     best_at = (10, 12, 3 * pi / 8, 0.2)
-    best = float(risks.optimal_ridge(*(best_at[i] for i in (0, 2, 3))))
+    n_best, _, theta_best, sigma_best = best_at
+    best = (sigma_best**2 + sin(theta_best) ** 2) / (n_best * cos(theta_best) ** 2)
 
     def gain() -> float:
         n, _, theta, sigma = best_at
@@ -424,7 +425,9 @@ def _fine_tuning_claims() -> list[Claim]:
                 simulated,
             ),
         ]
-    edge = float(risks.fine_tune_boundary(gamma, sigma, 2))
+    # cos θ = c/2, where for two layers c⁴ = (1-γ) c² + γ + γσ²/(1-γ)
+    fitted, unseen = gamma + gamma * sigma**2 / (1 - gamma), 1 - gamma
+    edge = acos(sqrt((unseen + sqrt(unseen**2 + 4 * fitted)) / 2) / 2)
     claims += [
         Claim(
             f"{PAPER}/eq17-noiseless/limit",

@@ -68,14 +68,13 @@ def _worst_printed(dim: int, length: float) -> float:
 
 def _theorem_1() -> list[Claim]:
     source, exact = f"{PAPER} Theorem 1", "X = L²τ²χ²₁ independent of Y, |θ*|²=2"
-    printed = RATIO / float(proximity.mean_distance(1))
     return [
         Claim(
             f"{PAPER}/T1/printed",
             "P(X ≥ αY) ≤ E X / (α E Y)",
             f"{source}, Appendix A step 2",
             "d=1, |θ*|=0, E X = .2 α",
-            lambda: printed,
+            lambda: RATIO / float(proximity.mean_distance(1)),
             _exceeds(1, RATIO, 0.0),
             relation="<=",
             expected=False,
