@@ -231,10 +231,10 @@ METHODS = {
 )
 def test_learning_lowers_the_loss_with_the_source_frozen(name, optimizer):
     s, init, maps = METHODS[name]
-    free, before = init(), jax.tree.map(np.copy, PARAMS)
+    free, data, before = init(), batches(), jax.tree.map(np.copy, PARAMS)
     train = jax.jit(
         lambda free: learned.learn_maps(
-            loss, PARAMS, s, free, maps, batches(), steps=100, optimizer=optimizer
+            loss, PARAMS, s, free, maps, data, steps=100, optimizer=optimizer
         )
     )
     got = train(free)

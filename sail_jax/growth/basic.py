@@ -146,7 +146,8 @@ def duplicate(index: Int[ArrayLike, "new"], old: int, family: Family) -> SpaceMa
     """New unit j copies old unit `index[j]`, copies sharing their readers evenly."""
     if np.size(index) == old:
         return identity(old)
-    copied = select(index, old).index
+    select(index, old)  # which checks it
+    copied = as_array(index)
     values = concrete(copied)
     if values is None:
         count = jnp.zeros(old).at[copied].add(1)
