@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 
 from sail_jax import methods
 from sail_jax.checkpoint.engine.executor import Limits, execute
@@ -18,6 +17,7 @@ REQUIRED = {"slerp": {"t": 0.3}, "nearswap": {"t": 0.5}}
 
 def each_method(names=NAMES, quick=KINDS, slow=()):
     """Parametrises over methods: some quick, some slow, the rest soak."""
+    import pytest  # here: processes whose memory is measured have no use for it
 
     def mark(name):
         return [] if name in quick else pytest.mark.slow if name in slow else pytest.mark.soak

@@ -1,8 +1,8 @@
 """Whatever is read, mutated: the right answer or an error of the documented kind, in bounded time
 and memory.
 
-`pytest tests/test_fuzz.py --fuzz N` tries N inputs for each target, `-rP` shows what became of
-them; a failure names its seed, which `-k TARGET --fuzz 1 --fuzz-seed S` tries alone.
+`pytest tests/test_fuzz.py -m "" --fuzz N` tries N inputs for each target, `-rP` shows what became
+of them; a failure names its seed, which `-k TARGET --fuzz 1 --fuzz-seed S` tries alone.
 """
 
 import collections
@@ -487,7 +487,19 @@ def _document(name):
     return make
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+# what compiles, and what takes seconds
+DEAR = {"config.json", "recipe", "table of spaces", "merge", "inspect", "align", "grow"}
+
+
+def cells(names):
+    """Parametrises over targets, the dear ones slow."""
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=[slow] * (n in DEAR)) for n in names]
+    )
+
+
+@cells(DOCUMENTS)
 def test_documents(name, tried):
     tried(name, _document(name), 20)
 
@@ -585,7 +597,7 @@ def _command_line(name):
     return make
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@cells(COMMANDS)
 def test_command_lines(name, tried):
     tried(name, _command_line(name), 10)
 
@@ -608,5 +620,6 @@ def _run_on_disk(folder, monkeypatch):
     return attempt
 
 
+@pytest.mark.slow
 def test_stored_runs(tried):
     tried("stored run", _run_on_disk, 10)

@@ -496,6 +496,7 @@ def test_sce_selects_the_floor_of_the_fraction_of_what_varies():
     assert np.flatnonzero(got).tolist() == [3, 4, 5, 6, 7, 8, 9]
 
 
+@pytest.mark.slow
 def test_arcee_fusion_keeps_the_dtype_and_is_exact_above_a_million_entries():
     """mergekit writes float32, and samples a million entries for its quartiles."""
     random = np.random.default_rng(1)

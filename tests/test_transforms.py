@@ -212,7 +212,7 @@ def test_leaves_too_large_to_count_are_refused():
 
 def test_the_first_of_equal_keys_are_taken():
     """Equal keys in several leaves, as many as are wanted in order, against a running sum."""
-    rng = np.random.default_rng(5)
+    rng, take = np.random.default_rng(5), jax.jit(ranking.take)
     leaves = [rng.integers(0, 3, (2, rows, 7)) for rows in (1, 4, 3)]
     leaves += [rng.integers(0, 3, (2, n)) for n in (1, 5, 2**14)]
     flat = np.concatenate([(leaf == 1).reshape(2, -1) for leaf in leaves], 1)
@@ -221,7 +221,7 @@ def test_the_first_of_equal_keys_are_taken():
         found, before, taken = ranking.Found(jnp.ones(2, jnp.uint32), rank), np.zeros(2, int), []
         for leaf in leaves:
             earlier = ranking.Wide(*map(jnp.asarray, ranking.wide(before)))
-            got = ranking.take(jnp.asarray(leaf, jnp.uint32), found, earlier)
+            got = take(leaf.astype(np.uint32), found, earlier)
             np.testing.assert_array_equal(np.asarray(got)[leaf == 2], True)
             taken.append((np.asarray(got) & (leaf == 1)).reshape(2, -1))
             before += (leaf == 1).reshape(2, -1).sum(1)
