@@ -478,7 +478,7 @@ def test_whatever_a_draft_calls_exact_is(name, heads):
     s = d.rules.spec(m.params)
     each = {x.name: rolled(x.size) for x in s.spaces if x.size > 1}
     maps = {k: v for k, v in each.items() if exactness(s, {k: v}).exact}
-    assert maps
+    assert bool(maps) == (name not in ("vit", "t5"))  # of these every space is in doubt
     new = re_expressed(m.params, s, maps)
     seen = certify(name, m.params, m.spec, new, m.spec)
     assert seen.preserved, (list(maps), seen)
