@@ -1,9 +1,10 @@
 """Shared test set-up: the suite runs on the CPU, so that it means the same on every machine, and
 with one BLAS thread per worker, as the command does (`sail_jax.cli.main` says why).
 
-Nearly all the time of the tests goes into compiling programs that run once. So the quick tests
-compile without optimising, which takes a quarter of the time; the slow tests (`-m slow`) compile
-as users do. What a worker has compiled, now or earlier, the others read from disk."""
+Nearly all the time of the tests goes into compiling programs that run once. So the quick and the
+slow tests compile without optimising, which takes a quarter of the time. With `XLA_FLAGS= pytest`
+they compile as users do, and the soak tests always. What a worker has compiled, now or earlier,
+the others read from disk."""
 
 import os
 from pathlib import Path
@@ -24,7 +25,7 @@ if jax.__version_info__[:2] == (0, 10):  # a flag that XLA does not know ends th
 
 def pytest_configure(config):
     """Before the first program: XLA reads its flags when its first device is made."""
-    if "not slow" in config.getoption("markexpr"):
+    if config.getoption("markexpr") in ("not slow and not soak", "slow"):
         os.environ.setdefault("XLA_FLAGS", UNOPTIMISED)
 
 
