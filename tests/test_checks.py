@@ -1,0 +1,25 @@
+"""What arguments are turned into."""
+
+import jax
+import numpy as np
+import pytest
+
+from sail_jax.checks import as_array
+
+
+@pytest.mark.parametrize("shift", [0, 16])
+def test_arrays_of_numpy_are_copied(shift):
+    """Also where XLA could take their memory as it is: at a multiple of 64 bytes."""
+    memory = np.zeros(4096 + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + shift
+    view = memory[start : start + 4096].view(np.float32)
+    array = as_array(view)
+    assert isinstance(array, jax.Array)
+    view[:] = 1
+    np.testing.assert_array_equal(array, 0)
+
+
+def test_arrays_are_what_jax_makes_of_them():
+    for x in (1.5, [1, 2], np.float64(3), np.arange(3), np.ones(2), np.zeros((0, 2), np.float16)):
+        jax.tree.map(np.testing.assert_array_equal, as_array(x), jax.numpy.asarray(x))
+        assert as_array(x).dtype == jax.numpy.asarray(x).dtype
