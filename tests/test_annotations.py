@@ -39,7 +39,7 @@ with install_import_hook(["sail_jax", "theory"], "checked.checked"):
         print(package.__name__, attempted, "examples")
         if attempted == 0 or failed > 0:
             wrong.append(package.__name__)
-sys.exit(", ".join(wrong))
+sys.exit(", ".join(wrong) or 0)
 """
 
 CHECKED = """
