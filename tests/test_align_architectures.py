@@ -59,11 +59,11 @@ def undone(found, hidden):
     return np.asarray(hidden.index)[np.asarray(found.index)]
 
 
-def slow_unless(quick, names):
-    return [pytest.param(n, marks=[] if n in quick else pytest.mark.slow) for n in names]
+def soak_unless(quick, names):
+    return [pytest.param(n, marks=[] if n in quick else pytest.mark.soak) for n in names]
 
 
-@pytest.mark.parametrize("name", slow_unless(["gpt2", "flax mlp"], NAMES))
+@pytest.mark.parametrize("name", soak_unless(["gpt2", "flax mlp"], NAMES))
 def test_hidden_permutations_are_recovered(name):
     """Of hidden units, channels, heads, kv groups, units of each head by itself, the stream."""
     m = model(name)
@@ -123,7 +123,7 @@ ROTATED = {
 }
 
 
-@pytest.mark.parametrize("name", slow_unless(["gpt2"], ROTATED))
+@pytest.mark.parametrize("name", soak_unless(["gpt2"], ROTATED))
 def test_hidden_rotations_are_recovered(name):
     """Head by head, where what a head computes commutes with them."""
     m, rotated = model(name), ROTATED[name]
@@ -252,7 +252,7 @@ class Unread:
         return Unread(self.x[index], self.counts, self.name)
 
 
-@pytest.mark.parametrize("name", slow_unless(["gpt2"], ["gpt2", "llama", "flax resnet"]))
+@pytest.mark.parametrize("name", soak_unless(["gpt2"], ["gpt2", "llama", "flax resnet"]))
 def test_leaves_that_are_read_when_needed(name):
     m = model(name)
     within = nested(m.spec)

@@ -134,8 +134,8 @@ NAMES = [*GOLDEN, *FLAX]
 names = pytest.mark.parametrize("name", NAMES)
 
 
-def slow_unless(quick, names):
-    return [pytest.param(n, marks=[] if n in quick else pytest.mark.slow) for n in names]
+def soak_unless(quick, names):
+    return [pytest.param(n, marks=[] if n in quick else pytest.mark.soak) for n in names]
 
 
 RMS = ["llama", "mistral", "qwen3", "t5, gated, untied"]
@@ -214,7 +214,7 @@ def test_ends_cannot(name):
         assert not exactness(m.spec, {space.name: rolled(space.size)}).exact
 
 
-@pytest.mark.parametrize("name", slow_unless(["llama", "flax mlp"], NAMES))
+@pytest.mark.parametrize("name", soak_unless(["llama", "flax mlp"], NAMES))
 def test_hidden_units_and_heads_can_be_duplicated(name):
     """Net2Wider, unevenly: hidden units, heads, queries per head, channels."""
     m = model(name)
@@ -236,7 +236,7 @@ def test_hidden_units_and_heads_can_be_duplicated(name):
 
 @pytest.mark.parametrize(
     "name",
-    slow_unless(
+    soak_unless(
         ["llama", "gpt2"], sorted({*RMS, "vit", "clip", "flax gpt", "flax vit", *TIED[:4]})
     ),
 )
@@ -258,7 +258,7 @@ def orthogonal(n):
     return np.linalg.qr(np.random.default_rng(4).normal(size=(n, n)))[0].astype(np.float32)
 
 
-@pytest.mark.parametrize("name", slow_unless(["llama"], RMS))
+@pytest.mark.parametrize("name", soak_unless(["llama"], RMS))
 def test_rotation_of_the_stream_after_folding(name):
     m = model(name)
     s = m.spec

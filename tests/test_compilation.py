@@ -18,7 +18,7 @@ from sail_jax import methods
 SHAPES = ((8,), (6, 8))
 MERGED = list(methods.METHODS)
 KINDS = (*merge_cases.KINDS, "fisher")
-each_method = merge_cases.each_method(MERGED, quick=KINDS, slow=MERGED)
+each_method = merge_cases.each_method(MERGED, quick=KINDS)
 
 
 def case(name, leaves, shapes=SHAPES):

@@ -108,11 +108,14 @@ def test_masks_are_not_exact_where_a_norm_writes_into_the_stream():
     assert [s.space for s in growth.report.spaces if not s.exact] == ["vision.resid"]
 
 
-def slow_unless(fast, *values):
-    return pytest.param(*values, marks=[] if fast else pytest.mark.slow)
+def soak_unless(fast, *values):
+    return pytest.param(*values, marks=[] if fast else pytest.mark.soak)
 
 
-@pytest.mark.parametrize("name", [slow_unless(name in KINDS, name) for name in NAMES])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in KINDS else pytest.mark.slow) for name in NAMES],
+)
 def test_lemon_doubles_any_network(name):
     """Twice as wide and twice as deep; not deeper where norms come after the sums, and by
     identities where layers are a chain."""
@@ -150,7 +153,7 @@ FAST = {("llama", "hypercloning"), ("llama", "llama_pro")}
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        slow_unless((name, method) in FAST, name, method)
+        soak_unless((name, method) in FAST, name, method)
         for name in NAMES
         for method in LOSSLESS
         if name not in POST_NORM or LOSSLESS[method][0] == {"width": 2}
@@ -173,7 +176,7 @@ def test_lossless_methods(name, method):
 @pytest.mark.parametrize(
     "method",
     [
-        slow_unless(name in ("net2net", "stack"), name)
+        soak_unless(name in ("net2net", "stack"), name)
         for name in METHODS
         if name == "net2net" or not METHODS[name].lossless
     ],
@@ -193,9 +196,9 @@ def test_other_methods_say_that_they_are_not_exact(method):
 @pytest.mark.parametrize(
     ("name", "method", "options", "text"),
     [
-        slow_unless(False, "llama", "net2net", {"noise": 0.1}, "noise of 0.1"),
-        slow_unless(False, "llama", "msg", {"mask": 0.5}, "a mask of 0.5"),
-        slow_unless(False, "llama, tied, stretched", "lemon", {"untie": False}, "untie the leaf"),
+        soak_unless(False, "llama", "net2net", {"noise": 0.1}, "noise of 0.1"),
+        soak_unless(False, "llama", "msg", {"mask": 0.5}, "a mask of 0.5"),
+        soak_unless(False, "llama, tied, stretched", "lemon", {"untie": False}, "untie the leaf"),
     ],
 )
 def test_options_that_cost_exactness(name, method, options, text):
@@ -211,12 +214,12 @@ def test_options_that_cost_exactness(name, method, options, text):
 @pytest.mark.parametrize(
     ("name", "to", "method"),
     [
-        slow_unless(False, "gpt2", {"n_embd": 16}, "hypercloning"),
+        soak_unless(False, "gpt2", {"n_embd": 16}, "hypercloning"),
         ("llama", {"head_dim": 8}, "hypercloning"),
-        slow_unless(False, "gpt2", {"n_embd": 12}, "lemon"),
-        slow_unless(False, "llama, tied, stretched", {"head_dim": 6}, "lemon"),
-        slow_unless(False, "t5", {"d_kv": "2x"}, "lemon"),
-        slow_unless(False, "flax gpt", {"head_dim": 6}, "lemon"),
+        soak_unless(False, "gpt2", {"n_embd": 12}, "lemon"),
+        soak_unless(False, "llama, tied, stretched", {"head_dim": 6}, "lemon"),
+        soak_unless(False, "t5", {"d_kv": "2x"}, "lemon"),
+        soak_unless(False, "flax gpt", {"head_dim": 6}, "lemon"),
     ],
 )
 def test_larger_heads(name, to, method):
@@ -228,7 +231,7 @@ def test_larger_heads(name, to, method):
     ("name", "to", "text"),
     [
         ("llama", {"head_dim": 6}, "have other rotary frequencies than 4"),
-        slow_unless(
+        soak_unless(
             False,
             "qwen3",
             {"head_dim": 8},
@@ -277,7 +280,7 @@ def test_a_leaf_needs_what_it_says():
 
 
 @pytest.mark.parametrize(
-    "method", [slow_unless(False, name) for name in ("lemon", "sail_svd", "aki")]
+    "method", [soak_unless(False, name) for name in ("lemon", "sail_svd", "aki")]
 )
 def test_jitted_or_not(method):
     m, c = models.model("gpt2"), config("gpt2")
@@ -364,8 +367,8 @@ def stacked(params, tokens):
 @pytest.mark.parametrize(
     ("to", "depth_method"),
     [
-        slow_unless(False, {"width": 2, "depth": 2}, "llama_pro"),
-        slow_unless(False, {"width": 2, "depth": 2}, "identity"),
+        soak_unless(False, {"width": 2, "depth": 2}, "llama_pro"),
+        soak_unless(False, {"width": 2, "depth": 2}, "identity"),
         ({"resid": 7, "hidden": "2x", "layer": 5}, "pairs"),
         ({"resid": 7, "hidden": "2x", "layer": 5}, "stack"),
     ],
@@ -459,7 +462,7 @@ def _stated(name):
 
 
 @pytest.mark.parametrize(
-    "name", [slow_unless(name in ("gpt2", "clip", "flax mlp"), name) for name in NAMES]
+    "name", [soak_unless(name in ("gpt2", "clip", "flax mlp"), name) for name in NAMES]
 )
 def test_configurations_that_tensors_contradict(name):
     params, c = models.model(name).params, config(name)

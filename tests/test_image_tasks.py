@@ -128,8 +128,13 @@ STUDIES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=getattr(pytest.mark, "slow" if name == "merge_digits" else "soak"))
+        for name in STUDIES
+    ],
+)
 def test_studies_learn_from_any_images(name, folder):
     study = registry.load(name)
     data = {"name": "fashion", "folder": folder}

@@ -74,8 +74,8 @@ each = pytest.mark.parametrize("name", LEARN)
 QUICK = ((False, "leaf", (0.25, 0.4)), (True, "task", None))
 
 
-def slow_unless(quick, *values):
-    return pytest.param(*values, marks=[] if quick else pytest.mark.slow)
+def soak_unless(quick, *values):
+    return pytest.param(*values, marks=[] if quick else pytest.mark.soak)
 
 
 def assert_close(got, want, atol):
@@ -206,7 +206,7 @@ def adamerging_in_numpy(deltas, base, by, steps, rate, clamp):
     ("plus", "by", "clamp"),
     [
         # two quick ones, which have each value of each parameter
-        slow_unless((plus, by, clamp) in QUICK, plus, by, clamp)
+        soak_unless((plus, by, clamp) in QUICK, plus, by, clamp)
         for plus in (False, True)
         for by in ("task", "leaf")
         for clamp in (None, (0.25, 0.4))
@@ -392,7 +392,7 @@ def test_order_of_models_permutes_the_coefficients():
     assert_close(one.params, two.params, 1e-5)
 
 
-@pytest.mark.parametrize("name", [slow_unless(n != "concrete_subspace", n) for n in LEARN])
+@pytest.mark.parametrize("name", [soak_unless(n != "concrete_subspace", n) for n in LEARN])
 def test_one_model(name):
     ms, base = problem()
     got = LEARN[name](ms[:1], base)
@@ -410,7 +410,7 @@ def test_dtypes_are_the_bases_and_integers_are_copied(name):
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(got.coefficients))
 
 
-@pytest.mark.parametrize("name", [slow_unless(n == "learned_soup", n) for n in LEARN])
+@pytest.mark.parametrize("name", [soak_unless(n == "learned_soup", n) for n in LEARN])
 def test_jit_equals_eager_and_repeats(name):
     ms, base = problem()
     got = LEARN[name](ms, base)
@@ -555,7 +555,7 @@ def unlabelled():
     return tasks(320, 2)[0].reshape(3, 10, 32, 9)
 
 
-@pytest.mark.parametrize("options", [slow_unless(False, {}), {"by": "leaf", "steps": 100}])
+@pytest.mark.parametrize("options", [soak_unless(False, {}), {"by": "leaf", "steps": 100}])
 def test_adamerging_improves_on_task_arithmetic(options):
     """Null: no drop of the loss on new examples; rejected at z > 4; and it drops by a twentieth."""
     ms, base = trained()

@@ -67,13 +67,13 @@ QUICK = {
     *("breadcrumbs tree", "della mergekit", "sce select", "ram", "ramplus_tl", "magmax", "pcb"),
     *("consensus ties", "passthrough", "expo", "nearswap"),
 }
-SLOW = {"breadcrumbs_ties", "della", "della_linear", "arcee_fusion"}
+DEAR = {"breadcrumbs_ties", "della", "della_linear", "arcee_fusion"}
 each_subject = pytest.mark.parametrize("label", SUBJECTS)
 
 
 def each_method(labels=SUBJECTS):
-    slow = [pytest.param(n, marks=pytest.mark.slow) for n in labels if n in SLOW]
-    return pytest.mark.parametrize("label", [*(n for n in labels if n in QUICK), *slow])
+    dear = [pytest.param(n, marks=pytest.mark.soak) for n in labels if n in DEAR]
+    return pytest.mark.parametrize("label", [*(n for n in labels if n in QUICK), *dear])
 
 
 def tree(seed, dtype=jnp.float32, full=False):
@@ -292,7 +292,7 @@ SMOOTH_TOO = [
 
 
 @pytest.mark.parametrize(
-    "label", [*SMOOTH, *(pytest.param(n, marks=pytest.mark.slow) for n in SMOOTH_TOO)]
+    "label", [*SMOOTH, *(pytest.param(n, marks=pytest.mark.soak) for n in SMOOTH_TOO)]
 )
 def test_gradient_in_the_models(label):
     """Along a random direction, against central differences in float64: masks are constant in a
@@ -322,7 +322,7 @@ def test_gradient_in_the_models(label):
     "label",
     [
         *("sce", "pcb"),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("breadcrumbs_ties", "consensus ties")),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in ("breadcrumbs_ties", "consensus ties")),
     ],
 )
 def test_gradient_in_the_weights(label):

@@ -166,11 +166,11 @@ DECODERS = {
 SLOW = {"gpt, tied", "llama, tied"}  # what they add is a read-out, which the checkpoints test too
 
 
-def slow_unless(fast, *values):
-    return pytest.param(*values, marks=[] if fast else pytest.mark.slow)
+def soak_unless(fast, *values):
+    return pytest.param(*values, marks=[] if fast else pytest.mark.soak)
 
 
-decoders = pytest.mark.parametrize("name", [slow_unless(n not in SLOW, n) for n in DECODERS])
+decoders = pytest.mark.parametrize("name", [soak_unless(n not in SLOW, n) for n in DECODERS])
 
 
 @cache
@@ -314,7 +314,7 @@ def certify(c, params, new_c, new, inputs):
 
 
 tables = pytest.mark.parametrize(
-    "name", [slow_unless(n == "llama", n) for n in DECODERS if n[:3] != "gpt"]
+    "name", [soak_unless(n == "llama", n) for n in DECODERS if n[:3] != "gpt"]
 )
 
 
@@ -403,7 +403,7 @@ def leaf_values(tree):
     return [np.asarray(x) for x in jax.tree.leaves(tree)]
 
 
-@pytest.mark.parametrize("to", [slow_unless(False, {"widths": [8, 12]}), {"blocks": [2, 3]}])
+@pytest.mark.parametrize("to", [soak_unless(False, {"widths": [8, 12]}), {"blocks": [2, 3]}])
 def test_stages_grow_one_by_one(to):
     c, params = describe(RESNET), drawn(RESNET, IMAGES)
     new, plan = grow(params, c, to, "lemon", require_lossless=True)
@@ -574,7 +574,7 @@ def saved(folder, c, tensors):
     [
         "gpt2, base names",
         "olmo",
-        *(slow_unless(False, name) for name in ("gpt2", "llama", "llama, tied")),
+        *(soak_unless(False, name) for name in ("gpt2", "llama", "llama, tied")),
     ],
 )
 def test_checkpoints_compute_what_they_did(name, tmp_path):

@@ -42,8 +42,8 @@ class Host:
 host = Host()
 
 
-def slow_unless(quick, *values):
-    return pytest.param(*values, marks=[] if quick else pytest.mark.slow)
+def soak_unless(quick, *values):
+    return pytest.param(*values, marks=[] if quick else pytest.mark.soak)
 
 
 def rng(seed=0):
@@ -114,7 +114,7 @@ FLAX = {
     "resnet": (ResNet((4, 6), 1, 3), "stage1_block0/conv1"),  # held out: convolutions
 }
 
-flax_modules = pytest.mark.parametrize("name", [slow_unless(n == "mlp", n) for n in FLAX])
+flax_modules = pytest.mark.parametrize("name", [soak_unless(n == "mlp", n) for n in FLAX])
 
 
 def flax_case(name, k=2, n=3):
@@ -236,7 +236,7 @@ def test_k_model_linearity_by_definition():
     against(uniform, [by_definition(models, np.eye(3), np.full(3, 1 / 3), x)])
 
 
-@pytest.mark.parametrize("k", [slow_unless(False, 1), 3])
+@pytest.mark.parametrize("k", [soak_unless(False, 1), 3])
 def test_addition_by_definition(k):
     base, *models = tanh_models(k + 1)
     x, scales = inputs(), [0.1, 0.4]
@@ -270,7 +270,7 @@ def test_negation_by_definition(form, members, shares):
 
 @pytest.mark.parametrize(
     "probed",
-    ["line", *(slow_unless(False, n) for n in ("models", "addition", "midpoint", "reflection"))],
+    ["line", *(soak_unless(False, n) for n in ("models", "addition", "midpoint", "reflection"))],
 )
 def test_linear_in_parameters_is_exactly_linear(probed):
     """All identities hold for f = x W + b, extrapolated too. Cosines to the square of rounding."""
@@ -517,7 +517,7 @@ def spectra(H, **more):
     return jax.tree.map(np.asarray, found)
 
 
-@pytest.mark.parametrize("batch_size", [slow_unless(False, None), 3])
+@pytest.mark.parametrize("batch_size", [soak_unless(False, None), 3])
 def test_spectrum_of_a_quadratic_is_exact(batch_size):
     """As many steps as parameters: every Ritz value is an eigenvalue, every residual 0."""
     H = symmetric(12)
@@ -601,7 +601,7 @@ def squared_outputs(out, batch):
 
 
 @pytest.mark.parametrize(
-    ("gauss_newton", "batch_size"), [(False, 3), slow_unless(False, True, None)]
+    ("gauss_newton", "batch_size"), [(False, 3), soak_unless(False, True, None)]
 )
 def test_network_spectrum_against_the_dense_matrix(gauss_newton, batch_size):
     (params,) = tanh_models(1)
@@ -668,7 +668,7 @@ def test_sensitivity_beyond_second_order():
     close(found.increase.value[0], 0)
 
 
-@pytest.mark.parametrize("batch_size", [slow_unless(False, None), 3])
+@pytest.mark.parametrize("batch_size", [soak_unless(False, None), 3])
 def test_sensitivity_to_fine_tuning(batch_size):
     (one, two), scales = tanh_models(2), np.array([-0.5, 0.0, 0.3, 1.0])
     batch = {"x": inputs(), "t": rng(8).normal(size=(7, 2))}
@@ -769,7 +769,7 @@ PROBES = {
 
 @pytest.mark.parametrize(
     "name",
-    [slow_unless(n == "barrier", n) for n in PROBES if n not in ("addition", "negation")],
+    [soak_unless(n == "barrier", n) for n in PROBES if n not in ("addition", "negation")],
 )
 def test_inside_jit_as_outside(name):
     a, b = tanh_models(2)
@@ -781,7 +781,7 @@ def test_inside_jit_as_outside(name):
 OF_ONE_MODEL = {"hessian_spectrum", "gaussian_sensitivity"}
 UNFIT = [
     # not finite: seen in what was computed, so the probe is compiled
-    slow_unless(fault != "nan" or name in ("barrier", "interference"), name, fault)
+    soak_unless(fault != "nan" or name in ("barrier", "interference"), name, fault)
     for name in PROBES
     for fault in ("shape", "leaf", "nan")
     if fault == "nan" or name not in OF_ONE_MODEL
