@@ -52,6 +52,14 @@ def test_deterministic_verdicts(value, holds):
     assert (verdict.holds, verdict.score_name) == (holds, "err/tol")
 
 
+@pytest.mark.parametrize(("value", "score"), [(0.0, 0.0), (-1e-300, -math.inf), (2.0, math.inf)])
+def test_without_an_error_only_equality_holds(value, score):
+    for error in ({"tolerance": 0.0}, {"stderr": 0.0}):
+        claim = make(simulate=lambda key, quick, error=error: Estimate(value, **error))
+        verdict = claims.check(claim)
+        assert (verdict.score, verdict.holds) == (score, score == 0)
+
+
 def test_a_misprint_is_ok_only_if_it_fails():
     wrong = make(simulate=sample_mean(1.0), expected=False)
     right = make(simulate=sample_mean(0.0), expected=False)

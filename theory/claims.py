@@ -116,7 +116,8 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
         estimate = claim.simulate(claim_key(claim.id, seed), quick)
     difference = estimate.value - predicted
     unit = estimate.stderr if estimate.stderr is not None else estimate.tolerance
-    score = difference / unit if unit else math.copysign(math.inf, difference) * bool(difference)
+    # without an error nothing but equality agrees; inf * 0 would be NaN
+    score = difference / unit if unit else difference * math.inf if difference else 0.0
     limit = Z_MAX if estimate.stderr is not None else 1.0
     excess = {"=": abs(score), "<=": score, ">=": -score}[claim.relation]
     return Verdict(
