@@ -252,13 +252,11 @@ def _boundary_claims() -> list[Claim]:
         lower, upper, _ = edge(theta, sigma)
         return max(0.0, float(lower - upper))
 
-    obtuse = 0.9 * pi
+    noise, obtuse = 0.5, 0.6 * pi
 
-    def hurts_somewhere(key: Array, quick: bool) -> Estimate:
-        del key, quick
-        gamma = (jnp.arange(2000) + 0.5) / 2000
-        gain = risks.transferability_limit("linear", gamma, obtuse, sigma)
-        return Estimate(float((gain < 0).any()), tolerance=0.5)
+    def least(theta: float) -> Simulate:
+        """T_lt where (13) is least in γ < 1."""
+        return extrapolated(_Transferred(), 1 - noise, 40, theta, noise, 2_000, _fitted)
 
     return [
         Claim(
@@ -288,22 +286,20 @@ def _boundary_claims() -> list[Claim]:
             extrapolated(_Transferred(), 0.25, 80, _edge_angle(0.25, 0.5), 0.5, 1_000, _fitted),
         ),
         Claim(
-            f"{PAPER}/eq13-angle/printed",
-            "for σ < 1 every θ > arccos(1-σ) has a γ < 1 at which linear transfer hurts",
+            f"{PAPER}/eq13-angle/limit",
+            "σ < 1: from θ = arccos(1-σ) to π/2 some γ < 1 hurts; at θ = arccos(1-σ) min T → 0",
             f"{PAPER} after eq. (13)",
-            "θ=0.9π, σ=0.2 (1 if there is one)",
-            lambda: 1.0,
-            hurts_somewhere,
-            expected=False,
-            note="true up to π/2; beyond it the condition is |cos θ| < 1-σ",
+            "σ=0.5, θ=arccos(1-σ)=π/3, γ=1-σ, d=40 and 80 extrapolated",
+            lambda: 0.0,
+            least(acos(1 - noise)),
         ),
         Claim(
-            f"{PAPER}/eq13-angle/corrected",
-            "for σ < 1 linear transfer hurts at some γ < 1 iff |cos θ| < 1-σ",
-            f"{PAPER} after eq. (13), corrected",
-            "θ=0.9π, σ=0.2 (1 if there is one)",
-            lambda: float(abs(cos(obtuse)) < 1 - sigma),
-            hurts_somewhere,
+            f"{PAPER}/eq13-angle/exact",
+            "σ < 1: T_lt → cos²θ - (1-σ)² at the worst γ < 1: it hurts iff |cos θ| < 1-σ",
+            f"{PAPER} after eq. (13), for angles beyond π/2 too",
+            "σ=0.5, θ=0.6π, γ=1-σ, d=40 and 80 extrapolated",
+            lambda: cos(obtuse) ** 2 - (1 - noise) ** 2,
+            least(obtuse),
         ),
     ]
 
