@@ -168,7 +168,7 @@ _MERGING = {
     "Effective steps and weights": ("14", "eq14-*"),
     "Assumption 6 and Lemma 4": ("15-18", "L4/* eq17/*"),
     "Theorem 4": ("19 20", "C2/* C2-* chi-square/* eq7/* eq14-*"),
-    "Corollary 2": ("21 22", "C2/* C2-* T2-coefficient/* chi-square/* eq7/*"),
+    "Corollary 2": ("21 22", "C2/* C2-* chi-square/* eq7/*"),
     "Remark 5, Appendix A-A1": ("", "law-*"),
     "Remarks 1 to 4 and 6": ("", "", _INTERPRETS),
     "Section V, Appendices B and C": ("", "", _MEASURES),

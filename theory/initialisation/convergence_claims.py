@@ -354,24 +354,13 @@ def _appendix_c() -> list[Claim]:
             relation="<=",
         ),
         Claim(
-            f"{PAPER}/P1/printed",
-            "a start with the smaller loss has the smaller loss after T steps",
-            f"{PAPER} Proposition 1, Theorem 2's conclusion, Appendix C",
-            f"{curved}, T=10",
-            lambda: 1.0,
-            measured(lambda: _late(10)),
-            relation="<=",
-            expected=False,
-            note="ρ = 5e-4 at T = 0, a hundredth of the squared distance; the slow mode decides",
-        ),
-        Claim(
-            f"{PAPER}/P1/corrected",
+            f"{PAPER}/P1/exact",
             "ρ after T steps = Σ h(1-ηh)^{2T} e² / Σ h(1-ηh)^{2T} e'²",
-            f"{PAPER} Proposition 1, Appendix C",
+            f"{PAPER} Proposition 1, which proposes a smaller loss at T = 0; sharpened",
             f"{curved}, T=10",
             lambda: float(descent.excess_ratio(PLANE, FLAT, STEEP, 0.6, 10)),
             measured(lambda: _late(10), 1e-7),
-            note="tolerance: 1e-12 of a ratio of 1e4 to 1e5",
+            note="tolerance: 1e-12 of a ratio of 1e4 to 1e5; ρ = 5e-4 at T = 0",
         ),
     ]
 

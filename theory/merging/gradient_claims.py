@@ -84,24 +84,6 @@ def _theorem_2() -> list[Claim]:
         ]
     claims += [
         Claim(
-            f"{PAPER}/T2-coefficient/printed",
-            "Theorem 2 is Corollary 2: 5 NL²ζ²A₃/K̄ = 12 NL²ζ²A₃/K̄",
-            f"{PAPER} eqs. (6), (21)",
-            MIXED,
-            partial(_epsilon, 12.0),
-            measured(partial(_epsilon, 5.0)),
-            expected=False,
-            note="only 12 is that of the cited result",
-        ),
-        Claim(
-            f"{PAPER}/T2-coefficient/corrected",
-            "ε_sgd (12) - ε_sgd (5) = 7 NL²ζ²A₃/K̄ > 0",
-            f"{PAPER} eqs. (6), (21)",
-            MIXED,
-            lambda: _epsilon(12.0) - _epsilon(5.0),
-            measured(lambda: 7 * _a3(), 1e-9),
-        ),
-        Claim(
             f"{PAPER}/T2-vacuous/exact",
             "where both step sizes hold, ε_sgd ≥ 16|∇f̃(x₀)|²: less than not training says",
             f"{PAPER} Theorem 2 with Lemma 3",
@@ -120,13 +102,6 @@ def _theorem_2() -> list[Claim]:
         ),
     ]
     return claims
-
-
-def _a3() -> float:
-    tasks = mixed()
-    consts, k = constants(tasks), tasks.steps
-    zeta2 = jnp.max(jnp.asarray(consts.heterogeneity))
-    return float(3 * consts.smoothness**2 * zeta2 * jnp.max(k * (k - 1)) / k.mean())
 
 
 def _worst(ratio: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Simulate:
