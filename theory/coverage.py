@@ -99,7 +99,7 @@ _OVERTRAINED = {
     "Definition 4.5": ("", "", f"{_DEFINES}: Theorem 4.7 has its sharp threshold"),
     "Theorems 4.6 and A.24": ("", "T4.6/* T4.6-*"),
     "Theorems 4.7 and A.25": ("", "T4.7-* A.25-*"),
-    "Lemma A.5": ("", "A.5/* A.5-proof/*"),
+    "Lemma A.5": ("", "A.5/*"),
     "Assumption A.2 and Lemma A.6": ("", "A.6/*"),
     "Gradient descent": ("10 11", "eq10/* eq11/*"),
     "Infinite batches": ("16 17", "eq16/*"),

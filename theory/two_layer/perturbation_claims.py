@@ -226,7 +226,7 @@ def _perturbation() -> list[Claim]:
             _product_norm,
         ),
         Claim(
-            f"{PAPER}/A.5-proof/printed",
+            f"{PAPER}/A.5/printed",
             "E|αM|_F² = E tr(ααᵀ) |M|_F²",
             f"{PAPER} proof of Lemma A.5",
             f"{SIZES}, M = A, γ=0.7",
@@ -234,14 +234,6 @@ def _perturbation() -> list[Claim]:
             _product_norm,
             expected=False,
             note="d times too large",
-        ),
-        Claim(
-            f"{PAPER}/A.5-proof/corrected",
-            "E|αM|_F² = tr(E[αᵀα] MMᵀ)",
-            f"{PAPER} proof of Lemma A.5, corrected",
-            f"{SIZES}, M = A, γ=0.7",
-            lambda: D * 0.49 * square,
-            _product_norm,
         ),
         Claim(
             f"{PAPER}/A.6/printed",
@@ -329,7 +321,7 @@ def _sharpness() -> list[Claim]:
             _quadratic(1),
         ),
         Claim(
-            f"{PAPER}/D.1-eq19/printed",
+            f"{PAPER}/D.1/printed",
             "E[L(θ) - L(θ+λε)] = λ² tr(H)/2",
             f"{PAPER} eqs. (19), (20)",
             f"d={D}, λ=0.3",
@@ -337,14 +329,6 @@ def _sharpness() -> list[Claim]:
             _quadratic(-1),
             expected=False,
             note="the sign of the left side is reversed",
-        ),
-        Claim(
-            f"{PAPER}/D.1-eq19/corrected",
-            "E[L(θ+λε) - L(θ)] = λ² tr(H)/2",
-            f"{PAPER} eqs. (19), (20), corrected",
-            f"d={D}, λ=0.3",
-            _quadratic_exact,
-            _quadratic(1),
         ),
         Claim(
             f"{PAPER}/D.1-network/exact",
