@@ -143,18 +143,7 @@ def _scratch_claims() -> list[Claim]:
     source, statement = f"{PAPER} Thm 3.6, eq. (10)", "E R_sc"
     below = mean_risk(_fitted, 10, 20, 0.0, 1.0, 40_000)
     above = mean_risk(_fitted, 26, 20, 0.0, 1.0, 20_000)
-    note = "(10) is the limit n, d -> inf; at small sizes it is a different number"
     return [
-        Claim(
-            f"{PAPER}/T3.6-under/printed",
-            f"{statement} = 1-γ + γσ²/(1-γ) at finite n, d",
-            source,
-            "n=10, d=20, σ=1",
-            lambda: _printed_scratch(0.5, 1.0),
-            below,
-            expected=False,
-            note=note,
-        ),
         Claim(
             f"{PAPER}/T3.6-under/limit",
             f"{statement} → 1-γ + γσ²/(1-γ)",
@@ -166,25 +155,23 @@ def _scratch_claims() -> list[Claim]:
         Claim(
             f"{PAPER}/T3.6-under/exact",
             f"{statement} = 1 - n/d + σ²n/(d-n-1), n ≤ d-2",
-            f"{source}, corrected",
+            f"{source}, sharpened",
             "n=10, d=20, σ=1",
             lambda: float(risks.scratch_risk(10, 20, 1.0)),
             below,
         ),
         Claim(
-            f"{PAPER}/T3.6-over/printed",
-            f"{statement} = σ²/(γ-1) at finite n, d",
+            f"{PAPER}/T3.6-over/limit",
+            f"{statement} → σ²/(γ-1)",
             source,
-            "n=26, d=20, σ=1",
-            lambda: _printed_scratch(1.3, 1.0),
-            above,
-            expected=False,
-            note=note,
+            "γ=3/2, σ=1, d=30 and 60 extrapolated",
+            lambda: _printed_scratch(1.5, 1.0),
+            extrapolated(_fitted, 1.5, 30, 0.0, 1.0, 4_000),
         ),
         Claim(
             f"{PAPER}/T3.6-over/exact",
             f"{statement} = σ²d/(n-d-1), n ≥ d+2",
-            f"{source}, corrected",
+            f"{source}, sharpened",
             "n=26, d=20, σ=1",
             lambda: float(risks.scratch_risk(26, 20, 1.0)),
             above,
@@ -324,16 +311,6 @@ def _ridge_claims() -> list[Claim]:
     finite = mean_risk(_Transferred(ridge), n, d, theta, sigma, 40_000)
     return [
         Claim(
-            f"{PAPER}/T3.8/printed",
-            "E R_lt with ridge = 1 - cos²θ (1+2λ)/(1+λ)² at finite n",
-            f"{PAPER} Thm 3.8, eq. (15)",
-            f"n={n}, θ=π/4, σ={sigma}, λ={ridge}",
-            lambda: float(risks.linear_transfer_limit(theta, ridge)),
-            finite,
-            expected=False,
-            note="(15) is the limit n -> inf",
-        ),
-        Claim(
             f"{PAPER}/T3.8/limit",
             "E R_lt with ridge → 1 - cos²θ (1+2λ)/(1+λ)²",
             f"{PAPER} Thm 3.8, eq. (15)",
@@ -350,20 +327,17 @@ def _ridge_claims() -> list[Claim]:
             finite,
         ),
         Claim(
-            f"{PAPER}/T3.8-monotone/printed",
-            "ridge never lowers the risk of linear transfer: E[R(0) - R(λ)] ≤ 0",
+            f"{PAPER}/T3.8-monotone/limit",
+            "ridge never lowers the risk of linear transfer: E[R(0) - R(λ)] → -cos²θ λ²/(1+λ)²",
             f"{PAPER} after Thm 3.8",
-            f"n=10, θ=3π/8, σ=0.2, λ={best:.3f}",
-            lambda: 0.0,
-            paired,
-            relation="<=",
-            expected=False,
-            note="true in the limit n -> inf only",
+            "θ=3π/8, σ=0.2, λ=1/2, n=100 and 200 extrapolated",
+            lambda: -((cos(3 * pi / 8) / 3) ** 2),
+            extrapolated(_Transferred(0.5), 50.0, 2, 3 * pi / 8, 0.2, 20_000, _Transferred()),
         ),
         Claim(
-            f"{PAPER}/T3.8-monotone/corrected",
-            "E[R(0) - R(λ*)] at λ* = (σ²+sin²θ)/(n cos²θ) > 0",
-            f"{PAPER} Thm 3.8, corrected",
+            f"{PAPER}/T3.8-monotone/exact",
+            "at finite n some ridge helps: E[R(0) - R(λ*)] > 0 at λ* = (σ²+sin²θ)/(n cos²θ)",
+            f"{PAPER} Thm 3.8, sharpened",
             f"n=10, θ=3π/8, σ=0.2, λ*={best:.3f}",
             gain,
             paired,
