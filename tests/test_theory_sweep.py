@@ -240,11 +240,17 @@ def ridge_risk(n, theta, sigma, ridge):
     if ridge == 0:
         return linear(n, theta, sigma)
     need(n >= 1)
-    k = n * ridge
-    end = 60 / (2 * k + n)  # beyond it the integrands are below e^-30 or fall like a power
+    # t in units of 1 / (k + n), so that the integrands are of order 1: quad's error is absolute.
+    k, unit = n * ridge, n * ridge + n
+    end = 60 * unit / (2 * k + n)  # beyond it the integrands are below e^-30 or fall like a power
     nodes = [0, end / 30, end / 5, end, 10 * end, 100 * end, mp.inf]
-    shrunk = mp.quad(lambda t: k * k * t * mp.exp(-k * t) * (1 + 2 * t) ** (-mp.mpf(n) / 2), nodes)
-    noise = mp.quad(lambda t: n * t * mp.exp(-k * t) * (1 + 2 * t) ** (-mp.mpf(n) / 2 - 1), nodes)
+    shrunk, noise = (
+        mp.quad(
+            lambda t, power=power: t * mp.exp(-k / unit * t) * (1 + 2 * t / unit) ** power, nodes
+        )
+        for power in (-mp.mpf(n) / 2, -mp.mpf(n) / 2 - 1)
+    )
+    shrunk, noise = (k / unit) ** 2 * shrunk, n / unit**2 * noise
     missed = mp.sin(theta) ** 2
     return missed + mp.cos(theta) ** 2 * shrunk + (sigma**2 + missed) * noise
 
@@ -450,11 +456,19 @@ ROWS = [
     ),
     Row(risks.linear_transfer_limit, ("theta", "ridge"), linear_limit),
     Row(risks.optimal_ridge, ("n", "theta", "sigma"), best_ridge),
-    Row(risks.fine_tune_risk, ("gamma", "theta", "sigma", "depth", "size"), fine_tune, 128, few=60),
+    Row(
+        risks.fine_tune_risk,
+        ("gamma", "theta", "sigma", "depth", "size"),
+        fine_tune,
+        128,
+        few=60,
+        parts=lambda *x: scratch_limit(x[0], x[2]) + abs(gain(*x)),
+    ),
     Row(
         partial(risks.transferability_limit, "linear"),
         ("gamma", "theta", "sigma"),
         lambda gamma, theta, sigma: scratch_limit(gamma, sigma) - mp.sin(theta) ** 2,
+        parts=lambda gamma, theta, sigma: scratch_limit(gamma, sigma) + mp.sin(theta) ** 2,
     ),
     Row(
         lambda g, t, s, L, r: risks.transferability_limit("fine_tune", g, t, s, depth=L, size=r),

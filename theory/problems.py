@@ -80,6 +80,7 @@ def cos_sin(theta: ArrayLike) -> tuple[Array, Array]:
 def wallis(m: int) -> float:
     """C(2m, m) / 4^m = Gamma(m + 1/2) / (sqrt(pi) Gamma(m + 1)), where a difference of logarithms
     of factorials would lose digits."""
+    m = int(m)  # 4**m overflows in NumPy's integers
     if m < 10_000:
         return math.comb(2 * m, m) / 4**m
     return float(poch(m + 1, -0.5)) / math.sqrt(math.pi)

@@ -82,7 +82,9 @@ def null_scale(p: ArrayLike, q: ArrayLike, depth: ArrayLike) -> Array:
     >>> null_scale(0.5, 0.5, jnp.array([1.0, 2.0, jnp.inf]))
     Array([1., 1., 1.], dtype=float32)
     """
-    return scale_by_seen(p, 1 - jnp.asarray(q, dtype=float), depth)
+    problems.check_depth(depth)
+    q = jnp.clip(jnp.asarray(q, dtype=float), 0.0, 1.0)
+    return _scale(p, 1 - q, q, depth)
 
 
 def scale_by_seen(p: ArrayLike, seen: ArrayLike, depth: ArrayLike) -> Array:
@@ -93,20 +95,26 @@ def scale_by_seen(p: ArrayLike, seen: ArrayLike, depth: ArrayLike) -> Array:
     from below: both are concave and increasing, so that no step goes too far.
     """
     problems.check_depth(depth)
-    values = (jnp.asarray(v, dtype=float) for v in (p, seen, depth))
-    return _scale_by_seen(*jnp.broadcast_arrays(*values))
+    seen = jnp.clip(jnp.asarray(seen, dtype=float), 0.0, 1.0)
+    return _scale(p, seen, 1 - seen, depth)
+
+
+def _scale(p: ArrayLike, seen: Array, q: Array, depth: ArrayLike) -> Array:
+    """Both of seen and q = 1 - seen: where one is tiny, the other does not tell."""
+    values = (jnp.asarray(v, dtype=float) for v in (p, seen, q, depth))
+    return _solved_scale(*jnp.broadcast_arrays(*values))
 
 
 @jax.jit  # not compiled anew by every caller, as a loop over a local function is
-def _scale_by_seen(p: Array, seen: Array, depth: Array) -> Array:
+def _solved_scale(p: Array, seen: Array, q: Array, depth: Array) -> Array:
     b, tiny = 1 / depth, jnp.finfo(p.dtype).tiny
-    seen = jnp.clip(seen, 0.0, 1.0)
     # Without p it is e^{-bx} = q, and without b and what is seen there is no root.
-    partly, empty, endless = seen < 1, p <= 0, (b == 0) & (seen == 0)
-    emptied = jnp.log1p(-jnp.where(partly, seen, 0.0)) / jnp.maximum(b, tiny)
-    emptied = jnp.where(partly, emptied, jnp.finfo(p.dtype).min)
+    partly, empty, endless = q > 0, p <= 0, (b == 0) & (seen == 0)
+    log_q = jnp.where(
+        seen < 0.5, jnp.log1p(-jnp.minimum(seen, 0.5)), jnp.log(jnp.where(partly, q, 1.0))
+    )
+    emptied = jnp.where(partly, log_q / jnp.maximum(b, tiny), jnp.finfo(p.dtype).min)
     p, seen = jnp.maximum(p, tiny), jnp.maximum(seen, tiny)
-    q = 1 - seen
     log_p, shorter = jnp.log(p), p < seen  # then N < 1, else N >= 1
 
     def newton(x: Array) -> Array:
@@ -119,7 +127,7 @@ def _scale_by_seen(p: Array, seen: Array, depth: Array) -> Array:
 
     # Bounds from below: q e^{-bx} <= 1, and where x < 0 the right side is at most seen, where
     # 0 <= x <= 1 at most seen + q b x.
-    lowest = jnp.log1p(-seen) / jnp.maximum(b, tiny)
+    lowest = jnp.where(partly, log_q, -jnp.inf) / jnp.maximum(b, tiny)
     start = jnp.clip((p / np.e - seen) / jnp.maximum(b * q, tiny), 0.0, 1.0)
     start = jnp.where(shorter, jnp.maximum(log_p - jnp.log(seen), lowest), start)
     x = jax.lax.fori_loop(0, 16, lambda _, x: newton(x), start)
