@@ -77,6 +77,40 @@ def test_false_alarms_are_as_rare_as_stated():
     assert np.abs(scores).max() < claims.Z_MAX
 
 
+@pytest.mark.parametrize("relation", ["=", "<=", ">="])
+def test_power_is_what_repetition_finds(relation):
+    """Null: the miss is as computed. A prediction moved by z standard errors holds in a share of
+    4,000 seeds that is binomial (4 s.d.: 3 % of it); 400 draws make the mean's z Gaussian to 1 %.
+    """
+    draws, seeds, effect = 400, 4_000, 0.2
+    rng = np.random.default_rng(0)
+    shift = -effect if relation == ">=" else effect
+    held, misses = 0, []
+    for _ in range(seeds):
+        estimate = Estimate.mean(rng.normal(shift, 1.0, draws))
+        claim = make(relation, simulate=lambda key, quick, e=estimate: e, effect=effect)
+        verdict = claims.check(claim)
+        held += verdict.holds
+        misses.append(verdict.power.miss)
+    expected = np.mean(misses)
+    assert 0.3 < expected < 0.7
+    assert abs(held / seeds - expected) < 4 * math.sqrt(expected * (1 - expected) / seeds) + 0.01
+
+
+def test_what_power_says():
+    tight = claims.check(make(predicted=2.0, simulate=lambda k, q: Estimate(2.0, stderr=0.01)))
+    assert tight.power.effect == pytest.approx(0.1)
+    assert tight.power.sees == pytest.approx(0.0633, abs=1e-4)
+    assert tight.power.false_alarm == pytest.approx(6.3e-5, rel=0.01)
+    assert tight.power.enough
+    loose = claims.check(make(predicted=2.0, simulate=lambda k, q: Estimate(2.0, tolerance=0.06)))
+    assert (loose.power.sees, loose.power.miss, loose.power.enough) == (0.12, 1.0, False)
+    wrong = claims.check(
+        make(simulate=lambda k, q: Estimate(1.0, stderr=0.5), expected=False, relation="<=")
+    )
+    assert (wrong.power.effect, wrong.power.enough) == (1.0, False)
+
+
 def test_results_depend_on_seed_and_id_alone():
     one = make(simulate=sample_mean(0.0))
     assert claims.check(one, seed=3).simulated == claims.check(one, seed=3).simulated
@@ -131,3 +165,20 @@ def test_the_first_claim_of_every_room_fares_as_expected(room):
 @pytest.mark.parametrize("room", claims.ROOMS)
 def test_claims_fare_as_expected(room):
     assert not fare_otherwise(importlib.import_module(room).CLAIMS)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("room", claims.ROOMS)
+def test_every_claim_sees_its_effect(room):
+    """A prediction that is wrong by a claim's effect is refused: by the chances computed from the
+    standard errors of a whole run, and, where two sides are equal, by the verdict itself."""
+    weak = []
+    for claim in importlib.import_module(room).CLAIMS:
+        found = claims.check(claim)
+        power = found.power
+        limit = claims.Z_MAX * found.stderr if found.stderr is not None else power.sees / 2
+        moved = power.effect - abs(found.simulated - found.predicted)
+        flips = not claim.expected or claim.relation != "=" or moved > limit
+        if not (power.enough and flips):
+            weak.append((claim.id, power, found.simulated - found.predicted))
+    assert not weak

@@ -30,7 +30,7 @@ from sail_jax.cli import stopping
 from sail_jax.cli.options import Parser
 from sail_jax.drawing import pages, style
 from theory import claims, coverage
-from theory.claims import Verdict
+from theory.claims import Power, Verdict
 
 _load = registry.load
 HEAVY = ("jax", "flax", "optax", "orbax", "matplotlib", "xarray", "rich", "scipy", "numpy")
@@ -410,7 +410,7 @@ def _verdict(name, holds=True, expected=True, **more):
     fields = {
         "statement": "a < b & c", "source": "paper, eq. (1)", "domain": "n=2", "relation": "=",
         "predicted": 1.0, "simulated": 1.1, "stderr": 0.05, "score": 2.0, "score_name": "z",
-        "note": "", "seconds": 0.1,
+        "note": "", "power": Power(0.05, 0.3, 6e-5, 0.5), "seconds": 0.1,
     }  # fmt: skip
     return Verdict(id=name, holds=holds, expected=expected, **{**fields, **more})
 

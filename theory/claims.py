@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 import jax
@@ -36,6 +37,11 @@ ROOMS = (
 # |z| beyond which "the two sides agree" is rejected: 6e-5 two-sided for one Gaussian claim, 0.6 %
 # for a ledger of a hundred. Seeds are fixed, so a sound ledger stays sound.
 Z_MAX = 4.0
+
+# The change of its prediction that a claim is made to see, unless it says another: 5 % of it, or
+# of 1 where it is 0. It counts as seen where it is overlooked with a chance of at most MISS.
+EFFECT = 0.05
+MISS = 0.01
 
 Simulate = Callable[[Array, bool], "Estimate"]  # (key, quick)
 Relation = Literal["=", "<=", ">="]
@@ -66,7 +72,8 @@ class Claim:
     """`relation` reads: simulated `relation` predicted, within the error of the simulation.
 
     predict() -> float; simulate(key, quick) -> Estimate. `domain` says for which numbers the two
-    sides are evaluated. `expected`: whether the claim should hold.
+    sides are evaluated. `expected`: whether the claim should hold. `effect`: the smallest change of
+    the prediction that the simulation is made to see, where it is not 5 % of it; the note says why.
     """
 
     id: str
@@ -78,6 +85,30 @@ class Claim:
     relation: Relation = "="
     expected: bool = True
     note: str = ""
+    effect: float | None = None
+
+
+@dataclass(frozen=True)
+class Power:
+    """What a comparison can see, for errors that are Gaussian, or within the tolerance.
+
+    Attributes:
+      effect: The change of the prediction that the claim is made to see. For a misprint it is that
+        by which the print misses.
+      sees: The smallest change that is overlooked with a chance of at most `MISS`.
+      false_alarm: The chance that a claim which is true does not hold; that of a bound is largest
+        where it is attained.
+      miss: The chance that a prediction which is wrong by `effect` holds.
+    """
+
+    effect: float
+    sees: float
+    false_alarm: float
+    miss: float
+
+    @property
+    def enough(self) -> bool:
+        return self.miss <= MISS
 
 
 @dataclass(frozen=True)
@@ -98,6 +129,7 @@ class Verdict:
     expected: bool
     holds: bool
     note: str
+    power: Power
     seconds: float
 
     @property
@@ -134,8 +166,37 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
         expected=claim.expected,
         holds=excess <= limit,  # NaN does not hold
         note=claim.note,
+        power=power(claim, predicted, estimate),
         seconds=time.perf_counter() - start,
     )
+
+
+def power(claim: Claim, predicted: float, estimate: Estimate) -> Power:
+    """What the comparison of a claim with this estimate can see.
+
+    Args:
+      claim: The claim; its relation, effect and whether it is expected to hold count.
+      predicted: Its prediction.
+      estimate: Its simulation; the error counts, and for a misprint the value.
+
+    Returns:
+      The effect, the smallest change that is seen, and the two chances of error.
+    """
+    two_sided, normal = claim.relation == "=", NormalDist()
+    if claim.expected:
+        usual = EFFECT * (abs(predicted) or 1.0)
+        effect = usual if claim.effect is None else claim.effect
+    else:
+        missed = estimate.value - predicted
+        effect = {"=": abs(missed), "<=": missed, ">=": -missed}[claim.relation]
+    if estimate.stderr is None:
+        # The simulated value may be off by the tolerance, and may differ by as much again.
+        sees = (2 if claim.expected else 1) * (estimate.tolerance or 0.0)
+        return Power(effect, sees, 0.0, float(not effect > sees))
+    sees = (Z_MAX + normal.inv_cdf(1 - MISS)) * estimate.stderr
+    ratio = effect / estimate.stderr if estimate.stderr else math.copysign(math.inf, effect)
+    miss = normal.cdf(Z_MAX - ratio) - (normal.cdf(-Z_MAX - ratio) if two_sided else 0.0)
+    return Power(effect, sees, (1 + two_sided) * normal.cdf(-Z_MAX), miss)
 
 
 def claim_key(name: str, seed: int) -> Array:

@@ -16,6 +16,12 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="smaller simulations")
     parser.add_argument(
+        "--power",
+        action="store_true",
+        help="also print the smallest error of a prediction that each claim sees, and the chances "
+        "of a false alarm and of a miss",
+    )
+    parser.add_argument(
         "--coverage",
         action="store_true",
         help="only list which claims answer to which statement of the papers, and what is missing",
@@ -53,6 +59,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     dataset = run(config, reporting(store.direct))
     _print_table(*findings.table(dataset, "statement", "where"))
     show(findings.summary(dataset))
+    if args.power:
+        _print_table(*findings.power(dataset))
+        show(findings.blind(dataset))
     if args.json:
         about = {**store.config_record(config), **provenance()}
         disk.write_atomic(args.json, findings.as_json(dataset, about))

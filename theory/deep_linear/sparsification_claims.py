@@ -234,6 +234,8 @@ CLAIMS: tuple[Claim, ...] = (
         f"d={D}, n=12, L=2, α=0.02 and 0.01, gradient descent",
         lambda: 1.0,
         _scratch_order,
+        note="seen: .25, which tells order 1 from 1/2 and 2; tolerance for the next order",
+        effect=0.25,
     ),
     Claim(
         f"{PAPER}/eq87/printed",

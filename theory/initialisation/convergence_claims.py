@@ -286,7 +286,7 @@ def _half(curvature: np.ndarray, models: int) -> Simulate:
     than half of the excess of a start drawn from N(0, I), both about the target."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        rng, draws = generator(key), 20_000 if quick else 200_000
+        rng, draws = generator(key), 20_000 if quick else 2_000_000
         near = TAU * rng.normal(size=(draws, models)).mean(1)
         other = rng.normal(size=(draws, 4))
         return Estimate.mean(curvature[0] * near**2 > (curvature * other**2).sum(1) / 2)

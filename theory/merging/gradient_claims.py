@@ -69,7 +69,7 @@ def _theorem_2() -> list[Claim]:
                 source,
                 f"{MIXED}; quadratics, ηL ≤ 1",
                 bound(mixed, "surrogate", "corrected"),
-                drawn(mixed, "surrogate_gradient"),
+                drawn(mixed, "surrogate_gradient", 10_000),
                 relation="<=",
             ),
             Claim(
@@ -98,7 +98,7 @@ def _theorem_2() -> list[Claim]:
             f"{PAPER} Theorem 2",
             MIXED,
             expected(mixed, "surrogate_gradient"),
-            drawn(mixed, "surrogate_gradient"),
+            drawn(mixed, "surrogate_gradient", 10_000),
         ),
     ]
     return claims

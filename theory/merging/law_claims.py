@@ -92,7 +92,7 @@ def _samples() -> list[Claim]:
             SOURCE,
             "N=2, n=10, all samples in every batch",
             expected(many, "optimisation"),
-            drawn(few, "optimisation"),
+            drawn(few, "optimisation", 40_000),
             expected=False,
             note="true of the symbol nᵢ in the bound; σ², ζ², gap and E_O depend on n",
         ),
@@ -102,7 +102,7 @@ def _samples() -> list[Claim]:
             SOURCE,
             "N=2, n=10, all samples in every batch",
             expected(few, "optimisation"),
-            drawn(few, "optimisation"),
+            drawn(few, "optimisation", 40_000),
         ),
     ]
 
@@ -116,7 +116,7 @@ def _batch() -> list[Claim]:
             SOURCE,
             "N=2, n=10, K=20",
             expected(single, "stability"),
-            drawn(full, "stability"),
+            drawn(full, "stability", 20_000),
             relation=">=",
             expected=False,
         ),
@@ -126,7 +126,7 @@ def _batch() -> list[Claim]:
             SOURCE,
             "N=2, n=10, K=20, all samples in every batch",
             expected(full, "stability"),
-            drawn(full, "stability"),
+            drawn(full, "stability", 20_000),
         ),
         Claim(
             f"{PAPER}/law-batch-bound/exact",
@@ -210,7 +210,7 @@ def _rate() -> list[Claim]:
             SOURCE,
             "N=2, n=10, K=100, b=1, η=.05 and .5",
             lambda: 100 * float(exact(_few(steps=100, rate=0.05)).stability),
-            drawn(partial(_few, 10, 1, 100, 0.5), "stability"),
+            drawn(partial(_few, 10, 1, 100, 0.5), "stability", 200_000),
             expected=False,
             note="converged experts forget: (1-ρ)² ≤ 1, (ηh)²a ≤ ηh/(2-ηh)",
         ),
@@ -229,7 +229,7 @@ def _rate() -> list[Claim]:
             SOURCE,
             "N=2, n=10, K=100, b=1",
             expected(partial(_few, 10, 1, 100, 0.5), "stability"),
-            drawn(partial(_few, 10, 1, 100, 0.5), "stability"),
+            drawn(partial(_few, 10, 1, 100, 0.5), "stability", 200_000),
         ),
     ]
 

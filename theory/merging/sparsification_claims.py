@@ -95,7 +95,7 @@ def _converged() -> QuadraticTasks:
 
 def _dropped_excess(key: Array, quick: bool) -> Estimate:
     tasks = _converged()
-    keys = jax.random.split(key, 200 if quick else 2000)
+    keys = jax.random.split(key, 2_000 if quick else 20_000)
 
     def excess(k: Array) -> Array:
         sparse = updates(drop(0.5, k)(_vectors(tasks.centres - tasks.start)))["a"]

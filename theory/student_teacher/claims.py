@@ -318,7 +318,8 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: -1.0,
         _fall(_error),
         relation="<=",
-        note="log10 of the fall over a decade of time",
+        note="log10 of the fall over a decade of time; seen: .5 of it, from few tasks",
+        effect=0.5,
     ),
     Claim(
         f"{PAPER}/F4ab/printed",
@@ -341,7 +342,9 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: -log10(2),
         _fall(_weighted_error),
         relation="<=",
-        note="log10 of the fall over a decade of time; features count by their output weight",
+        note="log10 of the fall over a decade of time; features count by their output weight; "
+        "seen: .6 of it, from few tasks",
+        effect=0.6,
     ),
     Claim(
         f"{PAPER}/F4ab-gain/network",
@@ -351,6 +354,8 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: 0.5,
         _kernel_gain,
         relation="<=",
+        note="seen: .12, from few tasks",
+        effect=0.12,
     ),
     Claim(
         f"{PAPER}/F4d-ideal/exact",
@@ -388,6 +393,8 @@ CLAIMS: tuple[Claim, ...] = (
         f"d={D}, m=5, m*={TEACHER}, n={ROWS // 4} and {ROWS}",
         lambda: -1.0,
         _decay,
-        note="the next term of C, of relative size m/n, shifts the order by less than 0.01",
+        note="the next term of C, of relative size m/n, shifts the order by less than 0.01; seen: "
+        ".12, which tells 1/n from 1/√n",
+        effect=0.12,
     ),
 )

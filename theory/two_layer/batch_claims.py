@@ -300,6 +300,8 @@ def _claims() -> list[Claim]:
             f"{sgd}, m = 256 and 1024",
             lambda: 0.5 * log(4) / log(2),
             _batch_order,
+            note="seen: .4, which tells m^(-1/2) from m^(-1/4) and m^(-1)",
+            effect=0.4,
         ),
     ]
 

@@ -48,7 +48,7 @@ def diagonal(theta: Float[Array, "*b d d"]) -> np.ndarray:
 
 
 def draws(quick: bool) -> int:
-    return 10_000 if quick else 40_000
+    return 10_000 if quick else 160_000
 
 
 @partial(jax.jit, static_argnames="quick")

@@ -35,17 +35,45 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
+# What each comparison can see, in units of the prediction's own.
+POWER: dict[str, Callable[[dict[str, Any]], str]] = {
+    **{name: COLUMNS[name] for name in ("claim", "relation", "predicted", "simulated")},
+    "made to see": lambda record: f"{record['effect']:.2g}",
+    "sees": lambda record: f"{record['sees']:.2g}",
+    "false alarm": lambda record: f"{record['false_alarm']:.1g}",
+    "miss": lambda record: f"{record['miss']:.1g}",
+}
+
+
 def _spread(stderr: float) -> str:
     return "" if math.isnan(stderr) else f" ± {stderr:.2g}"
 
 
 def table(dataset: xr.Dataset, *omitted: str) -> list[tuple[str, ...]]:
     """The ledger as text: the names of the columns, then one row per claim."""
-    shown = {name: text for name, text in COLUMNS.items() if name not in omitted}
+    return _rows(dataset, {name: text for name, text in COLUMNS.items() if name not in omitted})
+
+
+def power(dataset: xr.Dataset) -> list[tuple[str, ...]]:
+    """The power of every claim as text: the names of the columns, then one row per claim."""
+    return _rows(dataset, POWER)
+
+
+def _rows(
+    dataset: xr.Dataset, shown: Mapping[str, Callable[[dict[str, Any]], str]]
+) -> list[tuple[str, ...]]:
     return [
         tuple(shown),
         *(tuple(t(record) for t in shown.values()) for record in _records(dataset)),
     ]
+
+
+def blind(dataset: xr.Dataset) -> str:
+    """Which claims overlook what they are made to see with a chance above `claims.MISS`."""
+    missed = dataset["claim"].values[~(dataset["miss"].values <= claims.MISS)]
+    if not len(missed):
+        return f"Every claim sees its effect: it is missed with a chance below {claims.MISS:.0%}."
+    return f"{len(missed)} of {dataset.sizes['claim']} claims are too weak: {', '.join(missed)}."
 
 
 def summary(dataset: xr.Dataset) -> str:
