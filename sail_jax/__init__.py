@@ -1,10 +1,18 @@
-"""Merge, grow and transfer neural networks as pure pytree transforms.
+"""Merge, grow and transfer neural networks with pure functions on JAX pytrees.
 
-Geometry: `spec` names the feature space of every array axis, makers in `sail_jax.growth` return
-`SpaceMap`s, aligners in `sail_jax.align` find them, `change_basis` applies them, `exactness` and
-`certificate` say what was preserved. `architectures` names the spaces of known networks.
-Merging: a merge is a value, `sail_jax.methods.<name>(...)` or a `Merge` of `transforms` and one of
-the `reductions`. Applied to models it merges pytrees, given to `merge_checkpoints` files.
+Merging: `methods` has a function for each published method. It returns a `Merge`, which is called
+on pytrees of parameters, or given to `merge_checkpoints` for files on disk. Growing and aligning:
+`spec` names the feature space of every array axis, the functions of `growth` and `align` return
+maps between such spaces (`SpaceMap`), and `change_basis` applies them to parameters; `exactness`
+and `certificate` say whether the network still computes the same function. Every name is imported
+when it is first used, so that `import sail_jax` stays fast.
+
+>>> import jax.numpy as jnp
+>>> from sail_jax import methods
+>>> base = {"w": jnp.zeros(2)}
+>>> merge = methods.task_arithmetic(scale=0.5)
+>>> merge([{"w": jnp.array([2.0, 0.0])}, {"w": jnp.array([0.0, 4.0])}], base)["w"].tolist()
+[1.0, 2.0]
 """
 
 from typing import TYPE_CHECKING

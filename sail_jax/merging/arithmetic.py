@@ -1,4 +1,8 @@
-"""Arithmetic on arrays with a leading task axis, written so that XLA makes few passes of it."""
+"""Arithmetic on arrays whose leading axis runs over models, the task axis.
+
+The kernels of transforms and reductions are written with these functions. They compute what a plain
+NumPy expression would, in an order that XLA compiles into few passes over memory.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,46 +19,72 @@ from sail_jax.checks import concrete
 __all__ = ["PerModel", "beside", "computed_once", "gram", "number", "per_task", "sums", "task_sum"]
 
 PerModel = Float[ArrayLike, ""] | Float[ArrayLike, "task"] | Sequence[float]
-"""One number, or one for each model."""
+"""One number for all models, or one number for each model."""
 
 FOLDED = 4
-"""Rows that a reduction of several arrays adds up in registers; more are far slower."""
+"""The number of rows into which `sums` folds a vector. XLA adds them up in registers; with more
+rows it is far slower.
+"""
 
 
 def per_task(f: Callable[..., Array], *arrays: Array) -> Array:
-    """`f` of the entries of one task after another, stacked again.
+    """Applies a function to the arrays of one task after another, and stacks the results.
 
-    XLA computes what is written like this in one pass. An expression of whole stacks it computes
-    anew, or writes to memory, for every task that is read of it later.
+    XLA computes this in a single pass over memory. It would compute an expression of the whole
+    stacks again, or write it to memory, for each task that is read from it later.
 
     Args:
-      f: Takes one array for each of `arrays`, without the task axis.
-      *arrays: Shape `[task, ...]`, or `[1, ...]` where all tasks share it.
+      f: Function of one array for each of `arrays`, each without its task axis.
+      *arrays: Shape `[task, ...]`, or `[1, ...]` for an array that all tasks share.
 
     Returns:
-      Shape `[task, ...]`.
+      The stacked results, shape `[task, ...]`.
     """
     tasks = max(map(len, arrays))
     return jnp.stack([f(*(x[k if len(x) > 1 else 0] for x in arrays)) for k in range(tasks)])
 
 
 def task_sum(x: Num[Array, "task ..."]) -> Num[Array, "..."]:
-    """The sum over tasks, one by one: XLA reduces a short leading axis far slower on CPUs."""
+    """Sums an array over its leading task axis.
+
+    Tasks are added one after another: XLA reduces a short leading axis far slower on CPUs.
+
+    Args:
+      x: Shape `[task, ...]`, of at least one task.
+
+    Returns:
+      The sum, shape `[...]`.
+    """
     return functools.reduce(jnp.add, [x[k] for k in range(x.shape[0])])
 
 
 def beside(value: PerModel, delta: Float[Array, "task ..."]) -> Float[Array, "#task ..."]:
-    """One number or one per model, in the dtype of `delta`, of a shape that broadcasts with it."""
+    """Reshapes a hyperparameter so that it broadcasts with task vectors.
+
+    Args:
+      value: One number, or one for each model, shape `[task]`.
+      delta: Shape `[task, ...]`; its dtype is that of the result.
+
+    Returns:
+      Shape `[1, 1, ...]` for one number and `[task, 1, ...]` for one for each model, with as many
+      axes as `delta`.
+    """
     value = jnp.asarray(value, delta.dtype)
     return value.reshape(-1, *(1,) * (delta.ndim - 1))
 
 
 def sums(*arrays: Float[Array, "..."]) -> tuple[Float[Array, ""], ...]:
-    """The sum of each of some arrays of one shape.
+    """Sums each of several arrays of one shape.
 
-    Of vectors in one pass over what they are computed from, several times faster on CPUs than one
-    by one. As accurate as XLA's sums, which are trees: an error of a few eps times the sum of the
-    magnitudes.
+    Vectors are summed in one pass over what they are computed from, which is several times faster
+    on CPUs than one sum after another. The result is as accurate as XLA's own sums, which add in a
+    tree: the error is a few eps times the sum of the magnitudes.
+
+    Args:
+      *arrays: At least one array; all have the same shape.
+
+    Returns:
+      One scalar for each array.
     """
     first = arrays[0]
     spread = any(any(jax.typeof(x).sharding.spec) for x in arrays)
@@ -65,6 +95,8 @@ def sums(*arrays: Float[Array, "..."]) -> tuple[Float[Array, ""], ...]:
 
 @jax.custom_jvp
 def _sums(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Sums vectors whose length is a multiple of `FOLDED`, in one reduction."""
+
     def add(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(x + y for x, y in zip(a, b, strict=True))
 
@@ -79,18 +111,18 @@ def _sums_jvp(primals: tuple, tangents: tuple) -> tuple[Any, Any]:
 
 
 def gram(delta: Float[Array, "task ..."], axis: Sequence[int] | None = None) -> Float[Array, "..."]:
-    """Inner products of the models' arrays.
+    """Computes the inner products of the arrays of every two models: G[j, k] = <delta_j, delta_k>.
 
-    Of vectors the pairs share one reduction, elsewhere each has its own. Both are several times
-    faster on CPUs than a matrix product this thin, and as accurate as XLA's sums: an error of a
-    few eps |delta_j| |delta_k|.
+    Inner products of vectors share one reduction, others have a reduction each. Both are several
+    times faster on CPUs than a matrix product with so few rows, and as accurate as XLA's sums: the
+    error is a few eps |delta_j| |delta_k|.
 
     Args:
       delta: Shape `[task, ...]`.
-      axis: The axes to sum over, all but the first by default.
+      axis: The axes to sum over, counted in `delta` and without the first; all of those by default.
 
     Returns:
-      `<delta_j, delta_k>`, shape `[..., task, task]`.
+      Shape `[..., task, task]`; the leading axes are those of `delta` that are not summed over.
     """
     pairs = [(j, k) for j in range(len(delta)) for k in range(j + 1)]
     if axis is None:
@@ -106,14 +138,19 @@ def gram(delta: Float[Array, "task ..."], axis: Sequence[int] | None = None) -> 
 
 
 def computed_once(compute: Callable[[], Array], like: Array) -> Array:
-    """`compute()`, kept as an array under `jit`.
+    """Evaluates a function so that XLA computes its result once and stores it.
 
-    XLA would repeat the computation for every reader of every entry, and there are many: it is
-    twenty times slower on CPUs. It does not look into branches, and this one is always taken.
+    Under `jit` XLA would repeat the computation for every entry that reads its result, which was
+    measured to be twenty times slower on CPUs. It does not fuse across the branches of a
+    conditional. So the function is put into a branch that is always taken.
 
     Args:
-      compute: Takes nothing.
-      like: Any array that is not empty and has no infinities.
+      compute: Function without arguments that returns one array.
+      like: Any array that holds no infinity. Its first entry decides the branch, so that the
+        compiler cannot know which one it is. If it is empty, there is no branch.
+
+    Returns:
+      What `compute` returns.
     """
     if like.size == 0:
         return compute()
@@ -123,7 +160,14 @@ def computed_once(compute: Callable[[], Array], like: Array) -> Array:
 
 
 def number(x: ArrayLike) -> Any:
-    """A float as an array: of NumPy, in float64, if it is known, so that nothing is compiled and
-    nothing rounded before it meets the arrays."""
+    """Converts a number to an array without compiling a program.
+
+    Args:
+      x: A scalar or an array of numbers, which may be traced.
+
+    Returns:
+      A NumPy array in float64 if the value is known, so that it is not rounded before it meets the
+      arrays; a JAX array of the default float dtype if it is traced.
+    """
     value = concrete(x)
     return jnp.asarray(x, float) if value is None else value.astype(np.float64)

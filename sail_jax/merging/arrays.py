@@ -1,4 +1,8 @@
-"""Arrays of one CPU merged like files: by the same engine, from memory and to memory."""
+"""Merges of arrays that lie in the memory of one CPU.
+
+They go through the engine that merges files (`engine`, `streaming`): arrays are read piece by
+piece, and outcomes are written into new arrays. `Merge` uses this where nothing is traced.
+"""
 
 import math
 import os
@@ -16,13 +20,19 @@ from sail_jax.merging.tensors import Shape
 __all__ = ["InMemory", "merge_arrays"]
 
 SEVERAL = 1 << 22
-"""Entries from which several workers pay."""
+"""The total number of entries above which several threads are used."""
 KEPT = 64 << 20
-"""Bytes of a tensor that a worker keeps between visits, instead of copying them again."""
+"""Bytes of a tensor that a thread keeps between passes, instead of copying them again."""
 
 
 class InMemory(NamedTuple):
-    """An array as a tensor that is read piece by piece; `source` says whose it is."""
+    """An array in memory, read piece by piece like a tensor of a file.
+
+    Attributes:
+      name: The path of the leaf.
+      source: Whose array it is, for messages: "model 0", "base".
+      array: The entries.
+    """
 
     name: str
     source: str
@@ -30,23 +40,36 @@ class InMemory(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype:
+        """The NumPy dtype of the array."""
         return self.array.dtype
 
     @property
     def shape(self) -> Shape:
+        """The shape of the array."""
         return self.array.shape
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
-        """Copies the entries from `start` on."""
+        """Copies consecutive entries, in row-major order, into a buffer.
+
+        Args:
+          out: The buffer to fill, flat.
+          start: Row-major index of the first entry to copy.
+        """
         out[:] = self.array.reshape(-1)[start : start + len(out)]
 
 
 def merge_arrays(works: Sequence[Work]) -> list[Array]:
-    """The outcome of each work, whose inputs are in memory.
+    """Merges tensors whose inputs are in memory.
+
+    Args:
+      works: What to do for each tensor.
+
+    Returns:
+      The merged array of each work, of its shape and dtype, in the order of `works`.
 
     Raises:
-      NotFiniteError: For inputs and outcomes that are not finite.
-      ValueError: What kernels raise, with the path of the leaf.
+      NotFiniteError: If an input or an outcome holds NaN or infinity.
+      ValueError: For what kernels raise; the message starts with the path of the leaf.
     """
     outcomes = {work.name: _aligned(work.size, work.dtype) for work in works}
     size = sum(work.size for work in works)
@@ -65,7 +88,9 @@ def merge_arrays(works: Sequence[Work]) -> list[Array]:
 
 
 def _aligned(size: int, dtype: np.dtype) -> np.ndarray:
-    """Memory that XLA takes as it is, at a multiple of 64 bytes."""
+    """Allocates a flat array at a multiple of 64 bytes, which XLA takes as it is instead of copying
+    it.
+    """
     memory = np.empty(size * dtype.itemsize + 64, np.uint8)
     at = -memory.ctypes.data % 64
     return memory[at : at + math.prod((size, dtype.itemsize))].view(dtype)

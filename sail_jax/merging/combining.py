@@ -1,4 +1,8 @@
-"""Transforms and reductions as values, and what combines them."""
+"""Transforms and reductions as values, and the functions that make and combine them.
+
+Both are tuples of steps (`steps`). To call one on task vectors runs its steps through `evaluate`; a
+`Merge` runs those of a transform and of a reduction together.
+"""
 
 import fnmatch
 import functools
@@ -32,16 +36,29 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """A change of task vectors: `TaskVectors -> TaskVectors`, as a description.
+    """A function from task vectors to task vectors, described by its steps.
+
+    Call it on `TaskVectors`, pass it to `Merge`, or join it to others with `chain`. `Transform()`
+    changes nothing. The functions of `sail_jax.transforms` return transforms.
 
     Attributes:
-      steps: What it does, in order. Transforms are closed under `chain`.
+      steps: The steps in the order in which they are applied.
     """
 
     steps: tuple[Step, ...] = ()
 
     def __call__(self, vectors: TaskVectors) -> TaskVectors:
-        """The task vectors after it; under `jit`, `grad`, `vmap`, and sharded, too."""
+        """Applies the transform; works under `jit`, `grad` and `vmap`, and on sharded arrays.
+
+        Args:
+          vectors: Leaves of shape `[task, ...]`.
+
+        Returns:
+          Task vectors of the same structure.
+
+        Raises:
+          ValueError: For what the steps raise, such as a `masked` that chooses no leaf.
+        """
         values = _evaluated(self.steps, vectors, lambda delta, weight: (delta, weight))
         treedef = jax.tree.structure(vectors.delta)
         return TaskVectors(*(treedef.unflatten(v[side] for v in values) for side in range(2)))
@@ -49,16 +66,29 @@ class Transform:
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """What task vectors add up to: `TaskVectors -> update`, as a description.
+    """A function from task vectors to the update of a base, described by its steps.
+
+    Pass it to `Merge`, or call it on `TaskVectors`. `sail_jax.reductions` has the reductions.
 
     Attributes:
-      steps: The last one reduces; it is the only place where the task axis disappears.
+      steps: The steps in the order in which they are applied. The last one reduces: it is the only
+        place where the task axis disappears.
     """
 
     steps: tuple[Step, ...]
 
     def __call__(self, vectors: TaskVectors) -> PyTree:
-        """The update of every leaf."""
+        """Reduces task vectors; works under `jit`, `grad` and `vmap`, and on sharded arrays.
+
+        Args:
+          vectors: Leaves of shape `[task, ...]`.
+
+        Returns:
+          The update, a pytree of the structure of `vectors.delta` whose leaves lack the task axis.
+
+        Raises:
+          ValueError: For what the steps raise.
+        """
         values = _evaluated(self.steps, vectors, lambda delta, weight: delta[0])
         return jax.tree.structure(vectors.delta).unflatten(values)
 
@@ -66,7 +96,7 @@ class Reduction:
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class _Given:
-    """The task vectors of a leaf."""
+    """Task vectors of one leaf that are known already: a `Source` that computes nothing."""
 
     delta: Array
     weight: Array
@@ -80,13 +110,14 @@ class _Given:
 
 
 def _value(source: _Given, value: Any) -> Any:
+    """Returns the task vectors or the update of a leaf as they are."""
     return value
 
 
 def _evaluated(
     steps: Sequence[Step], vectors: TaskVectors, empty: Callable[[Array, Array], Any]
 ) -> list[Any]:
-    """What the steps make of each leaf; `empty` says it of leaves without entries."""
+    """Applies steps to each leaf; `empty` gives the result for leaves that have no entries."""
     delta, treedef = jax.tree.flatten(vectors.delta)
     weight = treedef.flatten_up_to(vectors.weight)
     sources = [_Given(jnp.asarray(d), jnp.asarray(w)) for d, w in zip(delta, weight, strict=True)]
@@ -109,7 +140,19 @@ def transform(
     scope: Scope = "tensor",
     local: Any = None,
 ) -> Transform:
-    """A transform of one step; see `steps.Step`."""
+    """Makes a transform of one step.
+
+    Args:
+      kernel: `(*found, *own, piece, delta, weight) -> (delta, weight)`; see `steps.Step`.
+      *statistics: What the kernel has to know about other entries, in the order of its arguments.
+      needs: What the kernel has to see at once: single entries ("entry"), rows along the last axis
+        ("row"), or the whole "tensor".
+      scope: Whether statistics are taken over each "tensor" or over the whole "tree".
+      local: Function from the path of a leaf to arrays that belong to it; see `steps.PerLeaf`.
+
+    Returns:
+      The transform.
+    """
     return Transform((Step(kernel, statistics, needs, scope, local=local),))
 
 
@@ -120,22 +163,39 @@ def reduce(
     scope: Scope = "tensor",
     local: Any = None,
 ) -> Reduction:
-    """A reduction of one step; see `steps.Step`."""
+    """Makes a reduction of one step.
+
+    Args:
+      kernel: `(*found, *own, piece, delta, weight) -> update`; see `steps.Step`.
+      *statistics: See `transform`.
+      needs: See `transform`.
+      scope: See `transform`.
+      local: See `transform`.
+
+    Returns:
+      The reduction.
+    """
     return Reduction((Step(kernel, statistics, needs, scope, local=local),))
 
 
 def from_function(
     function: Callable[..., tuple[Array, Array]], *arrays: Any, needs: Needs = "entry"
 ) -> Transform:
-    """A transform of one's own.
+    """Makes a transform from a function on arrays.
+
+    The function may get a leaf in parts, and in another shape: with needs "entry" an array `[task,
+    n]`, with "row" an array `[task, rows, columns]`, in both cases perhaps with zeros behind the
+    last entry. The weight broadcasts with the delta.
 
     Args:
-      function: `(*arrays, delta, weight) -> (delta, weight)`, of one leaf or a part of it, with a
-        leading task axis. A weight of 0 masks an entry. It should live as long as the process: a
-        new function is compiled anew.
-      *arrays: Further arguments, whose values may be traced.
+      function: `(*arrays, delta, weight) -> (delta, weight)`. A weight of 0 masks an entry. It
+        should live as long as the process: each new function is compiled anew.
+      *arrays: Its first arguments, whose values may be traced.
       needs: What the function has to see at once: any "entry", a "row" (all entries along the last
-        axis), or the whole "tensor".
+        axis), or the whole "tensor", in its own shape.
+
+    Returns:
+      The transform.
 
     >>> halve = from_function(lambda delta, weight: (delta / 2, weight))
     >>> halve(TaskVectors({"a": jnp.ones((1, 2))}, {"a": jnp.ones((1, 1))})).delta["a"].tolist()
@@ -145,12 +205,29 @@ def from_function(
 
 
 def _without_piece(*args: Any, function: Callable[..., Any]) -> Any:
+    """Calls a function of arrays, delta and weight with the arguments of a kernel."""
     *arrays, _, delta, weight = args
     return function(*arrays, delta, weight)
 
 
 def chain(*transforms: Transform) -> Transform:
-    """The transform that applies `transforms` from left to right; `chain()` changes nothing."""
+    """Joins transforms into one that applies them from left to right.
+
+    Args:
+      *transforms: Any number of transforms; `chain()` changes nothing.
+
+    Returns:
+      The transform with the steps of all of them.
+
+    Raises:
+      TypeError: If an argument is not a `Transform`.
+
+    >>> from sail_jax import transforms
+    >>> vectors = TaskVectors({"a": jnp.array([[4.0, 1.0], [-3.0, 2.0]])}, {"a": jnp.ones((2, 1))})
+    >>> both = chain(transforms.trim(0.5), transforms.elect())
+    >>> both(vectors).weight["a"].tolist()
+    [[1.0, 0.0], [0.0, 0.0]]
+    """
     for part in transforms:
         if not isinstance(part, Transform):
             raise TypeError(f"chain: expected transforms, got {part!r}; see `from_function`")
@@ -158,15 +235,25 @@ def chain(*transforms: Transform) -> Transform:
 
 
 def masked(inner: Transform, predicate: str | Callable[[str], bool]) -> Transform:
-    """A transform confined to some of the leaves, which are all it sees.
+    """Confines a transform to some of the leaves; the other leaves pass unchanged.
 
     Args:
-      inner: What is applied to them. Statistics of the tree are taken over them alone.
-      predicate: Whether a leaf is chosen, by its path; or a glob pattern, matched with case, in
-        which `*` crosses "/".
+      inner: The transform. Its statistics over the tree are taken over the chosen leaves alone.
+      predicate: Function that says of the path of a leaf whether it is chosen; or a glob pattern,
+        matched with case, in which `*` also matches "/".
+
+    Returns:
+      The confined transform.
 
     Raises:
       ValueError: When it is applied, if no leaf is chosen.
+
+    >>> from sail_jax import transforms
+    >>> delta = {"bias": jnp.array([[1.0, 2.0]]), "kernel": jnp.array([[1.0, 2.0]])}
+    >>> vectors = TaskVectors(delta, {"bias": jnp.ones((1, 1)), "kernel": jnp.ones((1, 1))})
+    >>> weight = masked(transforms.trim(0.5), "kern*")(vectors).weight
+    >>> weight["bias"].tolist(), weight["kernel"].tolist()
+    ([[1.0]], [[0.0, 1.0]])
     """
     chosen = matching(predicate)
 
@@ -178,13 +265,22 @@ def masked(inner: Transform, predicate: str | Callable[[str], bool]) -> Transfor
 
 
 def matching(predicate: str | Callable[[str], bool]) -> Callable[[str], bool]:
-    """The predicate on paths that a glob pattern stands for; see `masked`."""
+    """Turns a glob pattern into a predicate on paths of leaves.
+
+    Args:
+      predicate: A glob pattern, or a predicate; see `masked`.
+
+    Returns:
+      Function from a path to a bool; a predicate is returned as it is.
+    """
     return functools.partial(_glob, predicate) if isinstance(predicate, str) else predicate
 
 
 def _glob(pattern: str, path: str) -> bool:
+    """Says whether a path matches a glob pattern."""
     return fnmatch.fnmatchcase(path, pattern)
 
 
 def _both(a: Callable[[str], bool], b: Callable[[str], bool], path: str) -> bool:
+    """Says whether a path is chosen by both of two predicates."""
     return a(path) and b(path)

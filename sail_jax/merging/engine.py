@@ -1,8 +1,9 @@
-"""Workers that take tensors through the steps of merges, piece by piece.
+"""Threads that take tensors through the steps of merges, piece by piece.
 
-Workers are threads, each with one unit (`streaming.Unit`) at a time: XLA and system calls release
-the interpreter, so reading, computing and writing overlap. Which worker takes which unit, when, and
-how much is kept in memory change nothing of what comes out.
+Each worker is a thread with one unit at a time (`streaming.Unit`): one large tensor, or several
+small ones. XLA and system calls release the interpreter lock, so reading, computing and writing
+overlap. The outcome does not depend on which worker takes which unit, when, or how much is kept in
+memory.
 """
 
 import contextlib
@@ -33,14 +34,16 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    """Workers, and what they share.
+    """Runs works on a pool of threads; a context manager that starts and ends the threads.
+
+    `stopped` is an event: once it is set, workers read nothing more and raise `KeyboardInterrupt`.
 
     Args:
-      works: All that will be done, or was done before: the precision and the pieces of each follow
-        from all. If one of them has float64, everything is computed in 64 bits, for tensors share
-        the statistics of a tree.
-      threads: How many workers; one works in the thread that asks.
-      hold: Bytes of a tensor that a worker may keep between visits instead of reading it again.
+      works: All works of the run, also those that are finished already: the precision and the
+        pieces of each follow from all of them. If one input is float64, everything is computed in
+        64 bits, since tensors share statistics over the tree.
+      threads: The number of workers; with 1 the calling thread does the work.
+      hold: Bytes of a tensor that a worker may keep between passes instead of reading them again.
       check: Whether inputs and outcomes have to be finite.
     """
 
@@ -63,24 +66,50 @@ class Engine:
             self._pool.shutdown()
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
-        """64 bits wherever an input has them; a setting of the thread that asks."""
+        """Makes a context in which JAX computes in 64 bits if any input is float64.
+
+        The setting belongs to the thread that enters the context.
+
+        Returns:
+          The context manager.
+        """
         return jax.enable_x64(True) if self._wide else contextlib.nullcontext()
 
     def buffers(self) -> Buffers:
-        """Those of this worker."""
+        """Returns the reusable memory of the calling thread, which is made on its first call.
+
+        Returns:
+          The buffers, which no other thread uses.
+        """
         if not hasattr(self._local, "buffers"):
             self._local.buffers = Buffers(self._hold)
         return self._local.buffers
 
     @contextlib.contextmanager
     def reader(self, unit: Unit) -> Iterator[Reader]:
-        """Reads the pieces of a unit."""
+        """Makes a context in which the pieces of a unit can be read.
+
+        Args:
+          unit: The unit; its name is put in front of a ValueError raised in the context.
+
+        Yields:
+          A reader over the buffers of the calling thread.
+        """
         with self.precision(), naming(unit.name):
             yield Reader(unit, self.buffers(), self._check, self.stopped)
         self.buffers().trim()
 
     def each(self, function: Callable[[Any], None], items: Sequence[Any]) -> None:
-        """Calls a function for all items; the first exception stops all and is raised here."""
+        """Calls a function for every item, on the workers, and waits for all calls.
+
+        Args:
+          function: Function of one item; it may be called from several threads at once.
+          items: The items, started in this order.
+
+        Raises:
+          BaseException: The first exception of any call. With several workers `stopped` is set
+            then, and calls that have not begun are cancelled.
+        """
         if self._pool is None:
             for item in items:
                 function(item)
@@ -102,13 +131,21 @@ class Engine:
     def prepared(
         self, works: Sequence[Work], wanted: Callable[[Work], bool] = lambda work: True
     ) -> list[Unit]:
-        """Units of which nothing has to be known any more but the unit itself.
+        """Makes the units of some works, with statistics over the whole tree computed.
+
+        After this, every unit can be finished without looking at the others.
 
         Args:
-          works: Those of one merge (the same object) share its statistics of the tree.
-          wanted: Which of them are to be finished. Others are read where such a statistic needs
-            them.
+          works: The works; those that share one merge (the same object) share its statistics.
+          wanted: Says which works are to be finished. Others are read only where a statistic over
+            the tree needs them.
 
+        Returns:
+          The units that hold a wanted work.
+
+        Raises:
+          ValueError: If a merge over the tree has a step confined to leaves of which there are
+            none, or one with arrays for other leaves than there are.
         """
         groups: dict[int, list[Work]] = {}
         alone: list[Work] = []
@@ -125,7 +162,9 @@ class Engine:
         return ready
 
     def _resolved(self, group: Sequence[Work]) -> list[Unit]:
-        """The units of a merge over the tree, the kernels of its first steps known."""
+        """Makes the units of a merge over the tree, with its steps resolved up to the last one over
+        the tree.
+        """
         steps = group[0].steps
         check_paths(steps, [work.name for work in group])
         in_order = sorted(group, key=lambda work: work.name)
@@ -141,6 +180,9 @@ class Engine:
         return ordered
 
     def _over_tree(self, chosen: Sequence[Unit], step: Step) -> dict[int, Resolved]:
+        """Finds the statistics of one step over the tree; the result is keyed by the id of the
+        unit.
+        """
         works = [work for unit in chosen for work in unit.works]
         tree = Tree(chosen, functools.partial(self._visit, chosen), tree_bits(works))
         with self.precision():
@@ -148,10 +190,13 @@ class Engine:
         return {id(unit): its for unit, its in zip(chosen, resolved, strict=True)}
 
     def _resolve(self, unit: Unit, step: Step) -> None:
+        """Finds the statistics of one step in a unit."""
         with self.reader(unit) as reader:
             unit.resolve(step, reader)
 
     def _visit(self, chosen: Sequence[Unit], function: Callable[[int, Unit, Reader], None]) -> None:
+        """Calls a function with every chosen unit and its place in the list, on the workers."""
+
         def visit_unit(place: int) -> None:
             with self.reader(chosen[place]) as reader:
                 function(place, chosen[place], reader)

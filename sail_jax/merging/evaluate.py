@@ -1,14 +1,14 @@
-"""Steps carried out on pytrees.
+"""Evaluates steps on pytrees in one compiled program.
 
-A leaf goes through the steps one after another. Steps whose statistics are of the whole tree hold
-all leaves up: every leaf is visited for the statistic, then all go on. Behind the last of them
-each leaf is finished on its own. There are two ways to do so, of the same description:
+Each leaf goes through the steps one after another. A step with a statistic of the whole tree makes
+all leaves wait: every leaf is visited for the statistic first. Behind the last such step each leaf
+is finished on its own. The same description of steps can be carried out in two ways:
 
-* In pieces (`engine`, `streaming`): files, and arrays of one CPU. Kernels are compiled for pieces
-  of a few sizes and kept.
+* Piece by piece (`engine`, `streaming`): files, and arrays of one CPU. Kernels are compiled for
+  pieces of a few sizes and kept.
 * In one program (`evaluate`): whatever is traced (under `jit`, `grad`, `vmap`), and arrays on
   accelerators or several devices. Leaves of one shape share one loop, so that the program grows
-  with the shapes and not with the leaves: XLA inlines functions, so that nothing less would do.
+  with the number of shapes and not of leaves. Nothing less would do, since XLA inlines functions.
 """
 
 import functools
@@ -40,11 +40,18 @@ from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, resolve
 __all__ = ["Leaf", "evaluate", "is_traced", "on_one_cpu", "will_be_traced"]
 
 SHORT = 60
-"""Operations of a leaf up to which a program is laid out leaf by leaf."""
+"""The largest number of operations of a leaf for which its program is repeated for every leaf."""
 
 
 def is_traced(*trees: Any) -> bool:
-    """Whether any leaf stands for a value that is not known yet."""
+    """Says whether any array of some trees is traced, so that its value is not known yet.
+
+    Args:
+      *trees: Pytrees of anything.
+
+    Returns:
+      True if any leaf is a tracer.
+    """
 
     def traced(x: Any) -> bool:
         try:
@@ -56,26 +63,45 @@ def is_traced(*trees: Any) -> bool:
 
 
 def will_be_traced(steps: Sequence[Step], leaves: Sequence[Leaf], *more: Any) -> bool:
-    """Whether `evaluate` will see values that are not known yet: then none can be checked."""
+    """Says whether `evaluate` will work on traced values, which cannot be checked.
+
+    Args:
+      steps: The steps that will be evaluated; their kernels may hold arrays.
+      leaves: The leaves that will be evaluated.
+      *more: Further pytrees that take part.
+
+    Returns:
+      True if any array is a tracer.
+    """
     return is_traced(steps, [data_of(steps, leaf) for leaf in leaves], more)
 
 
 def on_one_cpu(*trees: Any) -> bool:
-    """Whether all arrays are where NumPy sees them, and where JAX would put the outcome."""
+    """Says whether all arrays of some trees lie on the CPU on which JAX puts new arrays.
+
+    Args:
+      *trees: Pytrees of anything; leaves that are not JAX arrays do not count. None of them is
+        traced.
+
+    Returns:
+      True if NumPy can read all arrays in place.
+    """
     arrays = [x for x in jax.tree.leaves(trees) if isinstance(x, jax.Array)]
     devices = {jax.devices()[0], *(device for x in arrays for device in x.devices())}
     return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
 
 class Plan(NamedTuple):
-    """What compiled code is specialised to, besides shapes.
+    """Everything besides shapes for which a compiled program is specialised.
+
+    A loop is a group of leaves with the same shape, dtype and steps.
 
     Attributes:
-      loops: Which leaves each loop has.
-      sizes: How many entries each of them has.
-      applied: Which steps apply to them.
-      order: All leaves in order of their paths.
-      first: The first path of each loop, for messages.
+      loops: The indices of the leaves in each loop.
+      sizes: The number of entries of a leaf, for each loop.
+      applied: Which steps apply to the leaves, for each loop.
+      order: The indices of all leaves in order of their paths.
+      first: The path of the first leaf of each loop, for messages.
     """
 
     loops: tuple[tuple[int, ...], ...]
@@ -86,12 +112,12 @@ class Plan(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What NumPy computes beforehand.
+    """Values that NumPy computes before the program runs.
 
     Attributes:
-      names: Of the leaves of each loop, their `fingerprint`s `[leaf, 4]`.
-      prepared: For each step what its statistics know of sizes: of the tree's, or of that of the
-        leaves of each loop.
+      names: The `fingerprint` of each leaf, an array `[leaf, 4]` for each loop.
+      prepared: For each step what its statistics derive from sizes (`Step.prepare`): from the size
+        of the tree, or, in a tuple, from the size of a leaf of each loop.
     """
 
     names: tuple[np.ndarray, ...]
@@ -99,18 +125,19 @@ class Tables(NamedTuple):
 
 
 def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> list[Any]:
-    """Takes leaves through steps, in one program.
+    """Takes leaves through steps, in one compiled program.
 
     Args:
-      steps: In order; the last may reduce.
-      leaves: Of at least one entry each, all with the same models.
-      tail: `(source, value) -> outcome` of a leaf, where the value is what the last step made.
+      steps: The steps in order; the last one may reduce.
+      leaves: Leaves of at least one entry each, all with the same number of models.
+      tail: Kernel `(source, value) -> outcome` that finishes a leaf; `value` is what the last step
+        made: (delta, weight), or the update.
 
     Returns:
-      The outcome of each leaf.
+      The outcome of each leaf, in their order.
 
     Raises:
-      ValueError: What kernels raise, with the path of a leaf.
+      ValueError: For what kernels raise; the message starts with the path of a leaf.
     """
     if not leaves:
         return []
@@ -153,6 +180,7 @@ def _walk(
     tables: Tables,
     tail: Kernel,
 ) -> list[Any]:
+    """Takes all loops through the steps; the body of the compiled program."""
     loops = [
         _Loop(members, size, tuple(data[i] for i in members), names, stacked)
         for members, size, names in zip(plan.loops, plan.sizes, tables.names, strict=True)
@@ -179,11 +207,13 @@ def _walk(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _program(plan: Plan, *args: Any) -> list[Any]:
+    """Runs `_walk`, reading each leaf where it lies."""
     return _walk(False, plan, *args)
 
 
 @_program.defjvp
 def _program_jvp(plan: Plan, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+    """Differentiates `_walk` with the leaves of each loop stacked."""
     # a loop that picks its leaf out of many would pass back a gradient of each for every one
     return jax.jvp(functools.partial(_walk, True, plan), primals, tangents)
 
@@ -197,16 +227,17 @@ Body = Callable[[Any, Known, Data, Piece], tuple[Any, Any]]
 
 @dataclass(eq=False)
 class _Loop:
-    """Leaves of one shape, taken one after another.
+    """Leaves of one shape, taken through the steps one after another.
 
     Attributes:
-      members: Which of all leaves they are.
-      size: How many entries each has.
-      data: Theirs.
-      names: Their fingerprints.
-      stacked: Whether data are stacked first, which differentiates better and takes more memory.
-      known: The kernels of the first steps.
-      own: Further arguments of a kernel for each leaf, by step, stacked over leaves.
+      members: The indices of the leaves among all leaves.
+      size: The number of entries of each leaf.
+      data: The arrays of each leaf.
+      names: The fingerprint of each leaf, `[leaf, 4]`.
+      stacked: Whether the arrays are stacked first, which is better to differentiate and takes more
+        memory.
+      known: The kernels of the steps that are resolved, None where a step does not apply.
+      own: For each step over the tree, further arguments of its kernel, stacked over leaves.
     """
 
     members: tuple[int, ...]
@@ -218,7 +249,7 @@ class _Loop:
     own: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
     def scan(self, f: Body, state: Any) -> tuple[Any, Any]:
-        """The last state, and all outcomes stacked."""
+        """Returns the last state, and the outcomes of all leaves, stacked."""
         if len(self.data) == 1:
             state, outcome = self.visit(f, state, 0)
             return state, jax.tree.map(lambda x: x[None], outcome)
@@ -235,11 +266,12 @@ class _Loop:
         return lax.scan(step, state, (jnp.arange(len(self.data)), mine))
 
     def visit(self, f: Body, state: Any, i: int) -> tuple[Any, Any]:
-        """The state and the outcome of one leaf."""
+        """Returns the next state and the outcome of leaf `i` alone."""
         mine = jax.tree.map(lambda x: x[i], (self.names, self.own))
         return self._step(f, state, self.data[i], mine)
 
     def _step(self, f: Body, state: Any, data: Data, mine: Any) -> tuple[Any, Any]:
+        """Calls the body of a loop with the kernels of one leaf."""
         name, own = mine
         kernels = tuple(
             kernel and kernel.bind(*own.get(s, ())) for s, kernel in enumerate(self.known)
@@ -247,7 +279,7 @@ class _Loop:
         return f(state, kernels, data, Piece(name))
 
     def finish(self, tail: Kernel) -> Iterable[Any]:
-        """The outcome of every leaf."""
+        """Returns the outcome of every leaf, behind the last step."""
 
         def finished(state: Any, kernels: Known, data: Data, piece: Piece) -> tuple[Any, Any]:
             return state, tail(data.source, through(kernels, data, piece))
@@ -258,12 +290,15 @@ class _Loop:
         return _unstacked(self.scan(finished, ())[1], count, self.stacked)
 
     def _is_short(self, f: Body) -> bool:
-        """Whether a loop would only keep XLA from fusing what it does: then it costs copies."""
+        """Says whether a leaf takes so few operations that a loop would cost more than it saves.
+
+        A loop keeps XLA from fusing what a leaf does with what surrounds it, which costs copies.
+        """
         return _operations(jax.make_jaxpr(lambda: self.visit(f, (), 0))().jaxpr) <= SHORT
 
 
 def _operations(jaxpr: Any) -> int:
-    """How many operations a program has, in the programs that it calls, too."""
+    """Counts the operations of a program, and of the programs that it calls."""
     total = 0
     for equation in jaxpr.eqns:
         inner = [
@@ -276,13 +311,14 @@ def _operations(jaxpr: Any) -> int:
 
 
 def _unstacked(stack: Any, count: int, differentiable: bool) -> list[Any]:
-    """The entries of a stack along its leading axis."""
+    """Splits a stack of outcomes along its leading axis."""
     leaves, structure = jax.tree.flatten(stack)
     columns = [_slices(x, count, differentiable) for x in leaves]
     return [structure.unflatten(row) for row in zip(*columns, strict=True)]
 
 
 def _slices(x: Array, count: int, differentiable: bool) -> list[Array]:
+    """Returns the `count` entries of an array along its leading axis."""
     if differentiable:  # whose transpose is one concatenation
         return [part[0] for part in lax.split(x, (1,) * count)]
     if not x.size:
@@ -300,7 +336,10 @@ def _slices(x: Array, count: int, differentiable: bool) -> list[Array]:
 
 
 class _Loops(Traced):
-    """The visit of all leaves by loops. What pieces keep is a list, stacked for each loop."""
+    """The visit (`steps.Visit`) of all leaves by loops.
+
+    What pieces keep for themselves is a list with one entry for each loop, stacked over its leaves.
+    """
 
     bits = 1
 
@@ -318,6 +357,8 @@ class _Loops(Traced):
     def _visit(
         self, part: Callable[..., tuple[Any, Any]], add: Callable[[Any, Any], Any]
     ) -> tuple[Any, list[Any]]:
+        """Adds up the parts of all leaves, loop by loop, and collects what each leaf keeps."""
+
         def accumulate(total: Any, *leaf: Any) -> tuple[Any, Any]:
             shared, own = part(*leaf)
             return add(total, shared), own

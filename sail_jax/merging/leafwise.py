@@ -1,4 +1,7 @@
-"""How one leaf goes through steps: all of it at once, or piece by piece."""
+"""How one leaf goes through steps, all of it at once or piece by piece.
+
+Both evaluators (`evaluate` and `streaming`) are written with these functions.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -34,25 +37,37 @@ __all__ = [
 ]
 
 SMALL, LARGE = 1 << 15, 1 << 16
-"""Entries of a leaf from which counting pays on a CPU, and counting 16 bits at a time."""
+"""Numbers of entries above which a leaf, on a CPU, is searched by counting its keys in bins, and
+above which digits of 16 bits pay.
+"""
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Arrays of one leaf, a pytree, from which its task vectors are computed."""
+    """The arrays of one leaf, a pytree, from which its task vectors are computed."""
 
     @property
     def tasks(self) -> int:
-        """How many models there are."""
+        """The number of models."""
         ...
 
     def vectors(self) -> tuple[Array, Array | np.ndarray]:
-        """delta and weight, `[task, ...]`."""
+        """Computes the task vectors of the leaf.
+
+        Returns:
+          The delta, shape `[task, ...]`, and a weight that broadcasts with it.
+        """
         ...
 
 
 class Leaf(NamedTuple):
-    """A leaf to be merged: its path, how many entries it has, and what they are computed from."""
+    """A leaf to be merged.
+
+    Attributes:
+      path: The path of the leaf in its pytree.
+      size: The number of its entries.
+      source: The arrays from which its task vectors are computed.
+    """
 
     path: str
     size: int
@@ -60,30 +75,58 @@ class Leaf(NamedTuple):
 
 
 class Data(NamedTuple):
-    """A source, and what belongs to its leaf of `Step.local`, step by step."""
+    """The arrays that belong to one leaf.
+
+    Attributes:
+      source: The arrays from which its task vectors are computed.
+      local: For each step the arrays that `Step.local` has for the leaf, or None.
+    """
 
     source: Source
     local: tuple[Any, ...]
 
 
 Known = Sequence[Kernel | None]
-"""The kernels of the first steps for a piece, None where a step does not apply."""
+"""The kernels of the first steps for a piece; None where a step does not apply to the leaf."""
 
 
 def data_of(steps: Sequence[Step], leaf: Leaf) -> Data:
-    """The arrays of a leaf."""
+    """Collects the arrays of a leaf.
+
+    Args:
+      steps: The steps it will go through, which may have arrays of their own for it.
+      leaf: The leaf.
+
+    Returns:
+      The arrays; one entry of `local` for each step.
+    """
     local = (None if step.local is None else step.local(leaf.path) for step in steps)
     return Data(leaf.source, tuple(local))
 
 
 def barrier(steps: Sequence[Step]) -> int:
-    """How many steps, from the first, have to be resolved before any leaf can be finished."""
+    """Counts the steps that have to be resolved before any leaf can be finished.
+
+    Args:
+      steps: The steps in order.
+
+    Returns:
+      The number of steps up to the last one with a statistic of the whole tree; 0 if there is none.
+    """
     return max((i + 1 for i, step in enumerate(steps) if step.over_tree), default=0)
 
 
 def check_paths(steps: Sequence[Step], paths: Sequence[str]) -> None:
-    """ValueError for a step that is confined to leaves of which there is none, or has arrays for
-    other leaves than there are."""
+    """Checks that the leaves to which steps are confined exist.
+
+    Args:
+      steps: The steps.
+      paths: The paths of all leaves to be merged.
+
+    Raises:
+      ValueError: If a step is confined to leaves of which there are none, or has arrays for other
+        leaves than there are.
+    """
     for step in steps:
         if (check := getattr(step.local, "check", None)) is not None:
             check(paths)
@@ -92,7 +135,15 @@ def check_paths(steps: Sequence[Step], paths: Sequence[str]) -> None:
 
 
 def check_chosen(where: Callable[[str], bool], paths: Sequence[str]) -> None:
-    """ValueError for a predicate on paths that holds for none of them."""
+    """Checks that a predicate chooses at least one leaf.
+
+    Args:
+      where: Says of the path of a leaf whether it is chosen.
+      paths: The paths of all leaves to be merged.
+
+    Raises:
+      ValueError: If no leaf is chosen.
+    """
     if not any(map(where, paths)):
         listed = some_paths(paths)
         raise ValueError(f"masked: the predicate chooses none of the leaves {listed}")
@@ -100,7 +151,19 @@ def check_chosen(where: Callable[[str], bool], paths: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Puts the path of a leaf in front of what a kernel raises of it."""
+    """Makes a context that puts the path of a leaf in front of the message of a ValueError.
+
+    Errors of subclasses, and messages that name a leaf already, pass unchanged.
+
+    Args:
+      path: The path of the leaf.
+
+    Yields:
+      Nothing.
+
+    Raises:
+      ValueError: The error raised in the context, with the path in front.
+    """
     try:
         yield
     except ValueError as error:
@@ -110,12 +173,29 @@ def naming(path: str) -> Iterator[None]:
 
 
 def digit_bits(size: int, leaves: int) -> int:
-    """How many bits to count at a time in so many entries of so many leaves on a CPU."""
+    """Chooses how many bits of a key a search on a CPU should find in one pass; see `ranking`.
+
+    Args:
+      size: The number of entries of all leaves.
+      leaves: The number of leaves.
+
+    Returns:
+      16 if leaves are large on average, 8 otherwise.
+    """
     return 16 if size > LARGE * leaves else 8
 
 
 def through(kernels: Known, data: Data, piece: Piece) -> Any:
-    """The task vectors of a piece behind the first steps, or its update if the last reduces."""
+    """Computes the task vectors of a piece and applies the first steps to them.
+
+    Args:
+      kernels: The kernels of the first steps, as many as are to be applied.
+      data: The arrays of the piece.
+      piece: Which entries of the leaf they are.
+
+    Returns:
+      (delta, weight), or the update of the piece if the last of the steps reduces.
+    """
     value: Any = data.source.vectors()
     for step, local in zip(kernels, data.local, strict=False):
         if step is not None:
@@ -124,36 +204,77 @@ def through(kernels: Known, data: Data, piece: Piece) -> Any:
 
 
 def summarise(kernels: Known, summary: Kernel, data: Data, piece: Piece) -> Any:
-    """What a piece contributes to a statistic of the step behind `kernels`."""
+    """Computes what a piece contributes to a statistic of the next step.
+
+    Args:
+      kernels: The kernels of the steps before it.
+      summary: `(piece, delta, weight) -> part`.
+      data: The arrays of the piece.
+      piece: Which entries of the leaf they are.
+
+    Returns:
+      The part, of whatever type the summary returns.
+    """
     local = piece.beside(data.local[len(kernels)])
     return summary(local, *through(kernels, data, piece))
 
 
 def alone(step: Step) -> Kernel:
-    """A kernel that finds the statistics of a step itself, in a leaf that is one piece.
+    """Makes a kernel that finds the statistics of a step by itself, in a leaf that is one piece.
 
-    Its first argument is what the statistics know of the size of the leaf (`Step.prepare`).
+    Args:
+      step: A step whose statistics are not over the tree.
+
+    Returns:
+      A kernel `(prepared, piece, delta, weight)`, where `prepared` is what `Step.prepare` returns
+      for the size of the leaf.
     """
     return kernel(_alone, step.compiled())
 
 
 def _alone(step: Step, prepared: tuple[Any, ...], piece: Piece, delta: Array, weight: Array) -> Any:
+    """Finds the statistics of a step in a whole leaf and applies its kernel."""
     bound, own = resolve(step, Whole(piece, delta, weight), prepared)
     return bound(*own, piece, delta, weight)
 
 
 class Traced:
-    """What visits share that are part of a program."""
+    """The methods common to visits that are part of a compiled program."""
 
     def run(self, function: Kernel, *args: Any) -> Any:
+        """Calls a kernel; see `Visit.run`.
+
+        Args:
+          function: The kernel.
+          *args: Its arguments.
+
+        Returns:
+          What the kernel returns.
+        """
         return function(*args)
 
     def repeat(self, times: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
+        """Repeats a function of a state in a loop of the program; see `Visit.repeat`.
+
+        Args:
+          times: How often.
+          body: `(i, state) -> state`.
+          state: The first state.
+
+        Returns:
+          The last state.
+        """
         return lax.fori_loop(0, times, body, state)
 
 
 class Whole(Traced):
-    """The visit of one leaf that is a single piece."""
+    """The visit (`steps.Visit`) of one leaf that is a single piece.
+
+    Args:
+      piece: The piece.
+      delta: Shape `[task, ...]`.
+      weight: Broadcasts with `delta`.
+    """
 
     def __init__(self, piece: Piece, delta: Array, weight: Array):
         self.piece, self.delta, self.weight = piece, delta, weight
@@ -178,5 +299,13 @@ class Whole(Traced):
 
 
 def map_counts(function: Callable[..., Any], *trees: Any) -> Any:
-    """A function of the `Wide` counts in some trees."""
+    """Applies a function to every `ranking.Wide` in some trees of the same structure.
+
+    Args:
+      function: Function of one `Wide` from each tree.
+      *trees: Pytrees in which a `Wide` is a leaf.
+
+    Returns:
+      A tree of the results.
+    """
     return jax.tree.map(function, *trees, is_leaf=lambda x: isinstance(x, ranking.Wide))

@@ -1,4 +1,8 @@
-"""A merge as a value: what it does to task vectors, how it reduces them, and what it needs."""
+"""A merge as a value: its transform, its reduction, and what it expects of models, base and
+weights.
+
+The module also holds the registry of published methods, which `sail_jax.methods` fills.
+"""
 
 import dataclasses
 import functools
@@ -60,26 +64,41 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Merge:
-    """base + scale * reduction(transform(task vectors)), as a value.
+    """A way to merge models: base + scale * reduction(transform(task vectors)).
 
     `merge(models, base, weights=...)` applies it to pytrees, under `jit`, `grad`, `vmap` and
-    sharded; `merge_checkpoints(..., method=merge)` to files. Models are added up in the order in
-    which they are listed: another order may change the last bits. On CPUs XLA takes numbers below
-    the smallest normal one of float32, 1.2e-38 (of float64, 2.2e-308), for 0.
+    sharded; `merge_checkpoints(..., method=merge)` applies it to files. The functions of
+    `sail_jax.methods` return merges; others can be made of `sail_jax.transforms` and
+    `sail_jax.reductions`.
+
+    Models are added up in the order in which they are listed, so another order may change the last
+    bits. On CPUs XLA takes numbers below the smallest normal one of float32, 1.2e-38 (of float64,
+    2.2e-308), for 0.
 
     Attributes:
       transform: What is done to the task vectors.
       reduction: How they become one update.
-      scale: What multiplies the update; may be traced.
+      scale: A finite number by which the update is multiplied; may be traced.
       normalize: Whether the weights are divided by their sum over all models, before any transform.
-      base: "required"; "optional", where task vectors are relative to 0 without one; "unused",
-        where they always are, and a base given only says the output's dtypes; or "merged":
-        required, task vectors are relative to 0, and the base's own is the first of them.
-      models: The least and the largest number of models, None for any.
-      positive_weights: Whether weights may not be negative.
-      remedy: What is added to the message of an outcome that is not finite.
-      name: What messages and reports call it.
+      base: What a base is to the merge. "required": task vectors are relative to it. "optional":
+        they are relative to it, and to 0 without one. "unused": they are relative to 0, and a base
+        that is given only sets the dtypes of the outcome. "merged": it is required, task vectors
+        are relative to 0, and the base itself is merged as the first model, with weight 1.
+      models: The least and the largest number of models; None for no limit.
+      positive_weights: Whether negative weights are refused.
+      remedy: Advice that is added to the message about an outcome that is not finite.
+      name: The name of the merge in messages and reports.
       options: The hyperparameters it was made with, by name.
+
+    Raises:
+      TypeError: If `transform` is not a `Transform`, or `reduction` not a `Reduction`.
+      ValueError: If `scale` is not one finite number.
+
+    >>> from sail_jax import Merge, reductions, transforms
+    >>> merge = Merge(transforms.trim(0.5), reductions.weighted_mean)
+    >>> base = {"a": jnp.zeros(2)}
+    >>> merge([{"a": jnp.array([4.0, 1.0])}, {"a": jnp.array([2.0, -3.0])}], base)["a"].tolist()
+    [4.0, -3.0]
     """
 
     transform: Transform = Transform()  # noqa: RUF009 - immutable
@@ -103,7 +122,7 @@ class Merge:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """All steps; the last reduces."""
+        """All steps, those of the transform first; the last one reduces."""
         return (*self.transform.steps, *self.reduction.steps)
 
     @property
@@ -113,7 +132,9 @@ class Merge:
 
     @property
     def over_tree(self) -> bool:
-        """Whether tensors depend on one another through a statistic of the whole tree."""
+        """Whether the outcome of one tensor depends on others, through a statistic of the whole
+        tree.
+        """
         return any(step.over_tree for step in self.steps)
 
     @property
@@ -122,7 +143,16 @@ class Merge:
         return self.base in ("required", "optional")
 
     def check_models(self, count: int, base: bool) -> None:
-        """ValueError for another number of models than it takes, TypeError for a missing base."""
+        """Checks the number of models, and that a base is given if it is required.
+
+        Args:
+          count: The number of models, without the base.
+          base: Whether a base is given.
+
+        Raises:
+          ValueError: If the merge takes another number of models.
+          TypeError: If it requires a base and none is given.
+        """
         least, most = self.models
         if count < least or (most is not None and count > most):
             expected = f"{least}" if least == most else f"{least} to {most}"
@@ -132,7 +162,19 @@ class Merge:
             raise TypeError("base: expected the pytree that the models were tuned from, got None")
 
     def check_weights(self, weights: Weights, tasks: int) -> Any:
-        """The weights `[task]` that the steps see; ValueError unless they fit."""
+        """Checks weights and normalises them if the merge does so.
+
+        Args:
+          weights: One for each model, or None for 1 each.
+          tasks: The number of models.
+
+        Returns:
+          Shape `[task]`; a NumPy array if the values are known.
+
+        Raises:
+          ValueError: If the weights are not `tasks` finite numbers, if they are negative and may
+            not be, or if they sum to 0 and have to be normalised. Traced values are not checked.
+        """
         w = task_weights(weights, tasks, self.normalize)
         values = concrete(w)
         if self.positive_weights and values is not None and (values < 0).any():
@@ -148,7 +190,24 @@ class Merge:
         base: Tensor | None,
         weights: Weights,
     ) -> Work:
-        """What the engine does for one tensor; raises as the merge of pytrees does."""
+        """Describes the merge of one tensor for the engine.
+
+        Args:
+          name: The path of the tensor.
+          shape: The shape of all inputs.
+          dtype: The dtype of the outcome.
+          models: The tensor in each model.
+          base: The tensor in the base, None without one.
+          weights: One for each model, or None for 1 each.
+
+        Returns:
+          What `Engine` carries out.
+
+        Raises:
+          ValueError: For another number of models than the merge takes, and for weights that do not
+            fit.
+          TypeError: For a missing base.
+        """
         self.check_models(len(models), base is not None)
         if self.base == "merged" and base is not None:
             models, weights = (base, *models), with_base(weights)
@@ -164,8 +223,9 @@ class Merge:
 
         Args:
           models: M pytrees with the same leaf paths and shapes. Floating leaves are merged, in
-            float32, or float64 where a model has it; all others have to agree and are copied.
-          base: The pytree they were tuned from, of the same paths and shapes.
+            float32, or in float64 where a model has it. All other leaves have to agree between
+            models and are copied.
+          base: The pytree from which the models were tuned, of the same paths and shapes.
           weights: Shape `[M]`, finite; 1 for each model by default.
 
         Returns:
@@ -174,7 +234,7 @@ class Merge:
         Raises:
           ValueError: For models and weights that do not fit, for values that are not finite, and
             for outcomes that do not fit their dtype. The message names the merge and the leaf.
-            Values that are traced are taken on trust.
+            Traced values are not checked.
           TypeError: For dtypes that cannot be merged, and for a missing base.
         """
         try:
@@ -183,6 +243,7 @@ class Merge:
             raise _named(self.name, error) from error
 
     def _merged(self, models: Sequence[PyTree], base: PyTree | None, weights: Weights) -> PyTree:
+        """Merges pytrees; its errors do not name the merge yet."""
         if isinstance(models, str) or not isinstance(models, Sequence):
             raise TypeError(f"models: expected a sequence of pytrees, got {type(models).__name__}")
         self.check_models(len(models), base is not None)
@@ -198,7 +259,7 @@ class Merge:
         return matched.treedef.unflatten(out)
 
     def _outcomes(self, matched: Matched, w: Any, relative: bool) -> dict[int, Any]:
-        """What the floating leaves become that have entries, by index."""
+        """Merges the floating leaves that have entries; the result is keyed by their index."""
         check_paths(self.steps, list(itertools.compress(matched.paths, matched.floating)))
         sources = matched.proposals(w, relative)
         leaves = [Leaf(path, x.models[0].size, x) for path, x in sources.values()]
@@ -219,6 +280,8 @@ class Merge:
         return {i: leaf for i, (leaf, _) in outcomes.items()}
 
     def _in_pieces(self, sources: Sequence[tuple[str, Proposal]]) -> Sequence[Any]:
+        """Merges arrays of one CPU with the engine that merges files."""
+
         def tensor(path: str, who: str, x: Any) -> InMemory:
             return InMemory(path, who, np.asarray(x))
 
@@ -241,18 +304,32 @@ class Merge:
             raise ValueError(what) from None
 
     def _overflow(self, path: str, dtype: Any) -> str:
+        """Returns the message about a leaf whose outcome is not finite, with the remedy."""
         said = overflow(path, dtype)
         return f"{said}; {self.remedy}" if self.remedy else said
 
 
 def _named(name: str, error: Exception) -> Exception:
-    """The same error, if it is one of ours, with the name of the merge in front."""
+    """Puts the name of the merge in front of a TypeError or ValueError; other errors pass
+    unchanged.
+    """
     plain = type(error) in (TypeError, ValueError) and not str(error).startswith(f"{name}: ")
     return type(error)(f"{name}: {error}") if plain else error
 
 
 def with_base(weights: Weights) -> Weights:
-    """The weights of the models behind that of a base which is merged as they are: 1."""
+    """Puts the weight 1 of a base in front of the weights of models, for merges with
+    `base="merged"`.
+
+    Args:
+      weights: One for each model, which may be traced; or None for 1 each.
+
+    Returns:
+      Shape `[1 + model]`; None for None, which means 1 for each as well.
+
+    >>> with_base([0.5, 2.0]).tolist()
+    [1.0, 0.5, 2.0]
+    """
     if weights is None:
         return None
     values: Any = concrete(weights)
@@ -262,7 +339,22 @@ def with_base(weights: Weights) -> Weights:
 
 
 def choose(compat: Compat) -> Callable[[T | None, T, T], T]:
-    """`value`, or where it is None what `compat` makes of it: `(value, paper, mergekit)`."""
+    """Makes a function that fills in defaults, which differ between a paper and mergekit.
+
+    Args:
+      compat: Whose defaults are wanted.
+
+    Returns:
+      `(value, paper, mergekit) -> value`, or where the value is None the default that `compat`
+      names.
+
+    Raises:
+      ValueError: If `compat` is neither "paper" nor "mergekit".
+
+    >>> default = choose("mergekit")
+    >>> default(None, 0.2, 1.0), default(0.5, 0.2, 1.0)
+    (1.0, 0.5)
+    """
     if compat not in ("paper", "mergekit"):
         raise ValueError(f"compat: expected 'paper' or 'mergekit', got {compat!r}")
 
@@ -273,16 +365,23 @@ def choose(compat: Compat) -> Callable[[T | None, T, T], T]:
 
 
 def identity(merge: Merge) -> str:
-    """64 hexadecimal digits that change with anything that a merge does.
+    """Computes a hash that changes with anything that a merge does.
 
-    Of the code of a function only its own counts, not that of what it calls.
+    It covers the steps with their arrays and functions, the scale, and what the merge expects. Of
+    the code of a function only its own counts, not that of the functions it calls.
+
+    Args:
+      merge: The merge; none of its values is traced.
+
+    Returns:
+      64 hexadecimal digits, the same in every process.
     """
     parts = (merge.steps, merge.scale, merge.normalize, merge.base, merge.models)
     return hashlib.sha256(repr(_plain(parts)).encode()).hexdigest()
 
 
 def _plain(x: Any) -> Any:
-    """What a part of a merge consists of, with a `repr` that means the same in every process."""
+    """Takes a part of a merge apart, into values whose `repr` is the same in every process."""
     if dataclasses.is_dataclass(x):
         return [type(x).__name__, *(_plain(getattr(x, f.name)) for f in dataclasses.fields(x))]
     if isinstance(x, functools.partial):
@@ -307,14 +406,25 @@ def _plain(x: Any) -> Any:
 # --- the registry
 
 METHODS: dict[str, Callable[..., Merge]] = {}
-"""Every published method by name: what makes its merge."""
+"""The functions that make the merges of all published methods, by the name of the method."""
 
 
 def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
-    """Registers a function that makes a merge, under its own name.
+    """Registers a function that makes a merge as a method, under the name of the function.
 
-    All of its parameters are keyword-only. What recipes, the command line and reports know of a
-    method, they know from its signature and from the merge it makes.
+    All parameters of the function are keyword-only. Recipes, the command line and reports take what
+    they know of a method from its signature and from the merge it makes.
+
+    Args:
+      factory: The function; each of its parameters is a hyperparameter.
+
+    Returns:
+      A function that makes the same merge, with `name` and `options` set. It raises a TypeError for
+      positional, unknown and missing hyperparameters, and names the method in errors of the
+      factory.
+
+    Raises:
+      TypeError: When the returned function is called with hyperparameters that do not fit.
     """
     name = factory.__name__
     options = inspect.signature(factory).parameters
@@ -350,7 +460,16 @@ def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
 
 
 def get(name: str) -> Callable[..., Merge]:
-    """What makes the merges of a method; ValueError with the nearest name for an unknown one.
+    """Looks up a published method by its name.
+
+    Args:
+      name: The name of the method; see `METHODS`.
+
+    Returns:
+      The function of `sail_jax.methods` that makes its merge.
+
+    Raises:
+      ValueError: If there is no such method; the message has the nearest name.
 
     >>> from sail_jax import methods
     >>> get("ties") is methods.ties
@@ -362,15 +481,38 @@ def get(name: str) -> Callable[..., Merge]:
 
 
 def options_of(name: str) -> Mapping[str, inspect.Parameter]:
-    """The hyperparameters of a method, with their defaults and types."""
+    """Lists the hyperparameters of a method.
+
+    Args:
+      name: The name of the method; see `METHODS`.
+
+    Returns:
+      The parameters by name, with their defaults and annotations.
+
+    Raises:
+      ValueError: If there is no such method.
+
+    >>> from sail_jax import methods  # registers them
+    >>> list(options_of("task_arithmetic"))
+    ['normalize', 'scale']
+    """
     return inspect.signature(get(name)).parameters
 
 
 def example(name: str) -> Merge | None:
-    """A merge by a method, for what does not depend on hyperparameters: how many models it takes,
-    what a base is to it, what it reads. None for a method that needs arrays.
+    """Makes a merge by a method, to ask for what does not depend on hyperparameters.
 
-    Its options are the defaults; those without one are the key of seed 0, and 1/2.
+    That is how many models the method takes, what a base is to it, and what it reads.
+    Hyperparameters have their defaults; those without one are the key of seed 0, and 1/2.
+
+    Args:
+      name: The name of the method; see `METHODS`.
+
+    Returns:
+      The merge, or None for a method that needs arrays.
+
+    Raises:
+      ValueError: If there is no such method.
 
     >>> from sail_jax import methods  # registers them
     >>> example("arcee_fusion").models, example("fisher")

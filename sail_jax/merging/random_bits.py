@@ -1,7 +1,9 @@
-"""Random bits by counting: each is a hash of a key, of names and of an index, and of nothing else.
+"""Random bits without state: each is a hash of a key, of names and of an index, and of nothing
+else.
 
-An entry's draw does not depend on what is drawn beside it, in which order, in how many pieces or
-on how many devices. On CPUs this is several times faster than `jax.random`. Not for cryptography.
+The draw of an entry does not depend on what is drawn beside it, in which order, in how many pieces
+or on how many devices. On CPUs this is several times faster than `jax.random`. It is not meant for
+cryptography.
 """
 
 import functools
@@ -21,9 +23,20 @@ Stream = tuple[UInt[Array, "..."], UInt[Array, "..."]]
 
 
 def key(seed: int) -> Array:
-    """The key of `jax.random.key(seed)`, made without compiling anything and whatever generator JAX
-    is told to use by default. All of 0 <= seed < 2**64 counts, of which JAX takes the lower half
-    unless it has 64 bits."""
+    """Makes the key of `jax.random.key(seed)` without compiling a program.
+
+    The generator is threefry2x32, whatever JAX is told to use by default. The whole seed counts, of
+    which JAX takes the lower 32 bits unless it computes in 64 bits.
+
+    Args:
+      seed: 0 <= seed < 2**64.
+
+    Returns:
+      A typed PRNG key, a scalar.
+
+    Raises:
+      ValueError: If the seed is out of range.
+    """
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed: expected 0 <= seed < 2**64, got {seed}")
     words: Any = np.array(divmod(seed, 1 << 32), np.uint32)
@@ -31,19 +44,33 @@ def key(seed: int) -> Array:
 
 
 def mix(x: UInt[Array, "..."]) -> UInt[Array, "..."]:
-    """A bijection of 32-bit words in which every input bit reaches every output bit: xor-shifts
-    and odd multipliers alternate (constants: Wellons' search for low bias, 2018)."""
+    """Applies a bijection of 32-bit words in which every input bit reaches every output bit.
+
+    Xor-shifts and products with odd numbers alternate.
+
+    Args:
+      x: uint32, of any shape.
+
+    Returns:
+      uint32, of the shape of `x`.
+
+    References:
+      Wellons, Prospecting for Hash Functions, 2018 (the constants, of low bias).
+    """
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
 
 
 def stream(words: UInt[Array, "words"], *names: ArrayLike) -> Stream:
-    """The streams of a key called `names`: 64 bits of state for each.
+    """Makes the streams of a key that have certain names, with 64 bits of state each.
 
     Args:
-      words: Those of the key (`key_words`).
-      *names: 32-bit words, broadcast together.
+      words: The words of the key, uint32 (`key_words`).
+      *names: At least one array of 32-bit words; they are broadcast together.
+
+    Returns:
+      Two words (low, high) for each stream, both uint32 of the broadcast shape.
     """
     arrays = jnp.broadcast_arrays(*(jnp.asarray(name, jnp.uint32) for name in names))
     shape = arrays[0].shape
@@ -61,10 +88,17 @@ def stream(words: UInt[Array, "words"], *names: ArrayLike) -> Stream:
 
 
 def uniform(of: Stream, index: UInt[Array, "..."]) -> Float[Array, "..."]:
-    """Entries `index` of a stream, or of several that broadcast: float32 in [0, 1), of 24 bits.
+    """Draws the entries at some indices of a stream, uniform in [0, 1).
 
-    The two words of the stream enter before and after a round each: streams are not shifts of one
-    another, as those of a plain counter would be.
+    The two words of the stream enter before and after one round of mixing each. So streams are not
+    shifted copies of one another, as those of a plain counter would be.
+
+    Args:
+      of: The stream (`stream`), or several whose shape broadcasts with `index`.
+      index: uint32, of any shape.
+
+    Returns:
+      float32 multiples of 2**-24, of the broadcast shape.
     """
     low, high = of
     bits = mix(mix(index ^ low) + high)
@@ -73,7 +107,18 @@ def uniform(of: Stream, index: UInt[Array, "..."]) -> Float[Array, "..."]:
 
 
 def key_words(key: Array | None, purpose: str) -> UInt[Array | np.ndarray, "words"]:
-    """All words of one PRNG key, typed or raw, uint32; TypeError for anything else."""
+    """Returns all words of one PRNG key.
+
+    Args:
+      key: A typed or raw key of any generator; it may be traced.
+      purpose: What the key is for, for the message about a missing one.
+
+    Returns:
+      uint32, flat; a NumPy array if the values are known.
+
+    Raises:
+      TypeError: For None, and for anything else that is not one PRNG key.
+    """
     if key is None:
         raise TypeError(f"key: expected a PRNG key, for {purpose}, got None")
     try:
