@@ -110,7 +110,7 @@ def key_words(key: Array | None, purpose: str) -> UInt[Array | np.ndarray, "word
     """Returns all words of one PRNG key.
 
     Args:
-      key: A typed or raw key of any generator; it may be traced.
+      key: A typed key, or a raw one of the default generator; it may be traced.
       purpose: What the key is for, for the message about a missing one.
 
     Returns:

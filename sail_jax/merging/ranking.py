@@ -1,10 +1,11 @@
-"""Order statistics of tensors and trees, exactly, by counting instead of sorting.
+"""Exact order statistics of tensors and trees, by counting instead of sorting.
 
-The bit pattern of a non-negative float is an unsigned integer in the same order: its key. The k-th
-largest key is found digit by digit, from the top: its first digit is the largest one that k keys
-reach. What a piece of a leaf contributes is how many of its keys have which digit. Counts add up,
-so a threshold over a whole model costs one visit to each leaf per digit, in any order and in any
-pieces. Keys equal to the threshold are taken in order of (path, row-major index).
+The bit pattern of a non-negative float, read as an unsigned integer, is in the same order: it is
+the key of the float. The k-th largest key is found digit by digit from the top: its first digit is
+the largest one that is reached by k keys. A piece of a leaf contributes how many of its keys have
+which digit. Such counts add up, so a threshold over a whole model takes one pass over the leaves
+for each digit, in any order and in any pieces. Keys equal to the threshold are taken in order of
+(path, row-major index).
 
 How wide a digit is depends on where the keys are (`Visit.bits`). Two digits of 16 bits, counted
 into 65,536 bins, are fast on CPUs and read a file only twice. Four of 8 bits cost less where leaves
@@ -49,79 +50,145 @@ __all__ = [
 ]
 
 HALF = 1 << 16
+"""The base of a `Wide`: 16 bits."""
 SPARE = 1 << 10
-"""Bins for keys that do not count."""
+"""The number of bins for keys that do not count."""
 MANY = 1 << 15
-"""Comparisons from which it pays on CPUs to count them in bytes first."""
+"""The number of comparisons above which it pays on CPUs to count them in bytes first."""
 COLUMNS = 1 << 14
-"""Of the rows that a vector is seen as."""
+"""The number of columns of the rows into which a vector is divided."""
 LONG = 1 << 8
-"""Columns from which what is counted in a row may be kept."""
+"""The number of columns from which the counts of rows are kept."""
 BLOCK = 1 << 7
-"""Entries added up at a time to find one of many."""
+"""The number of entries that are added up at a time in a search for one of many."""
 
 
 # --- counts beyond 32 bits
 
 
 class Wide(NamedTuple):
-    """A count hi * 2**16 + lo in two uint32, lo < 2**16: models outgrow 32 bits, JAX's default."""
+    """A count hi * 2**16 + lo. Models outgrow 32 bits, the widest integers of JAX by default.
+
+    Attributes:
+      hi: uint32.
+      lo: uint32 below 2**16, of the same shape.
+    """
 
     hi: UInt[Array, "..."]
     lo: UInt[Array, "..."]
 
 
 def _carry(hi: Array, lo: Array) -> Wide:
+    """Makes a `Wide` of two words of which the lower may exceed 16 bits."""
     return Wide(hi + (lo >> 16), lo & (HALF - 1))
 
 
 def wide(n: int | np.integer | np.ndarray) -> Wide:
-    """Known counts < 2**48 as a Wide, of NumPy."""
+    """Converts known counts to a `Wide` of NumPy arrays.
+
+    Args:
+      n: Counts in [0, 2**48), of any shape.
+
+    Returns:
+      The same counts, of the same shape.
+    """
     parts: Any = (np.uint32(np.asarray(n) >> 16), np.uint32(np.asarray(n) % HALF))
     return Wide(*parts)
 
 
 def add(a: Wide, b: Wide) -> Wide:
+    """Adds counts.
+
+    Args:
+      a: Counts of any shape.
+      b: Counts that broadcast with `a`.
+
+    Returns:
+      a + b.
+    """
     return _carry(a.hi + b.hi, a.lo + b.lo)
 
 
 def subtract(a: Wide, b: Wide) -> Wide:
-    """a - b for a >= b."""
+    """Subtracts counts.
+
+    Args:
+      a: Counts of any shape.
+      b: Counts that broadcast with `a`, none of them larger.
+
+    Returns:
+      a - b.
+    """
     return _carry(a.hi - b.hi - 1, a.lo - b.lo + HALF)
 
 
 def less(a: Wide, b: Wide) -> Bool[Array, "..."]:
+    """Compares counts.
+
+    Args:
+      a: Counts of any shape.
+      b: Counts that broadcast with `a`.
+
+    Returns:
+      a < b.
+    """
     return (a.hi < b.hi) | ((a.hi == b.hi) & (a.lo < b.lo))
 
 
 def narrow_to_wide(n: UInt[Array, "..."]) -> Wide:
-    """Counts < 2**32 as a Wide."""
+    """Converts 32-bit counts to a `Wide`.
+
+    Args:
+      n: uint32, of any shape.
+
+    Returns:
+      The same counts, of the same shape.
+    """
     return _carry(jnp.uint32(0), n)
 
 
 def running(counts: Wide) -> Wide:
-    """For each row the sum of the rows before it, of fewer than 2**16 rows."""
+    """Computes for each row the sum of the rows before it.
+
+    Args:
+      counts: Shape `[row, ...]`, fewer than 2**16 rows.
+
+    Returns:
+      The sums, of the same shape; 0 for the first row.
+    """
     return _carry(*(part.cumsum(0, dtype=jnp.uint32) - part for part in counts))
 
 
 def _where(condition: Array, a: Wide, b: Wide) -> Wide:
+    """Chooses between counts, entry by entry."""
     return Wide(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True)))
 
 
 def occurrences(mask: Bool[Array, "task ..."]) -> Wide:
-    """How often `mask` is True for each task, of fewer than 2**32 entries: Wide `[task]`."""
+    """Counts how often a mask is True for each task.
+
+    Args:
+      mask: Shape `[task, ...]`, fewer than 2**32 entries for each task.
+
+    Returns:
+      Counts, shape `[task]`.
+
+    Raises:
+      ValueError: For a leaf with more entries.
+    """
     _check_size(mask)
     counts = [_row_sums(row) if row.ndim == 1 else row.sum(dtype=jnp.uint32) for row in mask]
     return _carry(jnp.uint32(0), jnp.stack(counts))
 
 
 def _check_size(keys: Array) -> None:
+    """Refuses a leaf with more entries than 32 bits can count."""
     if math.prod(keys.shape[1:]) >= 1 << 32:
         raise ValueError(f"cannot count a leaf of shape {keys.shape[1:]}: expected < 2**32 entries")
 
 
 def _row_sums(mask: Bool[Array, "... n"]) -> UInt[Array, "..."]:
-    """How many are True on the last axis; of many, on CPUs it pays to add eight in a byte first."""
+    """Counts how many entries are True along the last axis."""
     n = mask.shape[-1]
     if n % 8 == 0 and mask.size > MANY and not any(jax.typeof(mask).sharding.spec):
         mask = mask.reshape(*mask.shape[:-1], 8, n // 8).sum(-2, dtype=jnp.uint8)
@@ -129,16 +196,23 @@ def _row_sums(mask: Bool[Array, "... n"]) -> UInt[Array, "..."]:
 
 
 def fraction(part: float) -> Kernel:
-    """The kernel count -> floor(part * count), for counts < 2**32.
+    """Makes the kernel that computes floor(part * count).
 
-    A decimal is taken as written: 0.7 of 10 is 7, though the nearest double is less. So `part`, in
-    [0, 1), is rounded up to 48 binary places.
+    A decimal is taken as it is written: 0.7 of 10 is 7, though the nearest double lies below 0.7.
+    So `part` is rounded up to 48 binary places.
+
+    Args:
+      part: A number in [0, 1).
+
+    Returns:
+      A kernel from one `Wide` of counts below 2**32 to another.
     """
     places = min(math.ceil(part * 2.0**48), (1 << 48) - 1)
     return kernel(_fraction, np.array([places >> 16 * j & 0xFFFF for j in range(3)], np.uint32))
 
 
 def _fraction(places: UInt[Array, "3"], count: Wide) -> Wide:
+    """Multiplies counts by a fraction, in long multiplication with digits of 16 bits."""
     columns = [jnp.uint32(0)] * 6
     for i, digit in enumerate((count.lo, count.hi)):
         for j in range(3):
@@ -158,14 +232,23 @@ def _key_bits() -> int:
 
 
 def _key_dtype() -> np.dtype:
-    """As wide as floats are, so that float32 and float64 leaves share one scale."""
+    """Keys are as wide as floats are, so that float32 and float64 leaves share one scale."""
     return np.dtype(f"uint{8 * jnp.dtype(jnp.result_type(float)).itemsize}")
 
 
 def magnitude(
     delta: Float[Array, "task ..."], weight: Float[Array, "task ..."]
 ) -> UInt[Array, "task ..."]:
-    """|delta| as unsigned integers in the same order; masked entries are worth 0."""
+    """Computes keys of magnitudes: |delta| as unsigned integers in the same order.
+
+    Args:
+      delta: Shape `[task, ...]`.
+      weight: Broadcasts with `delta`; entries of weight 0 are masked and have the key 0.
+
+    Returns:
+      Keys, shape `[task, ...]`: uint32, or uint64 if JAX computes in 64 bits. No gradient flows
+      through them.
+    """
 
     def as_key(d: Array, w: Array) -> Array:
         size = lax.stop_gradient(jnp.where(w != 0, jnp.abs(d), 0))
@@ -179,18 +262,33 @@ def _magnitudes(piece: Piece, delta: Array, weight: Array) -> UInt[Array, "task 
 
 
 MAGNITUDES = kernel(_magnitudes)
-"""The keys |delta|."""
+"""The kernel of `magnitude`, for `Order.keys`."""
 
 
 def key_of_float(x: Float[Array, "..."]) -> UInt[Array, "..."]:
-    """Floats of both signs as unsigned integers in the same order."""
+    """Computes keys of floats of both signs: unsigned integers in the same order.
+
+    Args:
+      x: Of any shape.
+
+    Returns:
+      Keys of the same shape: uint32, or uint64 if JAX computes in 64 bits.
+    """
     bits = lax.bitcast_convert_type(x.astype(jnp.result_type(float)), _key_dtype())
     sign = jnp.asarray(1 << 8 * bits.dtype.itemsize - 1, bits.dtype)
     return jnp.where(bits >= sign, ~bits, bits | sign)
 
 
 def float_of_key(key: UInt[Array, "..."], signed: bool = False) -> Float[Array, "..."]:
-    """The float of a key, as of `magnitude`; as of `key_of_float` if `signed`."""
+    """Converts keys back to floats.
+
+    Args:
+      key: Keys of any shape.
+      signed: Whether they are keys of `key_of_float`, or else of `magnitude`.
+
+    Returns:
+      Floats of the same shape, float32 or float64 as the keys are wide.
+    """
     if signed:
         sign = jnp.asarray(1 << 8 * key.dtype.itemsize - 1, key.dtype)
         key = jnp.where(key >= sign, key ^ sign, ~key)
@@ -201,9 +299,14 @@ def float_of_key(key: UInt[Array, "..."], signed: bool = False) -> Float[Array, 
 
 
 class Found(NamedTuple):
-    """The keys of one rank, and which of the keys equal to each has it: counted from 1.
+    """The result of a search: for each task the key of some rank.
 
-    While a search goes on: the digits found so far, and the rank among the keys that begin so.
+    During the search it holds the digits found so far, and the rank among the keys that begin so.
+
+    Attributes:
+      key: The key, shape `[task]`.
+      rank: The rank among the keys equal to it, counted from 1: how many of them are needed. Shape
+        `[task]`.
     """
 
     key: UInt[Array, "task"]
@@ -213,16 +316,20 @@ class Found(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Order:
-    """A statistic: the keys of some ranks, one `Found` for each.
+    """A statistic: the keys of some ranks, counted from 1 for the largest key.
+
+    It finds a tuple with one `Found` for each rank. With `ties` a kernel gets two further
+    arguments, each a tuple with one entry for each rank: how many equal keys lie before its piece,
+    and how many lie in each row of it (None if that was not kept).
 
     Attributes:
-      keys: `(*found, piece, delta, weight) -> [task, ...]`, unsigned integers.
-      sized: The ranks as a function of how many entries there are, counted from 1, the largest
-        key; Wide, of scalars or `[task]`. Rank 0 has a key above all that occur.
-      ranks: `(*found) -> ranks`, where they follow from earlier statistics instead.
-      tasks: How many rows of keys there are, if not one for each model.
-      ties: Whether each piece is to know how many equal keys lie before it, for each rank, and in
-        its rows: with that `take` finds those of equal keys which come first in (path, index).
+      keys: Kernel `(*found, piece, delta, weight) -> [task, ...]`, unsigned integers.
+      sized: The ranks as a function of the number of entries; `Wide` scalars or `[task]`. The key
+        of rank 0 lies above all that occur.
+      ranks: Kernel `(*found) -> ranks`, where they follow from earlier statistics instead.
+      tasks: The number of rows of keys, if it is not that of the models.
+      ties: Whether each piece is to know how many equal keys lie before it, and in its rows. With
+        that `take` finds those of equal keys that come first in (path, row-major index).
     """
 
     keys: Kernel
@@ -232,11 +339,29 @@ class Order:
     ties: bool = field(default=False, metadata=STATIC)
 
     def prepare(self, size: int) -> tuple[Wide, ...]:
+        """Computes the ranks that follow from the number of entries; see `Statistic.prepare`.
+
+        Args:
+          size: The number of entries of the tensor or the tree.
+
+        Returns:
+          One `Wide` for each rank; empty if ranks follow from other statistics.
+        """
         return () if self.sized is None else self.sized(size)
 
     def find(
         self, visit: Visit, found: tuple[Any, ...], prepared: tuple[Wide, ...]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Searches for the keys of all ranks together; see `Statistic.find`.
+
+        Args:
+          visit: The walk over all pieces.
+          found: The results of earlier statistics of the step.
+          prepared: The ranks, from `prepare`.
+
+        Returns:
+          The found keys, and with `ties` what each piece keeps, as in `Order`.
+        """
         ranks = prepared if self.ranks is None else visit.run(self.ranks, *found)
         tasks = self.tasks or visit.tasks
         none: Any = np.zeros(tasks, _key_dtype())
@@ -246,24 +371,55 @@ class Order:
         return (state,), (visit.before(equal), in_rows) if self.ties else ()
 
     def passes(self, bits: int) -> int:
+        """Counts the passes of a search; see `Statistic.passes`.
+
+        Args:
+          bits: How many bits of a key one pass finds.
+
+        Returns:
+          One pass for each digit, and one more for the equal keys, which a search bit by bit counts
+          along.
+        """
         return _key_bits() // bits + (self.ties and bits > 1)
 
     def kept_bytes(self) -> float:
+        """Returns what pieces keep; see `Statistic.kept_bytes`.
+
+        Returns:
+          0: counts of rows of fewer than `LONG` columns are not kept, and those of longer rows are
+          small.
+        """
         return 0
 
     def visiting_bytes(self, size: int) -> int:
+        """Returns the memory that counting takes; see `Statistic.visiting_bytes`.
+
+        Args:
+          size: The number of entries of the tensor.
+
+        Returns:
+          24 bytes for each rank behind the first, as was measured.
+        """
         # measured: the keys below each further rank are counted beside those below the first
         return 24 * max(0, len(self.prepare(size)) - 1)
 
     def compiled(self) -> "Order":
+        """Returns the statistic without `sized`; see `Statistic.compiled`.
+
+        Returns:
+          The statistic for which code is specialised.
+        """
         return replace(self, sized=None)
 
 
 def _by_digits(
     visit: Visit, keys: Kernel, state: tuple[Found, ...], ties: bool
 ) -> tuple[tuple[Found, ...], Any, Any]:
-    """A search by digits of many bits, counted into bins; and how many equal keys each piece has,
-    in all and in its rows."""
+    """Searches by digits of many bits, which are counted into bins.
+
+    Returns the found keys, and the numbers of equal keys in each piece and in each of its rows
+    (None without `ties`).
+    """
     digits = _key_bits() // visit.bits
 
     def narrow(digit: Any, state: tuple[Found, ...]) -> tuple[Found, ...]:
@@ -287,8 +443,11 @@ def _by_digits(
 def _by_bits(
     visit: Visit, keys: Kernel, state: tuple[Found, ...], ties: bool
 ) -> tuple[tuple[Found, ...], Any, Any]:
-    """A search bit by bit, by comparisons. Each piece counts its keys that begin as the one that is
-    searched for does, so that nobody has to count equal keys in the end."""
+    """Searches bit by bit, with comparisons alone.
+
+    Each piece counts its keys that begin as the one that is searched for. When the last bit is
+    found these are its equal keys, so that they need no pass of their own.
+    """
     digits = _key_bits()
 
     def narrow(digit: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -316,21 +475,23 @@ def _by_bits(
 
 
 def _for_each(tasks: int, rank: Wide) -> Wide:
-    """A rank of each of so many tasks, computed by NumPy where it is NumPy's."""
+    """Repeats a rank for each of some tasks, with NumPy if it is NumPy's."""
     space: Any = np if isinstance(rank.lo, np.ndarray | np.generic) else jnp
     return Wide(*(space.broadcast_to(part, (tasks,)) for part in rank))
 
 
 def _add_each(a: Sequence[Wide], b: Sequence[Wide]) -> tuple[Wide, ...]:
+    """Adds counts rank by rank."""
     return tuple(map(add, a, b))
 
 
 def _count_digits(
     keys: Kernel, heads: tuple[Array, ...], shift: Array, *args: Any, bits: int
 ) -> tuple[Wide, ...]:
-    """For each head how many keys that begin with it have which next digit, `[task, 2**bits]`.
+    """Counts for each head how many keys that begin with it have which next digit, `[task,
+    2**bits]`.
 
-    `args` is (piece, delta, weight), as below.
+    `args` is (piece, delta, weight), as in the functions below.
     """
     values, inside = _keys_inside(keys, *args)
     return tuple(histogram(values, head, shift, inside, bits) for head in heads)
@@ -339,7 +500,7 @@ def _count_digits(
 def _count_ones(
     keys: Kernel, heads: tuple[Array, ...], shift: Array, *args: Any, ties: bool
 ) -> tuple[tuple[Wide, ...], Any]:
-    """For each head how many keys that begin with it have a 1 as their next bit, `[task]`."""
+    """Counts for each head the keys that begin with it and have a 1 as their next bit, `[task]`."""
     prefixes = tuple(head << 1 | 1 for head in heads)
     counts = _count_where(lambda key, p: key >> shift == p, prefixes, *_keys_inside(keys, *args))
     return counts, counts if ties else ()
@@ -348,6 +509,7 @@ def _count_ones(
 def _count_equal(
     keys: Kernel, thresholds: tuple[Array, ...], *args: Any
 ) -> tuple[tuple[()], tuple[tuple[Wide, ...], tuple[Array | None, ...]]]:
+    """Counts the keys equal to each threshold, in a piece and in each of its rows."""
     values, inside = _keys_inside(keys, *args)
     _check_size(values)
     in_rows = tuple(_equal_in_rows(values, least, inside) for least in thresholds)
@@ -359,7 +521,7 @@ def _count_equal(
 def _equal_in_rows(
     keys: UInt[Array, "task ..."], thresholds: UInt[Array, "task"], inside: Array | None = None
 ) -> UInt[Array, "task rows"]:
-    """How many keys of each row are equal to the threshold of their task."""
+    """Counts the keys of each row that are equal to the threshold of their task."""
     shape = _rows(keys)
 
     def count(key: Array, least: Array) -> Array:
@@ -372,6 +534,7 @@ def _equal_in_rows(
 def _keys_inside(
     keys: Kernel, piece: Piece, delta: Array, weight: Array
 ) -> tuple[UInt[Array, "task ..."], Bool[Array, "..."] | None]:
+    """Computes the keys of a piece, and which of them are no padding (None if all are)."""
     return keys(piece, delta, weight), piece.inside(delta.shape[1:])
 
 
@@ -381,6 +544,8 @@ def _count_where(
     keys: Array,
     inside: Array | None,
 ) -> tuple[Wide, ...]:
+    """Counts for each value the keys for which a predicate holds."""
+
     def count(value: Array) -> Wide:
         hits = per_task(holds, keys, value)
         return occurrences(hits if inside is None else hits & inside)
@@ -389,12 +554,13 @@ def _count_where(
 
 
 def _next_digits(state: tuple[Found, ...], counts: tuple[Wide, ...]) -> tuple[Found, ...]:
-    """One digit more of every key."""
+    """Appends one digit to every key that is searched for."""
     counts = counts * len(state) if len(counts) < len(state) else counts
     return tuple(map(_next_digit, state, counts))
 
 
 def _next_digit(search: Found, counts: Wide) -> Found:
+    """Chooses the next digit of one search from the counts of keys that have each digit."""
     if counts.lo.ndim == 1:
         zero = less(counts, search.rank)
         rank = _where(zero, subtract(search.rank, counts), search.rank)
@@ -412,8 +578,10 @@ def _next_digit(search: Found, counts: Wide) -> Found:
 
 
 def _reached(counts: Wide, rank: Wide) -> tuple[Array, Wide]:
-    """The largest of 256 digits that `rank` keys reach, and the rank among the keys that have it.
-    Rank 0 is reached by the last."""
+    """Finds the largest of 256 digits that is reached by `rank` keys.
+
+    Also returns the rank among the keys that have this digit. Rank 0 is reached by the last digit.
+    """
     digit = jnp.arange(256)
     from_here = digit[:, None] <= digit  # [digit, digit]
 
@@ -437,17 +605,20 @@ def histogram(
     inside: Bool[Array, "..."] | None = None,
     bits: int = 16,
 ) -> Wide:
-    """How many keys that begin with `head` have which digit at bit `shift`.
+    """Counts the keys that begin with a head, by their next digit.
 
     Args:
       keys: Shape `[task, ...]`, fewer than 2**32 for each task.
-      head: What the bits above the digit have to be.
-      shift: How many bits there are below the digit.
-      inside: Which keys count, all by default.
-      bits: Of a digit.
+      head: What the bits above the digit have to be, shape `[task]`.
+      shift: The number of bits below the digit.
+      inside: Which entries count, of the shape of `keys` without the tasks; all by default.
+      bits: The number of bits of the digit.
 
     Returns:
-      Wide `[task, 2**bits]`.
+      Counts, shape `[task, 2**bits]`.
+
+    Raises:
+      ValueError: For a leaf with more entries.
     """
     _check_size(keys)
 
@@ -476,6 +647,7 @@ def _each_task(function: Callable[..., Array], *arrays: Array) -> Array:
 
 
 def _scattered(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"]:
+    """Counts digits into bins by additions at indices; fast on CPUs."""
     # on CPUs dropping what does not count is twice as slow as counting it in spare bins, and
     # adding to one bin again and again is slow: neighbours have two counters in turn
     place = lax.iota(jnp.int32, digit.size)
@@ -486,7 +658,7 @@ def _scattered(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"]:
 
 
 def _sorted_counts(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"]:
-    """On accelerators, where sorting is fast and adding to equal places is not."""
+    """Counts digits by sorting them: accelerators sort fast, and add to equal places slowly."""
     ordered = jnp.sort(jnp.where(counts, digit, bins))
     ends = jnp.searchsorted(ordered, jnp.arange(bins + 1), side="left")
     return jnp.diff(ends).astype(jnp.uint32)
@@ -498,17 +670,20 @@ def take(
     before: Wide,
     in_rows: UInt[Array, "task rows"] | None = None,
 ) -> Bool[Array, "task ..."]:
-    """Which keys have the rank that was found, or a better one.
+    """Says which keys have a rank that was found or a better one.
+
+    These are all keys above the threshold, and of those equal to it the first in row-major order
+    that earlier pieces leave to be taken. So over all pieces exactly as many are taken as the rank
+    says.
 
     Args:
-      keys: Of a piece, shape `[task, ...]`.
+      keys: The keys of a piece, shape `[task, ...]`.
       found: The threshold, and how many keys equal to it are taken in all.
-      before: How many keys equal to it lie in earlier pieces, Wide `[task]`.
-      in_rows: How many there are in each row of this piece, if that is known already.
+      before: How many keys equal to it lie in earlier pieces, shape `[task]`.
+      in_rows: How many lie in each row of this piece, shape `[task, rows]`; counted here if None.
 
     Returns:
-      All keys above the threshold, and of those equal to it the first in row-major order that
-      earlier pieces leave to be taken.
+      A mask of the shape of `keys`.
     """
     if keys.size == 0:
         return keys > 0
@@ -519,6 +694,7 @@ def take(
 
 
 def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array | None) -> Array:
+    """Takes keys as `take` does; `left` is how many equal ones the earlier pieces leave."""
     rows, columns = _rows(keys)
     in_rows = _equal_in_rows(keys, thresholds) if in_rows is None else in_rows
     row, left, row_keys = _descend(in_rows, left, keys)
@@ -534,11 +710,11 @@ def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array | None) ->
 def _first_reaching(
     counts: UInt[Array, "task n"], wanted: UInt[Array, "task"]
 ) -> UInt[Array, "task"]:
-    """The largest i for which the sum of counts[:i] is less than what is wanted, or n; 0 if nothing
-    is. So the entry i is the first with which the sum reaches it.
+    """Finds the first entry with which a running sum reaches what is wanted.
 
-    By bisection: XLA compiles running sums slowly, and this only adds up. Of many, whole blocks are
-    added up first.
+    It is the largest i for which the sum of counts[:i] is less than what is wanted: n if all of it
+    is less, 0 if nothing is wanted. The search is by bisection, since XLA compiles running sums
+    slowly. Many counts are first added up in blocks.
     """
     tasks, n = counts.shape
     if n % BLOCK == 0 and n > BLOCK * BLOCK // 4:
@@ -558,8 +734,11 @@ def _first_reaching(
 def _descend(
     sums: UInt[Array, "task rows"], wanted: UInt[Array, "task"], entries: UInt[Array, "task ..."]
 ) -> tuple[Array, Array, Array]:
-    """The first row with which the sums of rows reach what is wanted, what is left to reach in it,
-    and its entries; those of the last row if none does."""
+    """Finds the first row with which the sums of rows reach what is wanted.
+
+    Returns the row, what is left to be reached in it, and its entries (those of the last row if no
+    row reaches it).
+    """
     rows = sums.shape[1]
     row = _first_reaching(sums, wanted)
     before = jnp.where(lax.iota(jnp.uint32, rows) < row[:, None], sums, 0)
@@ -573,7 +752,11 @@ def _descend(
 
 
 def _rows(keys: Array) -> tuple[int, int]:
-    """Rows and columns of the entries of a task: those of its leaf, a vector's are made up."""
+    """Returns the numbers of rows and columns of the entries of a task.
+
+    They are those of the leaf. A vector is divided into rows of `COLUMNS` entries if its length
+    allows.
+    """
     *rows, columns = keys.shape[1:] or (1,)
     if not rows and columns % COLUMNS == 0:
         return columns // COLUMNS, COLUMNS
@@ -581,7 +764,7 @@ def _rows(keys: Array) -> tuple[int, int]:
 
 
 def _automatic(f: Callable[..., Array], out: Sharding) -> Callable[..., Array]:
-    """`f` with its shardings left to the compiler, also on a mesh of explicit axes."""
+    """Leaves the shardings inside of `f` to the compiler, also on a mesh with explicit axes."""
     return cast(Callable[..., Array], auto_axes(f, out_sharding=out))
 
 
@@ -589,15 +772,15 @@ def _automatic(f: Callable[..., Array], out: Sharding) -> Callable[..., Array]:
 
 
 def row_ranks(size: Float[Array, "... n"], on_host: bool = False) -> UInt[Array, "... n"]:
-    """How many entries of its row come before each, in order of size.
+    """Ranks the entries of each row: how many come before each, in ascending order.
 
     Args:
-      size: Not negative; rows lie along the last axis and have less than 2**31 entries.
-      on_host: Whether NumPy may sort (see `Piece`), which is some hundred times faster on CPUs
-        than XLA.
+      size: Not negative; rows lie along the last axis and have fewer than 2**31 entries.
+      on_host: Whether NumPy may sort (see `Piece.on_host`), which on CPUs is some hundred times
+        faster than XLA.
 
     Returns:
-      Ranks from 0, of the shape of `size`; equal entries in order of position.
+      Ranks from 0, of the shape of `size`, uint16 or uint32; equal entries in order of position.
     """
     if size.size == 0:
         return jnp.zeros(size.shape, jnp.uint32)
@@ -608,10 +791,12 @@ def row_ranks(size: Float[Array, "... n"], on_host: bool = False) -> UInt[Array,
 
 
 def _rank_dtype(n: int) -> type[np.unsignedinteger]:
+    """The narrowest dtype that holds the ranks of a row of `n` entries."""
     return np.uint16 if n <= 1 << 16 else np.uint32
 
 
 def _rank_by_xla(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
+    """Ranks by sorting twice: the ranks are the inverse of the permutation that sorts."""
     index = lax.broadcasted_iota(jnp.uint32, keys.shape, keys.ndim - 1)
     _, order = lax.sort((keys, index), num_keys=1, is_stable=True)
     _, rank = lax.sort((order, index), num_keys=1)
@@ -619,20 +804,22 @@ def _rank_by_xla(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
 
 
 def _rank_by_numpy(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
+    """Ranks on the host, in a callback."""
     out = jax.ShapeDtypeStruct(keys.shape, _rank_dtype(keys.shape[-1]))
     return buffer_callback(_ranked, out, vmap_method="expand_dims")(keys)
 
 
 def _ranked(_: Any, out: Any, keys: Any) -> None:
+    """Writes ranks into the output buffer of the callback."""
     np.asarray(out)[...] = _host_ranks(np.asarray(keys))
 
 
 IN_CACHE = 1 << 15
-"""Entries sorted at a time."""
+"""The number of entries that are sorted at a time."""
 
 
 def _host_ranks(keys: Any) -> np.ndarray:
-    """Ranks by NumPy alone: a vectorised sort of (key, position) in 64 bits, then its inverse."""
+    """Ranks with NumPy alone: a vectorised sort of (key, position) in 64 bits, then its inverse."""
     shape, n = keys.shape, keys.shape[-1]
     rows = np.asarray(keys).reshape(-1, n)
     ranks = np.empty(rows.shape, _rank_dtype(n))

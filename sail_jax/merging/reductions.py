@@ -1,4 +1,8 @@
-"""Reductions: what task vectors add up to. The task axis disappears here and nowhere else."""
+"""Reductions: they turn task vectors into one update of the base.
+
+The task axis disappears here and nowhere else. A `Merge` is a transform (`transforms`) followed by
+one of these.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -14,15 +18,27 @@ from sail_jax.merging.transforms import one_of
 __all__ = ["Vectors", "combination", "mean_where_any", "weighted_mean", "weighted_sum"]
 
 Vectors = Literal["tree", "tensor", "row", "column"]
+"""What counts as one vector: the whole tree, a tensor, a row (the entries along the last axis of a
+tensor), or a column (the entries at one place on its last axis).
+"""
 Coefficients = Callable[..., Float[Array, "*vectors task"]]
 
 
 def _weighted_sum(piece: Piece, delta: Array, weight: Array) -> Array:
+    """The kernel of `weighted_sum`."""
     return task_sum(per_task(jnp.multiply, weight, delta))
 
 
 def mean_where_any(delta: Array, weight: Array) -> Array:
-    """sum_k w_k delta_k / sum_k w_k, 0 where the weights cancel."""
+    """Computes the weighted mean of a leaf: sum_k w_k delta_k / sum_k w_k.
+
+    Args:
+      delta: Shape `[task, ...]`.
+      weight: Broadcasts with `delta`.
+
+    Returns:
+      Shape `[...]`; 0 where all weights are 0, and where they cancel: |sum w| <= 10 eps sum |w|.
+    """
     mass, size = task_sum(weight), task_sum(per_task(jnp.abs, weight))
     exists = jnp.abs(mass) > 10 * jnp.finfo(mass.dtype).eps * size
     total = task_sum(per_task(jnp.multiply, weight, delta))
@@ -31,11 +47,12 @@ def mean_where_any(delta: Array, weight: Array) -> Array:
 
 
 def _weighted_mean(piece: Piece, delta: Array, weight: Array) -> Array:
+    """The kernel of `weighted_mean`."""
     return mean_where_any(delta, weight)
 
 
 weighted_sum: Reduction = reduce(kernel(_weighted_sum))
-"""sum_k w_k delta_k.
+"""The reduction sum_k w_k delta_k.
 
 >>> from sail_jax import TaskVectors
 >>> vectors = TaskVectors({"a": jnp.array([[3.0, 1.0], [1.0, 1.0]])}, {"a": jnp.ones((2, 1))})
@@ -44,31 +61,48 @@ weighted_sum: Reduction = reduce(kernel(_weighted_sum))
 """
 
 weighted_mean: Reduction = reduce(kernel(_weighted_mean))
-"""sum_k w_k delta_k / sum_k w_k over the models that are not masked; 0 where all are.
+"""The reduction sum_k w_k delta_k / sum_k w_k over the models that are not masked; 0 where all are.
 
-Weights of both signs may cancel: where |sum w| is within rounding (10 eps) of 0 relative to
-sum |w| there is no mean, and the entry is 0 as well. Short of that they amplify.
+Weights of both signs may cancel: where |sum w| is within rounding (10 eps) of 0 relative to sum |w|
+there is no mean, and the entry is 0 as well. Short of that they amplify.
+
+>>> from sail_jax import TaskVectors
+>>> weight = {"a": jnp.array([[1.0, 0.0], [3.0, 0.0]])}
+>>> weighted_mean(TaskVectors({"a": jnp.array([[4.0, 1.0], [8.0, 1.0]])}, weight))["a"].tolist()
+[7.0, 0.0]
 """
 
 
 def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor") -> Reduction:
-    """sum_k c_k delta_k with c = coefficients(*args, gram, weights).
+    """Makes a reduction to a linear combination of task vectors: sum_k c_k delta_k.
 
-    So the outcome is a vector in the span of the task vectors, found from their angles and lengths
-    alone. Weights may not differ between entries: this goes before any transform that masks.
+    The coefficients follow from the inner products and the weights of the task vectors: c =
+    coefficients(*args, gram, weights). So the outcome lies in their span, and is found from their
+    angles and lengths alone. Weights may not differ between entries, so a transform that masks may
+    not come before this.
 
     Args:
-      coefficients: `(*args, gram, weights) -> [*vectors, task]`, for each Gram matrix of a stack
-        `[*vectors, task, task]` of <delta_j, delta_k>, and weights `[task]`. It should live as long
-        as the process. Where a Gram matrix is not finite, because squares overflow, the outcome is
-        NaN.
-      *args: Arrays, or what else a kernel may hold.
-      scope: What a vector is: the "tree", each "tensor", each "row" of it (the entries along its
-        last axis), or each "column" (those of one place on its last axis, over all other axes). A
-        leaf with one axis is one row and one column.
+      coefficients: `(*args, gram, weights) -> [*vectors, task]`, where `gram` holds the inner
+        products <delta_j, delta_k>, shape `[*vectors, task, task]`, and `weights` has the shape
+        `[task]`. It should live as long as the process. Where a Gram matrix is not finite, because
+        squares overflow, the outcome is NaN.
+      *args: First arguments of `coefficients`: arrays, or what else a kernel may hold.
+      scope: What one vector is: the "tree", each "tensor", each "row" of it (the entries along its
+        last axis), or each "column" (the entries at one place on its last axis, over all other
+        axes). A leaf with one axis is one row, and also one column.
+
+    Returns:
+      The reduction.
 
     Raises:
       ValueError: For another scope; when it is applied, for weights that differ between entries.
+
+    >>> from sail_jax import TaskVectors
+    >>> def shortest(gram, weights):
+    ...     return (gram.diagonal() == gram.diagonal().min()).astype(gram.dtype)
+    >>> vectors = TaskVectors({"a": jnp.array([[3.0, 4.0], [1.0, 2.0]])}, {"a": jnp.ones((2, 1))})
+    >>> combination(shortest)(vectors)["a"].tolist()
+    [1.0, 2.0]
     """
     one_of("scope", scope, Vectors)
     count = kernel(coefficients, *args)
@@ -86,36 +120,45 @@ def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor
 
 
 def _weights(delta: Array, weight: Array) -> Float[Array, "task"]:
+    """Returns the weight of each model; ValueError if weights differ between entries."""
     if weight.size != len(delta):
         raise ValueError(f"expected one weight per model and tensor, got shape {weight.shape}")
     return weight.reshape(-1)
 
 
 def _by_tensor(piece: Piece, delta: Array, weight: Array) -> tuple[Array, Array]:
+    """Computes the inner products of whole tensors, and the weights."""
     return gram(delta), _weights(delta, weight)
 
 
 def _by_column(piece: Piece, delta: Array, weight: Array) -> tuple[Array, Array]:
+    """Computes the inner products of columns, and the weights."""
     axis = range(1, delta.ndim - 1) if delta.ndim > 2 else None
     return gram(delta, axis), _weights(delta, weight)
 
 
 def _add_products(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Adds the inner products of two pieces."""
     return a[0] + b[0], b[1]  # every piece has the same weights
 
 
 def _coefficients(count: Coefficients, prepared: Any, sums: tuple[Array, Array]) -> Array:
+    """Computes coefficients; NaN where an inner product overflows."""
     finite = jnp.isfinite(sums[0]).all((-2, -1))[..., None]
     return jnp.where(finite, count(*sums), jnp.nan)
 
 
 def _by_row(count: Coefficients, piece: Piece, delta: Array, weight: Array) -> Array:
+    """Combines the rows of a piece."""
     products = gram(delta, [delta.ndim - 1] if delta.ndim > 1 else None)
     c = _coefficients(count, (), (products, _weights(delta, weight)))
     return _combine(c[..., None, :] if delta.ndim > 1 else c, piece, delta, weight)
 
 
 def _combine(c: Float[Array, "... task"], piece: Piece, delta: Array, weight: Array) -> Array:
-    """`c` belongs to the last axes of a leaf; along those it lacks it is the same."""
+    """Combines task vectors with coefficients that belong to the last axes of a leaf.
+
+    `c` has the shape `[*last axes, task]`; along the axes that it lacks it is the same.
+    """
     c = jnp.moveaxis(c.astype(delta.dtype), -1, 0)
     return task_sum(c.reshape(len(c), *(1,) * (delta.ndim - c.ndim), *c.shape[1:]) * delta)

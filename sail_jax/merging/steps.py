@@ -1,8 +1,9 @@
-"""What transforms and reductions are made of: kernels, statistics, and steps.
+"""The parts of transforms and reductions: kernels, statistics and steps.
 
-A step is a kernel, which sees some entries of one leaf at a time, and the statistics it needs of
-the other entries of its tensor or of the whole tree. Steps are descriptions. `evaluate` carries
-them out on pytrees and `sail_jax.checkpoint` on files, with the same code.
+A step is a kernel, which sees a piece of one leaf at a time, and the statistics that it needs about
+the other entries of its tensor or of the whole tree. A piece is a run of the leaf's entries, of its
+rows, or all of it. Steps are descriptions: `evaluate` carries them out in one program, `streaming`
+piece by piece, with the same kernels.
 """
 
 import hashlib
@@ -46,22 +47,22 @@ Scope = Literal["tree", "tensor"]
 
 
 STATIC = MappingProxyType({"static": True})
-"""The metadata of a field that compiled code is specialised to."""
+"""The metadata of a field for whose value compiled code is specialised."""
 
 
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A function and its first arguments, as data.
+    """A function with its first arguments, as data.
 
     Unlike a closure it has a structure that `jax.jit` can compare. Two kernels of one function
     share what is compiled for them, whatever numbers their arrays hold.
 
     Attributes:
       function: Called as `function(*arrays, *args, **options)`. It should live as long as the
-        process: a new function is compiled anew.
-      arrays: A tuple of pytrees of arrays.
-      options: Static keyword arguments, hashable.
+        process: each new function is compiled anew.
+      arrays: The first arguments, pytrees of arrays.
+      options: Keyword arguments by name, hashable; compiled code is specialised to them.
     """
 
     function: Callable[..., Any] = field(metadata=STATIC)
@@ -69,22 +70,52 @@ class Kernel:
     options: tuple[tuple[str, Hashable], ...] = field(default=(), metadata=STATIC)
 
     def __call__(self, *args: Any) -> Any:
+        """Calls the function with its first arguments, further ones, and the options.
+
+        Args:
+          *args: The further arguments.
+
+        Returns:
+          What the function returns.
+        """
         return self.function(*self.arrays, *args, **dict(self.options))
 
     def bind(self, *more: Any) -> "Kernel":
-        """The kernel with further first arguments."""
+        """Adds further first arguments behind those that the kernel has.
+
+        Args:
+          *more: Pytrees of arrays.
+
+        Returns:
+          The kernel with these arguments.
+        """
         return replace(self, arrays=(*self.arrays, *more)) if more else self
 
 
 def kernel(function: Callable[..., Any], /, *arrays: Any, **options: Hashable) -> Kernel:
-    """A `Kernel`; the order of the options does not matter."""
+    """Makes a `Kernel`, for which the order of the options does not matter.
+
+    Args:
+      function: The function to call.
+      *arrays: Its first arguments, pytrees of arrays.
+      **options: Its keyword arguments, hashable.
+
+    Returns:
+      The kernel.
+    """
     return Kernel(function, arrays, tuple(sorted(options.items())))
 
 
 def fingerprint(path: str) -> UInt[np.ndarray, "4"]:
-    """A stable hash of a leaf's path, of 128 bits.
+    """Computes a stable hash of a leaf's path.
 
-    Random masks follow from it. It is wide, so that no two leaves share their masks by accident.
+    Random masks follow from it. It has 128 bits, so that no two leaves share masks by accident.
+
+    Args:
+      path: The path of the leaf.
+
+    Returns:
+      Four uint32 words, the same in every process.
 
     >>> [f"{word:08x}" for word in fingerprint("block/kernel")]
     ['a68f0c1e', '1b3c1f51', 'bddf1842', 'a40d8174']
@@ -99,13 +130,13 @@ class Piece:
     """Which entries of a leaf a kernel sees: all of it, or a run of its rows or entries.
 
     Attributes:
-      name: The `fingerprint` of the leaf's path.
-      start: Row-major index in the leaf of the first entry.
-      size: How many of the entries belong to the leaf; behind them is padding, of zero deltas.
-        None if all of them do.
+      name: The `fingerprint` of the leaf's path, four words.
+      start: The row-major index in the leaf of the first entry.
+      size: The number of entries that belong to the leaf; padding, of zero deltas, lies behind
+        them. None if there is no padding.
       on_host: Whether the kernel is compiled for the CPU of this process and called there by the
-        evaluator itself. Then it may use NumPy. It may not under the caller's `jit`.
-      local: What belongs to this leaf of `Step.local`.
+        evaluator itself. Then it may use NumPy in callbacks. It may not under the caller's `jit`.
+      local: The arrays that `Step.local` has for this leaf; None without.
     """
 
     name: UInt[Any, "*tensors 4"]
@@ -115,16 +146,37 @@ class Piece:
     local: Any = None
 
     def beside(self, local: Any) -> "Piece":
-        """The piece as a step sees it that has arrays of its own for this leaf."""
+        """Returns the piece as a step sees it that has arrays of its own for this leaf.
+
+        Args:
+          local: The arrays, a pytree; None changes nothing.
+
+        Returns:
+          The piece.
+        """
         return self if local is None else replace(self, local=local)
 
     def index(self, shape: tuple[int, ...]) -> UInt[Array, "..."]:
-        """Row-major indices in the leaf of entries of this shape."""
+        """Computes the row-major indices of the piece's entries in the leaf.
+
+        Args:
+          shape: The shape of the piece, without tasks.
+
+        Returns:
+          uint32, of this shape; indices from 2**32 on wrap around.
+        """
         flat = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
         return flat + jnp.asarray(self.start, jnp.uint32)
 
     def inside(self, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
-        """Which entries are no padding, or None if all of them are."""
+        """Says which entries belong to the leaf.
+
+        Args:
+          shape: The shape of the piece, without tasks.
+
+        Returns:
+          A mask of this shape, False at padding; None if there is no padding.
+        """
         if self.size is None:
             return None
         flat = lax.iota(jnp.uint32, math.prod(shape))
@@ -133,101 +185,198 @@ class Piece:
 
 @runtime_checkable
 class Visit(Protocol):
-    """A walk over all pieces of one tensor, or of a tree.
+    """A walk over all pieces of one tensor, or of a tree, to find a statistic.
 
-    Summaries are kernels `(piece, delta, weight) -> part`. The task vectors they get have gone
-    through the steps before.
+    Summaries are kernels `(piece, delta, weight) -> part`. The task vectors that they get have gone
+    through the steps before. What pieces keep for themselves ("own") has a structure that only the
+    visit knows: one entry for each piece.
 
     Attributes:
-      tasks: How many models there are.
-      bits: How many bits of a key one visit should tell apart (see `ranking`): many where visits
-        cost more than counting does.
+      tasks: The number of models.
+      bits: How many bits of a key one pass should find (see `ranking`): many where passes cost more
+        than counting does.
     """
 
     tasks: int
     bits: int
 
     def fold(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> Any:
-        """The sum of the parts of all pieces."""
+        """Adds up what all pieces contribute.
+
+        Args:
+          summary: `(piece, delta, weight) -> part`.
+          add: Associative and commutative sum of two parts.
+
+        Returns:
+          The sum of the parts.
+        """
         ...
 
     def keep(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-        """The same for summaries that return `(part, own)`, and what each piece keeps as its own:
-        kernels get it as a further argument."""
+        """Adds up what all pieces contribute, and keeps a value of each piece.
+
+        Args:
+          summary: `(piece, delta, weight) -> (part, own)`.
+          add: Associative and commutative sum of two parts.
+
+        Returns:
+          The sum of the parts, and the values `own` of all pieces, which kernels get as a further
+          argument.
+        """
         ...
 
     def each(self, function: Callable[..., Any], *own: Any) -> Any:
-        """A function of what each piece keeps, for every piece."""
+        """Applies a function to what each piece keeps.
+
+        Args:
+          function: Function of one value from each of `own`.
+          *own: What pieces keep.
+
+        Returns:
+          What the function returns for each piece, in the structure of `own`.
+        """
         ...
 
     def before(self, own: Any) -> Any:
-        """For each piece the sum of the counts (`ranking.Wide`) that the pieces before it keep, in
-        order of (path, index)."""
+        """Adds up, for each piece, the counts that the pieces before it keep.
+
+        Args:
+          own: What pieces keep: trees of counts (`ranking.Wide`).
+
+        Returns:
+          The sums, in the structure of `own`. Pieces are in order of (path, index).
+        """
         ...
 
     def sizes(self) -> Any:
-        """How many entries each piece has, as a `ranking.Wide`."""
+        """Counts the entries of each piece.
+
+        Returns:
+          One `ranking.Wide` for each piece, in the structure of what pieces keep.
+        """
         ...
 
     def run(self, function: Kernel, *args: Any) -> Any:
-        """A function of what was found, compiled where that pays."""
+        """Calls a kernel on what was found, compiled where that pays.
+
+        Args:
+          function: The kernel.
+          *args: Its further arguments.
+
+        Returns:
+          What the kernel returns.
+        """
         ...
 
     def repeat(self, times: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
-        """The last of `state = body(i, state)` for i in 0, ..., times - 1."""
+        """Applies a function to a state again and again.
+
+        Args:
+          times: How often.
+          body: `(i, state) -> state` for i = 0, ..., times - 1.
+          state: The first state.
+
+        Returns:
+          The last state.
+        """
         ...
 
 
 @runtime_checkable
 class Statistic(Protocol):
-    """Something that a kernel has to know about other entries."""
+    """What a kernel has to know about the other entries of a tensor or a tree."""
 
     def prepare(self, size: int) -> Any:
-        """What follows from the number of entries alone, as NumPy arrays."""
+        """Computes what follows from the number of entries alone.
+
+        Args:
+          size: The number of entries of the tensor or the tree.
+
+        Returns:
+          A pytree of NumPy arrays.
+        """
         ...
 
     def find(
         self, visit: Visit, found: tuple[Any, ...], prepared: Any
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """What was found, given what the statistics before found, and what pieces keep: both are
-        further arguments of the kernel."""
+        """Finds the statistic.
+
+        Args:
+          visit: The walk over all pieces.
+          found: The results of the earlier statistics of the step.
+          prepared: The outcome of `prepare`.
+
+        Returns:
+          Two tuples of further arguments for the kernel: the results, and what pieces keep.
+        """
         ...
 
     def passes(self, bits: int) -> int:
-        """How often `find` visits all pieces."""
+        """Counts how often `find` visits all pieces.
+
+        Args:
+          bits: How many bits of a key one pass finds.
+
+        Returns:
+          The number of passes.
+        """
         ...
 
     def kept_bytes(self) -> float:
-        """What pieces keep, in bytes for each entry and model."""
+        """Returns the memory of what pieces keep until the tensor is merged.
+
+        Returns:
+          Bytes for each entry and model.
+        """
         ...
 
     def visiting_bytes(self, size: int) -> int:
-        """What a visit of a piece takes beside it, in bytes for each entry and model, for a tensor
-        of that many entries."""
+        """Returns the memory that a visit of a piece takes beside the piece.
+
+        Args:
+          size: The number of entries of the tensor.
+
+        Returns:
+          Bytes for each entry of a piece and model.
+        """
         ...
 
     def compiled(self) -> "Statistic":
-        """The statistic without what only `prepare` needs: code is not specialised to that."""
+        """Returns the statistic without what only `prepare` needs.
+
+        Returns:
+          The statistic for which code is specialised.
+        """
         ...
 
 
 class PerLeaf:
-    """Arrays that belong to leaves, for `Step.local`.
+    """Arrays that belong to leaves, by path, for `Step.local`.
 
     Args:
-      name: What messages call them.
+      name: What messages call the arrays.
       arrays: A pytree of arrays for each path.
-      complete: Whether every leaf has to have some.
+      complete: Whether every leaf has to have arrays.
     """
 
     def __init__(self, name: str, arrays: Mapping[str, Any], complete: bool = False):
         self.name, self.arrays, self.complete = name, arrays, complete
 
     def __call__(self, path: str) -> Any:
+        """Returns the arrays of the leaf at `path`, or None if it has none."""
         return self.arrays.get(path)
 
     def check(self, paths: Sequence[str]) -> None:
-        """ValueError for arrays of leaves that there are not, and for leaves without arrays."""
+        """Checks that the arrays fit the leaves of a merge.
+
+        Args:
+          paths: The paths of all leaves to be merged.
+
+        Raises:
+          ValueError: For arrays of a leaf that does not exist, and for leaves without arrays if all
+            have to have some.
+        """
         existing = set(paths)
         odd = next((path for path in self.arrays if path not in existing), None)
         if odd is not None:
@@ -238,10 +387,12 @@ class PerLeaf:
 
 
 def _add(a: Any, b: Any) -> Any:
+    """Adds two parts entry by entry."""
     return jax.tree.map(operator.add, a, b)
 
 
 def _total(prepared: Any, total: Any) -> Any:
+    """Returns the sum of the parts as it is."""
     return total
 
 
@@ -251,12 +402,13 @@ class Fold:
     """A statistic that is one sum over pieces.
 
     Attributes:
-      summary: What a piece contributes: `(*found, piece, delta, weight) -> part`.
-      finish: `(prepared, total) -> result`, run once.
-      add: An associative, commutative sum of parts; entrywise by default. Zeros are its identity.
-      kept: If not 0, summaries return `(part, own)`, where `own` takes so many bytes for each
-        entry and model until the tensor is merged.
-      sized: `prepared`, as a function of how many entries there are.
+      summary: Kernel `(*found, piece, delta, weight) -> part`, what a piece contributes.
+      finish: Kernel `(prepared, total) -> result`, called once; the total itself by default.
+      add: Associative and commutative sum of two parts, entry by entry by default. Zeros have to be
+        its identity.
+      kept: If not 0, summaries return `(part, own)`, and `own` takes so many bytes for each entry
+        and model until the tensor is merged.
+      sized: What `prepare` returns as a function of the number of entries; nothing by default.
     """
 
     summary: Kernel
@@ -266,14 +418,37 @@ class Fold:
     sized: Callable[[int], Any] | None = field(default=None, metadata=STATIC)
 
     def prepare(self, size: int) -> Any:
+        """Calls `sized`; see `Statistic.prepare`.
+
+        Args:
+          size: The number of entries of the tensor or the tree.
+
+        Returns:
+          What `sized` returns, or an empty tuple.
+        """
         return () if self.sized is None else self.sized(size)
 
     def compiled(self) -> "Fold":
+        """Returns the statistic without `sized`; see `Statistic.compiled`.
+
+        Returns:
+          The statistic for which code is specialised.
+        """
         return replace(self, sized=None)
 
     def find(
         self, visit: Visit, found: tuple[Any, ...], prepared: Any
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Adds up the parts of all pieces; see `Statistic.find`.
+
+        Args:
+          visit: The walk over all pieces.
+          found: The results of earlier statistics, the first arguments of `summary`.
+          prepared: The outcome of `prepare`.
+
+        Returns:
+          The result, and if anything is kept, what pieces keep; a tuple each.
+        """
         summary = self.summary.bind(*found)
         total, own = (
             visit.keep(summary, self.add) if self.kept else (visit.fold(summary, self.add), None)
@@ -281,12 +456,33 @@ class Fold:
         return (visit.run(self.finish, prepared, total),), (own,) if self.kept else ()
 
     def passes(self, bits: int) -> int:
+        """Returns the number of passes; see `Statistic.passes`.
+
+        Args:
+          bits: Of no effect here.
+
+        Returns:
+          1.
+        """
         return 1
 
     def kept_bytes(self) -> float:
+        """Returns the memory of what pieces keep; see `Statistic.kept_bytes`.
+
+        Returns:
+          `kept`.
+        """
         return self.kept
 
     def visiting_bytes(self, size: int) -> int:
+        """Returns the memory that a visit takes; see `Statistic.visiting_bytes`.
+
+        Args:
+          size: Of no effect here.
+
+        Returns:
+          0.
+        """
         return 0
 
 
@@ -296,15 +492,17 @@ class Step:
     """One change of task vectors, or their reduction.
 
     Attributes:
-      kernel: `(*found, *own, piece, delta, weight) -> (delta, weight)`; a step that reduces
+      kernel: `(*found, *own, piece, delta, weight) -> (delta, weight)`, where `found` are the
+        results of the statistics and `own` is what the piece keeps of them. A step that reduces
         returns the update of the leaf instead.
-      statistics: What it has to know, in the order of its arguments.
-      needs: What a kernel has to see at once: single entries, rows (all entries along the last
-        axis), or the whole tensor.
-      scope: Whether a statistic is one of each tensor or of the whole tree.
-      where: The paths of the leaves that it applies to, and takes statistics of. None for all.
-      local: Path -> a pytree of arrays that belong to the leaf, which the kernel and the summaries
-        find as `Piece.local`; None for a leaf without.
+      statistics: What the kernel has to know about other entries, in the order of its arguments.
+      needs: What the kernel has to see at once: single entries ("entry"), rows along the last axis
+        ("row"), or the whole "tensor".
+      scope: Whether statistics are taken over each "tensor" or over the whole "tree".
+      where: Says of a path whether the step applies to the leaf, and takes statistics of it. None
+        for all leaves.
+      local: Function from a path to a pytree of arrays that belong to the leaf, or None. The kernel
+        and the summaries find them as `Piece.local`.
     """
 
     kernel: Kernel
@@ -316,32 +514,65 @@ class Step:
 
     @property
     def over_tree(self) -> bool:
-        """Whether leaves cannot be merged one by one."""
+        """Whether the step has a statistic of the whole tree, so that leaves cannot be merged one
+        by one.
+        """
         return self.scope == "tree" and bool(self.statistics)
 
     def applies(self, path: str) -> bool:
-        """Whether the leaf at `path` takes part."""
+        """Says whether the step applies to a leaf.
+
+        Args:
+          path: The path of the leaf.
+
+        Returns:
+          True if it does.
+        """
         return self.where is None or self.where(path)
 
     def compiled(self) -> "Step":
-        """The step without what only depends on paths and sizes: code is not specialised to it."""
+        """Returns the step without what depends on paths and sizes alone.
+
+        Returns:
+          The step for which code is specialised.
+        """
         statistics = tuple(statistic.compiled() for statistic in self.statistics)
         return replace(self, statistics=statistics, where=None, local=None)
 
     def prepare(self, size: int) -> tuple[Any, ...]:
-        """What its statistics know of that many entries."""
+        """Computes what the statistics derive from the number of entries alone.
+
+        Args:
+          size: The number of entries of the tensor or the tree.
+
+        Returns:
+          One value for each statistic (`Statistic.prepare`).
+        """
         return tuple(statistic.prepare(size) for statistic in self.statistics)
 
     def passes(self, bits: int) -> int:
-        """How often its statistics visit all entries."""
+        """Counts how often the statistics visit all entries.
+
+        Args:
+          bits: How many bits of a key one pass finds.
+
+        Returns:
+          The number of passes.
+        """
         return sum(statistic.passes(bits) for statistic in self.statistics)
 
 
 def resolve(step: Step, visit: Visit, prepared: tuple[Any, ...]) -> tuple[Kernel, tuple[Any, ...]]:
     """Finds the statistics of a step.
 
+    Args:
+      step: The step.
+      visit: The walk over all pieces.
+      prepared: The outcome of `step.prepare`.
+
     Returns:
-      Its kernel with what they found, and what each piece keeps: further arguments.
+      The kernel of the step with the results as its first arguments, and what pieces keep: one
+      further argument for each entry of the tuple.
     """
     values: tuple[Any, ...] = ()
     own: tuple[Any, ...] = ()

@@ -1,9 +1,9 @@
-"""Merges evaluated piece by piece, over tensors that may be too large to hold.
+"""Evaluates merges piece by piece, over tensors that may be too large to hold in memory.
 
 Steps run on pieces of a tensor: runs of entries, of rows, or all of it, whatever they need. Runs of
-entries have one of four lengths, padded, so that compilation does not grow with the number of
-shapes. Small tensors alike go through one program many at a time. Pieces do not depend on memory,
-threads or devices, and sums over them are taken in order: neither does the outcome.
+entries are padded to one of four lengths, so that compilation does not grow with the number of
+shapes. Small tensors alike go through one program many at a time. The pieces do not depend on
+memory, threads or devices, and sums over them are taken in order, so neither does the outcome.
 """
 
 import functools
@@ -61,44 +61,56 @@ __all__ = [
 Computed = TypeVar("Computed")
 
 ENTRIES, SOME, FEW, TINY = 1 << 20, 1 << 18, 1 << 14, 1 << 9
-"""Entries of a piece, padded; of small tensors, many at a time, SOME altogether."""
+"""The lengths to which runs of entries are padded. Small tensors that are merged together have
+about SOME entries in all.
+"""
 CROWD = 1 << 8
-"""How many tensors of up to TINY entries have no programs of their own."""
+"""The number of tensors of up to TINY entries above which they have programs of their own."""
 SPARE = 32 << 20
-"""Bytes that a worker holds on to besides."""
+"""Bytes that a worker may keep beside what it holds of a tensor."""
 
 
 @runtime_checkable
 class Program(Protocol):
-    """What is done to tensors: a `Merge`."""
+    """What is done to tensors; `Merge` is the only one."""
 
     @property
-    def steps(self) -> tuple[Step, ...]: ...
+    def steps(self) -> tuple[Step, ...]:
+        """All steps; the last reduces."""
+        ...
 
     @property
-    def scale(self) -> Any: ...
+    def scale(self) -> Any:
+        """What the update is multiplied by."""
+        ...
 
     @property
-    def needs(self) -> Needs: ...
+    def needs(self) -> Needs:
+        """What has to be seen of a tensor at once."""
+        ...
 
     @property
-    def over_tree(self) -> bool: ...
+    def over_tree(self) -> bool:
+        """Whether a step has a statistic of the whole tree."""
+        ...
 
     @property
-    def remedy(self) -> str: ...
+    def remedy(self) -> str:
+        """Advice for an outcome that is not finite."""
+        ...
 
 
 class Work(NamedTuple):
-    """One tensor to merge.
+    """What is to be done for one tensor.
 
     Attributes:
-      name: Of the tensor.
-      shape: Of all of its inputs.
-      dtype: Of the output.
-      models: The tensors that are merged.
-      start: What task vectors are relative to, None for 0.
-      weights: Shape `[model]`, normalised if they have to be.
-      merge: None if the first model is copied, and the others have to agree.
+      name: The path of the tensor.
+      shape: The shape of all of its inputs.
+      dtype: The dtype of the outcome.
+      models: The tensor in each model.
+      start: The tensor that task vectors are relative to, None for 0.
+      weights: One for each model, shape `[model]`, normalised if the merge does so.
+      merge: What is done; None if the first model is copied, with which the others have to agree.
     """
 
     name: str
@@ -111,28 +123,38 @@ class Work(NamedTuple):
 
     @property
     def steps(self) -> tuple[Step, ...]:
+        """The steps of the merge; none if a model is copied."""
         return self.merge.steps if self.merge else ()
 
     @property
     def needs(self) -> Needs:
+        """What has to be seen of the tensor at once."""
         return self.merge.needs if self.merge else "entry"
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
+        """All tensors that are read: the start, if there is one, then the models."""
         return self.models if self.start is None else (self.start, *self.models)
 
     @property
     def size(self) -> int:
+        """The number of entries."""
         return math.prod(self.shape)
 
     @property
     def reads(self) -> int:
-        """Bytes of one visit to all inputs."""
+        """The bytes of one pass over all inputs."""
         return sum(self.size * tensor.dtype.itemsize for tensor in self.inputs)
 
 
 class Run(NamedTuple):
-    """A run of a tensor: its first entry, how many there are, and the shape they are read into."""
+    """A run of consecutive entries of a tensor.
+
+    Attributes:
+      start: The row-major index of the first entry.
+      count: The number of entries.
+      shape: The shape into which they are read; it has room for more where they are padded.
+    """
 
     start: int
     count: int
@@ -140,8 +162,16 @@ class Run(NamedTuple):
 
 
 def pieces(shape: Shape, needs: Needs, crowded: bool = False) -> list[Run]:
-    """The runs of a tensor; all but the last of one length are full. `crowded`: whether there are
-    many tiny ones."""
+    """Divides a tensor into runs.
+
+    Args:
+      shape: The shape of the tensor.
+      needs: What has to be seen at once: entries, rows along the last axis, or the whole tensor.
+      crowded: Whether there are many tiny tensors (`is_crowd`), which are then padded less.
+
+    Returns:
+      The runs in order; none for a tensor without entries.
+    """
     n = math.prod(shape)
     if not n:
         return []
@@ -165,11 +195,15 @@ def pieces(shape: Shape, needs: Needs, crowded: bool = False) -> list[Run]:
 
 
 def passes(work: Work, bits: int = 16) -> int:
-    """How often the entries of a tensor are read, unless they are kept in memory.
+    """Counts how often the entries of a tensor are read, unless they are kept in memory.
 
     Args:
-      one: What is done.
-      bits: What a visit of the whole tree counts at a time.
+      work: What is done.
+      bits: How many bits of a key one pass over the whole tree finds.
+
+    Returns:
+      One pass for the outcome, and those of the statistics. A statistic of a tensor that is one
+      piece takes no pass.
     """
     in_one_piece = len(pieces(work.shape, work.needs)) <= 1
     alone = 0 if in_one_piece else sum(step.passes(16) for step in work.steps if not step.over_tree)
@@ -177,12 +211,26 @@ def passes(work: Work, bits: int = 16) -> int:
 
 
 def kept_bytes(work: Work) -> float:
-    """Bytes for each entry and model that statistics keep until the tensor is merged."""
+    """Returns the memory of what statistics keep until the tensor is merged.
+
+    Args:
+      work: What is done.
+
+    Returns:
+      Bytes for each entry and model.
+    """
     return sum(s.kept_bytes() for step in work.steps for s in step.statistics)
 
 
 def visiting_bytes(work: Work) -> int:
-    """Bytes for each entry of a piece and model that statistics take while they look at it."""
+    """Returns the memory that statistics take while they look at a piece.
+
+    Args:
+      work: What is done.
+
+    Returns:
+      Bytes for each entry of a piece and model.
+    """
     return sum(s.visiting_bytes(work.size) for step in work.steps for s in step.statistics)
 
 
@@ -193,7 +241,17 @@ _BFLOAT16 = 0x7F80
 
 
 def finite(x: np.ndarray) -> bool:
-    """Whether a float array has neither NaN nor infinity, from its bits: one integer maximum."""
+    """Says whether a float array holds neither NaN nor infinity.
+
+    It looks at the bits of the array, in two integer maxima, which is fast and needs no further
+    memory.
+
+    Args:
+      x: Any float dtype, also of `ml_dtypes`.
+
+    Returns:
+      True if all entries are finite.
+    """
     name, size = x.dtype.name, x.dtype.itemsize
     if size == 1 or size not in _EXPONENT:
         return bool(np.isfinite(x.astype(np.float32)).all())
@@ -206,7 +264,7 @@ def finite(x: np.ndarray) -> bool:
 
 
 class NotFiniteError(ValueError):
-    """An input or an outcome that holds NaN or infinity.
+    """An input or an outcome holds NaN or infinity.
 
     Attributes:
       tensor: The input, or the work whose outcome it is.
@@ -218,8 +276,11 @@ class NotFiniteError(ValueError):
 
 
 def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray, count: int) -> None:
-    """NotFiniteError for the first tensor with NaN or infinity among the first `count` entries of
-    its row, or as many as it has; what is behind them may be anything."""
+    """Raises NotFiniteError for the first tensor with NaN or infinity.
+
+    Of each row the first `count` entries are looked at, or as many as the tensor has; what lies
+    behind them may be anything.
+    """
     if not finite(rows):
         for tensor, row in zip(tensors, rows, strict=True):
             if not finite(row[: min(count, math.prod(tensor.shape))]):
@@ -230,8 +291,15 @@ def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray, count: int) -> N
 
 
 def read_as(work: Work) -> np.dtype:
-    """What the inputs of a tensor are read as: their own dtype if they share one, float32, or
-    float64. A dtype without a zero cannot be padded with it."""
+    """Chooses the dtype as which the inputs of a tensor are read.
+
+    Args:
+      work: What is done.
+
+    Returns:
+      The dtype of the inputs if they share one; else float64 if any input has it, and float32 if
+      not. float8_e8m0fnu is read as float32: it has no zero to pad with.
+    """
     dtypes = {tensor.dtype for tensor in work.inputs}
     if len(dtypes) == 1 and (dtype := next(iter(dtypes))).name != "float8_e8m0fnu":
         return dtype
@@ -239,10 +307,10 @@ def read_as(work: Work) -> np.dtype:
 
 
 class Buffers:
-    """Aligned memory that a worker reuses from piece to piece: fresh pages are what is slow.
+    """Aligned memory that a worker reuses from piece to piece, since fresh pages are slow.
 
     Args:
-      hold: How many bytes of a tensor may be kept between visits instead of being read again.
+      hold: Bytes of a tensor that may be kept between passes instead of being read again.
     """
 
     def __init__(self, hold: int = 0) -> None:
@@ -252,8 +320,17 @@ class Buffers:
         self._aliases: dict[int, tuple[np.ndarray, Array]] = {}
 
     def take(self, label: Any, shape: Shape, dtype: np.dtype) -> np.ndarray:
-        """An array of zeros or of what was there before, at a multiple of 64 bytes: XLA reads such
-        memory in place."""
+        """Returns an array over the memory of a label.
+
+        Args:
+          label: Names the memory; hashable. Arrays of one label overlap.
+          shape: The shape of the array.
+          dtype: The dtype of the array.
+
+        Returns:
+          An array of zeros, or of what was there before, at a multiple of 64 bytes: XLA reads such
+          memory in place.
+        """
         count = math.prod(shape) * dtype.itemsize
         memory = self._memory.get(label)
         if memory is None or memory.size < count + 64:
@@ -267,9 +344,18 @@ class Buffers:
         return views[shape, dtype]
 
     def on_device(self, view: np.ndarray) -> Array:
-        """What was taken, as the device sees it now: over the same memory where that can be, and
-        then made once only, for what will be written there is seen as well. Whoever writes there
-        has to wait for whoever reads: `Reader` does."""
+        """Returns an array that was taken, as the device sees it now.
+
+        Where it can, the JAX array lies over the same memory. It is made once only, and shows also
+        what is written there later. Whoever writes there has to wait for whoever reads: `Reader`
+        does.
+
+        Args:
+          view: An array from `take`.
+
+        Returns:
+          The JAX array.
+        """
         if (alias := self._aliases.get(id(view))) is not None:
             return alias[1]
         array = jax.device_put(view, may_alias=True)
@@ -278,17 +364,20 @@ class Buffers:
         return array
 
     def trim(self) -> None:
-        """Gives memory back that a large tensor took and the next may not need."""
+        """Frees all memory if it exceeds `hold` by more than `SPARE`, as it may after a large
+        tensor.
+        """
         if sum(memory.size for memory in self._memory.values()) > self.hold + SPARE:
             self.clear()
 
     def clear(self) -> None:
-        """Lets go of all memory; what arrays still lie over lives as long as they do."""
+        """Frees all memory; what JAX arrays still lie over lives as long as they do."""
         for table in (self._memory, self._views, self._aliases):
             table.clear()
 
 
 def _shares(array: Array, view: np.ndarray) -> bool:
+    """Says whether a JAX array lies over the memory of a NumPy array."""
     on_host = all(device.platform == "cpu" for device in array.devices())
     return on_host and array.unsafe_buffer_pointer() == view.ctypes.data
 
@@ -297,9 +386,9 @@ class Reader:
     """Reads the pieces of a unit as they are asked for, and keeps them if there is room.
 
     Args:
-      unit: Whose inputs are read.
+      unit: The unit whose inputs are read.
       buffers: Where they are kept.
-      check: Whether NaN and infinity are refused, where a piece is read for the first time.
+      check: Whether NaN and infinity are refused, when a piece is read for the first time.
       stopped: Set when nothing more is to be read.
     """
 
@@ -313,13 +402,24 @@ class Reader:
         self.read: dict[int, int] = {}  # the slots of pieces that have been read
 
     def __call__(self, k: int, compute: Callable[[Array | None, Array], Computed]) -> Computed:
-        """What is computed of a piece: of start `[tensor, *piece]` and models `[tensor, model,
-        *piece]`.
+        """Reads a piece and computes something of it.
 
-        These arrays lie over memory into which the next piece is read, though JAX takes arrays to
-        be immutable and goes on computing behind the caller's back. So they are seen by `compute`
-        alone, and the memory is given out again only when all that it returns is there. What it
-        started before it failed cannot be waited for: that memory is left to it.
+        The arrays of a piece lie over memory into which the next piece is read, though JAX takes
+        arrays to be immutable and computes in the background. So they are seen by `compute` alone,
+        and the memory is used again only when all that `compute` returned is there. What it started
+        before it failed cannot be waited for: that memory is left to it.
+
+        Args:
+          k: The index of the piece in `unit.runs`.
+          compute: Function of the start, `[tensor, *piece]` or None, and of the models, `[tensor,
+            model, *piece]`. It may not keep either.
+
+        Returns:
+          What `compute` returns.
+
+        Raises:
+          NotFiniteError: If an input holds NaN or infinity.
+          KeyboardInterrupt: If `stopped` is set.
         """
         try:
             return jax.block_until_ready(compute(*self._piece(k)))
@@ -328,6 +428,7 @@ class Reader:
             raise
 
     def _piece(self, k: int) -> tuple[Array | None, Array]:
+        """Reads the start and the models of a piece into buffers."""
         if self.stopped is not None and self.stopped.is_set():
             raise KeyboardInterrupt
         run, works = self.unit.runs[k], self.unit.works
@@ -352,6 +453,9 @@ class Reader:
         return start, models
 
     def _fill(self, tensor: Tensor, row: np.ndarray, run: Run) -> None:
+        """Reads the entries of one tensor into a row, as the dtype of the unit, with zeros behind
+        the last.
+        """
         count = min(run.count, math.prod(tensor.shape))
         out = row[:count]
         if tensor.dtype == self.dtype:
@@ -367,19 +471,35 @@ class Reader:
 
 
 def _first(a: Any, b: Any) -> Any:
+    """Returns the first of two parts: the sum of parts that hold nothing."""
     return a
 
 
 class Unit:
-    """What is merged at a time: one tensor of many pieces, or tiny ones of one piece each.
+    """What is merged at a time: one tensor of many pieces, or small ones of one piece each.
+
+    The steps are resolved one after another (`resolve`, `resolved`), then `outcome` merges the
+    pieces.
+
+    Args:
+      works: The works, all of one merge and, if there are several, alike (see `units`).
+      bits: How many bits of a key one pass over the whole tree finds.
+      crowded: Whether there are many tiny tensors (`is_crowd`).
 
     Attributes:
-      works: The tensors.
-      runs: The pieces; if there are several, of the one tensor.
-      dtype: What inputs are read as.
-      unchecked: The pieces of which it is not known yet whether inputs are finite.
+      works: The works.
+      bits: As above.
+      merge: The merge, None if a model is copied.
+      steps: The steps of the merge.
+      runs: The pieces; if there are several, those of the one tensor.
+      unchecked: The pieces whose inputs have not been found to be finite yet.
+      batch: The number of tensors that there is room for in arrays.
+      dtype: The dtype as which inputs are read.
+      weights: The weights of each tensor, `[batch, model]`.
+      names: The fingerprint of each tensor, `[batch, 4]`.
       known: The kernels of the steps resolved so far, None where one does not apply.
-      own: For each step and piece the further arguments of its kernel, stacked over tensors.
+      own: For each of these steps and each piece the further arguments of its kernel, stacked over
+        tensors.
     """
 
     def __init__(self, works: Sequence[Work], bits: int, crowded: bool):
@@ -399,24 +519,29 @@ class Unit:
 
     @property
     def name(self) -> str:
+        """The name of the first tensor."""
         return self.works[0].name
 
     @property
     def passes(self) -> int:
+        """How often the inputs are read, unless they are kept in memory."""
         return passes(self.works[0], self.bits)
 
     @property
     def tasks(self) -> int:
+        """The number of models."""
         return len(self.works[0].models)
 
     @property
     def count(self) -> np.int32:
-        """How many tensors there are, of those a batch has room for."""
+        """The number of tensors; a batch may have room for more."""
         return np.int32(len(self.works))
 
     def _stacked(self, values: Sequence[Any]) -> Any:
-        """Pytrees of NumPy, one of each tensor, on a leading axis of the length of a batch; what is
-        behind the last of them is not looked at."""
+        """Stacks NumPy pytrees, one of each tensor, along a leading axis of the length of a batch.
+
+        What lies behind the last tensor is zeros, which are never looked at.
+        """
 
         def stack(*x: Any) -> np.ndarray:
             out = np.zeros((self.batch, *np.shape(x[0])), np.asarray(x[0]).dtype)
@@ -426,7 +551,14 @@ class Unit:
         return jax.tree.map(stack, *values)
 
     def place(self, k: int) -> Piece:
-        """The pieces number k of all tensors, stacked."""
+        """Describes one piece of every tensor.
+
+        Args:
+          k: The index of the piece in `runs`.
+
+        Returns:
+          The pieces, their fields stacked over tensors.
+        """
         run = self.runs[k]
         sizes = [np.uint32(min(run.count, work.size)) for work in self.works]
         return Piece(
@@ -437,7 +569,15 @@ class Unit:
         )
 
     def data(self, start: Array | None, models: Array) -> Data:
-        """The arrays of a piece of all tensors, stacked, with what else belongs to them."""
+        """Collects the arrays of one piece of every tensor.
+
+        Args:
+          start: The entries of the starts, `[batch, *piece]`, or None.
+          models: The entries of the models, `[batch, model, *piece]`.
+
+        Returns:
+          The arrays, stacked over tensors.
+        """
         dtype = str(jnp.dtype(self.works[0].dtype))
         source = Proposal(start, models, self.weights, dtype)
         leaf = Leaf(self.name, self.works[0].size, source)
@@ -447,26 +587,48 @@ class Unit:
     def parts(
         self, summary: Kernel, keep: bool, reader: Reader, add: Callable[[Any, Any], Any] = _first
     ) -> Iterator[tuple[int, tuple[Any, Any]]]:
-        """(piece, (what it contributes, what its tensors keep, stacked)), for a statistic of the
-        next step."""
+        """Computes what the pieces contribute to a statistic of the next step.
+
+        Args:
+          summary: `(piece, delta, weight) -> part`, or `(part, own)` with `keep`.
+          keep: Whether the summary returns something that pieces keep.
+          reader: Reads the pieces.
+          add: Sum of two parts, for several tensors.
+
+        Yields:
+          (index of the piece, (the part of all tensors, what each tensor keeps, stacked)).
+        """
         for k in range(len(self.runs)):
             args = (add, keep, self.count, self.known, self._own(k), summary)
             place = self.place(k)
             yield k, reader(k, lambda *x: _parts(*args, self.data(*x), place))  # noqa: B023
 
     def _own(self, k: int) -> tuple[tuple[Any, ...], ...]:
+        """The further arguments of the known kernels for one piece."""
         return tuple(step[k] if step else () for step in self.own)
 
     def forget(self) -> None:
-        """Lets go of what was kept: units are listed until the last of them is finished."""
+        """Frees what was kept for the steps, since units stay listed until the last of them is
+        finished.
+        """
         self.known, self.own = (), []
 
     def resolved(self, step_kernel: Kernel | None, own: Sequence[tuple[Any, ...]] = ()) -> None:
-        """Takes the kernel of the next step, and further arguments of it for each piece."""
+        """Takes the kernel of the next step.
+
+        Args:
+          step_kernel: The kernel with its statistics, None if the step does not apply.
+          own: Further arguments of it for each piece.
+        """
         self.known, self.own = (*self.known, step_kernel), [*self.own, list(own)]
 
     def resolve(self, step: Step, reader: Reader) -> None:
-        """Finds the statistics of the next step, if they are of tensors alone."""
+        """Finds the statistics of the next step, which may not be over the tree.
+
+        Args:
+          step: The next step.
+          reader: Reads the pieces.
+        """
         if not self.runs or not step.applies(self.name):
             self.resolved(None)
         elif len(self.runs) == 1:
@@ -479,10 +641,20 @@ class Unit:
     def outcome(
         self, reader: Reader, measure: bool = False
     ) -> Iterator[tuple[Work, int, np.ndarray, dict[str, np.ndarray]]]:
-        """(tensor, first entry, entries, measurements) of what is merged, piece by piece.
+        """Merges the tensors piece by piece; steps that are not resolved yet are resolved first.
+
+        Args:
+          reader: Reads the pieces.
+          measure: Whether sums for a report are computed as well.
+
+        Yields:
+          (work, index of the first entry, entries, measurements by name) for each piece of each
+          tensor. The entries are flat, in the work's dtype; measurements are float arrays, none
+          without `measure`.
 
         Raises:
-          NotFiniteError: For outcomes that do not fit their dtype, if the reader checks.
+          NotFiniteError: For inputs that hold NaN or infinity, and for outcomes that do not fit
+            their dtype, if the reader checks.
         """
         tail = kernel(written, number(self.merge.scale if self.merge else 1.0))
         for step in self.steps[len(self.known) :]:
@@ -499,19 +671,43 @@ class Unit:
 
 
 def at_a_time(work: Work, crowded: bool = False) -> int:
-    """How many tensors alike are merged at a time; 1 unless they are small."""
+    """Chooses how many tensors alike are merged at a time.
+
+    Args:
+      work: The work of one of them.
+      crowded: Whether there are many tiny tensors (`is_crowd`).
+
+    Returns:
+      1 for a tensor that is not small, or for which a step has arrays of its own.
+    """
     if work.size > FEW or any(step.local is not None for step in work.steps):
         return 1
     return SOME // (TINY if crowded and work.size <= TINY else FEW)
 
 
 def is_crowd(works: Sequence[Work]) -> bool:
-    """Whether there are many tiny tensors to merge among them."""
+    """Says whether so many tiny tensors are merged that programs of their own pay.
+
+    Args:
+      works: All works of a run.
+
+    Returns:
+      True if more than `CROWD` of them have at most `TINY` entries.
+    """
     return sum(0 < work.size <= TINY and work.merge is not None for work in works) > CROWD
 
 
 def units(works: Sequence[Work], crowded: bool, bits: int = 16) -> list[Unit]:
-    """Units of work for one merge: small tensors alike together, in their order, others alone."""
+    """Groups works into units: small tensors alike together, in their order, others alone.
+
+    Args:
+      works: Works of one merge, or of several without statistics of the tree.
+      crowded: Whether there are many tiny tensors (`is_crowd`).
+      bits: How many bits of a key one pass over the whole tree finds.
+
+    Returns:
+      The units.
+    """
     alike: dict[Any, list[Work]] = {}
     for k, work in enumerate(works):
         batch = at_a_time(work, crowded)
@@ -536,13 +732,16 @@ Resolved = tuple[Kernel | None, list[tuple[Any, ...]]]
 
 
 class Tree:
-    """The visit of all pieces of some units.
+    """The visit (`steps.Visit`) of all pieces of some units.
+
+    What pieces keep is a dictionary by (place of the unit, index of the piece), stacked over
+    tensors.
 
     Args:
-      units: In order.
-      visit: (function) -> nothing: calls it for each unit, in any order, maybe at once, with its
-        place and a reader.
-      bits: See `Visit`.
+      units: The units in order.
+      visit: Calls the function it is given for each unit with (place, unit, reader), in any order,
+        perhaps from several threads at once.
+      bits: How many bits of a key one pass finds.
     """
 
     def __init__(
@@ -555,7 +754,15 @@ class Tree:
         self.tasks = units[0].tasks
 
     def resolve(self, step: Step, prepared: Any) -> list[Resolved]:
-        """The kernel of a step for each unit."""
+        """Finds the statistics of a step.
+
+        Args:
+          step: The step.
+          prepared: The outcome of `step.prepare`.
+
+        Returns:
+          For each unit the kernel, with further arguments for each of its pieces.
+        """
         kernel, own = resolve(step, self, prepared)
         return [
             (kernel, [tuple(argument[place, k] for argument in own) for k in range(len(unit.runs))])
@@ -563,9 +770,27 @@ class Tree:
         ]
 
     def fold(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> Any:
+        """Adds up what all pieces contribute, in order; see `Visit.fold`.
+
+        Args:
+          summary: `(piece, delta, weight) -> part`.
+          add: Sum of two parts.
+
+        Returns:
+          The sum of the parts.
+        """
         return self._visit(summary, add, False)[0]
 
     def keep(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
+        """Adds up what all pieces contribute, and keeps a value of each; see `Visit.keep`.
+
+        Args:
+          summary: `(piece, delta, weight) -> (part, own)`.
+          add: Sum of two parts.
+
+        Returns:
+          The sum of the parts, and the values `own` of all pieces.
+        """
         return self._visit(summary, add, True)
 
     def _visit(
@@ -585,9 +810,27 @@ class Tree:
         return sums.total(), own
 
     def each(self, function: Callable[..., Any], *own: Any) -> Any:
+        """Applies a function to what each piece keeps; see `Visit.each`.
+
+        Args:
+          function: Function of one value from each of `own`.
+          *own: What pieces keep.
+
+        Returns:
+          What the function returns for each piece.
+        """
         return {key: function(*(argument[key] for argument in own)) for key in own[0]}
 
     def before(self, own: Any) -> Any:
+        """Adds up, for each piece, the counts that the pieces before it keep; see `Visit.before`.
+
+        Args:
+          own: What pieces keep: trees of counts (`ranking.Wide`).
+
+        Returns:
+          The sums for each piece. Pieces are in order of (name of the tensor, index of the first
+          entry).
+        """
         names = {
             (place, k): [(work.name, unit.runs[k].start) for work in unit.works]
             for place, unit in enumerate(self.units)
@@ -613,23 +856,61 @@ class Tree:
         }
 
     def sizes(self) -> Any:
+        """Is not available: only a search bit by bit asks for sizes, and pieces are searched by
+        digits.
+
+        Returns:
+          Nothing.
+
+        Raises:
+          NotImplementedError: Always.
+        """
         raise NotImplementedError("files are not searched bit by bit")
 
     def run(self, function: Kernel, *args: Any) -> Any:
+        """Calls a kernel, compiled; see `Visit.run`.
+
+        Args:
+          function: The kernel.
+          *args: Its further arguments.
+
+        Returns:
+          What the kernel returns.
+        """
         return _run(function, *args)
 
     def repeat(self, times: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
+        """Applies a function to a state again and again; see `Visit.repeat`.
+
+        Args:
+          times: How often.
+          body: `(i, state) -> state`.
+          state: The first state.
+
+        Returns:
+          The last state.
+        """
         return functools.reduce(lambda state, i: body(i, state), range(times), state)
 
 
 def tree_bits(works: Sequence[Work]) -> int:
-    """How many bits a visit of all these tensors counts at a time."""
+    """Chooses how many bits of a key one pass over all tensors of a merge should find.
+
+    Args:
+      works: All works of the merge.
+
+    Returns:
+      16 if tensors are large on average, 8 otherwise.
+    """
     return digit_bits(sum(work.size for work in works), len(works))
 
 
 class _InOrder:
-    """Parts added in their order as they come: kept for all leaves of a large model, histograms
-    would fill the memory."""
+    """Adds parts in the order of their places, whatever the order in which they come.
+
+    A part is added as soon as all before it are there. To keep the parts of all leaves of a large
+    model would fill the memory, since histograms are large.
+    """
 
     def __init__(self, add: Callable[[Any, Any], Any]) -> None:
         self.function, self.lock, self.next = add, threading.Lock(), 0
@@ -637,7 +918,7 @@ class _InOrder:
         self.early: dict[int, list[Any]] = {}
 
     def add(self, place: int, part: list[Any]) -> None:
-        """A part, or none, of a place."""
+        """Takes the part of a place, or none."""
         with self.lock:
             self.early[place] = part
             while self.next in self.early:
@@ -646,6 +927,7 @@ class _InOrder:
                 self.sum = [_total(ready, self.function)] if ready else []
 
     def total(self) -> Any:
+        """Returns the sum of all parts."""
         return self.sum[0]
 
 
@@ -653,7 +935,7 @@ class _InOrder:
 
 
 def _total(parts: Iterable[Any], add: Callable[[Any, Any], Any]) -> Any:
-    """The sum of parts in their order."""
+    """Adds parts in their order."""
     return functools.reduce(functools.partial(_sum, add), parts)
 
 
@@ -662,6 +944,7 @@ _run = jax.jit(lambda function, *args: function(*args))
 
 
 def _bound(kernels: Known, own: tuple[tuple[Any, ...], ...]) -> Known:
+    """Binds the kernels of the first steps to what a piece keeps of them."""
     return tuple(k and k.bind(*more) for k, more in zip(kernels, own, strict=True))
 
 
@@ -670,7 +953,7 @@ def _parts(
     add: Callable[[Any, Any], Any], keep: bool, count: Array, kernels: Known, own: Any,
     summary: Kernel, data: Data, place: Piece,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """What the tensors of a batch contribute in all, and what each keeps, stacked."""
+    """Computes what the tensors of a batch contribute in all, and what each keeps, stacked."""
 
     def contribute(x: Any) -> tuple[Any, Any]:
         mine, data, place = x
@@ -684,6 +967,10 @@ def _parts(
 def _outcomes(
     count: Array, kernels: Known, own: Any, tail: Kernel, data: Data, place: Piece, measure: bool
 ) -> tuple[Array, dict[str, Array]]:
+    """Computes the outcome of a piece of each tensor of a batch, and with `measure` sums for a
+    report.
+    """
+
     def merged(x: Any) -> tuple[Any, Any]:
         mine, data, place = x
         steps: Any = _bound(kernels, mine)
@@ -699,8 +986,10 @@ def _outcomes(
 def _batched(
     body: Callable[[Any], tuple[Any, Any]], count: Array, xs: Any, add: Callable[[Any, Any], Any]
 ) -> tuple[Any, Any]:
-    """The sum of the first and a stack of the second results of `body`, over the first `count` of
-    leading axes."""
+    """Calls `body` for the first `count` entries of the leading axes of `xs`.
+
+    Returns the sum of its first results, and a stack of its second ones.
+    """
     first = jax.tree.map(lambda x: x[0], xs)
     room = len(jax.tree.leaves(xs)[0])
     if room == 1:
@@ -723,7 +1012,12 @@ def _batched(
 def _measured(
     place: Piece, source: Proposal, delta: Array, weight: Array, change: Array
 ) -> dict[str, Array]:
-    """Sums over a piece, from which norms, cosines, conflicts and kept fractions follow."""
+    """Computes sums over a piece, from which norms, cosines, conflicts and kept fractions follow.
+
+    `gram` has the inner products of the task vectors and, last, of the change; the others are
+    numbers of entries: `moved` that differ from the start and `kept` that are not masked, for each
+    model; `conflicts` to which models propose opposite signs; `changed` that the merge changes.
+    """
     raw, _ = source.vectors()
     inside = place.inside(change.shape)
     inside = True if inside is None else inside

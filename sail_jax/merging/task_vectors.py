@@ -1,7 +1,8 @@
 """Task vectors: what each model proposes to change in a base, and how much it counts there.
 
-Values (finiteness, equality of leaves that are not floating) are checked wherever arrays are
-concrete and taken on trust while they are traced. Structure, shapes and dtypes always are checked.
+Models are matched to their base by the paths of leaves. Structure, shapes and dtypes are always
+checked. Values (whether they are finite, whether leaves that are not floating agree) are checked
+where arrays are concrete, and not while they are traced.
 """
 
 import functools
@@ -36,16 +37,20 @@ __all__ = [
 ]
 
 Weights = Float[ArrayLike, "task"] | Sequence[float] | None
+"""One weight for each model, or None for 1 each."""
 
 
 class TaskVectors(NamedTuple):
     """The task vectors of M models, leaf by leaf.
 
+    Both fields are pytrees of the structure of the base, with None for leaves that are not
+    floating.
+
     Attributes:
       delta: What each model proposes, theta_k - base, `[task, ...]`, float32 (float64 if a model
         is).
-      weight: How much it counts there, broadcastable to delta; 0 where it is masked. `[task, 1,
-        ...]` to begin with. Leaves that are not floating are None in both trees.
+      weight: How much it counts there, broadcastable to delta; 0 where an entry is masked. Shape
+        `[task, 1, ...]` before any transform.
     """
 
     delta: PyTree
@@ -55,13 +60,13 @@ class TaskVectors(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """The arrays of one leaf in a base and in the models tuned from it.
+    """The arrays of one leaf in a base and in the models tuned from it; a `leafwise.Source`.
 
     Attributes:
-      start: The base's, None for zeros.
-      models: One array for each model, or all of them stacked.
-      weights: Shape `[task]`, of several such leaves stacked `[tensor, task]`.
-      dtype: Of the outcome.
+      start: The array of the base, None for zeros.
+      models: One array for each model, or all of them stacked, `[task, ...]`.
+      weights: Shape `[task]`; of several such leaves stacked `[tensor, task]`.
+      dtype: The dtype of the outcome.
     """
 
     start: Array | None
@@ -71,10 +76,15 @@ class Proposal:
 
     @property
     def tasks(self) -> int:
+        """The number of models."""
         return len(self.models)
 
     def vectors(self) -> tuple[Array, Array | np.ndarray]:
-        """delta `[task, ...]` and weight `[task, 1, ...]`, computed in float32 or float64."""
+        """Computes the task vectors in float32, or in float64 if an array is float64.
+
+        Returns:
+          The delta, shape `[task, ...]`, and the weight, shape `[task, 1, ...]`, in the same dtype.
+        """
         arrays = [self.models] if isinstance(self.models, jax.Array) else [*self.models]
         arrays += [] if self.start is None else [self.start]
         dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in arrays) else jnp.float32
@@ -90,11 +100,11 @@ class Matched(NamedTuple):
     """The leaves of several models and their base, matched by path.
 
     Attributes:
-      paths: In the order in which the base flattens.
-      start: The base's leaves.
-      models: The leaves of each model, in that order.
-      floating: Which leaves are merged; the others are copied.
-      treedef: The base's structure.
+      paths: The path of each leaf, in the order in which the base flattens.
+      start: The leaves of the base.
+      models: The leaves of each model, in the same order.
+      floating: Whether each leaf is merged; the others are copied.
+      treedef: The structure of the base.
     """
 
     paths: list[str]
@@ -106,11 +116,14 @@ class Matched(NamedTuple):
     def proposals(
         self, weights: Float[ArrayLike, "task"], relative: bool
     ) -> dict[int, tuple[str, Proposal]]:
-        """Paths and sources of the floating leaves that have entries, by their index.
+        """Collects the arrays of the floating leaves that have entries.
 
         Args:
-          weights: One for each model.
+          weights: One for each model, shape `[task]`.
           relative: Whether task vectors are relative to the base, or to 0.
+
+        Returns:
+          (path, arrays) for each such leaf, by its index.
         """
         w: Any = weights
         return {
@@ -128,11 +141,15 @@ class Matched(NamedTuple):
         }
 
     def refuse(self, flags: Mapping[int, Bool[np.ndarray, "..."]]) -> None:
-        """ValueError for the first of the leaves which holds a value that is not finite.
+        """Raises an error for the first leaf that is not finite, in order of the models, then the
+        base.
 
         Args:
-          flags: Whether all values are finite: of the models, and of the base behind them, if it
-            is among them.
+          flags: By index of the leaf, whether all values are finite: one bool for each model, and
+            one more if the base takes part.
+
+        Raises:
+          ValueError: If a flag is False; the message names the model or the base, and the leaf.
         """
         names = [*(f"model {k}" for k in range(len(self.models))), "base"]
         for k, name in enumerate(names):
@@ -149,13 +166,17 @@ def match(models: Sequence[PyTree], base: PyTree) -> Matched:
 
     Args:
       models: Pytrees with the leaf paths and shapes of `base`. Containers may differ, as may
-        floating dtypes. Leaves that are not floating must equal the base's.
+        floating dtypes. Leaves that are not floating must equal those of the base.
       base: The pytree whose structure counts.
 
+    Returns:
+      The matched leaves.
+
     Raises:
-      ValueError: For no models, other leaves or shapes than expected, and unequal leaves that are
-        not floating.
-      TypeError: For dtypes that cannot be merged. Messages name the model and the leaf.
+      ValueError: For no models, for other leaves or shapes than expected, and for unequal leaves
+        that are not floating.
+      TypeError: For anything but a sequence of models, for a missing base, and for dtypes that
+        cannot be merged. Messages name the model and the leaf.
     """
     if isinstance(models, str) or not isinstance(models, Sequence):
         raise TypeError(f"models: expected a sequence of pytrees, got {type(models).__name__}")
@@ -186,17 +207,26 @@ def task_vectors(
     weights: Weights = None,
     normalize: bool = False,
 ) -> TaskVectors:
-    """The task vectors theta_k - base of all models, stacked.
+    """Computes the task vectors of models: theta_k - base, stacked over models.
+
+    They are what a `Transform` or a `Reduction` is called on; a `Merge` computes them itself.
 
     Args:
-      models: See `match`.
-      base: The pytree that the models were tuned from.
-      weights: See `task_weights`.
+      models: Pytrees with the leaf paths and shapes of `base`; see `match`.
+      base: The pytree from which the models were tuned.
+      weights: One finite number for each model; 1 by default.
       normalize: Whether weights are divided by their sum.
+
+    Returns:
+      Task vectors of the structure of the base, None at leaves that are not floating.
 
     Raises:
       ValueError: For models or weights that do not fit, and for values that are not finite.
-      TypeError: For dtypes that cannot be merged, and without a base.
+      TypeError: For dtypes that cannot be merged, and for a missing base.
+
+    >>> vectors = task_vectors([{"a": jnp.ones(2)}, {"a": jnp.zeros(2)}], {"a": jnp.ones(2)})
+    >>> vectors.delta["a"].tolist(), vectors.weight["a"].tolist()
+    ([[0.0, 0.0], [-1.0, -1.0]], [[1.0], [1.0]])
     """
     matched = match(models, base)
     w = task_weights(weights, len(models), normalize)
@@ -222,19 +252,29 @@ def task_vectors(
 
 
 def _vectors(sources: Sequence[tuple[str, Proposal]]) -> list[Any]:
+    """Computes delta and weight of each leaf."""
     leaves = [Leaf(path, source.models[0].size, source) for path, source in sources]
     return evaluate((), leaves, kernel(_as_they_are))
 
 
 def _as_they_are(source: Proposal, value: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Returns the task vectors of a leaf as they are."""
     return value
 
 
 def known_finite(
     matched: Matched, sources: Mapping[int, tuple[str, Proposal]]
 ) -> dict[int, Bool[np.ndarray, "..."]]:
-    """Whether the arrays of each leaf are finite, as far as they are known: of the models, and of
-    the base if it is among the sources."""
+    """Says of the arrays of each leaf whether they are finite, as far as their values are known.
+
+    Args:
+      matched: The matched leaves.
+      sources: (path, arrays) of the floating leaves by index (`Matched.proposals`).
+
+    Returns:
+      By index one bool for each model, and one more for the base if it takes part; True for arrays
+      that are traced.
+    """
     flags = {}
     with jax.ensure_compile_time_eval():
         for i, (_, source) in sources.items():
@@ -247,8 +287,16 @@ _finite = jax.jit(lambda x: jnp.isfinite(x).all())
 
 
 def written(scale: Array, source: Proposal, update: Array) -> tuple[Array, Array]:
-    """The change scale * update, and start + change: computed in the dtype of the update, and cast
-    once."""
+    """Computes the outcome of one leaf, in the dtype of the update, and casts it once.
+
+    Args:
+      scale: A scalar array.
+      source: The arrays of the leaf.
+      update: What the reduction made of its task vectors, shape `[...]`.
+
+    Returns:
+      The change scale * update, and start + change in the dtype of the outcome.
+    """
     change = scale.astype(update.dtype) * update
     out = change if source.start is None else source.start.astype(change.dtype) + change
     return change, out.astype(source.dtype)
@@ -257,8 +305,18 @@ def written(scale: Array, source: Proposal, update: Array) -> tuple[Array, Array
 def outcome(
     scale: Array, source: Proposal, update: Array, *, check: bool
 ) -> Array | tuple[Array, Array]:
-    """start + scale * update; with `check` also whether the models, the start (if there is one) and
-    the outcome are finite."""
+    """Computes the outcome of one leaf: start + scale * update.
+
+    Args:
+      scale: A scalar array.
+      source: The arrays of the leaf.
+      update: What the reduction made of its task vectors, shape `[...]`.
+      check: Whether to look for NaN and infinity.
+
+    Returns:
+      The outcome. With `check` also bools that say what is finite: each model, the start (if there
+      is one), and the outcome.
+    """
     _, out = written(scale, source, update)
     if not check:
         return out
@@ -267,13 +325,24 @@ def outcome(
 
 
 def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> PyTree:
-    """base + scale * update, computed in the update's dtype and cast once to the base's.
+    """Adds an update to a base: base + scale * update.
 
-    Leaves without an update (None) are the base's.
+    It is computed in the dtype of the update and cast once to that of the base.
+
+    Args:
+      base: The pytree to change.
+      update: A pytree of the same structure; None keeps the leaf of the base.
+      scale: One finite number; may be traced.
+
+    Returns:
+      A pytree of the structure and dtypes of `base`.
 
     Raises:
-      ValueError: Unless `scale` is a finite number, and for values that do not fit the dtype of
+      ValueError: If `scale` is not one finite number, and for values that do not fit the dtype of
         their leaf, which is named.
+
+    >>> apply({"a": jnp.array([1.0, 2.0]), "n": 3}, {"a": jnp.array([2.0, 0.0]), "n": None}, 0.5)
+    {'a': Array([2., 2.], dtype=float32), 'n': 3}
     """
     check_scalar("scale", scale, np.isfinite, "a finite number")
 
@@ -291,7 +360,15 @@ def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> Py
 
 
 def overflow(path: str, dtype: Any) -> str:
-    """What is said of a leaf whose outcome is not finite."""
+    """Makes the message about a leaf whose outcome is not finite.
+
+    Args:
+      path: The path of the leaf.
+      dtype: The dtype of the outcome, a float.
+
+    Returns:
+      The message.
+    """
     return (
         f"leaf {path!r}: the merged values do not fit {dtype}, whose largest is "
         f"{float(jnp.finfo(dtype).max):.4g}; give the base, or the models, in a wider dtype, or "
@@ -300,7 +377,14 @@ def overflow(path: str, dtype: Any) -> str:
 
 
 def origin(tree: PyTree) -> PyTree:
-    """Zero in every floating leaf of `tree`, the other leaves as they are."""
+    """Replaces every floating leaf of a tree by zeros; other leaves stay as they are.
+
+    Args:
+      tree: A pytree of anything.
+
+    Returns:
+      A pytree of the same structure, shapes and dtypes.
+    """
 
     def zero(leaf: Any) -> Any:
         return jnp.zeros_like(leaf) if _floating(leaf) else leaf
@@ -311,19 +395,20 @@ def origin(tree: PyTree) -> PyTree:
 def task_weights(
     weights: Weights, tasks: int, normalize: bool = False
 ) -> Float[Array | np.ndarray, "task"]:
-    """One finite weight per model.
+    """Checks weights and fills in their default.
 
     Args:
-      weights: 1 for each model by default.
-      tasks: How many models there are.
+      weights: One number for each model; 1 by default.
+      tasks: The number of models.
       normalize: Whether they are divided by their sum.
 
     Returns:
-      Shape `[task]`; of NumPy if they are known.
+      Shape `[task]`, in the default float dtype; a NumPy array if the values are known.
 
     Raises:
-      ValueError: For another number of weights, values that are not finite, and under `normalize`
-        for a sum within rounding of 0.
+      ValueError: For another number of weights or anything but numbers, for values that are not
+        finite, and under `normalize` for a sum within rounding of 0. The values of traced weights
+        are not checked.
     """
     try:
         values = concrete(np.ones(tasks) if weights is None else weights)
@@ -349,7 +434,17 @@ def task_weights(
 
 
 def check_scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> None:
-    """ValueError unless `x` is one real number and, when its value is known, `holds` of it."""
+    """Checks that a hyperparameter is one real number.
+
+    Args:
+      name: What the message calls it.
+      x: The value, which may be traced.
+      holds: What has to be true of the value, where it is known.
+      expected: What the message says was expected.
+
+    Raises:
+      ValueError: If it is no scalar, no real number, or if `holds` is false of it.
+    """
     value = concrete(x)
     fits = np.shape(x) == () and (value is None or (_real(value.dtype) and bool(holds(value))))
     if not fits:
@@ -358,6 +453,7 @@ def check_scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) 
 
 @functools.cache
 def _real(dtype: Any) -> bool:
+    """Says whether a dtype is one of floats, integers or bools."""
     return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool))
 
 
@@ -366,6 +462,7 @@ def _is_none(x: Any) -> bool:
 
 
 def _floating(x: Any) -> bool:
+    """Says whether a leaf is a float or an array of floats."""
     return isinstance(x, float) or (
         isinstance(x, jax.Array | np.ndarray | np.generic) and _is_float(x.dtype)
     )
@@ -377,7 +474,7 @@ def _is_float(dtype: Any) -> bool:
 
 
 def _column(name: str, tree: PyTree, paths: Sequence[str], treedef: Any) -> list[Any]:
-    """The leaves of `tree` in the order of `paths`, found by path."""
+    """Returns the leaves of `tree` in the order of `paths`; ValueError if it has other leaves."""
     leaves, structure = jax.tree.flatten(tree)
     if structure != treedef:
         by_path = dict(zip(leaf_paths(tree), leaves, strict=True))
@@ -392,7 +489,7 @@ def _column(name: str, tree: PyTree, paths: Sequence[str], treedef: Any) -> list
 
 
 def _leaf(where: str, leaf: Any) -> Any:
-    """A leaf as an array if it is a number; what else a model may hold, as it is."""
+    """Converts a leaf to an array if it is a number; what else a model may hold stays as it is."""
     if isinstance(leaf, jax.Array):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return leaf
@@ -410,12 +507,14 @@ def _leaf(where: str, leaf: Any) -> Any:
 
 
 def _is_numeric(x: Any) -> bool:
+    """Says whether a leaf is an array of numbers and not a PRNG key."""
     return isinstance(x, jax.Array | np.ndarray) and not jnp.issubdtype(
         x.dtype, jax.dtypes.prng_key
     )
 
 
 def _check_like(where: str, leaf: Any, like: Any, given: str) -> None:
+    """Checks one leaf of a model against that of the base, which `given` names in messages."""
     if not _is_numeric(like):
         if not _same(leaf, like):
             raise ValueError(
@@ -441,7 +540,7 @@ def _check_like(where: str, leaf: Any, like: Any, given: str) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two leaves that are no numbers are alike: functions, strings, PRNG keys, ..."""
+    """Says whether two leaves that are no numbers are alike: functions, strings, PRNG keys, ..."""
     if a is b or is_traced(a, b):
         return True
     if isinstance(a, jax.Array) and isinstance(b, jax.Array):
@@ -456,4 +555,5 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _shown(x: Any) -> str:
+    """Shortens the `repr` of a value to one line of a message."""
     return " ".join(repr(x).split())[:60]

@@ -1,4 +1,7 @@
-"""A tensor that lies somewhere unread: what readers hand out and the executor consumes."""
+"""The protocol of a tensor that lies somewhere unread.
+
+Readers of files hand out such tensors, and the engine reads their entries piece by piece.
+"""
 
 import math
 import threading
@@ -15,40 +18,61 @@ Shape = tuple[int, ...]
 
 @runtime_checkable
 class Tensor(Protocol):
-    """Name, dtype and shape of a tensor, and its entries on demand.
+    """A tensor whose entries are read on demand, from several threads at once.
 
-    dtype is a NumPy dtype, with `ml_dtypes` for bfloat16 and the float8s. `source` says where it
-    lies, for messages. Reading may happen from several threads at once. One that is computed also
-    has `needs`, the bytes that it holds meanwhile.
+    The dtype is one of NumPy, or of `ml_dtypes` for bfloat16 and the float8 types. A tensor that is
+    computed when it is read also has an attribute `needs`: the bytes that it holds meanwhile.
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the tensor, the path of its leaf."""
+        ...
 
     @property
-    def dtype(self) -> np.dtype: ...
+    def dtype(self) -> np.dtype:
+        """The dtype of its entries."""
+        ...
 
     @property
-    def shape(self) -> Shape: ...
+    def shape(self) -> Shape:
+        """Its shape."""
+        ...
 
     @property
-    def source(self) -> str: ...
+    def source(self) -> str:
+        """Where it lies, for messages."""
+        ...
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
-        """Fills `out` (flat, contiguous, of this dtype) with the entries from `start` on, in
-        row-major order. ValueError if they are not all there."""
+        """Reads consecutive entries, in row-major order.
+
+        Args:
+          out: The buffer to fill: flat, contiguous, of the tensor's dtype.
+          start: Row-major index of the first entry to read.
+
+        Raises:
+          ValueError: If the tensor does not have all these entries.
+        """
         ...
 
 
 Tensors = Mapping[str, Tensor]
+"""The tensors of a checkpoint by name."""
 
 
 class OnDemand(ABC):
     """A tensor that has to be formed before entries of it can be read.
 
-    What is formed with the first entries is kept until the last have been read, so that reading
-    a tensor from end to end forms it once. Two readers at once are safe; the second may have it
-    formed anew.
+    What is formed for the first entries is kept until the last entry has been read. So reading a
+    tensor from end to end forms it once. Several threads may read at once; what they read may then
+    be formed more than once.
+
+    Attributes:
+      name: The name of the tensor.
+      dtype: The dtype of its entries.
+      shape: Its shape.
+      source: Where it lies, for messages.
     """
 
     def __init__(self, name: str, dtype: np.dtype, shape: Shape, source: str) -> None:
@@ -59,17 +83,36 @@ class OnDemand(ABC):
     @property
     @abstractmethod
     def needs(self) -> int:
-        """Bytes held from the first read to the last, at most."""
+        """The bytes held between the first read and the last, at most."""
 
     @abstractmethod
     def form(self) -> Any:
-        """All entries, flat; or whatever `fill` makes them of."""
+        """Forms the tensor.
+
+        Returns:
+          All entries, flat; or anything from which `fill` can take them.
+        """
 
     def fill(self, formed: Any, out: np.ndarray, start: int) -> None:
-        """Fills `out`, which is not empty, with the entries from `start` on."""
+        """Fills a buffer with entries of the formed tensor.
+
+        Args:
+          formed: What `form` returned.
+          out: The buffer to fill, flat and not empty.
+          start: Row-major index of the first entry.
+        """
         out[...] = formed[start : start + out.size]
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
+        """Reads consecutive entries, in row-major order; forms the tensor if it is not formed.
+
+        Args:
+          out: The buffer to fill: flat, contiguous, of the tensor's dtype.
+          start: Row-major index of the first entry to read.
+
+        Raises:
+          ValueError: If the buffer does not fit, or the tensor does not have all these entries.
+        """
         check_read(self, out, start)
         if not out.size:
             return
@@ -83,7 +126,16 @@ class OnDemand(ABC):
 
 
 def check_read(tensor: Tensor, out: np.ndarray, start: int) -> None:
-    """ValueError unless `out` can be filled with entries of the tensor from `start` on."""
+    """Checks that a buffer can be filled with entries of a tensor.
+
+    Args:
+      tensor: The tensor.
+      out: The buffer, which has to be flat, contiguous and of the tensor's dtype.
+      start: Row-major index of the first entry to read.
+
+    Raises:
+      ValueError: If the buffer does not fit, or the tensor does not have all these entries.
+    """
     size = math.prod(tensor.shape)
     if out.dtype != tensor.dtype or out.ndim != 1 or not out.flags.c_contiguous:
         raise ValueError(
@@ -98,12 +150,29 @@ def check_read(tensor: Tensor, out: np.ndarray, start: int) -> None:
 
 
 def held(tensor: Tensor) -> int:
-    """Bytes that a tensor holds while it is read, beside what it is read into."""
+    """Returns the memory that a tensor holds while it is read, beside what it is read into.
+
+    Args:
+      tensor: The tensor.
+
+    Returns:
+      Bytes; 0 for a tensor that is not computed.
+    """
     return getattr(tensor, "needs", 0)
 
 
 def read_whole(tensor: Tensor) -> np.ndarray:
-    """All entries, at a multiple of 64 bytes: XLA reads such memory in place."""
+    """Reads all entries of a tensor into new memory.
+
+    Args:
+      tensor: The tensor.
+
+    Returns:
+      The entries in the tensor's shape, at a multiple of 64 bytes: XLA reads such memory in place.
+
+    Raises:
+      ValueError: If the entries are not all there.
+    """
     size = math.prod(tensor.shape) * tensor.dtype.itemsize
     memory = np.empty(size + 64, np.uint8)
     at = -memory.ctypes.data % 64

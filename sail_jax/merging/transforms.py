@@ -1,4 +1,8 @@
-"""Transforms of task vectors: which entries count, and with what."""
+"""Transforms of task vectors: they choose which entries count, and with what value.
+
+A transform keeps the task axis; reductions (`reductions`) remove it. Published methods
+(`sail_jax.methods`) are made of both.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -36,13 +40,24 @@ __all__ = [
 ]
 
 ElectBy = Literal["mass", "weighted", "count"]
+"""What decides the sign of an entry; see `elect`."""
 TieSign = Literal["none", "positive", "majority"]
+"""Which sign is elected where the sum is 0; see `elect`."""
 RankBy = Literal["rank", "magnitude"]
+"""What decides the probability of an entry; see `drop_by_magnitude`."""
 Vectors = tuple[Array, Array]
 
 
 def mask(kept: Bool[Array, "task ..."], weight: Float[Array, "task ..."]) -> Array:
-    """The weights of the entries that are kept; 0 elsewhere."""
+    """Sets the weights of entries that are not kept to 0.
+
+    Args:
+      kept: Shape `[task, ...]`.
+      weight: Broadcasts with `kept`.
+
+    Returns:
+      The weights, of the shape of `kept`.
+    """
     return per_task(lambda stays, w: jnp.where(stays, w, 0), kept, weight)
 
 
@@ -54,10 +69,10 @@ def trim(
 ) -> Transform:
     """Keeps, for each model, the `density` fraction of entries of largest magnitude.
 
-    The first step of TIES. Everything else gets weight 0. Exactly k = max(1, round(density * n))
-    entries stay, halves rounded up. Entries equal to the threshold are taken in order of (path,
-    row-major index), so the result depends neither on the order of leaves nor on sharding. Entries
-    that are masked already rank last.
+    This is the first step of TIES. Every other entry gets weight 0. Exactly k = max(1,
+    round(density * n)) entries stay, halves rounded up. Entries equal to the threshold are taken in
+    order of (path, row-major index), so the result depends neither on the order of leaves nor on
+    sharding. Entries that are masked already rank last.
 
     Args:
       density: Fraction in (0, 1], one for all models or one per model. Static under `jit`.
@@ -87,10 +102,12 @@ def trim(
 
 
 def _trim_ranks(density: np.ndarray, floor: bool, size: int) -> tuple[Wide, ...]:
+    """Returns the rank of the last entry that stays."""
     return (ranking.wide(_how_many(density, floor, size)),)
 
 
 def _how_many(density: np.ndarray, floor: bool, size: int) -> np.ndarray | np.integer:
+    """Counts the entries that stay: at least one of a tensor that has any."""
     count = np.floor(density * size + (0.0 if floor else 0.5)).astype(int)
     return np.clip(count, min(1, size), size)
 
@@ -99,6 +116,7 @@ def _keep_largest(
     thresholds: tuple[Found, ...], before: tuple[Wide, ...], in_rows: tuple[Any, ...],
     piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
+    """The kernel of `trim`."""
     keys = ranking.magnitude(delta, weight)
     return delta, mask(ranking.take(keys, thresholds[0], before[0], in_rows[0]), weight)
 
@@ -110,17 +128,20 @@ def keep_between(
     *,
     floor: bool = False,
 ) -> Transform:
-    """Masks, for each model, the largest and the smallest entries: the masks of breadcrumbs.
+    """Masks, for each model, the largest and the smallest entries: the masks of Breadcrumbs.
 
-    Of n entries k = max(1, round(density * n)) stay: those next in magnitude to the
-    min(round(gamma * n), n - k) largest. Exactly k, whatever is equal: equal entries rank by (path,
-    row-major index), as in `trim`.
+    Of n entries k = max(1, round(density * n)) stay: those next in magnitude to the min(round(gamma
+    * n), n - k) largest. Exactly k stay whatever is equal: equal entries rank by (path, row-major
+    index), as in `trim`.
 
     Args:
-      density: The fraction that stays, in (0, 1]; one number or one per model, static.
-      gamma: The fraction of largest entries that does not, in [0, 1); likewise.
+      density: The fraction that stays, in (0, 1]; one number or one per model. Static under `jit`.
+      gamma: The fraction of largest entries that is masked, in [0, 1); likewise.
       scope: Whether n counts each "tensor" (the paper's layers) or the whole "tree".
       floor: Whether products are rounded down instead of to the nearest.
+
+    Returns:
+      A transform of task vectors with leaves `[task, ...]`: deltas are unchanged, weights masked.
 
     Raises:
       ValueError: For other densities, gammas or scopes.
@@ -146,6 +167,7 @@ def keep_between(
 def _between_ranks(
     density: np.ndarray, gamma: np.ndarray, floor: bool, size: int
 ) -> tuple[Wide, ...]:
+    """Returns the ranks of the last entry above those that stay, and of the last one that stays."""
     count = _how_many(density, floor, size)
     above = np.floor(gamma * size + (0.0 if floor else 0.5)).astype(int)
     above = np.minimum(above, size - count)
@@ -156,6 +178,7 @@ def _keep_between(
     thresholds: tuple[Found, ...], before: tuple[Wide, ...], in_rows: tuple[Any, ...],
     piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
+    """The kernel of `keep_between`."""
     keys = ranking.magnitude(delta, weight)
     largest, leading = (
         ranking.take(keys, *args) for args in zip(thresholds, before, in_rows, strict=True)
@@ -169,22 +192,31 @@ def _keep_between(
 def elect(by: ElectBy = "mass", tie: TieSign = "none") -> Transform:
     """Elects a sign for each entry, and masks the models of another sign.
 
-    The second step of TIES. Zeros never count.
+    This is the second step of TIES. Models whose entry is 0 are masked as well.
 
     Args:
-      by: Whose sign is elected: "mass", that of sum_k delta_k over the models that are not masked
-        (Yadav et al.); "weighted", that of sum_k w_k delta_k, where the sign of w_k delta_k is what
-        has to agree (mergekit); "count", that of sum_k sign(delta_k).
-      tie: What is elected where that sum is exactly 0: "none" masks all models, so the base stays
-        and the transform commutes with delta -> -delta; "positive" elects + (mergekit); "majority"
+      by: The sign that is elected. "mass": that of sum_k delta_k over the models that are not
+        masked (Yadav et al.). "weighted": that of sum_k w_k delta_k, where the sign of w_k delta_k
+        has to agree (mergekit). "count": that of sum_k sign(delta_k) over the models that are not
+        masked.
+      tie: What is elected where that sum is exactly 0. "none" masks all models, so the base stays
+        and the transform commutes with delta -> -delta. "positive" elects + (mergekit). "majority"
         elects the sign that won more entries of the whole tree, none if there is no such sign (the
         code of Yadav et al., which then keeps negative entries).
+
+    Returns:
+      A transform of task vectors with leaves `[task, ...]`: deltas are unchanged, weights masked.
 
     Raises:
       ValueError: For other values of `by` and `tie`.
 
     References:
       Yadav et al., TIES-Merging, 2023 (arXiv 2306.01708), Sec. 4.
+
+    >>> from sail_jax import TaskVectors
+    >>> delta = {"a": jnp.array([[3.0, -1.0], [-2.0, -1.0]])}
+    >>> elect()(TaskVectors(delta, {"a": jnp.ones((2, 1))})).weight["a"].tolist()
+    [[1.0, 1.0], [0.0, 1.0]]
     """
     one_of("elect_by", by, ElectBy)
     one_of("tie", tie, TieSign)
@@ -195,7 +227,7 @@ def elect(by: ElectBy = "mass", tie: TieSign = "none") -> Transform:
 
 
 def _counted(by: ElectBy, delta: Array, weight: Array) -> Array:
-    """What is summed up to elect a sign."""
+    """Computes what is summed over models to elect a sign."""
 
     def counted(d: Array, w: Array) -> Array:
         if by == "weighted":
@@ -208,6 +240,9 @@ def _counted(by: ElectBy, delta: Array, weight: Array) -> Array:
 def _keep_elected(
     default: ArrayLike, piece: Piece, delta: Array, weight: Array, *, by: ElectBy
 ) -> Vectors:
+    """The kernel of `elect`; `default` is the sign that is elected where the sum is 0, or 0 for
+    none.
+    """
     counted = _counted(by, delta, weight)
     mass = task_sum(counted)
     elected = jnp.where(mass == 0, jnp.asarray(default, mass.dtype), jnp.sign(mass))
@@ -215,6 +250,7 @@ def _keep_elected(
 
 
 def _count_signs(piece: Piece, delta: Array, weight: Array, *, by: ElectBy) -> tuple[Wide, Wide]:
+    """Counts the entries of a piece for which each sign is elected."""
     mass = task_sum(_counted(by, delta, weight))[None]
     return ranking.occurrences(mass > 0), ranking.occurrences(mass < 0)
 
@@ -224,6 +260,7 @@ def _add_counts(a: Sequence[Wide], b: Sequence[Wide]) -> tuple[Wide, ...]:
 
 
 def _majority(prepared: Any, signs: tuple[Wide, Wide]) -> Array:
+    """Returns the sign that won more entries, 0 if neither did."""
     positive, negative = signs
     ahead, behind = ranking.less(negative, positive), ranking.less(positive, negative)
     return (ahead.astype(jnp.float32) - behind.astype(jnp.float32))[0]
@@ -237,13 +274,16 @@ def drop(rate: PerModel, key: Array | None, *, rescale: bool = True) -> Transfor
 
     The expected delta is unchanged and gains the variance rate / (1 - rate) * delta^2. Whether an
     entry is kept depends on the key, the path of its leaf, the place k of its model and its
-    row-major index (`random_bits`), on nothing else: neither on the order of leaves nor on what
+    row-major index, and on nothing else (`random_bits`): neither on the order of leaves nor on what
     else is in the tree, on sharding or on pieces.
 
     Args:
-      rate: In [0, 1), one number or one per model.
+      rate: In [0, 1), one number or one per model; may be traced.
       key: One PRNG key, typed or raw.
-      rescale: Whether what stays is divided.
+      rescale: Whether deltas are divided by 1 - rate.
+
+    Returns:
+      A transform of task vectors with leaves `[task, ...]`.
 
     Raises:
       ValueError: For a rate outside [0, 1).
@@ -251,6 +291,13 @@ def drop(rate: PerModel, key: Array | None, *, rescale: bool = True) -> Transfor
 
     References:
       Yu et al., Language Models are Super Mario, 2024 (arXiv 2311.03099), Sec. 3.2.
+
+    >>> import jax
+    >>> from sail_jax import TaskVectors
+    >>> vectors = TaskVectors({"a": jnp.ones((1, 10_000))}, {"a": jnp.ones((1, 1))})
+    >>> dropped = drop(0.5, jax.random.key(0))(vectors)
+    >>> dropped.delta["a"].max().item(), round(dropped.weight["a"].mean().item(), 1)
+    (2.0, 0.5)
     """
     check_per_model("rate", rate, lambda p: (p >= 0) & (p < 1), "in [0, 1)")
     words = random_bits.key_words(key, "the masks of DARE")
@@ -260,6 +307,7 @@ def drop(rate: PerModel, key: Array | None, *, rescale: bool = True) -> Transfor
 def _drop(
     keep: Array, words: Array, piece: Piece, delta: Array, weight: Array, *, rescale: bool
 ) -> Vectors:
+    """The kernel of `drop`; `keep` is 1 - rate."""
     chance = beside(keep, delta)
     kept = _drawn(words, piece, delta, chance)
     return per_task(jnp.divide, delta, chance) if rescale else delta, mask(kept, weight)
@@ -268,7 +316,16 @@ def _drop(
 def uniform(
     words: UInt[Array, "words"], piece: Piece, shape: Sequence[int]
 ) -> Callable[[int], Float[Array, "..."]]:
-    """For each model k the draws of a piece, uniform in [0, 1), float32."""
+    """Makes the random draws of a piece, uniform in [0, 1).
+
+    Args:
+      words: The words of a PRNG key (`random_bits.key_words`).
+      piece: Which entries of which leaf they are.
+      shape: The shape of the deltas, `[task, ...]`.
+
+    Returns:
+      Function from the index of a model to its draws, float32 `[...]`.
+    """
     tasks, *rest = shape
     models = lax.iota(jnp.uint32, tasks)
     low, high = random_bits.stream(words, *(piece.name[i] for i in range(4)), models)
@@ -279,7 +336,7 @@ def uniform(
 def _drawn(
     words: Array, piece: Piece, delta: Array, chance: Float[Array, "#task ..."]
 ) -> Bool[Array, "task ..."]:
-    """Masks that are True with a chance, drawn for every entry and model apart."""
+    """Draws masks that are True with a given chance, for every entry and model apart."""
     draw = uniform(words, piece, delta.shape)
     return jnp.stack([draw(k) < chance[k if len(chance) > 1 else 0] for k in range(len(delta))])
 
@@ -292,14 +349,15 @@ def drop_by_magnitude(
     *,
     rescale: Literal["probability", "l1"] | None = "probability",
 ) -> Transform:
-    """Masks entries with a probability that falls with their magnitude: DELLA's MAGPRUNE.
+    """Masks entries with a probability that falls with their magnitude: MAGPRUNE, the masks of
+    DELLA.
 
-    An entry stays with probability p = density - epsilon + 2 epsilon x, and is divided by p. x in
-    [0, 1] is the place of the entry in its row (the last axis; a vector is one row). Where x is
-    0 / 0 (rows of length 1, or of equal magnitudes for "magnitude") p is the density. Where
-    density + epsilon > 1, the window [density - epsilon, density + epsilon] shrinks to what fits
-    around the density; so density 1 keeps everything. Draws depend on what those of `drop` depend
-    on, and rows are ranked alone. The expected delta is unchanged.
+    An entry stays with probability p = density - epsilon + 2 epsilon x, and is divided by p. Here x
+    in [0, 1] is the place of the entry in its row (the last axis; a vector is one row). Where x is
+    0 / 0 (rows of length 1, or of equal magnitudes for "magnitude") p is the density. Where density
+    + epsilon exceeds 1, epsilon becomes 1 - density, so that no p does; density 1 keeps everything.
+    The expected delta is unchanged. Draws depend on what those of `drop` depend on, and each row is
+    ranked alone.
 
     Args:
       density: In (0, 1], one number or one per model: the mean of p over a row, by "rank".
@@ -307,8 +365,12 @@ def drop_by_magnitude(
       key: One PRNG key, typed or raw.
       rank_by: "rank" has x = (r - 1) / (n - 1), r = 1 for the smallest |delta| of n, equal entries
         in order of position; "magnitude" has x = (|delta| - least) / (greatest - least).
-      rescale: "l1" divides by no p, but multiplies the deltas of a model by the ratio of their L1
-        norms over the tensor before and after (mergekit). None leaves them as they are.
+      rescale: "probability" divides by p. "l1" multiplies the deltas of a model by the ratio of
+        their L1 norms over the tensor before and after instead (mergekit). None leaves them as they
+        are.
+
+    Returns:
+      A transform of task vectors with leaves `[task, ...]`.
 
     Raises:
       ValueError: Unless 0 <= epsilon < density <= 1, and for another `rank_by`.
@@ -316,6 +378,12 @@ def drop_by_magnitude(
 
     References:
       Deep et al., DELLA-Merging, 2024 (arXiv 2406.11617), Sec. 3.1.
+
+    >>> import jax
+    >>> from sail_jax import TaskVectors
+    >>> vectors = TaskVectors({"a": jnp.array([[1.0, -2.0]])}, {"a": jnp.ones((1, 1))})
+    >>> drop_by_magnitude(1.0, 0.1, jax.random.key(0))(vectors).delta["a"].tolist()
+    [[1.0, -2.0]]
     """
     densities = check_per_model("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
     epsilons = check_per_model("epsilon", epsilon, lambda e: e >= 0, "not negative")
@@ -338,6 +406,7 @@ def _drop_by_magnitude(
     density: Array, epsilon: Array, words: Array, piece: Piece, delta: Array, weight: Array,
     *, rank_by: RankBy, rescale: bool,
 ) -> Vectors:  # fmt: skip
+    """The kernel of `drop_by_magnitude` without norms."""
     p = _probability(density, epsilon, piece, delta, weight, rank_by)
     kept = computed_once(lambda: _drawn(words, piece, delta, p), weight)
     divisor = jnp.where(p > 0, p, 1) if rescale else 1
@@ -347,6 +416,7 @@ def _drop_by_magnitude(
 def _probability(
     density: Array, epsilon: Array, piece: Piece, delta: Array, weight: Array, rank_by: RankBy
 ) -> Float[Array, "task ..."]:
+    """Computes the probability with which each entry stays."""
     density, epsilon = beside(density, delta), beside(epsilon, delta)
     epsilon = jnp.minimum(epsilon, jnp.minimum(density, 1 - density))
     size = jnp.where(weight != 0, jnp.abs(delta), 0)
@@ -356,7 +426,9 @@ def _probability(
 
 
 def _place_by_rank(size: Float[Array, "task ..."], on_host: bool) -> Float[Array, "task ..."]:
-    """From -1 for the smallest of a row to 1 for the largest."""
+    """Computes the place of each entry in its row by rank: from -1 for the smallest to 1 for the
+    largest.
+    """
     n = size.shape[-1] if size.ndim > 1 else 1
     if n == 1:
         return jnp.zeros_like(size)
@@ -365,6 +437,9 @@ def _place_by_rank(size: Float[Array, "task ..."], on_host: bool) -> Float[Array
 
 
 def _place_by_magnitude(size: Float[Array, "task ..."]) -> Float[Array, "task ..."]:
+    """Computes the place of each entry in its row by magnitude, from -1 to 1; 0 where all are
+    equal.
+    """
     if size.ndim == 1:
         return jnp.zeros_like(size)
     least, most = size.min(-1, keepdims=True), size.max(-1, keepdims=True)
@@ -376,7 +451,7 @@ def _sample(
     density: Array, epsilon: Array, words: Array, piece: Piece, delta: Array, weight: Array,
     *, rank_by: RankBy,
 ) -> tuple[Vectors, Array]:  # fmt: skip
-    """L1 norms before and after, `[task]`, and the masks as bits."""
+    """Computes L1 norms before and after, `[task]` each, and the masks as bits."""
     p = _probability(density, epsilon, piece, delta, weight, rank_by)
     kept = _drawn(words, piece, delta, p)
     return _lengths(delta, weight, delta, mask(kept, weight)), _packed(kept)
@@ -385,14 +460,17 @@ def _sample(
 def _masked_before(
     factor: Array, bits: Array, piece: Piece, delta: Array, weight: Array
 ) -> Vectors:
+    """Applies masks that were kept as bits, and a factor for each model."""
     kept = computed_once(lambda: _unpacked(bits, delta.shape), weight)
     return per_task(jnp.multiply, beside(factor, delta), delta), mask(kept, weight)
 
 
 WORD = 32
+"""The number of bits of a word of packed masks."""
 
 
 def _packed(kept: Bool[Array, "task ..."]) -> UInt[Array, "task words"]:
+    """Packs masks into 32-bit words, `[task, words]`."""
     flat = kept.reshape(len(kept), -1)
     flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % WORD))).reshape(len(kept), WORD, -1)
     bits = flat.astype(jnp.uint32)
@@ -400,6 +478,7 @@ def _packed(kept: Bool[Array, "task ..."]) -> UInt[Array, "task words"]:
 
 
 def _unpacked(words: UInt[Array, "task words"], shape: Sequence[int]) -> Bool[Array, "task ..."]:
+    """Unpacks the masks of `_packed`."""
     bits = (words[:, None] >> jnp.arange(WORD, dtype=jnp.uint32)[:, None]) & 1
     size = int(np.prod(shape[1:]))
     return bits.reshape(shape[0], -1)[:, :size].reshape(shape) != 0
@@ -409,14 +488,27 @@ def _unpacked(words: UInt[Array, "task words"], shape: Sequence[int]) -> Bool[Ar
 
 
 def rescale_l1(inner: Transform) -> Transform:
-    """A transform of single entries or rows, which then restores L1 norms as mergekit does.
+    """Makes a transform that restores the L1 norms that another one changes, as mergekit does.
 
-    Every delta is multiplied by the ratio of the L1 norms over its tensor that the entries of its
-    model had before `inner` and have after. What `inner` itself multiplies deltas by cancels. Where
-    either norm is 0 there is nothing to do.
+    Every delta is multiplied by the ratio of two L1 norms, over the entries of its model in its
+    tensor: before `inner` and after it. What `inner` multiplies all deltas of a tensor by cancels.
+    Where either norm is 0 the factor is 1.
+
+    Args:
+      inner: A transform of one step without statistics, such as `drop`.
+
+    Returns:
+      A transform that applies `inner` first.
 
     Raises:
       ValueError: If `inner` has more than one step, or one with statistics.
+
+    >>> from sail_jax import TaskVectors
+    >>> first = from_function(lambda delta, weight: (delta, weight * (delta > 1)))
+    >>> vectors = TaskVectors({"a": jnp.array([[1.0, 3.0]])}, {"a": jnp.ones((1, 1))})
+    >>> rescaled = rescale_l1(first)(vectors)
+    >>> (rescaled.delta["a"] * rescaled.weight["a"]).tolist()
+    [[0.0, 4.0]]
     """
     if len(inner.steps) != 1 or inner.steps[0].statistics:
         raise ValueError("rescale_l1: expected a transform of one step without statistics")
@@ -426,12 +518,16 @@ def rescale_l1(inner: Transform) -> Transform:
 
 
 def _norms(inner: Kernel, piece: Piece, delta: Array, weight: Array) -> Vectors:
+    """Computes the L1 norms of a piece before and after a transform."""
     return _lengths(delta, weight, *inner(piece, delta, weight))
 
 
 def _lengths(delta: Array, weight: Array, after: Array, left: Array) -> Vectors:
-    """L1 norms before and after, `[task]` each, scaled so that no sum of < 2**32 terms overflows:
-    only their ratio matters."""
+    """Computes L1 norms before and after, `[task]` each.
+
+    Magnitudes are scaled so that no sum of fewer than 2**32 terms overflows: only the ratio of the
+    norms matters.
+    """
 
     def size(x: Array, w: Array, k: int) -> Array:
         entries = jnp.broadcast_to(w, x.shape)[k] != 0
@@ -443,12 +539,14 @@ def _lengths(delta: Array, weight: Array, after: Array, left: Array) -> Vectors:
 
 
 def _ratio(prepared: Any, norms: Vectors) -> Float[Array, "task"]:
+    """Returns the ratio of the norms, 1 where either is 0."""
     before, after = norms
     exists = (before > 0) & (after > 0)
     return jnp.where(exists, before / jnp.where(exists, after, 1), 1)
 
 
 def _rescaled(inner: Kernel, factor: Array, piece: Piece, delta: Array, weight: Array) -> Vectors:
+    """Applies a transform, and a factor for each model."""
     delta, weight = inner(piece, delta, weight)
     return per_task(jnp.multiply, beside(factor, delta), delta), weight
 
@@ -459,13 +557,19 @@ def _rescaled(inner: Kernel, factor: Array, piece: Piece, delta: Array, weight: 
 def check_per_model(
     name: str, value: PerModel, holds: Callable[[Any], Any], expected: str
 ) -> np.ndarray | None:
-    """Checks that a value is one finite number or one per model.
+    """Checks that a hyperparameter is one finite number or one per model.
+
+    Args:
+      name: What the message calls it.
+      value: The value, which may be traced.
+      holds: What has to be true of every number, an array in and out.
+      expected: What the message says was expected, such as "in (0, 1]".
 
     Returns:
       The values as float64, None while they are traced.
 
     Raises:
-      ValueError: Unless they are, and `holds` of all.
+      ValueError: If the value is anything else, or `holds` is false of a number.
     """
     numbers = "a number or one per model"
     values = concrete(value)
@@ -481,6 +585,7 @@ def check_per_model(
 def _static_fractions(
     name: str, value: Any, holds: Callable[[Any], Any], expected: str
 ) -> np.ndarray:
+    """Checks a hyperparameter that may not be traced; TypeError if it is."""
     fractions = check_per_model(name, value, holds, expected)
     if fractions is None:
         raise TypeError(f"{name}: expected static numbers, got traced ones")
@@ -488,11 +593,21 @@ def _static_fractions(
 
 
 def _float32(x: PerModel) -> Any:
+    """Converts a hyperparameter to float32, with NumPy if its value is known."""
     values = concrete(x)
     return jnp.asarray(x, jnp.float32) if values is None else values.astype(np.float32)
 
 
 def one_of(name: str, value: str, options: object) -> None:
-    """ValueError unless `value` is one of the strings of a Literal."""
+    """Checks that a value is one of the strings of a Literal.
+
+    Args:
+      name: What the message calls it.
+      value: The value.
+      options: The `Literal`.
+
+    Raises:
+      ValueError: If it is not one of them.
+    """
     if value not in get_args(options):
         raise ValueError(f"{name}: expected one of {get_args(options)}, got {value!r}")
