@@ -126,6 +126,7 @@ def _evaluated(
         for path, source in zip(leaf_paths(vectors.delta), sources, strict=True)
     ]
     check_paths(steps, [leaf.path for leaf in leaves])
+    # leaves without entries have no statistics and nothing to compute
     values = iter(evaluate(steps, [leaf for leaf in leaves if leaf.size], kernel(_value)))
     return [
         next(values) if leaf.size else empty(source.delta, source.weight)
@@ -224,7 +225,7 @@ def chain(*transforms: Transform) -> Transform:
 
     >>> from sail_jax import transforms
     >>> vectors = TaskVectors({"a": jnp.array([[4.0, 1.0], [-3.0, 2.0]])}, {"a": jnp.ones((2, 1))})
-    >>> both = chain(transforms.trim(0.5), transforms.elect())
+    >>> both = chain(transforms.trim(0.5, "tensor"), transforms.elect())
     >>> both(vectors).weight["a"].tolist()
     [[1.0, 0.0], [0.0, 0.0]]
     """

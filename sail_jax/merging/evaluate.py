@@ -144,6 +144,7 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
     data = tuple(data_of(steps, leaf) for leaf in leaves)
     loops: dict[Any, list[int]] = {}
     for i, (leaf, inputs) in enumerate(zip(leaves, data, strict=True)):
+        # leaves of one loop are stacked, or branches of one switch: they have to agree in all this
         applied = tuple(step.applies(leaf.path) for step in steps)
         arrays, structure = jax.tree.flatten(inputs)
         types = tuple((jnp.shape(x), jnp.result_type(x), jax.typeof(x).sharding) for x in arrays)
@@ -189,6 +190,7 @@ def _walk(
         chosen = [k for k, applied in enumerate(plan.applied) if applied[s]]
         kernels: list[Kernel | None] = [None] * len(loops)
         if step.over_tree:
+            # visits every leaf once or more, each time through all steps before this one
             visit = _Loops([loops[k] for k in chosen], plan.order)
             bound, own = resolve(step, visit, tables.prepared[s])
             for i, k in enumerate(chosen):
@@ -250,7 +252,7 @@ class _Loop:
 
     def scan(self, f: Body, state: Any) -> tuple[Any, Any]:
         """Returns the last state, and the outcomes of all leaves, stacked."""
-        if len(self.data) == 1:
+        if len(self.data) == 1:  # a loop would only hide it from XLA's fusion
             state, outcome = self.visit(f, state, 0)
             return state, jax.tree.map(lambda x: x[None], outcome)
         mine = self.names, self.own
@@ -345,6 +347,7 @@ class _Loops(Traced):
 
     def __init__(self, loops: Sequence[_Loop], order: Sequence[int]):
         self.loops, self.tasks = loops, loops[0].data[0].source.tasks
+        # loops group leaves by shape, but equal keys are taken in order of paths
         rank = {leaf: place for place, leaf in enumerate(order)}
         self.by_path = np.argsort([rank[i] for loop in loops for i in loop.members])
 
@@ -366,6 +369,7 @@ class _Loops(Traced):
         def alone(state: Any, *leaf: Any) -> tuple[Any, Any]:
             return part(*leaf)
 
+        # zeros are the identity of every sum, so that all loops can add to one total
         shapes, _ = jax.eval_shape(lambda: self.loops[0].visit(alone, (), 0))
         total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         own = []

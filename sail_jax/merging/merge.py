@@ -95,10 +95,10 @@ class Merge:
       ValueError: If `scale` is not one finite number.
 
     >>> from sail_jax import Merge, reductions, transforms
-    >>> merge = Merge(transforms.trim(0.5), reductions.weighted_mean)
+    >>> merge = Merge(transforms.elect(), reductions.weighted_mean)
     >>> base = {"a": jnp.zeros(2)}
-    >>> merge([{"a": jnp.array([4.0, 1.0])}, {"a": jnp.array([2.0, -3.0])}], base)["a"].tolist()
-    [4.0, -3.0]
+    >>> merge([{"a": jnp.array([3.0, 1.0])}, {"a": jnp.array([-1.0, 3.0])}], base)["a"].tolist()
+    [3.0, 2.0]
     """
 
     transform: Transform = Transform()  # noqa: RUF009 - immutable
@@ -118,6 +118,7 @@ class Merge:
         if not isinstance(self.reduction, Reduction):
             raise TypeError(f"reduction: expected a Reduction, got {self.reduction!r}")
         check_scalar("scale", self.scale, np.isfinite, "a finite number")
+        # a copy that cannot be changed: merges are immutable
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
     @property
@@ -212,6 +213,7 @@ class Merge:
         if self.base == "merged" and base is not None:
             models, weights = (base, *models), with_base(weights)
         start = base if self.relative else None
+        # in float64 whatever the caller's precision: `Unit` rounds them to that of its inputs
         with jax.enable_x64(True):
             w = np.asarray(self.check_weights(weights, len(models)))
         return Work(name, shape, np.dtype(dtype), tuple(models), start, w, self)
@@ -272,6 +274,7 @@ class Merge:
         if traced:
             matched.refuse(known_finite(matched, sources))
             return outcomes
+        # inputs first: an outcome of inputs that are not finite is no overflow
         flags = {i: np.asarray(finite) for i, (_, finite) in outcomes.items()}
         matched.refuse({i: finite[:-1] for i, finite in flags.items()})
         for i, finite in flags.items():
@@ -396,7 +399,7 @@ def _plain(x: Any) -> Any:
     if code := getattr(x, "__code__", None):
         cells = [_plain(cell.cell_contents) for cell in x.__closure__ or ()]
         return [x.__module__, x.__qualname__, _plain(code), cells]
-    if isinstance(x, CodeType):
+    if isinstance(x, CodeType):  # without file and line numbers, which change nothing it does
         return [x.co_code.hex(), x.co_names, [*map(_plain, x.co_consts)]]
     if hasattr(x, "__dict__") and not isinstance(x, type):
         return [type(x).__name__, _plain(vars(x))]

@@ -80,6 +80,7 @@ def stream(words: UInt[Array, "words"], *names: ArrayLike) -> Stream:
         low = mix(state[0] ^ word)
         return (low, mix(state[1] + word * jnp.uint32(0xC2B2AE35) + low)), None
 
+    # 2**32 over the golden ratio, and the multipliers of MurmurHash3's finaliser
     first = jnp.full(shape, 0x9E3779B9, jnp.uint32)
     # a loop, since XLA would fuse anything else into its users and hash the names for every entry
     return lax.scan(absorb, (first, jnp.full_like(first, 0x85EBCA6B)), jnp.stack([*own, *arrays]))[
@@ -102,6 +103,7 @@ def uniform(of: Stream, index: UInt[Array, "..."]) -> Float[Array, "..."]:
     """
     low, high = of
     bits = mix(mix(index ^ low) + high)
+    # float32 holds 24 bits exactly, so that no draw is rounded up to 1
     # not astype: int32 converts faster than uint32 on CPUs
     return (bits >> 8).astype(jnp.int32).astype(jnp.float32) * jnp.float32(2**-24)
 
@@ -121,7 +123,7 @@ def key_words(key: Array | None, purpose: str) -> UInt[Array | np.ndarray, "word
     """
     if key is None:
         raise TypeError(f"key: expected a PRNG key, for {purpose}, got None")
-    try:
+    try:  # it takes one key, typed or raw, and refuses everything else
         jax.eval_shape(functools.partial(jax.random.fold_in, data=0), key)
     except (TypeError, ValueError) as error:
         raise TypeError(f"key: expected one PRNG key, got {key!r}") from error

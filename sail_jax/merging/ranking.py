@@ -119,6 +119,7 @@ def subtract(a: Wide, b: Wide) -> Wide:
     Returns:
       a - b.
     """
+    # borrowed beforehand, so that the lower word is not negative
     return _carry(a.hi - b.hi - 1, a.lo - b.lo + HALF)
 
 
@@ -156,6 +157,7 @@ def running(counts: Wide) -> Wide:
     Returns:
       The sums, of the same shape; 0 for the first row.
     """
+    # fewer than 2**16 words below 2**16 add up to less than 2**32
     return _carry(*(part.cumsum(0, dtype=jnp.uint32) - part for part in counts))
 
 
@@ -190,6 +192,7 @@ def _check_size(keys: Array) -> None:
 def _row_sums(mask: Bool[Array, "... n"]) -> UInt[Array, "..."]:
     """Counts how many entries are True along the last axis."""
     n = mask.shape[-1]
+    # of many it pays on CPUs to add up eight in a byte first
     if n % 8 == 0 and mask.size > MANY and not any(jax.typeof(mask).sharding.spec):
         mask = mask.reshape(*mask.shape[:-1], 8, n // 8).sum(-2, dtype=jnp.uint8)
     return mask.sum(-1, dtype=jnp.uint32)
@@ -213,6 +216,8 @@ def fraction(part: float) -> Kernel:
 
 def _fraction(places: UInt[Array, "3"], count: Wide) -> Wide:
     """Multiplies counts by a fraction, in long multiplication with digits of 16 bits."""
+    # column c is worth 2**(16 * c); both halves of each product of 32 bits go to their own column,
+    # so that none overflows before carries are passed on
     columns = [jnp.uint32(0)] * 6
     for i, digit in enumerate((count.lo, count.hi)):
         for j in range(3):
@@ -221,6 +226,7 @@ def _fraction(places: UInt[Array, "3"], count: Wide) -> Wide:
             columns[i + j + 1] = columns[i + j + 1] + (product >> 16)
     for i in range(5):
         columns[i + 1] = columns[i + 1] + (columns[i] >> 16)
+    # columns 0 to 2 are the 48 binary places
     return Wide(columns[4] & 0xFFFF, columns[3] & 0xFFFF)
 
 
@@ -276,6 +282,7 @@ def key_of_float(x: Float[Array, "..."]) -> UInt[Array, "..."]:
     """
     bits = lax.bitcast_convert_type(x.astype(jnp.result_type(float)), _key_dtype())
     sign = jnp.asarray(1 << 8 * bits.dtype.itemsize - 1, bits.dtype)
+    # the patterns of negative floats ascend as the floats descend: all their bits are flipped
     return jnp.where(bits >= sign, ~bits, bits | sign)
 
 
@@ -635,6 +642,7 @@ def histogram(
             lambda key, head: _sorted_counts(*digits(key, head), 1 << bits), keys, heads
         )
 
+    # the branch is chosen where the program is lowered: `jit` may not know the device before
     counts = lax.platform_dependent(keys, head, cpu=by_scatter, default=by_sort)
     return _carry(jnp.uint32(0), counts)
 
@@ -688,6 +696,7 @@ def take(
     if keys.size == 0:
         return keys > 0
     left = subtract(_where(less(before, found.rank), found.rank, before), before)
+    # a piece has fewer than 2**32 entries: whatever is more means all of them
     left = jnp.where(left.hi < HALF, left.hi << 16 | left.lo, np.uint32(0xFFFFFFFF))
     like = jax.typeof(keys).sharding
     return _automatic(_take, like)(keys, found.key, left, in_rows)
@@ -699,6 +708,7 @@ def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array | None) ->
     in_rows = _equal_in_rows(keys, thresholds) if in_rows is None else in_rows
     row, left, row_keys = _descend(in_rows, left, keys)
     column = _first_reaching((row_keys == thresholds[:, None]).astype(jnp.uint32), left)
+    # behind the last equal key that is taken; the row's own start if none of it is
     end = row * columns + jnp.where(left > 0, column + 1, 0)
     index = lax.iota(jnp.uint32, rows * columns).reshape(keys.shape[1:])
     return per_task(
@@ -823,7 +833,7 @@ def _host_ranks(keys: Any) -> np.ndarray:
     shape, n = keys.shape, keys.shape[-1]
     rows = np.asarray(keys).reshape(-1, n)
     ranks = np.empty(rows.shape, _rank_dtype(n))
-    if rows.dtype != np.uint32:
+    if rows.dtype != np.uint32:  # wider keys leave no room for the position in 64 bits
         order = np.argsort(rows, axis=1, kind="stable")
         np.put_along_axis(ranks, order, np.arange(n, dtype=ranks.dtype)[None], 1)
         return ranks.reshape(shape)

@@ -113,6 +113,7 @@ def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor
         kernel(_coefficients, count),
         _add_products,
     )
+    # a piece of whole rows has an entry of every column, so that sums over pieces fit together
     needs = "row" if scope == "column" else "entry"
     return reduce(
         kernel(_combine), sums, needs=needs, scope="tree" if scope == "tree" else "tensor"

@@ -121,6 +121,7 @@ def fingerprint(path: str) -> UInt[np.ndarray, "4"]:
     ['a68f0c1e', '1b3c1f51', 'bddf1842', 'a40d8174']
     """
     digest = hashlib.blake2b(path.encode(), digest_size=16).digest()
+    # little-endian on every machine, then in the machine's own order
     return np.frombuffer(digest, "<u4").astype(np.uint32)
 
 

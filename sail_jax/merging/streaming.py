@@ -281,6 +281,7 @@ def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray, count: int) -> N
     Of each row the first `count` entries are looked at, or as many as the tensor has; what lies
     behind them may be anything.
     """
+    # all rows at once is fast; what lies behind the entries may be to blame, so look again
     if not finite(rows):
         for tensor, row in zip(tensors, rows, strict=True):
             if not finite(row[: min(count, math.prod(tensor.shape))]):
@@ -714,6 +715,7 @@ def units(works: Sequence[Work], crowded: bool, bits: int = 16) -> list[Unit]:
         if batch == 1:
             alike[k] = [work]
             continue
+        # runs of entries are padded alike, whatever the shape of the tensor
         shape = None if work.needs == "entry" else work.shape
         inputs = (len(work.models), work.start is None, *(x.dtype for x in work.inputs))
         applied = tuple(step.applies(work.name) for step in work.steps)
@@ -976,7 +978,8 @@ def _outcomes(
         steps: Any = _bound(kernels, mine)
         *first, last = steps
         vectors: tuple[Array, Array] = through(first, data, place)
-        delta, weight = lax.optimization_barrier(vectors) if measure else vectors  # computed once
+        # the barrier makes XLA compute them once, for the outcome and for the measurements
+        delta, weight = lax.optimization_barrier(vectors) if measure else vectors
         change, out = tail(data.source, last(place.beside(data.local[-1]), delta, weight))
         return (), (out, _measured(place, data.source, delta, weight, change) if measure else {})
 
@@ -992,7 +995,7 @@ def _batched(
     """
     first = jax.tree.map(lambda x: x[0], xs)
     room = len(jax.tree.leaves(xs)[0])
-    if room == 1:
+    if room == 1:  # one tensor at a time needs no loop, and no copy into a stack
         part, own = body(first)
         return part, jax.tree.map(lambda x: x[None], own)
 

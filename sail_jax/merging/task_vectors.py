@@ -276,6 +276,7 @@ def known_finite(
       that are traced.
     """
     flags = {}
+    # under `jit` too, arrays that are known are looked at now, not in the program
     with jax.ensure_compile_time_eval():
         for i, (_, source) in sources.items():
             arrays = [*source.models, *([] if source.start is None else [source.start])]

@@ -108,6 +108,7 @@ def _trim_ranks(density: np.ndarray, floor: bool, size: int) -> tuple[Wide, ...]
 
 def _how_many(density: np.ndarray, floor: bool, size: int) -> np.ndarray | np.integer:
     """Counts the entries that stay: at least one of a tensor that has any."""
+    # not np.round, which takes halves to the nearest even number
     count = np.floor(density * size + (0.0 if floor else 0.5)).astype(int)
     return np.clip(count, min(1, size), size)
 
@@ -409,6 +410,7 @@ def _drop_by_magnitude(
     """The kernel of `drop_by_magnitude` without norms."""
     p = _probability(density, epsilon, piece, delta, weight, rank_by)
     kept = computed_once(lambda: _drawn(words, piece, delta, p), weight)
+    # entries of p = 0 are masked, and delta / 0 would leave NaN or infinity in them
     divisor = jnp.where(p > 0, p, 1) if rescale else 1
     return delta / divisor, mask(kept, weight)
 
@@ -443,6 +445,7 @@ def _place_by_magnitude(size: Float[Array, "task ..."]) -> Float[Array, "task ..
     if size.ndim == 1:
         return jnp.zeros_like(size)
     least, most = size.min(-1, keepdims=True), size.max(-1, keepdims=True)
+    # the inner where keeps 0 / 0 out of the discarded branch, where it would spoil gradients
     differ = most > least
     return jnp.where(differ, 2 * (size - least) / jnp.where(differ, most - least, 1) - 1, 0)
 
