@@ -316,6 +316,7 @@ def _named(name: str, error: Exception) -> Exception:
     """Puts the name of the merge in front of a TypeError or ValueError; other errors pass
     unchanged.
     """
+    # subclasses, such as JAX's own errors, mean more than their message
     plain = type(error) in (TypeError, ValueError) and not str(error).startswith(f"{name}: ")
     return type(error)(f"{name}: {error}") if plain else error
 

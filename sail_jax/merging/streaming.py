@@ -336,6 +336,7 @@ class Buffers:
         memory = self._memory.get(label)
         if memory is None or memory.size < count + 64:
             memory = self._memory[label] = np.zeros(count + 64, np.uint8)
+            # arrays over the old memory keep it alive, but nothing is written there any more
             for view in self._views.pop(label, {}).values():
                 self._aliases.pop(id(view), None)
         views = self._views.setdefault(label, {})
@@ -398,6 +399,7 @@ class Reader:
     ):
         self.unit, self.buffers, self.check, self.stopped = unit, buffers, check, stopped
         self.dtype = unit.dtype
+        # all pieces are kept, or none
         held = sum(work.size * len(work.inputs) for work in unit.works) * self.dtype.itemsize
         self.keeps = unit.passes > 1 and held <= buffers.hold
         self.read: dict[int, int] = {}  # the slots of pieces that have been read
@@ -434,6 +436,7 @@ class Reader:
             raise KeyboardInterrupt
         run, works = self.unit.runs[k], self.unit.works
         fresh = k not in self.read
+        # without room for all, each piece is read over the one before
         slot = self.read.setdefault(k, len(self.read) if self.keeps else 0)
 
         def part(label: str, tensors: Sequence[Tensor], *axes: int) -> Array:
@@ -465,7 +468,7 @@ class Reader:
             raw = self.buffers.take("cast", (count,), tensor.dtype)
             tensor.read(raw, run.start)
             out[:] = raw.astype(self.dtype)
-        row[count:] = 0
+        row[count:] = 0  # the memory may hold entries of another piece
 
 
 # --- units
@@ -536,6 +539,7 @@ class Unit:
     @property
     def count(self) -> np.int32:
         """The number of tensors; a batch may have room for more."""
+        # an array, so that a batch that is not full runs the same program
         return np.int32(len(self.works))
 
     def _stacked(self, values: Sequence[Any]) -> Any:
@@ -583,6 +587,7 @@ class Unit:
         source = Proposal(start, models, self.weights, dtype)
         leaf = Leaf(self.name, self.works[0].size, source)
         local = data_of(self.steps, leaf).local
+        # a tensor with arrays of its own is merged alone (`at_a_time`)
         return Data(source, jax.tree.map(lambda x: np.asarray(x)[None], local))
 
     def parts(
@@ -843,6 +848,7 @@ class Tree:
 
         def running(*counts: ranking.Wide) -> list[ranking.Wide]:
             by_key = dict(zip(own, counts, strict=True))
+            # in 64 bits, by NumPy: counts of a model outgrow 32
             so_far: Any = np.zeros(counts[0].lo.shape[1:], np.int64)
             sums = {key: np.zeros(n.lo.shape, np.int64) for key, n in by_key.items()}
             for _, key, b in entries:

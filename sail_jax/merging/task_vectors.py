@@ -88,6 +88,7 @@ class Proposal:
         arrays = [self.models] if isinstance(self.models, jax.Array) else [*self.models]
         arrays += [] if self.start is None else [self.start]
         dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in arrays) else jnp.float32
+        # pieces of files come stacked, pytrees as one array for each model
         if isinstance(self.models, jax.Array):
             delta = self.models.astype(dtype)
         else:
@@ -239,7 +240,7 @@ def task_vectors(
             return None, None
         if i in vectors:
             return vectors[i]
-        leaf = matched.start[i]
+        leaf = matched.start[i]  # has no entries: there is nothing to compute
         dtype = jnp.promote_types(leaf.dtype, jnp.float32)
         ones = (1,) * leaf.ndim
         return (
@@ -477,7 +478,7 @@ def _is_float(dtype: Any) -> bool:
 def _column(name: str, tree: PyTree, paths: Sequence[str], treedef: Any) -> list[Any]:
     """Returns the leaves of `tree` in the order of `paths`; ValueError if it has other leaves."""
     leaves, structure = jax.tree.flatten(tree)
-    if structure != treedef:
+    if structure != treedef:  # other containers may have the same paths
         by_path = dict(zip(leaf_paths(tree), leaves, strict=True))
         missing = [path for path in paths if path not in by_path]
         extra = list(by_path.keys() - set(paths))

@@ -120,8 +120,9 @@ class OnDemand(ABC):
             if self._formed is None:
                 self._formed = self.form()
             formed = self._formed
-            if start + out.size == math.prod(self.shape):
+            if start + out.size == math.prod(self.shape):  # the last entries are asked for
                 self._formed = None
+        # outside the lock, so that several threads can copy at once
         self.fill(formed, out, start)
 
 
