@@ -83,7 +83,7 @@ def merge_arrays(works: Sequence[Work]) -> list[Array]:
             unit.forget()
 
         engine.each(finish, engine.prepared(works))
-    # the results lie over this memory: nobody else holds it, so that it need not be copied
+    # the results share this memory, which nobody else holds: so nothing is copied
     arrays: Any = [outcomes[work.name].reshape(work.shape) for work in works]
     return jax.device_put(arrays, may_alias=True)
 

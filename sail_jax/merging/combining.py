@@ -1,7 +1,7 @@
 """Transforms and reductions as values, and the functions that make and combine them.
 
-Both are tuples of steps (`steps`). To call one on task vectors runs its steps through `evaluate`; a
-`Merge` runs those of a transform and of a reduction together.
+Both are tuples of steps (module `steps`). A call on task vectors evaluates these steps; a `Merge`
+evaluates those of its transform and of its reduction together.
 """
 
 import fnmatch
@@ -184,13 +184,13 @@ def from_function(
 ) -> Transform:
     """Makes a transform from a function on arrays.
 
-    The function may get a leaf in parts, and in another shape: with needs "entry" an array `[task,
-    n]`, with "row" an array `[task, rows, columns]`, in both cases perhaps with zeros behind the
+    The function may get a leaf in parts and in another shape: with needs "entry" an array
+    `[task, n]`, with "row" an array `[task, rows, columns]`, and in both cases zeros may follow the
     last entry. The weight broadcasts with the delta.
 
     Args:
       function: `(*arrays, delta, weight) -> (delta, weight)`. A weight of 0 masks an entry. It
-        should live as long as the process: each new function is compiled anew.
+        should live as long as the process: a new function is compiled again.
       *arrays: Its first arguments, whose values may be traced.
       needs: What the function has to see at once: any "entry", a "row" (all entries along the last
         axis), or the whole "tensor", in its own shape.
@@ -240,7 +240,7 @@ def masked(inner: Transform, predicate: str | Callable[[str], bool]) -> Transfor
 
     Args:
       inner: The transform. Its statistics over the tree are taken over the chosen leaves alone.
-      predicate: Function that says of the path of a leaf whether it is chosen; or a glob pattern,
+      predicate: Function from the path of a leaf to whether it is chosen; or a glob pattern,
         matched with case, in which `*` also matches "/".
 
     Returns:
@@ -278,10 +278,10 @@ def matching(predicate: str | Callable[[str], bool]) -> Callable[[str], bool]:
 
 
 def _glob(pattern: str, path: str) -> bool:
-    """Says whether a path matches a glob pattern."""
+    """Checks whether a path matches a glob pattern."""
     return fnmatch.fnmatchcase(path, pattern)
 
 
 def _both(a: Callable[[str], bool], b: Callable[[str], bool], path: str) -> bool:
-    """Says whether a path is chosen by both of two predicates."""
+    """Checks whether a path is chosen by both of two predicates."""
     return a(path) and b(path)

@@ -34,7 +34,9 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    """Runs works on a pool of threads; a context manager that starts and ends the threads.
+    """Carries out works, the merges of single tensors, on several threads.
+
+    It is a context manager that starts and ends the threads.
 
     `stopped` is an event: once it is set, workers read nothing more and raise `KeyboardInterrupt`.
 
@@ -137,8 +139,8 @@ class Engine:
 
         Args:
           works: The works; those that share one merge (the same object) share its statistics.
-          wanted: Says which works are to be finished. Others are read only where a statistic over
-            the tree needs them.
+          wanted: Predicate on works: which are to be finished. Others are read only where a
+            statistic over the tree needs them.
 
         Returns:
           The units that hold a wanted work.
@@ -170,7 +172,7 @@ class Engine:
         # in order of names: sums over the tree must not depend on the order of the works
         in_order = sorted(group, key=lambda work: work.name)
         ordered = units(in_order, self._crowded, tree_bits(group))
-        # steps behind the last one over the tree are resolved when their unit is finished
+        # steps after the last one over the tree are resolved when their unit is finished
         for step in steps[: barrier(steps)]:
             if not step.over_tree:
                 self.each(lambda unit, step=step: self._resolve(unit, step), ordered)

@@ -1,7 +1,7 @@
 """Evaluates steps on pytrees in one compiled program.
 
 Each leaf goes through the steps one after another. A step with a statistic of the whole tree makes
-all leaves wait: every leaf is visited for the statistic first. Behind the last such step each leaf
+all leaves wait: every leaf is visited for the statistic first. After the last such step each leaf
 is finished on its own. The same description of steps can be carried out in two ways:
 
 * Piece by piece (`engine`, `streaming`): files, and arrays of one CPU. Kernels are compiled for
@@ -44,7 +44,7 @@ SHORT = 60
 
 
 def is_traced(*trees: Any) -> bool:
-    """Says whether any array of some trees is traced, so that its value is not known yet.
+    """Checks whether any array of some trees is traced, so that its value is not known yet.
 
     Args:
       *trees: Pytrees of anything.
@@ -63,7 +63,7 @@ def is_traced(*trees: Any) -> bool:
 
 
 def will_be_traced(steps: Sequence[Step], leaves: Sequence[Leaf], *more: Any) -> bool:
-    """Says whether `evaluate` will work on traced values, which cannot be checked.
+    """Checks whether `evaluate` will work on traced values, which cannot be checked.
 
     Args:
       steps: The steps that will be evaluated; their kernels may hold arrays.
@@ -77,7 +77,7 @@ def will_be_traced(steps: Sequence[Step], leaves: Sequence[Leaf], *more: Any) ->
 
 
 def on_one_cpu(*trees: Any) -> bool:
-    """Says whether all arrays of some trees lie on the CPU on which JAX puts new arrays.
+    """Checks whether all arrays of some trees lie on the CPU on which JAX puts new arrays.
 
     Args:
       *trees: Pytrees of anything; leaves that are not JAX arrays do not count. None of them is
@@ -125,7 +125,7 @@ class Tables(NamedTuple):
 
 
 def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> list[Any]:
-    """Takes leaves through steps, in one compiled program.
+    """Applies steps to leaves, in one compiled program.
 
     Args:
       steps: The steps in order; the last one may reduce.
@@ -181,7 +181,7 @@ def _walk(
     tables: Tables,
     tail: Kernel,
 ) -> list[Any]:
-    """Takes all loops through the steps; the body of the compiled program."""
+    """Applies the steps to all loops; the body of the compiled program."""
     loops = [
         _Loop(members, size, tuple(data[i] for i in members), names, stacked)
         for members, size, names in zip(plan.loops, plan.sizes, tables.names, strict=True)
@@ -209,7 +209,7 @@ def _walk(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _program(plan: Plan, *args: Any) -> list[Any]:
-    """Runs `_walk`, reading each leaf where it lies."""
+    """Runs `_walk` on leaves that are not stacked."""
     return _walk(False, plan, *args)
 
 
@@ -229,7 +229,7 @@ Body = Callable[[Any, Known, Data, Piece], tuple[Any, Any]]
 
 @dataclass(eq=False)
 class _Loop:
-    """Leaves of one shape, taken through the steps one after another.
+    """Leaves of one shape, to which steps are applied one leaf after another.
 
     Attributes:
       members: The indices of the leaves among all leaves.
@@ -281,7 +281,7 @@ class _Loop:
         return f(state, kernels, data, Piece(name))
 
     def finish(self, tail: Kernel) -> Iterable[Any]:
-        """Returns the outcome of every leaf, behind the last step."""
+        """Applies the last steps to every leaf, and returns the outcomes."""
 
         def finished(state: Any, kernels: Known, data: Data, piece: Piece) -> tuple[Any, Any]:
             return state, tail(data.source, through(kernels, data, piece))
@@ -292,7 +292,7 @@ class _Loop:
         return _unstacked(self.scan(finished, ())[1], count, self.stacked)
 
     def _is_short(self, f: Body) -> bool:
-        """Says whether a leaf takes so few operations that a loop would cost more than it saves.
+        """Checks whether a leaf needs so few operations that a loop would cost more than it saves.
 
         A loop keeps XLA from fusing what a leaf does with what surrounds it, which costs copies.
         """

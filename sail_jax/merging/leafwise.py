@@ -1,4 +1,4 @@
-"""How one leaf goes through steps, all of it at once or piece by piece.
+"""Functions that apply steps to one leaf, all of it at once or piece by piece.
 
 Both evaluators (`evaluate` and `streaming`) are written with these functions.
 """
@@ -138,7 +138,7 @@ def check_chosen(where: Callable[[str], bool], paths: Sequence[str]) -> None:
     """Checks that a predicate chooses at least one leaf.
 
     Args:
-      where: Says of the path of a leaf whether it is chosen.
+      where: Predicate on the paths of leaves: which are chosen.
       paths: The paths of all leaves to be merged.
 
     Raises:

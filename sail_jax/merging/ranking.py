@@ -2,10 +2,10 @@
 
 The bit pattern of a non-negative float, read as an unsigned integer, is in the same order: it is
 the key of the float. The k-th largest key is found digit by digit from the top: its first digit is
-the largest one that is reached by k keys. A piece of a leaf contributes how many of its keys have
-which digit. Such counts add up, so a threshold over a whole model takes one pass over the leaves
-for each digit, in any order and in any pieces. Keys equal to the threshold are taken in order of
-(path, row-major index).
+the largest one such that at least k keys have this first digit or a larger one. A piece of a leaf
+contributes how many of its keys have which digit. Such counts add up, so a threshold over a whole
+model takes one pass over the leaves for each digit, in any order and in any pieces. Keys equal to
+the threshold are taken in order of (path, row-major index).
 
 How wide a digit is depends on where the keys are (`Visit.bits`). Two digits of 16 bits, counted
 into 65,536 bins, are fast on CPUs and read a file only twice. Four of 8 bits cost less where leaves
@@ -308,7 +308,8 @@ def float_of_key(key: UInt[Array, "..."], signed: bool = False) -> Float[Array, 
 class Found(NamedTuple):
     """The result of a search: for each task the key of some rank.
 
-    During the search it holds the digits found so far, and the rank among the keys that begin so.
+    During the search it holds the digits found so far, and the rank among the keys that begin with
+    them.
 
     Attributes:
       key: The key, shape `[task]`.
@@ -332,7 +333,7 @@ class Order:
     Attributes:
       keys: Kernel `(*found, piece, delta, weight) -> [task, ...]`, unsigned integers.
       sized: The ranks as a function of the number of entries; `Wide` scalars or `[task]`. The key
-        of rank 0 lies above all that occur.
+        of rank 0 is above all that occur.
       ranks: Kernel `(*found) -> ranks`, where they follow from earlier statistics instead.
       tasks: The number of rows of keys, if it is not that of the models.
       ties: Whether each piece is to know how many equal keys lie before it, and in its rows. With
@@ -405,7 +406,7 @@ class Order:
           size: The number of entries of the tensor.
 
         Returns:
-          24 bytes for each rank behind the first, as was measured.
+          24 bytes for each rank after the first, as was measured.
         """
         # measured: the keys below each further rank are counted beside those below the first
         return 24 * max(0, len(self.prepare(size)) - 1)
@@ -452,8 +453,8 @@ def _by_bits(
 ) -> tuple[tuple[Found, ...], Any, Any]:
     """Searches bit by bit, with comparisons alone.
 
-    Each piece counts its keys that begin as the one that is searched for. When the last bit is
-    found these are its equal keys, so that they need no pass of their own.
+    Each piece counts its keys that begin with the bits found so far. When the last bit is found
+    these are its keys equal to the threshold, which thus need no pass of their own.
     """
     digits = _key_bits()
 
@@ -495,8 +496,8 @@ def _add_each(a: Sequence[Wide], b: Sequence[Wide]) -> tuple[Wide, ...]:
 def _count_digits(
     keys: Kernel, heads: tuple[Array, ...], shift: Array, *args: Any, bits: int
 ) -> tuple[Wide, ...]:
-    """Counts for each head how many keys that begin with it have which next digit, `[task,
-    2**bits]`.
+    """Counts for each head how many keys that begin with it have which next digit,
+    `[task, 2**bits]`.
 
     `args` is (piece, delta, weight), as in the functions below.
     """
@@ -678,7 +679,7 @@ def take(
     before: Wide,
     in_rows: UInt[Array, "task rows"] | None = None,
 ) -> Bool[Array, "task ..."]:
-    """Says which keys have a rank that was found or a better one.
+    """Selects the keys that have a rank that was found, or a better one.
 
     These are all keys above the threshold, and of those equal to it the first in row-major order
     that earlier pieces leave to be taken. So over all pieces exactly as many are taken as the rank
@@ -708,7 +709,7 @@ def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array | None) ->
     in_rows = _equal_in_rows(keys, thresholds) if in_rows is None else in_rows
     row, left, row_keys = _descend(in_rows, left, keys)
     column = _first_reaching((row_keys == thresholds[:, None]).astype(jnp.uint32), left)
-    # behind the last equal key that is taken; the row's own start if none of it is
+    # after the last equal key that is taken; the row's own start if none of it is
     end = row * columns + jnp.where(left > 0, column + 1, 0)
     index = lax.iota(jnp.uint32, rows * columns).reshape(keys.shape[1:])
     return per_task(

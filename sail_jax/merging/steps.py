@@ -60,7 +60,7 @@ class Kernel:
 
     Attributes:
       function: Called as `function(*arrays, *args, **options)`. It should live as long as the
-        process: each new function is compiled anew.
+        process: a new function is compiled again.
       arrays: The first arguments, pytrees of arrays.
       options: Keyword arguments by name, hashable; compiled code is specialised to them.
     """
@@ -81,7 +81,7 @@ class Kernel:
         return self.function(*self.arrays, *args, **dict(self.options))
 
     def bind(self, *more: Any) -> "Kernel":
-        """Adds further first arguments behind those that the kernel has.
+        """Adds further first arguments after those that the kernel has.
 
         Args:
           *more: Pytrees of arrays.
@@ -133,8 +133,8 @@ class Piece:
     Attributes:
       name: The `fingerprint` of the leaf's path, four words.
       start: The row-major index in the leaf of the first entry.
-      size: The number of entries that belong to the leaf; padding, of zero deltas, lies behind
-        them. None if there is no padding.
+      size: The number of entries that belong to the leaf; padding, of zero deltas, follows them.
+        None if there is no padding.
       on_host: Whether the kernel is compiled for the CPU of this process and called there by the
         evaluator itself. Then it may use NumPy in callbacks. It may not under the caller's `jit`.
       local: The arrays that `Step.local` has for this leaf; None without.
@@ -170,7 +170,7 @@ class Piece:
         return flat + jnp.asarray(self.start, jnp.uint32)
 
     def inside(self, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
-        """Says which entries belong to the leaf.
+        """Computes which entries belong to the leaf.
 
         Args:
           shape: The shape of the piece, without tasks.
@@ -270,7 +270,7 @@ class Visit(Protocol):
         ...
 
     def repeat(self, times: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
-        """Applies a function to a state again and again.
+        """Applies a function to a state a number of times.
 
         Args:
           times: How often.
@@ -500,8 +500,8 @@ class Step:
       needs: What the kernel has to see at once: single entries ("entry"), rows along the last axis
         ("row"), or the whole "tensor".
       scope: Whether statistics are taken over each "tensor" or over the whole "tree".
-      where: Says of a path whether the step applies to the leaf, and takes statistics of it. None
-        for all leaves.
+      where: Predicate on paths: to which leaves the step applies, and of which it takes statistics.
+        None for all leaves.
       local: Function from a path to a pytree of arrays that belong to the leaf, or None. The kernel
         and the summaries find them as `Piece.local`.
     """
@@ -521,7 +521,7 @@ class Step:
         return self.scope == "tree" and bool(self.statistics)
 
     def applies(self, path: str) -> bool:
-        """Says whether the step applies to a leaf.
+        """Checks whether the step applies to a leaf.
 
         Args:
           path: The path of the leaf.

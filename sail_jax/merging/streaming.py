@@ -2,7 +2,7 @@
 
 Steps run on pieces of a tensor: runs of entries, of rows, or all of it, whatever they need. Runs of
 entries are padded to one of four lengths, so that compilation does not grow with the number of
-shapes. Small tensors alike go through one program many at a time. The pieces do not depend on
+shapes. Small tensors of a kind go through one program many at a time. The pieces do not depend on
 memory, threads or devices, and sums over them are taken in order, so neither does the outcome.
 """
 
@@ -101,7 +101,7 @@ class Program(Protocol):
 
 
 class Work(NamedTuple):
-    """What is to be done for one tensor.
+    """The merge of one tensor: its inputs, their weights, and what is done with them.
 
     Attributes:
       name: The path of the tensor.
@@ -241,7 +241,7 @@ _BFLOAT16 = 0x7F80
 
 
 def finite(x: np.ndarray) -> bool:
-    """Says whether a float array holds neither NaN nor infinity.
+    """Checks whether a float array holds neither NaN nor infinity.
 
     It looks at the bits of the array, in two integer maxima, which is fast and needs no further
     memory.
@@ -278,10 +278,10 @@ class NotFiniteError(ValueError):
 def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray, count: int) -> None:
     """Raises NotFiniteError for the first tensor with NaN or infinity.
 
-    Of each row the first `count` entries are looked at, or as many as the tensor has; what lies
-    behind them may be anything.
+    Of each row the first `count` entries are looked at, or as many as the tensor has; those after
+    them may be anything.
     """
-    # all rows at once is fast; what lies behind the entries may be to blame, so look again
+    # all rows at once is fast; but what follows the entries may be to blame, so look again
     if not finite(rows):
         for tensor, row in zip(tensors, rows, strict=True):
             if not finite(row[: min(count, math.prod(tensor.shape))]):
@@ -292,7 +292,7 @@ def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray, count: int) -> N
 
 
 def read_as(work: Work) -> np.dtype:
-    """Chooses the dtype as which the inputs of a tensor are read.
+    """Chooses the dtype that the inputs of a tensor are read as.
 
     Args:
       work: What is done.
@@ -346,11 +346,11 @@ class Buffers:
         return views[shape, dtype]
 
     def on_device(self, view: np.ndarray) -> Array:
-        """Returns an array that was taken, as the device sees it now.
+        """Returns the JAX array of an array that was taken, with its present entries.
 
-        Where it can, the JAX array lies over the same memory. It is made once only, and shows also
-        what is written there later. Whoever writes there has to wait for whoever reads: `Reader`
-        does.
+        Where that is possible, both share their memory. Then the JAX array is made only once, and
+        what is written to the memory later appears in it as well. So a writer has to wait until all
+        computations that read it are done, as `Reader` does.
 
         Args:
           view: An array from `take`.
@@ -366,20 +366,18 @@ class Buffers:
         return array
 
     def trim(self) -> None:
-        """Frees all memory if it exceeds `hold` by more than `SPARE`, as it may after a large
-        tensor.
-        """
+        """Frees all memory if it exceeds `hold` by more than `SPARE` bytes."""
         if sum(memory.size for memory in self._memory.values()) > self.hold + SPARE:
             self.clear()
 
     def clear(self) -> None:
-        """Frees all memory; what JAX arrays still lie over lives as long as they do."""
+        """Frees all memory, except what JAX arrays still share, which is freed with them."""
         for table in (self._memory, self._views, self._aliases):
             table.clear()
 
 
 def _shares(array: Array, view: np.ndarray) -> bool:
-    """Says whether a JAX array lies over the memory of a NumPy array."""
+    """Checks whether a JAX array shares the memory of a NumPy array."""
     on_host = all(device.platform == "cpu" for device in array.devices())
     return on_host and array.unsafe_buffer_pointer() == view.ctypes.data
 
@@ -407,15 +405,15 @@ class Reader:
     def __call__(self, k: int, compute: Callable[[Array | None, Array], Computed]) -> Computed:
         """Reads a piece and computes something of it.
 
-        The arrays of a piece lie over memory into which the next piece is read, though JAX takes
-        arrays to be immutable and computes in the background. So they are seen by `compute` alone,
-        and the memory is used again only when all that `compute` returned is there. What it started
-        before it failed cannot be waited for: that memory is left to it.
+        The arrays of a piece share memory into which the next piece is read, although JAX takes
+        arrays to be immutable and computes in the background. So only `compute` sees them, and the
+        memory is used again only when everything that `compute` returned is ready. If `compute`
+        fails, what it started cannot be waited for; then the memory is not used again.
 
         Args:
           k: The index of the piece in `unit.runs`.
-          compute: Function of the start, `[tensor, *piece]` or None, and of the models, `[tensor,
-            model, *piece]`. It may not keep either.
+          compute: Function of the start, `[tensor, *piece]` or None, and of the models,
+            `[tensor, model, *piece]`. It may not keep either.
 
         Returns:
           What `compute` returns.
@@ -457,9 +455,7 @@ class Reader:
         return start, models
 
     def _fill(self, tensor: Tensor, row: np.ndarray, run: Run) -> None:
-        """Reads the entries of one tensor into a row, as the dtype of the unit, with zeros behind
-        the last.
-        """
+        """Reads the entries of one tensor into a row, in the dtype of the unit, then zeros."""
         count = min(run.count, math.prod(tensor.shape))
         out = row[:count]
         if tensor.dtype == self.dtype:
@@ -475,7 +471,7 @@ class Reader:
 
 
 def _first(a: Any, b: Any) -> Any:
-    """Returns the first of two parts: the sum of parts that hold nothing."""
+    """Returns the first of two parts; stands for the sum of parts that hold nothing."""
     return a
 
 
@@ -486,7 +482,8 @@ class Unit:
     pieces.
 
     Args:
-      works: The works, all of one merge and, if there are several, alike (see `units`).
+      works: The works, all of one merge; if there are several, of small tensors of one kind
+        (`units`).
       bits: How many bits of a key one pass over the whole tree finds.
       crowded: Whether there are many tiny tensors (`is_crowd`).
 
@@ -498,7 +495,7 @@ class Unit:
       runs: The pieces; if there are several, those of the one tensor.
       unchecked: The pieces whose inputs have not been found to be finite yet.
       batch: The number of tensors that there is room for in arrays.
-      dtype: The dtype as which inputs are read.
+      dtype: The dtype that inputs are read as.
       weights: The weights of each tensor, `[batch, model]`.
       names: The fingerprint of each tensor, `[batch, 4]`.
       known: The kernels of the steps resolved so far, None where one does not apply.
@@ -545,7 +542,7 @@ class Unit:
     def _stacked(self, values: Sequence[Any]) -> Any:
         """Stacks NumPy pytrees, one of each tensor, along a leading axis of the length of a batch.
 
-        What lies behind the last tensor is zeros, which are never looked at.
+        Zeros follow the last tensor; they are never looked at.
         """
 
         def stack(*x: Any) -> np.ndarray:
@@ -677,7 +674,7 @@ class Unit:
 
 
 def at_a_time(work: Work, crowded: bool = False) -> int:
-    """Chooses how many tensors alike are merged at a time.
+    """Chooses how many tensors of one kind are merged at a time.
 
     Args:
       work: The work of one of them.
@@ -692,7 +689,7 @@ def at_a_time(work: Work, crowded: bool = False) -> int:
 
 
 def is_crowd(works: Sequence[Work]) -> bool:
-    """Says whether so many tiny tensors are merged that programs of their own pay.
+    """Checks whether so many tiny tensors are merged that they deserve programs of their own.
 
     Args:
       works: All works of a run.
@@ -704,7 +701,7 @@ def is_crowd(works: Sequence[Work]) -> bool:
 
 
 def units(works: Sequence[Work], crowded: bool, bits: int = 16) -> list[Unit]:
-    """Groups works into units: small tensors alike together, in their order, others alone.
+    """Groups works into units: small tensors of one kind together, in their order, others alone.
 
     Args:
       works: Works of one merge, or of several without statistics of the tree.
@@ -888,7 +885,7 @@ class Tree:
         return _run(function, *args)
 
     def repeat(self, times: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
-        """Applies a function to a state again and again; see `Visit.repeat`.
+        """Applies a function to a state a number of times; see `Visit.repeat`.
 
         Args:
           times: How often.

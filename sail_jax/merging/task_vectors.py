@@ -266,7 +266,7 @@ def _as_they_are(source: Proposal, value: tuple[Array, Array]) -> tuple[Array, A
 def known_finite(
     matched: Matched, sources: Mapping[int, tuple[str, Proposal]]
 ) -> dict[int, Bool[np.ndarray, "..."]]:
-    """Says of the arrays of each leaf whether they are finite, as far as their values are known.
+    """Checks which arrays of each leaf are finite, as far as their values are known.
 
     Args:
       matched: The matched leaves.
@@ -442,7 +442,7 @@ def check_scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) 
       name: What the message calls it.
       x: The value, which may be traced.
       holds: What has to be true of the value, where it is known.
-      expected: What the message says was expected.
+      expected: What the message says was expected, such as "a finite number".
 
     Raises:
       ValueError: If it is no scalar, no real number, or if `holds` is false of it.
@@ -455,7 +455,7 @@ def check_scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) 
 
 @functools.cache
 def _real(dtype: Any) -> bool:
-    """Says whether a dtype is one of floats, integers or bools."""
+    """Checks whether a dtype is one of floats, integers or bools."""
     return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool))
 
 
@@ -464,7 +464,7 @@ def _is_none(x: Any) -> bool:
 
 
 def _floating(x: Any) -> bool:
-    """Says whether a leaf is a float or an array of floats."""
+    """Checks whether a leaf is a float or an array of floats."""
     return isinstance(x, float) or (
         isinstance(x, jax.Array | np.ndarray | np.generic) and _is_float(x.dtype)
     )
@@ -509,7 +509,7 @@ def _leaf(where: str, leaf: Any) -> Any:
 
 
 def _is_numeric(x: Any) -> bool:
-    """Says whether a leaf is an array of numbers and not a PRNG key."""
+    """Checks whether a leaf is an array of numbers and not a PRNG key."""
     return isinstance(x, jax.Array | np.ndarray) and not jnp.issubdtype(
         x.dtype, jax.dtypes.prng_key
     )
@@ -542,7 +542,7 @@ def _check_like(where: str, leaf: Any, like: Any, given: str) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Says whether two leaves that are no numbers are alike: functions, strings, PRNG keys, ..."""
+    """Checks whether two leaves that are no numbers are equal: functions, strings, PRNG keys."""
     if a is b or is_traced(a, b):
         return True
     if isinstance(a, jax.Array) and isinstance(b, jax.Array):

@@ -1,6 +1,6 @@
-"""The protocol of a tensor that lies somewhere unread.
+"""Tensors whose entries are read on demand: the protocol, and help for classes that follow it.
 
-Readers of files hand out such tensors, and the engine reads their entries piece by piece.
+Readers of files return such tensors, and the engine reads their entries piece by piece.
 """
 
 import math
