@@ -185,8 +185,8 @@ def from_function(
     """Makes a transform from a function on arrays.
 
     The function may get a leaf in parts and in another shape: with needs "entry" an array
-    `[task, n]`, with "row" an array `[task, rows, columns]`, and in both cases zeros may follow the
-    last entry. The weight broadcasts with the delta.
+    `[task, n]`, with "row" an array `[task, rows, columns]` (of a vector `[task, n]`), and in both
+    cases zeros may follow the last entry. The weight broadcasts with the delta.
 
     Args:
       function: `(*arrays, delta, weight) -> (delta, weight)`. A weight of 0 masks an entry. It

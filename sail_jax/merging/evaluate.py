@@ -216,7 +216,7 @@ def _program(plan: Plan, *args: Any) -> list[Any]:
 @_program.defjvp
 def _program_jvp(plan: Plan, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
     """Differentiates `_walk` with the leaves of each loop stacked."""
-    # a loop that picks its leaf out of many would pass back a gradient of each for every one
+    # a loop that picks its leaf by a branch would pass back gradients of all leaves in each round
     return jax.jvp(functools.partial(_walk, True, plan), primals, tangents)
 
 
@@ -321,7 +321,7 @@ def _unstacked(stack: Any, count: int, differentiable: bool) -> list[Any]:
 
 def _slices(x: Array, count: int, differentiable: bool) -> list[Array]:
     """Returns the `count` entries of an array along its leading axis."""
-    if differentiable:  # whose transpose is one concatenation
+    if differentiable:  # the transpose of `split` is one concatenation
         return [part[0] for part in lax.split(x, (1,) * count)]
     if not x.size:
         return [x[0]] * count

@@ -57,7 +57,9 @@ __all__ = [
 ]
 
 Base = Literal["required", "optional", "unused", "merged"]
+"""What a base is to a merge; see `Merge`."""
 Compat = Literal["paper", "mergekit"]
+"""Whose defaults and conventions a method follows: those of its paper, or those of mergekit."""
 P = ParamSpec("P")
 T = TypeVar("T")
 

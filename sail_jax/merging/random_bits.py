@@ -20,6 +20,7 @@ from sail_jax.checks import concrete
 __all__ = ["key", "key_words", "mix", "stream", "uniform"]
 
 Stream = tuple[UInt[Array, "..."], UInt[Array, "..."]]
+"""The 64 bits of state of one or more streams, in two words (low, high)."""
 
 
 def key(seed: int) -> Array:

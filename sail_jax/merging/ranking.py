@@ -755,7 +755,7 @@ def _descend(
     before = jnp.where(lax.iota(jnp.uint32, rows) < row[:, None], sums, 0)
 
     def pick(table: Array, at: Array) -> Array:
-        # reshaped task by task: XLA would keep a stack of keys that it sees reshaped
+        # reshaped task by task: XLA would write a stack of keys to memory that it sees reshaped
         return lax.dynamic_index_in_dim(table.reshape(rows, -1), at, 0, False)
 
     picked = per_task(pick, entries, jnp.minimum(row, rows - 1).astype(jnp.int32))

@@ -22,6 +22,7 @@ Vectors = Literal["tree", "tensor", "row", "column"]
 tensor), or a column (the entries at one place on its last axis).
 """
 Coefficients = Callable[..., Float[Array, "*vectors task"]]
+"""Function from inner products and weights to coefficients; see `combination`."""
 
 
 def _weighted_sum(piece: Piece, delta: Array, weight: Array) -> Array:

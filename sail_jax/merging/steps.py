@@ -42,8 +42,11 @@ __all__ = [
 ]
 
 Needs = Literal["entry", "row", "tensor"]
+"""What a kernel has to see of a leaf at once; see `Step`."""
 NEEDS: tuple[Needs, ...] = ("entry", "row", "tensor")
+"""All values of `Needs`, from the least to the most."""
 Scope = Literal["tree", "tensor"]
+"""What statistics are taken over: the whole tree, or each tensor alone."""
 
 
 STATIC = MappingProxyType({"static": True})

@@ -179,14 +179,14 @@ def pieces(shape: Shape, needs: Needs, crowded: bool = False) -> list[Run]:
         return [Run(0, n, shape)]
     if needs == "row":
         rows, columns = math.prod(shape[:-1]), shape[-1]
-        # what rows need takes more memory for every entry, and fresh memory is slow
+        # steps on rows take more memory for each entry, and fresh memory is slow: smaller pieces
         step = min(rows, max(1, SOME // columns))
         cut = (step * columns, (step, columns))
         return [Run(s, min(cut[0], n - s), cut[1]) for s in range(0, n, cut[0])]
     if crowded and n <= TINY:
         return [Run(0, n, (TINY,))]
     runs, start = [], 0
-    while start < n:  # what is left after the last whole piece in smaller ones: padding costs
+    while start < n:  # what is left after the last full piece goes into smaller ones: less padding
         left = n - start
         size = ENTRIES if left >= ENTRIES else FEW if left <= FEW else SOME
         runs.append(Run(start, min(size, left), (size,)))
@@ -236,6 +236,7 @@ def visiting_bytes(work: Work) -> int:
 
 # --- finite values
 
+# the bit pattern of infinity, by the bytes of a float; larger patterns are NaN
 _EXPONENT = {2: 0x7C00, 4: 0x7F800000, 8: 0x7FF0000000000000}
 _BFLOAT16 = 0x7F80
 
@@ -362,7 +363,7 @@ class Buffers:
             return alias[1]
         array = jax.device_put(view, may_alias=True)
         if _shares(array, view):
-            self._aliases[id(view)] = view, array  # which keeps the view, and so its number
+            self._aliases[id(view)] = view, array  # keeps the view, so that no other gets its id
         return array
 
     def trim(self) -> None:

@@ -46,6 +46,7 @@ TieSign = Literal["none", "positive", "majority"]
 RankBy = Literal["rank", "magnitude"]
 """What decides the probability of an entry; see `drop_by_magnitude`."""
 Vectors = tuple[Array, Array]
+"""(delta, weight) of one leaf or of a piece of it."""
 
 
 def mask(kept: Bool[Array, "task ..."], weight: Float[Array, "task ..."]) -> Array:
