@@ -89,9 +89,7 @@ def merge_arrays(works: Sequence[Work]) -> list[Array]:
 
 
 def _aligned(size: int, dtype: np.dtype) -> np.ndarray:
-    """Allocates a flat array at a multiple of 64 bytes, which XLA takes as it is instead of copying
-    it.
-    """
+    """Allocates a flat array at a multiple of 64 bytes, which XLA uses without copying it."""
     memory = np.empty(size * dtype.itemsize + 64, np.uint8)
     at = -memory.ctypes.data % 64
     return memory[at : at + math.prod((size, dtype.itemsize))].view(dtype)

@@ -164,8 +164,8 @@ class Engine:
         return ready
 
     def _resolved(self, group: Sequence[Work]) -> list[Unit]:
-        """Makes the units of a merge over the tree, with its steps resolved up to the last one over
-        the tree.
+        """Makes the units of a merge over the tree, and resolves its steps up to the last such
+        step.
         """
         steps = group[0].steps
         check_paths(steps, [work.name for work in group])
@@ -184,9 +184,7 @@ class Engine:
         return ordered
 
     def _over_tree(self, chosen: Sequence[Unit], step: Step) -> dict[int, Resolved]:
-        """Finds the statistics of one step over the tree; the result is keyed by the id of the
-        unit.
-        """
+        """Finds the statistics of one step over the tree, for each unit by its id."""
         works = [work for unit in chosen for work in unit.works]
         tree = Tree(chosen, functools.partial(self._visit, chosen), tree_bits(works))
         with self.precision():

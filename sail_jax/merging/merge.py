@@ -1,5 +1,4 @@
-"""A merge as a value: its transform, its reduction, and what it expects of models, base and
-weights.
+"""A merge as a value: its transform, its reduction, and what it expects of its inputs.
 
 The module also holds the registry of published methods, which `sail_jax.methods` fills.
 """
@@ -135,9 +134,7 @@ class Merge:
 
     @property
     def over_tree(self) -> bool:
-        """Whether the outcome of one tensor depends on others, through a statistic of the whole
-        tree.
-        """
+        """Whether tensors depend on one another through a statistic of the whole tree."""
         return any(step.over_tree for step in self.steps)
 
     @property
@@ -315,17 +312,16 @@ class Merge:
 
 
 def _named(name: str, error: Exception) -> Exception:
-    """Puts the name of the merge in front of a TypeError or ValueError; other errors pass
-    unchanged.
-    """
+    """Puts the name of the merge in front of the message of a TypeError or ValueError."""
     # subclasses, such as JAX's own errors, mean more than their message
     plain = type(error) in (TypeError, ValueError) and not str(error).startswith(f"{name}: ")
     return type(error)(f"{name}: {error}") if plain else error
 
 
 def with_base(weights: Weights) -> Weights:
-    """Puts the weight 1 of a base in front of the weights of models, for merges with
-    `base="merged"`.
+    """Puts the weight 1 of a base in front of the weights of models.
+
+    Merges with `base="merged"` use it.
 
     Args:
       weights: One for each model, which may be traced; or None for 1 each.

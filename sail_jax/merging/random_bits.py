@@ -1,5 +1,4 @@
-"""Random bits without state: each is a hash of a key, of names and of an index, and of nothing
-else.
+"""Random bits without state: each is a hash of a key, names and an index, nothing else.
 
 The draw of an entry does not depend on what is drawn beside it, in which order, in how many pieces
 or on how many devices. On CPUs this is several times faster than `jax.random`. It is not meant for

@@ -496,10 +496,10 @@ def _add_each(a: Sequence[Wide], b: Sequence[Wide]) -> tuple[Wide, ...]:
 def _count_digits(
     keys: Kernel, heads: tuple[Array, ...], shift: Array, *args: Any, bits: int
 ) -> tuple[Wide, ...]:
-    """Counts for each head how many keys that begin with it have which next digit,
-    `[task, 2**bits]`.
+    """Counts for each head the keys that begin with it, by their next digit.
 
-    `args` is (piece, delta, weight), as in the functions below.
+    The counts have the shape `[task, 2**bits]`. `args` is (piece, delta, weight), as in the
+    functions below.
     """
     values, inside = _keys_inside(keys, *args)
     return tuple(histogram(values, head, shift, inside, bits) for head in heads)

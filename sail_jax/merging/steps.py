@@ -518,9 +518,7 @@ class Step:
 
     @property
     def over_tree(self) -> bool:
-        """Whether the step has a statistic of the whole tree, so that leaves cannot be merged one
-        by one.
-        """
+        """Whether the step has a statistic of the whole tree, for which all leaves have to wait."""
         return self.scope == "tree" and bool(self.statistics)
 
     def applies(self, path: str) -> bool:

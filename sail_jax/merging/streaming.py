@@ -612,8 +612,9 @@ class Unit:
         return tuple(step[k] if step else () for step in self.own)
 
     def forget(self) -> None:
-        """Frees what was kept for the steps, since units stay listed until the last of them is
-        finished.
+        """Frees what was kept for the steps.
+
+        Units stay listed until the last of them is finished, and what they keep would add up.
         """
         self.known, self.own = (), []
 
@@ -862,8 +863,7 @@ class Tree:
         }
 
     def sizes(self) -> Any:
-        """Is not available: only a search bit by bit asks for sizes, and pieces are searched by
-        digits.
+        """Is not available: only a search bit by bit needs sizes, and `Tree` searches by digits.
 
         Returns:
           Nothing.
@@ -973,9 +973,7 @@ def _parts(
 def _outcomes(
     count: Array, kernels: Known, own: Any, tail: Kernel, data: Data, place: Piece, measure: bool
 ) -> tuple[Array, dict[str, Array]]:
-    """Computes the outcome of a piece of each tensor of a batch, and with `measure` sums for a
-    report.
-    """
+    """Merges a piece of each tensor of a batch; with `measure` also computes sums for a report."""
 
     def merged(x: Any) -> tuple[Any, Any]:
         mine, data, place = x

@@ -142,8 +142,9 @@ class Matched(NamedTuple):
         }
 
     def refuse(self, flags: Mapping[int, Bool[np.ndarray, "..."]]) -> None:
-        """Raises an error for the first leaf that is not finite, in order of the models, then the
-        base.
+        """Raises an error for the first leaf that is not finite.
+
+        The models are looked at in their order, then the base.
 
         Args:
           flags: By index of the leaf, whether all values are finite: one bool for each model, and

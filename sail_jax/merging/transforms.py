@@ -242,9 +242,7 @@ def _counted(by: ElectBy, delta: Array, weight: Array) -> Array:
 def _keep_elected(
     default: ArrayLike, piece: Piece, delta: Array, weight: Array, *, by: ElectBy
 ) -> Vectors:
-    """The kernel of `elect`; `default` is the sign that is elected where the sum is 0, or 0 for
-    none.
-    """
+    """The kernel of `elect`; `default` is the sign elected where the sum is 0 (0 for none)."""
     counted = _counted(by, delta, weight)
     mass = task_sum(counted)
     elected = jnp.where(mass == 0, jnp.asarray(default, mass.dtype), jnp.sign(mass))
@@ -274,10 +272,10 @@ def _majority(prepared: Any, signs: tuple[Wide, Wide]) -> Array:
 def drop(rate: PerModel, key: Array | None, *, rescale: bool = True) -> Transform:
     """Masks every entry with probability `rate` and divides the others by 1 - rate: DARE.
 
-    The expected delta is unchanged and gains the variance rate / (1 - rate) * delta^2. Whether an
-    entry is kept depends on the key, the path of its leaf, the place k of its model and its
-    row-major index, and on nothing else (`random_bits`): neither on the order of leaves nor on what
-    else is in the tree, on sharding or on pieces.
+    With `rescale` the expected delta is unchanged and gains the variance rate / (1 - rate) *
+    delta^2. Whether an entry is kept depends on the key, the path of its leaf, the place k of its
+    model and its row-major index, and on nothing else (`random_bits`): neither on the order of
+    leaves nor on what else is in the tree, on sharding or on pieces.
 
     Args:
       rate: In [0, 1), one number or one per model; may be traced.
@@ -351,15 +349,14 @@ def drop_by_magnitude(
     *,
     rescale: Literal["probability", "l1"] | None = "probability",
 ) -> Transform:
-    """Masks entries with a probability that falls with their magnitude: MAGPRUNE, the masks of
-    DELLA.
+    """Masks entries with a probability that falls with their magnitude: DELLA's MAGPRUNE.
 
     An entry stays with probability p = density - epsilon + 2 epsilon x, and is divided by p. Here x
     in [0, 1] is the place of the entry in its row (the last axis; a vector is one row). Where x is
     0 / 0 (rows of length 1, or of equal magnitudes for "magnitude") p is the density. Where density
     + epsilon exceeds 1, epsilon becomes 1 - density, so that no p does; density 1 keeps everything.
-    The expected delta is unchanged. Draws depend on what those of `drop` depend on, and each row is
-    ranked alone.
+    The division by p keeps the expected delta. Draws depend on what those of `drop` depend on, and
+    each row is ranked alone.
 
     Args:
       density: In (0, 1], one number or one per model: the mean of p over a row, by "rank".
@@ -429,9 +426,7 @@ def _probability(
 
 
 def _place_by_rank(size: Float[Array, "task ..."], on_host: bool) -> Float[Array, "task ..."]:
-    """Computes the place of each entry in its row by rank: from -1 for the smallest to 1 for the
-    largest.
-    """
+    """Computes the place of each entry in its row by rank, from -1 to 1 for the largest."""
     n = size.shape[-1] if size.ndim > 1 else 1
     if n == 1:
         return jnp.zeros_like(size)
@@ -440,8 +435,9 @@ def _place_by_rank(size: Float[Array, "task ..."], on_host: bool) -> Float[Array
 
 
 def _place_by_magnitude(size: Float[Array, "task ..."]) -> Float[Array, "task ..."]:
-    """Computes the place of each entry in its row by magnitude, from -1 to 1; 0 where all are
-    equal.
+    """Computes the place of each entry in its row by magnitude, from -1 to 1 for the largest.
+
+    It is 0 where all entries are equal.
     """
     if size.ndim == 1:
         return jnp.zeros_like(size)
