@@ -683,7 +683,8 @@ def at_a_time(work: Work, crowded: bool = False) -> int:
       crowded: Whether there are many tiny tensors (`is_crowd`).
 
     Returns:
-      1 for a tensor that is not small, or for which a step has arrays of its own.
+      The room in a batch; 1 for a tensor that is not small, or for which a step has arrays of its
+      own.
     """
     if work.size > FEW or any(step.local is not None for step in work.steps):
         return 1
