@@ -1,20 +1,26 @@
-"""Merging methods by name. Each makes a merge, a value that is applied to models:
+"""Merging methods by name. Most of them make a merge, a value that is then applied to models:
 
     method(**hyperparameters)(models, base=None, *, weights=None) -> merged
 
-Models are a sequence of M pytrees, and the base is the pytree they were tuned from, of the same
-leaf paths and shapes. Weights are `[M]`, finite. Floating leaves are merged in float32 (float64
-where a model has it) and cast once to the dtype of the base's leaf (of the first model's, without a
-base). All other leaves have to agree and are copied. What draws at random takes a PRNG key as a
-hyperparameter.
+`models` is a sequence of M pytrees. `base` is the pytree that they were fine-tuned from, with the
+same leaf paths and shapes. `weights` has shape `[M]` and finite values. Floating leaves are merged
+in float32 (float64 where a model has it) and cast once, to the dtype of the base's leaf (of the
+first model's, without a base). All other leaves have to agree and are copied. A method that draws
+at random takes a PRNG key as a hyperparameter.
 
-In what follows delta_k = theta_k - base, and w_k are the weights. All methods are pure, can be
-transformed by `jit`, `vmap` and `grad` over arrays (not over strings, bools and the density of
-`ties`), and raise as `Merge` says. Under a transformation, values that are traced cannot be checked
-and are taken on trust. Called eagerly on a CPU, a method compiles once for each shape of leaf;
-traced, its program grows with the number of shapes.
+In the docstrings of the methods, theta_k is the k-th model, delta_k = theta_k - base is its task
+vector, and w_k is its weight, 1 by default. All methods are pure functions. They can be transformed
+by `jit`, `vmap` and `grad` over arrays, but not over strings, bools and hyperparameters that are
+called static. They raise as `Merge` does. Under a transformation, values that are traced cannot be
+checked and are taken on trust. Called eagerly on a CPU, a method compiles once for each shape of
+leaf. When it is traced, its program grows with the number of shapes.
 
-A dictionary of arrays, the variables of a Flax Linen module, the state of an NNX one:
+What learns from data, searches, or gives each task a model of its own is not a merge and takes the
+models itself: `adamerging`, `concrete_subspace`, `learned_soup`, `greedy_soup`,
+`regmean_plus_plus`, `search`, `representation_surgery`, `emr` and `tall_masks`.
+
+Models may be a dictionary of arrays, the variables of a Flax Linen module, or the state of an NNX
+one:
 
 >>> import flax.linen, flax.nnx, jax
 >>> from sail_jax import methods
@@ -32,9 +38,10 @@ A dictionary of arrays, the variables of a Flax Linen module, the state of an NN
 >>> nets[0](x).shape
 (1, 3)
 
-Programs that share a name differ. `compat="paper"`, the default, is what the method's authors
-wrote; "mergekit" is what that program computes, its defaults included (where it does not crash). A
-hyperparameter that is None takes the default of either.
+Programs implement different algorithms under the same name. `compat="paper"`, the default, follows
+the method's authors. `compat="mergekit"` computes what the program mergekit computes, with its
+defaults (where mergekit does not crash). A hyperparameter that is None takes the default of the
+`compat` that was chosen.
 """
 
 from typing import TYPE_CHECKING

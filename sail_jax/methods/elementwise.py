@@ -1,5 +1,8 @@
-"""Methods that look at entries, or at a few numbers of a tensor: SCE, RAM, MagMax, NearSwap, Arcee
-Fusion, PCB, ExPO, passthrough."""
+"""Methods that merge each entry by itself, or with a few statistics of its tensor or tree.
+
+Here are SCE, RAM, MagMax, NearSwap, Arcee Fusion, PCB, ExPO and passthrough. Methods that mask task
+vectors and then add them up are in `sparse`.
+"""
 
 import functools
 from typing import Any
@@ -39,12 +42,18 @@ Vectors = tuple[Array, Array]
 
 @method
 def passthrough(*, scale: Scalar = 1.0) -> Merge:
-    """scale * theta of the one model there is.
+    """Multiplies the one model that is given by a number.
 
-    A base given only says the output's dtypes. Leaves that are not floating are copied, not scaled.
+    The result is scale * theta. Leaves that are not floating are copied, not scaled.
 
     Args:
-      scale: What multiplies the model.
+      scale: What multiplies the model; a finite number, which may be traced.
+
+    Returns:
+      A merge of exactly one model. It needs no base; one given only decides the output's dtypes.
+
+    Raises:
+      ValueError: Unless `scale` is a finite number.
 
     >>> passthrough(scale=0.5)([{"a": 3.0}])
     {'a': Array(1.5, dtype=float32)}
@@ -54,13 +63,20 @@ def passthrough(*, scale: Scalar = 1.0) -> Merge:
 
 @method
 def expo(*, alpha: Scalar = 0.1) -> Merge:
-    """ExPO: theta + alpha (theta - base), beyond the one model given.
+    """Extrapolates from the base through the one model and beyond it (ExPO).
 
-    The base is the weaker model (before alignment), the model the stronger one. alpha 0 is the
-    model, -1 the base.
+    The result is theta + alpha (theta - base). The base is the weaker model (before alignment), the
+    model the stronger one. alpha = 0 gives the model, alpha = -1 the base.
 
     Args:
-      alpha: How far beyond. The authors choose it in 0.1 to 0.5 on held-out data.
+      alpha: How far to go beyond the model, as a fraction of its distance from the base. The
+        authors choose it from 0.1 to 0.5 on held-out data.
+
+    Returns:
+      A merge of exactly one model, which needs a base.
+
+    Raises:
+      ValueError: Unless `alpha` is a finite number.
 
     References:
       Zheng et al., Model Extrapolation Expedites Alignment, 2024 (arXiv 2404.16792), Sec. 3.
@@ -74,13 +90,20 @@ def expo(*, alpha: Scalar = 0.1) -> Merge:
 
 @method
 def magmax(*, scale: Scalar = 1.0) -> Merge:
-    """MagMax: base + scale * that w_k delta_k of largest magnitude, entry by entry.
+    """Keeps, for each entry, the one change that is largest in magnitude (MagMax).
 
-    Of equal magnitudes the later model's. The order of models matters only where magnitudes are
-    equal and signs are not.
+    The result is base + scale * w_j delta_j, where j is the model whose |w_j delta_j| is largest at
+    that entry. Where magnitudes are equal, the later model's change is taken. So the order of
+    models matters only where changes of equal magnitude have different signs.
 
     Args:
-      scale: What multiplies the update; the authors, and fusion_bench, use 0.5.
+      scale: What multiplies the change; the authors, and fusion_bench, use 0.5.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: Unless `scale` is a finite number.
 
     References:
       Marczak et al., MagMax, 2024 (arXiv 2407.06322), Sec. 4.
@@ -92,6 +115,7 @@ def magmax(*, scale: Scalar = 1.0) -> Merge:
 
 
 def _largest(piece: Piece, delta: Array, weight: Array) -> Array:
+    """The weighted delta of largest magnitude at each entry; of equal ones the later model's."""
     weighted = weight * delta
     later = lambda a, b: jnp.where(jnp.abs(b) >= jnp.abs(a), b, a)  # noqa: E731
     return functools.reduce(later, [weighted[k] for k in range(len(weighted))])
@@ -99,14 +123,21 @@ def _largest(piece: Piece, delta: Array, weight: Array) -> Array:
 
 @method
 def nearswap(*, t: Scalar) -> Merge:
-    """NearSwap: the base moved towards the one model by at most t per entry.
+    """Moves the base towards the one model, by at most `t` in each entry (NearSwap).
 
-    base + clip(delta, -t, t). That is base + w delta with w = min(1, t / |delta|), as it was
-    published, at every delta != 0. mergekit divides by max(|delta|, 1e-6) instead, which differs,
-    by less than 1e-6, only for t < 1e-6.
+    The result is base + clip(delta, -t, t). For every delta != 0 this is the published base + w
+    delta with w = min(1, t / |delta|). mergekit divides by max(|delta|, 1e-6) instead, which
+    differs, by less than 1e-6, only for t < 1e-6.
 
     Args:
-      t: Not negative; 0 is the base. mergekit takes a negative t for 0.
+      t: The largest change of an entry, not negative; 0 gives the base. (mergekit takes a negative
+        t for 0.)
+
+    Returns:
+      A merge of exactly one model, which needs a base.
+
+    Raises:
+      ValueError: Unless `t` is a finite number >= 0.
 
     References:
       alchemonaut, QuartetAnemoi, 2024.
@@ -119,20 +150,28 @@ def nearswap(*, t: Scalar) -> Merge:
 
 
 def _clip(t: Array, piece: Piece, delta: Array, weight: Array) -> Vectors:
+    """The deltas limited to [-t, t]."""
     t = jnp.asarray(t, delta.dtype)
     return jnp.clip(delta, -t, t), weight
 
 
 @method
 def ram(*, epsilon: Scalar = 1e-5) -> Merge:
-    """RAM: base + the mean, entry by entry, of the delta_k that are active, |delta_k| > epsilon.
+    """Averages, for each entry, the changes of the models that changed it (RAM).
 
-    The base where none is. A lone active delta_k is taken whole, which is what the mean of one is.
-    Weighted, the mean is sum_k w_k delta_k / sum_k w_k over the active.
+    A model is active at an entry if |delta_k| > epsilon. The result is base + sum_k w_k delta_k /
+    sum_k w_k over the active models, and the base where there are none. If only one model is
+    active, its change is taken whole.
 
     Args:
-      epsilon: Absolute: entries tuned by less count as untouched, in models with deltas about 1e-5
-        most of them. 0 takes every change for active.
+      epsilon: Changes of at most this magnitude count as none. It is absolute: in models whose
+        deltas are about 1e-5, the default ignores most of them. 0 takes every change into account.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: Unless `epsilon` is a finite number >= 0.
 
     References:
       Reinforced agent merging, 2026 (arXiv 2601.13572), Sec. 3.
@@ -145,6 +184,7 @@ def ram(*, epsilon: Scalar = 1e-5) -> Merge:
 
 
 def _active(epsilon: Scalar) -> Transform:
+    """The transform that masks every entry with |delta| <= epsilon."""
     check_scalar("epsilon", epsilon, lambda e: np.isfinite(e) & (e >= 0), "a finite number >= 0")
     return transform(kernel(_mask_inactive, number(epsilon)))
 
@@ -155,16 +195,23 @@ def _mask_inactive(epsilon: Array, piece: Piece, delta: Array, weight: Array) ->
 
 @method
 def ramplus_tl(*, epsilon: Scalar = 1e-5, r: Scalar = 0.1, alpha: Scalar = 0.2) -> Merge:
-    """RAM+ (tensor-local): `ram`, with what only one model changed amplified.
+    """Averages changes as `ram` does, and amplifies those that only one model made (RAM+).
 
-    A lone active delta_k is multiplied by lambda_k = 1 + r clip(rho_k, 0, alpha), where rho_k is
-    the number of entries of the tensor that model k changed along with others, over the number
-    that it changed alone (alpha where it changed none alone).
+    Where exactly one model k is active, its change is multiplied by lambda_k = 1 + r clip(rho_k, 0,
+    alpha). Here rho_k is a ratio of counts over the tensor ("TL" is tensor-local): how many entries
+    model k changed along with other models, over how many it changed alone. If it changed none
+    alone, rho_k is alpha.
 
     Args:
-      epsilon: See `ram`.
-      r: How strongly.
-      alpha: The largest rho that counts.
+      epsilon: Changes of at most this magnitude count as none; see `ram`.
+      r: How strongly changes of one model are amplified.
+      alpha: The largest ratio rho that counts, not negative.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: Unless all three are finite numbers, and `epsilon` and `alpha` not negative.
 
     References:
       Reinforced agent merging, 2026 (arXiv 2601.13572), Sec. 3.
@@ -185,12 +232,13 @@ def _add_pair(a: tuple[Wide, Wide], b: tuple[Wide, Wide]) -> tuple[Wide, Wide]:
 
 
 def _active_models(delta: Array, weight: Array) -> tuple[Array, Array]:
-    """Which models are active at an entry, and how many."""
+    """Which models are active (not masked) at an entry, `[task, ...]`, and how many, `[...]`."""
     active = jnp.broadcast_to(weight != 0, delta.shape)
     return active, task_sum(active.astype(jnp.int32))
 
 
 def _shared_and_alone(piece: Piece, delta: Array, weight: Array) -> tuple[Wide, Wide]:
+    """For each model, how many entries it changed along with others, and how many alone."""
     # padding is of zero deltas, which are not active
     active, count = _active_models(delta, weight)
     return ranking.occurrences(active & (count > 1)), ranking.occurrences(active & (count == 1))
@@ -199,6 +247,8 @@ def _shared_and_alone(piece: Piece, delta: Array, weight: Array) -> tuple[Wide, 
 def _amplify(
     r: Array, alpha: Array, counts: tuple[Wide, Wide], piece: Piece, delta: Array, weight: Array
 ) -> Vectors:
+    """Multiplies the changes that one model made alone by its lambda_k."""
+    # counts are hi * 2**16 + lo (`ranking.Wide`); their ratio needs no more than float32
     shared, alone = (n.hi.astype(jnp.float32) * 65536 + n.lo.astype(jnp.float32) for n in counts)
     r, alpha = (jnp.asarray(x, jnp.float32) for x in (r, alpha))
     rho = jnp.where(alone > 0, shared / jnp.maximum(alone, 1), alpha)
@@ -209,28 +259,43 @@ def _amplify(
 
 @method
 def sce(*, select_topk: float = 1.0, tie: TieSign | None = None, compat: Compat = "paper") -> Merge:
-    """SCE, per tensor: select, calculate, erase.
+    """Averages the entries that vary most, with weights by energy and elected signs (SCE).
 
-    1. Of the entries whose delta_k vary over the models the fraction `select_topk` of largest
-       variance is kept (rounded down; 1, the default, keeps every entry, varying or not).
-    2. c_k = sum over the tensor of delta_k^2 over that of all models.
-    3. For each entry the sign of sum_k delta_k is elected; base + sum_k c_k delta_k / sum_k c_k
-       over the k of that sign.
+    For each tensor by itself:
 
-    Below select_topk 1, entries in which all models agree have no variance and are the base's, so a
-    tensor that is the same in all models is (there, mergekit writes a tensor with one axis too
-    many). Equal variances rank by position. Weights multiply c_k; deltas of any size have their
-    c_k, which are equal where all deltas are 0.
+    1. Select: among the entries whose delta_k differ between models, the fraction `select_topk` of
+       largest variance is kept, rounded down. Equal variances rank by position. With 1, the
+       default, every entry is kept, whether it varies or not.
+    2. Calculate: model k gets the coefficient c_k = sum delta_k^2 / sum_j sum delta_j^2, summed
+       over the kept entries of the tensor. Where all deltas are 0, the coefficients are equal. The
+       weights w_k multiply them.
+    3. Erase: for each entry the sign of sum_k delta_k is elected. The result is
+       base + sum_k c_k delta_k / sum_k c_k over the models with that sign.
+
+    With select_topk < 1, entries in which all models agree have no variance and become the base's.
+    So does a whole tensor that is the same in all models (where mergekit writes a tensor with one
+    axis too many).
 
     Args:
       select_topk: In (0, 1], static.
-      tie: What is elected where the sum is 0, "none" by default; see `elect`.
-      compat: mergekit takes equal c_k where sum_k mean(delta_k^2) < 1e-6, which is an absolute
-        threshold: deltas of usual size (2e-4) lose step 2. It elects + where the sum is 0, and
-        divides by at least 1e-6.
+      tie: What is elected where the sum of step 3 is exactly 0; "none" by default, see `elect`.
+      compat: "mergekit" differs in three ways. It takes equal c_k where
+        sum_k mean(delta_k^2) < 1e-6, an absolute threshold under which deltas of usual size (2e-4)
+        lose step 2. It elects + where the sum is 0. It divides by at least 1e-6.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: If `select_topk` lies outside (0, 1], or for another `tie` or `compat`.
+      TypeError: If `select_topk` is traced.
 
     References:
       Wan et al., FuseChat, 2024 (arXiv 2408.07990), Sec. 3.3.
+
+    >>> models = [{"a": jnp.array([3.0, 1.0])}, {"a": jnp.array([3.0, -1.0])}]
+    >>> sce()(models, {"a": jnp.zeros(2)})["a"].tolist()  # the second entries cancel: no sign
+    [3.0, 0.0]
     """
     default = choose(compat)
     fraction = concrete(select_topk)
@@ -247,6 +312,7 @@ def sce(*, select_topk: float = 1.0, tie: TieSign | None = None, compat: Compat 
 
 
 def _most_varying(part: float) -> Transform:
+    """The transform that keeps a fraction of the varying entries, those of largest variance."""
     varying = Fold(kernel(_count_varying), add=ranking.add)
     rank = kernel(_rank_of_part, ranking.fraction(part))
     order = Order(kernel(_variance_keys), ranks=rank, tasks=1, ties=True)
@@ -254,24 +320,27 @@ def _most_varying(part: float) -> Transform:
 
 
 def _variance(delta: Array, weight: Array) -> Float[Array, "..."]:
-    """Over models, as a sum over pairs: exactly 0 where they are equal."""
+    """The variance over models, as a sum over pairs: exactly 0 where all are equal."""
     delta = jnp.where(weight != 0, delta, 0)
     pairs = [delta[i] - delta[j] for i in range(len(delta)) for j in range(i)]
     return sum((x * x for x in pairs), jnp.zeros_like(delta[0])) / len(delta) ** 2
 
 
 def _count_varying(piece: Piece, delta: Array, weight: Array) -> Wide:
+    """How many entries vary over the models."""
     # padding is of equal deltas, which do not vary
     return ranking.occurrences((_variance(delta, weight) != 0)[None])
 
 
 def _variance_keys(*args: Any) -> UInt[Array, "1 ..."]:
+    """The variances as unsigned integers in the same order, for `ranking`."""
     *_, delta, weight = args
     variance = _variance(delta, weight)[None]
     return ranking.magnitude(variance, jnp.ones_like(variance))
 
 
 def _rank_of_part(fraction: Any, varying: Wide) -> tuple[Wide, ...]:
+    """The rank of the last entry that is kept: a fraction of the number of varying entries."""
     return (fraction(varying),)
 
 
@@ -279,12 +348,13 @@ def _keep_varying(
     varying: Wide, thresholds: tuple[Found, ...], before: tuple[Wide, ...],
     in_rows: tuple[Any, ...], piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
+    """Masks all entries whose variance ranks behind the threshold."""
     keys = _variance_keys(delta, weight)
     return delta, mask(ranking.take(keys, thresholds[0], before[0], in_rows[0]), weight)
 
 
 def _energy(piece: Piece, delta: Array, weight: Array) -> Vectors:
-    """sum of delta_k^2 as `most**2 * rest`, which neither overflows nor underflows."""
+    """The sum of delta_k^2 as `most**2 * rest`, which neither overflows nor underflows."""
     size = jnp.where(weight != 0, jnp.abs(delta), 0)
     axes = range(1, delta.ndim)
     most = lax.stop_gradient(size.max(axes, initial=0))
@@ -293,18 +363,21 @@ def _energy(piece: Piece, delta: Array, weight: Array) -> Vectors:
 
 
 def _add_energies(a: Vectors, b: Vectors) -> Vectors:
+    """The sum of two energies of `_energy`, in the same form."""
     most = jnp.maximum(a[0], b[0])
     safe = jnp.where(most > 0, most, 1)
     return most, jnp.square(a[0] / safe) * a[1] + jnp.square(b[0] / safe) * b[1]
 
 
 def _beside_size(size: Array, energy: Vectors) -> tuple[Array, Array, Array]:
+    """An energy together with the number of entries that it was summed over."""
     return *energy, jnp.asarray(size)
 
 
 def _weigh(
     floor: Array, energy: tuple[Array, Array, Array], piece: Piece, delta: Array, weight: Array
 ) -> Vectors:
+    """Multiplies the weights by c_k, or by equal ones if the mean energy is below `floor`."""
     most, rest, size = energy
     top = most.max()
     c = jnp.square(most / jnp.where(top > 0, top, 1)) * rest
@@ -315,36 +388,47 @@ def _weigh(
 
 
 def _floored_mean(floor: Array, piece: Piece, delta: Array, weight: Array) -> Array:
+    """The weighted mean with a divisor of at least `floor`, as mergekit computes it."""
     return task_sum(weight * delta) / jnp.maximum(task_sum(weight), floor)
 
 
 @method
 def arcee_fusion() -> Merge:
-    """Arcee Fusion: of one model, take the entries that matter; the base elsewhere.
+    """Takes the entries that the one model changed most, and the base elsewhere (Arcee Fusion).
 
-    The importance of an entry is |delta| KL(softmax(theta) || softmax(base)), softmaxes over the
-    last axis (of a vector: all of it) with 1e-8 added to each probability. Taken are the entries of
-    importance >= median + 1.5 (third - first quartile) over the tensor, quartiles being the
-    entries of rank floor(q (n - 1)) in ascending order, from 0.
+    The importance of an entry is |delta| KL(softmax(theta) || softmax(base)). The softmaxes are
+    over the last axis (over all of a vector), and 1e-8 is added to each probability. The model's
+    entry is taken where the importance is at least median + 1.5 (third quartile - first quartile)
+    over the tensor. The i-th quartile is the importance with index floor(i (n - 1) / 4), from 0,
+    when the n importances of the tensor are in ascending order.
 
-    Exact at any size; mergekit, whose method it is, estimates the quartiles of tensors above 1e6
-    entries from a random sample, and writes float32 whatever the dtype. A divergence that rounding
-    makes negative counts as 0. Where three quarters of the importances are 0 so is the threshold,
-    and the whole model is taken.
+    This is exact at any size. mergekit, whose method it is, estimates the quartiles of tensors
+    above 1e6 entries from a random sample, and writes float32 whatever the dtype. A divergence that
+    rounding makes negative counts as 0. Where three quarters of the importances are 0, the
+    threshold is 0 and the whole tensor of the model is taken.
+
+    Returns:
+      A merge of exactly one model, which needs a base.
 
     References:
       Arcee AI, mergekit 0.1.4, method `arcee_fusion`.
+
+    >>> base = {"a": jnp.zeros(6)}
+    >>> model = {"a": jnp.array([1e-3, 0.0, 1e-3, 0.0, 1e-3, 5.0])}
+    >>> arcee_fusion()([model], base)["a"].tolist()
+    [0.0, 0.0, 0.0, 0.0, 0.0, 5.0]
     """
     order = Order(kernel(_importance_keys), _quartile_ranks, tasks=1)
     return Merge(reduction=reduce(kernel(_fuse), order, needs="row"), base="merged", models=(1, 1))
 
 
 def _quartile_ranks(size: int) -> tuple[Wide, ...]:
+    """The ranks, counted from the largest as 1, of the first quartile, the median and the third."""
     return tuple(ranking.wide(size - q * (size - 1) // 4) for q in (1, 2, 3))
 
 
 def _importance(delta: Array) -> Float[Array, "..."]:
-    """Of base and model, `[2, ...]`."""
+    """The importance of each entry, `[...]`, given base and model as `[2, ...]`."""
     rows = delta[..., None] if delta.ndim == 1 else delta
     q, p = jax.nn.softmax(rows, axis=-1) + 1e-8
     divergence = jnp.maximum((p * jnp.log(p / q)).sum(-1, keepdims=True), 0)
@@ -352,11 +436,13 @@ def _importance(delta: Array) -> Float[Array, "..."]:
 
 
 def _importance_keys(piece: Piece, delta: Array, weight: Array) -> UInt[Array, "1 ..."]:
+    """The importances as unsigned integers in the same order, for `ranking`."""
     size = _importance(delta)[None]
     return ranking.magnitude(size, jnp.ones_like(size))
 
 
 def _fuse(quartiles: tuple[Found, ...], piece: Piece, delta: Array, weight: Array) -> Array:
+    """The model's entry where its importance reaches the threshold, the base's elsewhere."""
     low, median, high = (ranking.float_of_key(quartile.key)[0] for quartile in quartiles)
     threshold = median + 1.5 * (high - low)
     taken = lax.stop_gradient(_importance(delta)) >= threshold.astype(delta.dtype)
@@ -365,23 +451,36 @@ def _fuse(quartiles: tuple[Found, ...], piece: Piece, delta: Array, weight: Arra
 
 @method
 def pcb(*, ratio: float = 0.1, scale: Scalar = 1.0) -> Merge:
-    """PCB-Merging: parameters compete within a task and across tasks.
+    """Merges the entries that win a competition within and between tasks (PCB-Merging).
 
-    Over the whole tree, for each of M models:
-    1. a_k = |delta_k| clamped between its 1e-4 and 1 - 1e-4 quantiles, and s_k = minmax(a_k) in
-       [0, 1];
-    2. the score exp(M s_k^2) tanh(delta_k sum_j delta_j), balancing within and across tasks;
-    3. b_k = minmax of the scores clamped to the largest fraction `ratio` of them: 0 for all others.
-    base + scale * sum_k w_k b_k sign(delta_k) a_k / sum_k b_k; where no b_k > 0, the base.
+    For each of the M models, over the whole tree:
 
-    Where all a_k are equal s_k is 1, where all that compete are equal b_k is 1 (there, the authors'
-    code gives NaN). Quantiles are the entries floor(n / 1e4) from either end, in their code the
-    upper one is one further; they are constants to `grad`.
+    1. a_k = |delta_k|, clamped between its quantiles of 1e-4 and 1 - 1e-4. s_k is a_k rescaled
+       linearly to [0, 1].
+    2. The score of an entry is exp(M s_k^2) tanh(delta_k sum_j delta_j). Its first factor compares
+       the entry with others of its own task, the second with the same entry of the other tasks.
+    3. b_k is 0 for all but the fraction `ratio` of largest scores, which are rescaled linearly to
+       [0, 1].
+
+    The result is base + scale * sum_k w_k b_k sign(delta_k) a_k / sum_k b_k, and the base where no
+    b_k > 0.
+
+    Where all a_k are equal, s_k is 1. Where all scores that compete are equal, b_k is 1 (the
+    authors' code gives NaN in both cases). The quantiles are the entries floor(n / 10000) places
+    from either end of the n magnitudes; in the authors' code the upper one lies one place further.
+    `grad` treats them as constants.
 
     Args:
       ratio: In (0, 1], static; the authors use 0.05 to 0.2.
-      scale: What multiplies the update; the authors use about 1.2, or weights (their lambda_k) by
-        evolution.
+      scale: What multiplies the update. The authors use about 1.2, or weights (their lambda_k)
+        found by an evolutionary search.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: If `ratio` lies outside (0, 1], or `scale` is not finite.
+      TypeError: If `ratio` is traced.
 
     References:
       Du et al., Parameter Competition Balancing, 2024 (arXiv 2410.02396), Sec. 3.
@@ -396,11 +495,13 @@ def pcb(*, ratio: float = 0.1, scale: Scalar = 1.0) -> Merge:
 
 
 def _quantile_ranks(size: int) -> tuple[Wide, ...]:
+    """The ranks, from the largest as 1, of the upper and the lower quantile of n entries."""
     cut = size // 10000
     return ranking.wide(size - cut), ranking.wide(1 + cut)
 
 
 def _best_ranks(part: float, size: int) -> tuple[Wide, ...]:
+    """The rank of the least score that competes, and that of the largest."""
     count = size - int(size * (1 - part))
     return ranking.wide(min(max(count, 1), size)), ranking.wide(1)
 
@@ -418,12 +519,14 @@ def _score(bounds: tuple[Found, ...], delta: Array, weight: Array) -> tuple[Arra
 def _score_keys(
     bounds: tuple[Found, ...], piece: Piece, delta: Array, weight: Array
 ) -> UInt[Array, "task ..."]:
+    """The scores as unsigned integers in the same order, for `ranking`."""
     return ranking.key_of_float(lax.stop_gradient(_score(bounds, delta, weight)[1]))
 
 
 def _compete(
     bounds: tuple[Found, ...], limits: tuple[Found, ...], piece: Piece, delta: Array, weight: Array
 ) -> Array:
+    """The mean of the clamped deltas, weighted by b_k of `pcb`."""
     clamped, score = _score(bounds, delta, weight)
     low, high = (beside(ranking.float_of_key(limit.key, signed=True), delta) for limit in limits)
     # The score that sets `low` is computed here anew, in another program, whose exp and tanh may

@@ -1,4 +1,8 @@
-"""Search for merging coefficients without gradients, by CMA-ES (Hansen 2016)."""
+"""Search for merging coefficients without gradients, by CMA-ES.
+
+The objective may be any function of hyperparameters: a score of merged models, a benchmark. Where
+the loss of the merged model can be differentiated, `learned` needs far fewer evaluations.
+"""
 
 import copy
 import math
@@ -14,14 +18,25 @@ Options = dict[str, Any]
 
 
 class Evaluation(NamedTuple):
-    """options: by name, floats, or arrays where several bounds were given; value: the objective."""
+    """One evaluation of the objective.
+
+    Attributes:
+      options: The hyperparameters by name: a float, or an array where several bounds were given.
+      value: The objective there; it may be NaN or infinite.
+    """
 
     options: Options
     value: float
 
 
 class Found(NamedTuple):
-    """The best evaluation, and all of them in order."""
+    """The outcome of a search.
+
+    Attributes:
+      best: The hyperparameters with the least finite value.
+      value: The objective there.
+      history: All evaluations in the order in which they were made.
+    """
 
     best: Options
     value: float
@@ -40,22 +55,36 @@ def search(
     history: Sequence[Evaluation] = (),
     on_evaluation: Callable[[Evaluation], None] | None = None,
 ) -> Found:
-    """The options within `bounds` of the least objective found in at most `budget` evaluations.
+    """Searches for the hyperparameters that minimise an objective, within bounds.
 
-    objective({name: value}): what to minimise (the negative of a score), for instance
-    `lambda options: loss(methods.ties(**options)(models, base))`. Values that are not finite count
-    as the worst seen and are never the result. bounds: name -> (low, high) for a number, or a
-    sequence of such pairs for an array of them, as for `weights`.
+    The search is CMA-ES on bounds that are scaled to [0, 1]. It stops after `budget` evaluations,
+    or earlier once CMA-ES has converged. Equal arguments give equal searches.
 
-    The search runs on bounds scaled to [0, 1], from `start` (their middle by default) with a
-    standard deviation of `spread`; `population` per generation, 4 + floor(3 log dimension) by
-    default. It stops early once CMA-ES has converged. Equal arguments give equal searches.
+    Args:
+      objective: What to minimise, a function of {name: value}; of a score take the negative. For
+        instance `lambda options: loss(methods.ties(**options)(models, base))`. A value that is not
+        finite counts as the largest finite one of its search so far (0 if all were negative), and
+        is never the result.
+      bounds: For each name (low, high), which gives a number, or a sequence of such pairs, which
+        gives an array of as many numbers (for `weights`, say).
+      budget: The largest number of evaluations, at least 1, those of `history` included.
+      seed: Of the random draws.
+      population: Evaluations per generation, at least 2; 4 + floor(3 log(dimension)) by default.
+      start: Where the search begins, with the names of `bounds`; their middle by default.
+      spread: Standard deviation of the first generation, as a fraction of the width of the bounds.
+      history: Evaluations of an interrupted search with the same arguments. They are taken as they
+        are, and the search goes on as if it had never stopped.
+      on_evaluation: Called with each new evaluation, for instance to record it for `history`.
 
-    history: evaluations of an interrupted search with the same arguments (`on_evaluation` is called
-    with each new one, to record it): they are taken as they are, and the search goes on as if it
-    had never stopped. budget counts them.
+    Returns:
+      The best evaluation, and all of them.
 
-    ValueError for bounds, start, budget or history that do not fit, and if no value was finite.
+    Raises:
+      ValueError: For bounds, budget, population, spread or start that do not fit, for a history of
+        another search, and if no value was finite.
+
+    References:
+      Hansen, The CMA Evolution Strategy: A Tutorial, 2016 (arXiv 1604.00772).
 
     >>> found = search(lambda found: (found["scale"] - 0.3) ** 2, {"scale": (0.0, 1.0)}, budget=60)
     >>> round(found.best["scale"], 2)
@@ -74,6 +103,7 @@ def search(
     strategy = cmaes.CMA(mean, spread, bounds=unit, seed=seed, population_size=population)
 
     evaluations: list[Evaluation] = []
+    # CMA-ES compares values, so what is not finite is told to it as the largest that was
     worst = 0.0
     while len(evaluations) < budget and not strategy.should_stop():
         generation = []
@@ -82,12 +112,14 @@ def search(
             options = _named(low + (high - low) * x, bounds)
             new = _recorded(history, len(evaluations), options, bounds)
             if new is None:
+                # a copy: an objective that changes its arrays must not change the record
                 new = Evaluation(options, float(objective(copy.deepcopy(options))))
                 if on_evaluation is not None:
                     on_evaluation(new)
             evaluations.append(new)
             generation.append((x, new.value))
         worst = max([worst, *(v for _, v in generation if math.isfinite(v))])
+        # CMA-ES takes whole generations only; a last one that the budget cuts short just counts
         if len(generation) == strategy.population_size:
             strategy.tell([(x, v if math.isfinite(v) else worst) for x, v in generation])
     finite = [e for e in evaluations if math.isfinite(e.value)]
@@ -98,6 +130,7 @@ def search(
 
 
 def _limits(bounds: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The lower and the upper bounds of all numbers, `[dimension]` each, checked."""
     if not bounds:
         raise ValueError("bounds: expected at least one name")
     pairs = []
@@ -117,6 +150,7 @@ def _limits(bounds: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _named(x: np.ndarray, bounds: Mapping[str, Any]) -> Options:
+    """A point of the search as hyperparameters by name."""
     options: Options = {}
     for name, given in bounds.items():
         n = np.size(given) // 2
@@ -126,6 +160,7 @@ def _named(x: np.ndarray, bounds: Mapping[str, Any]) -> Options:
 
 
 def _flat(options: Mapping[str, Any], bounds: Mapping[str, Any]) -> np.ndarray:
+    """Hyperparameters by name as a point of the search; the inverse of `_named`."""
     parts = [np.atleast_1d(np.asarray(options.get(name), float)) for name in bounds]
     sizes = [np.size(given) // 2 for given in bounds.values()]
     if options.keys() != bounds.keys() or [part.shape for part in parts] != [(n,) for n in sizes]:
@@ -138,6 +173,7 @@ def _flat(options: Mapping[str, Any], bounds: Mapping[str, Any]) -> np.ndarray:
 def _recorded(
     history: Sequence[Evaluation], i: int, options: Options, bounds: Mapping[str, Any]
 ) -> Evaluation | None:
+    """The i-th evaluation of the history, checked to be of these options; None behind its end."""
     if i >= len(history):
         return None
     then, value = history[i]

@@ -1,4 +1,7 @@
-"""Fisher merging: each model counts at an entry as much as its data determine that entry."""
+"""Fisher merging: a mean of parameters, weighted by how strongly each model's data determine them.
+
+`fisher_diagonal` computes the weights from data, `fisher` merges with them.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,18 +31,26 @@ Likelihood = Literal["categorical", "gaussian"]
 def fisher(
     *, fishers: Sequence[PyTree], floor: float = 0.0, normalize_fishers: bool = False
 ) -> Merge:
-    """Fisher merging: sum_k w_k F_k theta_k / sum_k w_k F_k, entry by entry.
+    """Averages parameters, each weighted by its Fisher information (Fisher merging).
 
-    Where all F_k are 0 the merge is the weighted mean. Weights are not negative. No base is needed;
-    one given only says the output's dtypes.
+    The result is sum_k w_k F_k theta_k / sum_k w_k F_k, entry by entry. Where all F_k are 0 it is
+    the mean with the weights w_k. The weights may not be negative.
 
     Args:
-      fishers: One tree for each model with the paths and shapes of its floating leaves, finite and
-        not negative: diagonals of the Fisher information, as from `fisher_diagonal`.
-      floor: What F is raised to at least; 1e-6, common elsewhere, makes a plain mean of every entry
-        whose Fisher is smaller.
+      fishers: For each model one tree of Fisher diagonals, as from `fisher_diagonal`, with the
+        paths and shapes of the model's floating leaves. Values are finite and not negative.
+      floor: The least value that an F may have; smaller ones are raised to it. A floor of 1e-6,
+        common elsewhere, makes a plain mean of every entry whose Fishers are all smaller.
       normalize_fishers: Whether each F_k is divided by its norm over the whole model, so that a
-        model with large gradients does not win everywhere.
+        model with large gradients does not dominate everywhere.
+
+    Returns:
+      A merge of one or more models. It needs no base; one given only decides the output's dtypes.
+
+    Raises:
+      ValueError: For a negative or infinite `floor`, and for Fishers that are negative or not
+        finite; when the merge is applied, for another number of trees, or other leaves or shapes,
+        than the models have.
 
     References:
       Matena and Raffel, Merging Models with Fisher-Weighted Averaging, 2022 (arXiv 2111.09832),
@@ -56,16 +67,19 @@ def fisher(
 def precision(
     fishers: Sequence[PyTree], floor: float = 0.0, normalize_fishers: bool = False
 ) -> Transform:
-    """The transform that multiplies the weight of model k by fishers[k], entry by entry.
+    """Multiplies the weight of model k by `fishers[k]`, entry by entry.
 
-    Only ratios between models matter to the mean that follows, so the F of an entry are divided by
-    the largest among the models that are not masked: nothing underflows, and where that is 0 the
-    weights stay.
+    The mean that follows depends only on ratios between models. So the F of an entry are divided by
+    the largest among the models that are not masked. Then nothing underflows. Where the largest is
+    0, the weights stay as they are.
 
     Args:
-      fishers: See `fisher`.
-      floor: See `fisher`.
-      normalize_fishers: See `fisher`.
+      fishers: One tree for each model; see `fisher`.
+      floor: The least value that an F may have; see `fisher`.
+      normalize_fishers: Whether each tree is divided by its norm; see `fisher`.
+
+    Returns:
+      A transform of task vectors, which leaves the deltas as they are.
 
     Raises:
       ValueError: For values that are negative or not finite; when it is applied, for other leaves
@@ -83,6 +97,7 @@ def precision(
 
 
 def _weigh(floor: Array, piece: Piece, delta: Array, weight: Array) -> tuple[Array, Array]:
+    """The weights times the Fishers of one leaf, which `piece.local` holds."""
     values = piece.local
     if len(values) != len(delta):
         raise ValueError(f"fishers: expected one per model, {len(delta)}, got {len(values)}")
@@ -98,7 +113,15 @@ def _weigh(floor: Array, piece: Piece, delta: Array, weight: Array) -> tuple[Arr
 
 
 def check_positive(name: str, x: Any) -> None:
-    """ValueError unless the values of x, where they are known, are finite and not negative."""
+    """Checks that values are finite and not negative, as far as they are known.
+
+    Args:
+      name: What the message calls them.
+      x: An array, or a number. Values that are traced are taken on trust.
+
+    Raises:
+      ValueError: If one is negative, infinite or NaN.
+    """
     value = concrete(_positive(x))
     if value is not None and not value:
         raise ValueError(f"{name}: expected finite values >= 0")
@@ -110,6 +133,7 @@ def _positive(x: Any) -> Array:
 
 
 def _fisher_leaves(name: str, tree: PyTree) -> dict[str, Array]:
+    """The leaves of a tree of Fishers by path, checked."""
     leaves = dict(zip(leaf_paths(tree), map(jnp.asarray, jax.tree.leaves(tree)), strict=True))
     for path, leaf in leaves.items():
         check_positive(f"{name}, leaf {path!r}", leaf)
@@ -117,7 +141,9 @@ def _fisher_leaves(name: str, tree: PyTree) -> dict[str, Array]:
 
 
 def _unit(column: dict[str, Array]) -> dict[str, Array]:
-    """The leaves divided by the norm of all; by the largest entry first, for squares underflow."""
+    """The leaves divided by the norm of all of them; by the largest entry first, for squares
+    underflow.
+    """
     wide = {p: x.astype(jnp.promote_types(x.dtype, jnp.float32)) for p, x in column.items()}
     tops = [jnp.max(x, initial=0.0) for x in wide.values()]
     top = jnp.stack(tops).max() if tops else 1.0
@@ -137,20 +163,40 @@ def fisher_diagonal(
     likelihood: Likelihood = "categorical",
     batch_size: int = 8,
 ) -> PyTree:
-    """The mean over examples of E (d log p(y | x) / d theta)^2, entry by entry, float32.
+    """Computes the diagonal of the Fisher information of a model on examples.
 
-    predict(params, inputs): logits [example, ..., class] for "categorical", means [example, ...] of
-    unit variance for "gaussian"; called on one example at a time. inputs: leaves [n, ...].
+    Entry by entry this is the mean over the examples x of E_y (d log p(y | x) / d theta)^2. Where a
+    model has several outputs per example (positions of a sequence, say), log p sums over them.
 
-    y is drawn from the model, and the expectation over it is exact (one backward pass per output)
-    unless `key` is given: then over `samples` draws, that of example i from fold_in(key, i).
-    With `targets`, [n, ...] class indices or values, y is the data's: the "empirical Fisher", which
-    is another matrix. Gradients are squared per example; `batch_size` of them are held at once and
-    change nothing else. (Squaring gradients summed over a batch, as some implementations do, gives
-    not this but mostly the square of the mean gradient.)
+    Which y are meant:
 
-    Leaves that are not floating are None. ValueError for inputs of different or no length, for
-    targets together with a key, and outputs that do not fit.
+    - By default y is drawn from the model, and the expectation over it is computed exactly, with
+      one backward pass for each output of an example.
+    - With `key` the expectation is estimated with `samples` draws for each example.
+    - With `targets` y is the label in the data. That is the "empirical Fisher", another matrix.
+
+    Gradients are squared for each example by itself. (Some implementations square the gradient
+    summed over a batch. That is mostly the square of the mean gradient, not the Fisher.)
+
+    Args:
+      predict: `predict(params, inputs)` gives logits `[example, ..., class]` for "categorical",
+        means `[example, ...]` of unit variance for "gaussian". It is called with one example at a
+        time.
+      params: The model. Floating leaves are differentiated, in float32 at least.
+      inputs: Leaves `[n, ...]`, one entry for each of n >= 1 examples.
+      targets: Class indices or values, `[n, ...]`; not together with `key`.
+      key: A PRNG key. The draws of example i follow from fold_in(key, i), whatever the batches.
+      samples: Draws per example; only counts with `key`.
+      likelihood: The distribution p(y | x), "categorical" or "gaussian".
+      batch_size: Examples whose gradients are held in memory at once. It changes nothing else.
+
+    Returns:
+      A tree like `params`, not negative, in float32 (float64 where a leaf has it). Leaves that are
+      not floating are None.
+
+    Raises:
+      ValueError: For another likelihood, targets together with a key, samples or a batch size below
+        1, inputs of different or no length, and outputs or targets of shapes that do not fit.
 
     >>> x = jnp.array([[1.0, 0.0], [3.0, 0.0]])
     >>> fisher_diagonal(lambda p, x: x @ p["w"], {"w": jnp.ones(2)}, x, likelihood="gaussian")
@@ -177,7 +223,7 @@ def fisher_diagonal(
         return treedef.unflatten(places.get(i, leaf) for i, leaf in enumerate(rest))
 
     def squares(i: Array) -> list[Array]:
-        """Those of example i."""
+        """The squared gradients of example i, added up over its draws or outputs."""
         example, target = jax.tree.map(lambda x: jnp.asarray(x)[i], (inputs, targets))
         batch = jax.tree.map(lambda x: x[None], example)
 
@@ -206,7 +252,7 @@ def fisher_diagonal(
 
     def batch(total: list[Array], i: Array) -> tuple[list[Array], None]:
         new = jax.vmap(squares)(jnp.minimum(i, n - 1))
-        real = (i < n).astype(jnp.float32)  # the last batch is filled up
+        real = (i < n).astype(jnp.float32)  # the last batch is filled up with repeated examples
         return [t + jnp.tensordot(real, x, 1) for t, x in zip(total, new, strict=True)], None
 
     size = min(batch_size, n)
@@ -215,17 +261,20 @@ def fisher_diagonal(
     return scatter([t / n for t in total], [None] * len(leaves))
 
 
-# d log p(y | x) / d output: for a drawn y, for the observed one, and the j-th column of a root of
-# its covariance, whose squares add up to the expectation over y
+# The pullback turns these derivatives by the output into gradients by theta. For the exact
+# expectation E_y[g g^T] = sum_j r_j r_j^T is used, with the columns r_j of `_root`: their squared
+# gradients add up to the expectation, so that no y has to be drawn.
 
 
 def _drawn(out: Array, key: Array, likelihood: str) -> Array:
+    """d log p(y | x) / d output for a y that is drawn from the model."""
     if likelihood == "gaussian":
         return jax.random.normal(key, out.shape, out.dtype)
     return _observed(out, jax.random.categorical(key, out), likelihood)
 
 
 def _observed(out: Array, target: Array, likelihood: str) -> Array:
+    """d log p(y | x) / d output for the observed y."""
     expected = out.shape if likelihood == "gaussian" else out.shape[:-1]
     if target.shape != expected:
         raise ValueError(f"targets: expected shape {expected} per example, got {target.shape}")
@@ -235,6 +284,7 @@ def _observed(out: Array, target: Array, likelihood: str) -> Array:
 
 
 def _root(out: Array, j: Array, likelihood: str) -> Array:
+    """The j-th column of a root of the covariance of d log p(y | x) / d output."""
     unit = jax.nn.one_hot(j, out.size, dtype=out.dtype).reshape(out.shape)
     if likelihood == "gaussian":
         return unit

@@ -1,9 +1,9 @@
 """Interpolation on spheres, and means of directions: slerp and its kin, Karcher, Model Stock.
 
-Each is a linear combination of task vectors whose coefficients depend on their lengths and angles
-alone (`reductions.combination`): two passes over tensors of any size, in constant memory. So a
-rotation of all inputs rotates the result. Lengths below about 1e-19 (whose squares are 0) count as
-0.
+The result of each is a linear combination of task vectors, whose coefficients depend on their
+lengths and angles alone (`reductions.combination`). So a rotation of all inputs rotates the result,
+and two passes over a tensor of any size, in constant memory, are enough. Lengths below about 1e-19,
+whose squares are 0 in float32, count as 0.
 """
 
 import functools
@@ -29,30 +29,37 @@ Gram = Float[Array, "*vectors task task"]
 
 SQUARES = "the squares of a tensor have to add up to a finite number"
 ANTIPODAL = 1e-5
-"""Where 1 + cos is below, the great circle is lost in the rounding of float32: 0.3 degrees."""
+"""If 1 + cosine is below this (0.3 degrees from opposite), float32 cannot tell the great circle."""
 CUT = 1e-3
-"""Where 1 + cos is below, a direction has no side from which it pulls a mean: 2.6 degrees."""
+"""If 1 + cosine is below this (2.6 degrees from opposite), a direction pulls a mean to no side."""
 
 
 @method
 def slerp(*, t: Float[ArrayLike, ""] | None = None, compat: Compat = "paper") -> Merge:
-    """Spherical interpolation from the first model (t = 0) to the second (t = 1), per tensor.
+    """Interpolates two models along the arc between their directions, tensor by tensor (slerp).
 
-    With the angle theta between the two as vectors a and b, the direction is that of
-    sin((1 - t) theta) a/|a| + sin(t theta) b/|b|, over sin(theta), and the length
-    (1 - t) |a| + t |b|. A base only says the output's dtypes.
+    The two tensors are vectors a and b with the angle theta between them; t = 0 gives the first
+    model, t = 1 the second. The direction of the result is that of (sin((1 - t) theta) a/|a| +
+    sin(t theta) b/|b|) / sin(theta), and its length is (1 - t) |a| + t |b|.
 
-    Where there is no direction to follow, (1 - t) a + t b: one of the two is 0, or they are opposed
-    (within 0.3 degrees of it, float32 does not know which great circle joins them). Near angle 0
-    the formula's limit is taken, without a threshold.
+    The result is (1 - t) a + t b where there is no arc to follow. That is where one of the two is
+    0, or where they point in opposite directions (within 0.3 degrees of that, float32 cannot tell
+    which arc joins them). Near angle 0 the limit of the formula is taken, without a threshold.
 
     Args:
-      t: w_2 / (w_1 + w_2) by default; with it, weights do not count. Numbers outside [0, 1]
-        extrapolate along the great circle.
-      compat: "mergekit" weighs a and b themselves by the two ratios, so that at different lengths
-        the path is no arc and the middle of it too long or short; interpolates linearly where
-        |cos| > 0.9995; and takes a tensor of 0 to be at a right angle (0.707 b at t = 1/2). There
-        the order is base model, other model.
+      t: Position on the arc; w_2 / (w_1 + w_2) by default. If it is given, weights do not count.
+        Numbers outside [0, 1] extrapolate along the great circle.
+      compat: "mergekit" multiplies a and b themselves by the two ratios of sines, not their
+        directions. Where their lengths differ, its path is no arc, and its middle is too long or
+        too short. It interpolates linearly where |cos(theta)| > 0.9995. It takes a tensor of 0 to
+        be at a right angle (0.707 b at t = 1/2). In its order the base model is the first, the
+        other model the second.
+
+    Returns:
+      A merge of exactly two models. It needs no base; one given only decides the output's dtypes.
+
+    Raises:
+      ValueError: Unless `t` is None or a finite number, and for another `compat`.
 
     References:
       Shoemake, Animating Rotation with Quaternion Curves, 1985.
@@ -70,19 +77,27 @@ def slerp(*, t: Float[ArrayLike, ""] | None = None, compat: Compat = "paper") ->
 
 @method
 def nuslerp(*, flatten: bool = True, row_wise: bool = False, compat: Compat = "paper") -> Merge:
-    """Spherical interpolation of two models at t = w_2 / (w_1 + w_2), of deltas if a base is given.
+    """Interpolates two models, or their task vectors if a base is given, along an arc (nuslerp).
 
-    (sin((1 - t) theta) a + sin(t theta) b) / sin(theta) with the vectors themselves, not their
-    directions, as in mergekit, where the method comes from. Weights that sum to 0 mean t = 1/2.
-    (1 - t) a + t b where a vector is 0 or the two are opposed, as in `slerp`.
+    The result is (sin((1 - t) theta) a + sin(t theta) b) / sin(theta) with t = w_2 / (w_1 + w_2).
+    In contrast to `slerp` it combines the vectors themselves, not their directions, as mergekit
+    does, where the method comes from. Weights that sum to 0 mean t = 1/2. The result is (1 - t) a +
+    t b where a vector is 0 or the two point in opposite directions, as in `slerp`.
 
     Args:
-      flatten: Whether a vector is a tensor; otherwise it is one run along the last axis.
-      row_wise: Whether it is instead all entries of one place on the last axis (in mergekit, whose
-        tensors are [out, in], a run along the first, which for matrices is the same). For Flax
-        kernels, [in, out], the weights into one unit are `flatten=False, row_wise=True`.
-      compat: mergekit takes a vector of 0 to be at a right angle, which "mergekit" does too, and
-        divides by a sine of about 1e-7 at opposed ones.
+      flatten: Whether a vector is a whole tensor. Otherwise it is one run along the last axis.
+      row_wise: Whether, with `flatten=False`, a vector instead holds all entries at one place on
+        the last axis. (mergekit's tensors are [out, in], and there it is a run along the first
+        axis, which is the same for matrices.) For Flax kernels, [in, out], `flatten=False,
+        row_wise=True` takes the weights into one unit.
+      compat: "mergekit" takes a vector of 0 to be at a right angle, as mergekit does. (For vectors
+        in opposite directions, mergekit divides by a sine of about 1e-7.)
+
+    Returns:
+      A merge of exactly two models; a base is optional.
+
+    Raises:
+      ValueError: For another `compat`.
 
     References:
       mergekit 0.1.4, method `nuslerp`.
@@ -99,18 +114,27 @@ def nuslerp(*, flatten: bool = True, row_wise: bool = False, compat: Compat = "p
 
 @method
 def multislerp(*, normalize: bool = True, compat: Compat = "paper") -> Merge:
-    """The weighted spherical mean of the deltas, or of the models without a base.
+    """Takes the weighted spherical mean of the task vectors, or of the models without a base.
 
-    `karcher` with weights; for two models slerp at t = w_2 / (w_1 + w_2).
+    It is `karcher` with task vectors and optional normalisation. For two models it is `slerp` at
+    t = w_2 / (w_1 + w_2).
 
     Args:
-      normalize: Whether weights are divided by their sum; otherwise the length is multiplied by it,
-        and the direction is the same.
-      compat: "mergekit" is what the program of this name computes: the normalised weighted mean of
-        directions, times the weighted mean of lengths. (It then follows a tangent which is 0, since
-        it starts from that very mean: at t = 1/4 and a right angle the result is 3.4 degrees off
-        the arc's point.) Where that mean of directions is 0 it stops with an error for more than
-        two models, say for a frozen tensor; here the weighted mean of the vectors is taken.
+      normalize: Whether weights are divided by their sum. Otherwise the length of the result is
+        multiplied by that sum, and the direction is the same.
+      compat: "mergekit" computes what the program of this name does: the normalised weighted mean
+        of directions, times the weighted mean of lengths. (Its further step along a tangent has
+        length 0, because it starts from that very mean. At t = 1/4 and a right angle the result is
+        3.4 degrees off the arc.) Where the mean of directions is 0, mergekit stops with an error
+        for more than two models, for instance for a frozen tensor. Here the result is the weighted
+        mean of the vectors.
+
+    Returns:
+      A merge of one or more models; a base is optional.
+
+    Raises:
+      ValueError: For another `compat`; when the merge is applied with `normalize`, for weights that
+        sum to 0.
 
     References:
       mergekit 0.1.4, method `multislerp`.
@@ -132,22 +156,38 @@ def karcher(
     tolerance: float | None = None,
     compat: Compat = "paper",
 ) -> Merge:
-    """The weighted Karcher mean of directions, times the weighted mean of lengths.
+    """Takes the weighted Karcher mean of the models' directions, times their weighted mean length.
 
-    The u on the sphere of least sum_k w_k angle(u, theta_k)^2, per tensor, by steps of
-    u <- exp_u(sum_k w_k log_u(theta_k)) from the normalised mean of directions. The steps work on
-    coefficients and cost nothing. Tensors of 0 have no direction, but a length; those opposed to
-    the mean (within 2.6 degrees) pull to no side. Unique and independent of the order of models if
-    all lie within a right angle of some direction. Where the directions cancel (their mean is
-    shorter than 1e-3) there is no mean direction to start from, and the result is the weighted mean
-    of the vectors. Weights have to sum to something. A base only says the output's dtypes.
+    For each tensor the direction is the unit vector u that minimises sum_k w_k angle(u, theta_k)^2.
+    It is found by the steps u <- exp_u(sum_k w_k log_u(theta_k)), from the normalised mean of
+    directions. The steps work on the coefficients of u and cost next to nothing.
+
+    The mean is unique, and does not depend on the order of the models, if all of them lie within a
+    right angle of some direction. Special cases:
+
+    - A tensor of 0 has no direction; only its length counts.
+    - A tensor that points away from u (within 2.6 degrees of the opposite direction) does not pull
+      u to any side.
+    - Where the directions cancel (their mean is shorter than 1e-3) there is no mean direction to
+      start from, and the result is the weighted mean of the vectors.
 
     Args:
-      max_iterations: At most so many steps; 60 by default.
-      tolerance: Fewer steps once they are surely shorter than this; 1e-7 by default, static.
-      compat: "mergekit" has equal weights, whatever is given; 10 steps, tolerance 1e-5; tensors
-        shorter than the tolerance count as 0. Where directions cancel it starts from the first
-        model, and it averages a base that is given in as one more model: list it, if that is meant.
+      max_iterations: The largest number of steps; 60 by default.
+      tolerance: The iteration stops once an upper bound of the step's length is below this; 1e-7 by
+        default, static.
+      compat: "mergekit" takes equal weights, whatever is given, 10 steps and a tolerance of 1e-5.
+        Tensors shorter than the tolerance count as 0. Where directions cancel it starts from the
+        first model. (mergekit also averages a base that is given, as one more model: list it as a
+        model if that is meant.)
+
+    Returns:
+      A merge of one or more models, whose weights may not sum to 0. It needs no base; one given
+      only decides the output's dtypes.
+
+    Raises:
+      ValueError: Unless `max_iterations` is an integer >= 0 and `tolerance` a number >= 0, and for
+        another `compat`.
+      TypeError: If `tolerance` is traced.
 
     References:
       Karcher, Riemannian center of mass and mollifier smoothing, 1977.
@@ -177,22 +217,30 @@ def model_stock(
     average: Average = "cosine",
     compat: Compat = "paper",
 ) -> Merge:
-    """Model Stock: base + t * (weighted mean of deltas), per tensor.
+    """Moves from the base towards the mean model, as far as the models agree (Model Stock).
 
-    t = N c / (1 + (N - 1) c) for N models and the average cosine c between their deltas. The closer
-    the deltas to one direction, the more of their mean is kept: all of it for copies, nothing at
-    right angles. Tensors that did not move are at right angles to everything. c < 0, which the
-    authors do not consider, says that the models share nothing, and t is 0; so it is at the pole
-    c = -1/(N - 1), which c cannot pass.
+    For each tensor the result is base + t * (weighted mean of deltas) with t = N c / (1 + (N - 1)
+    c), for N models and the average cosine c between their deltas. The closer the deltas are to one
+    direction, the more of their mean is kept: all of it for copies, none of it for deltas at right
+    angles. A tensor that did not move counts as at right angles to every other. The authors do not
+    consider c < 0. It says that the models share nothing, so t is 0 there (which also covers the
+    pole at c = -1/(N - 1), the least value that c can have).
 
     Args:
-      filter_wise: Whether vectors are not tensors but the weights into one unit.
-      input_axis: Along which they lie: the last axis for weights [out, in] (-1, PyTorch, the
-        default), all other axes for Flax's [in, out] and [height, width, in, out] (0).
-      average: Over pairs, of the "cosine", or of the "angle" (fusion_bench).
-      compat: "mergekit" divides by max(|delta_j| |delta_k|, 1e-6), which makes tensors with deltas
-        below 1e-3 orthogonal even if they are copies; lets t be negative for c < 0, without bound;
-        its infinity at the pole is here t = 0.
+      filter_wise: Whether a vector holds the weights into one unit instead of a whole tensor.
+      input_axis: With `filter_wise`, where the weights into one unit lie: along the last axis for
+        weights [out, in] (-1, PyTorch, the default), along all other axes for Flax's [in, out] and
+        [height, width, in, out] (0).
+      average: What is averaged over pairs of models: the "cosine", or the "angle" (fusion_bench).
+      compat: "mergekit" divides by max(|delta_j| |delta_k|, 1e-6), under which tensors with deltas
+        below 1e-3 count as orthogonal even if they are copies. It lets t be negative for c < 0,
+        without bound. Its infinity at the pole is t = 0 here.
+
+    Returns:
+      A merge of two or more models, which needs a base.
+
+    Raises:
+      ValueError: For another `average`, `input_axis` or `compat`.
 
     References:
       Jang et al., Model Stock, 2024 (arXiv 2403.19522), Eq. 5.
@@ -212,10 +260,11 @@ def model_stock(
 
 
 CONVERGED = (60, 1e-7)
+"""The most steps that `karcher` takes, and the length below which it stops, by default."""
 
 
 def _lengths(products: Gram) -> Float[Array, "*vectors task"]:
-    """Norms, with the gradient 0 at 0."""
+    """The norms of the vectors, with the gradient 0 at 0."""
     squares = jnp.diagonal(products, axis1=-2, axis2=-1)
     return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
 
@@ -226,16 +275,17 @@ def _inverse(x: Array) -> Array:
 
 
 def _cosines(products: Gram) -> tuple[Float[Array, "*vectors task"], Gram]:
-    """Lengths, and the inner products of directions; a vector of 0 has the direction 0."""
+    """Lengths, and inner products of directions; a vector of 0 has the direction 0."""
     lengths = _lengths(products)
     inverse = _inverse(lengths)
     return lengths, products * inverse[..., :, None] * inverse[..., None, :]
 
 
 def _squared_angle(cosine: Array) -> Array:
-    """arccos(cosine)^2, smooth at and beyond 1, where it continues to a negative number.
+    """arccos(cosine)^2, smooth at 1 and beyond, where it goes on to negative numbers.
 
-    For u = 1 - cos < 0.01 the series 2u + u^2/3 + 4u^3/45 + u^4/35 + 16u^5/1575: 1e-13 off.
+    For u = 1 - cosine < 0.01 it is the series 2u + u^2/3 + 4u^3/45 + u^4/35 + 16u^5/1575, which is
+    off by 1e-13.
     """
     u = 1 - cosine
     series = u * (2 + u * (1 / 3 + u * (4 / 45 + u * (1 / 35 + u * 16 / 1575))))
@@ -244,7 +294,7 @@ def _squared_angle(cosine: Array) -> Array:
 
 
 def _wave(function: Callable[[Array], Array], first: int) -> Callable[[Array], Array]:
-    """f(sqrt(q)) for an even f, by its alternating series for q < 0.1, 1e-18 off."""
+    """f(sqrt(q)) for an even f; for q < 0.1 by its alternating series, which is off by 1e-18."""
 
     def even(q: Array) -> Array:
         terms = np.cumprod([1.0] + [-1 / ((2 * k + first) * (2 * k + first + 1)) for k in range(6)])
@@ -266,15 +316,17 @@ def _arc(t: Array, square: Array) -> tuple[Array, Array]:
 
 
 def _share(weights: Float[Array, "task"]) -> Array:
-    """w_2 / (w_1 + w_2), 1/2 where they cancel."""
+    """w_2 / (w_1 + w_2), and 1/2 where the weights cancel."""
     mass, size = weights.sum(), jnp.abs(weights).sum()
     exists = jnp.abs(mass) > 10 * jnp.finfo(weights.dtype).eps * size
     return jnp.where(exists, weights[1] / jnp.where(exists, mass, 1), 0.5)
 
 
 def _great_circle(t: Array, products: Gram, right: bool) -> tuple[Array, Array, Array]:
-    """The lengths, the coefficients along the arc, and whether there is one; with `right`, a vector
-    of 0 is at a right angle."""
+    """Lengths, coefficients along the arc, and whether there is an arc.
+
+    With `right`, a vector of 0 is taken to be at a right angle, as mergekit does.
+    """
     lengths, cosines = _cosines(products)
     cosine = cosines[..., 0, 1]
     exists = cosine > ANTIPODAL - 1
@@ -284,17 +336,21 @@ def _great_circle(t: Array, products: Gram, right: bool) -> tuple[Array, Array, 
 
 
 def _line(t: Array, like: Array) -> Array:
+    """The coefficients 1 - t and t of linear interpolation."""
     return jnp.broadcast_to(jnp.stack([1 - t, t]).astype(like.dtype), like.shape)
 
 
 @functools.cache
 def _slerp(mergekit: bool) -> Callable[..., Array]:
+    """The coefficients of `slerp`, for `reductions.combination`."""
+
     def coefficients(*args: Array) -> Array:
         *time, products, weights = args
         t = time[0].astype(products.dtype) if time else _share(weights)
         lengths, ratios, exists = _great_circle(t, products, right=mergekit)
         line = _line(t, ratios)
         if mergekit:
+            # mergekit tests |cos|, so it also takes the straight line for opposite vectors
             cosine = jnp.abs(_cosines(products)[1][..., 0, 1])[..., None]
             return jnp.where(exists & (cosine <= 0.9995), ratios, line)
         length = (line * lengths).sum(-1, keepdims=True)
@@ -306,6 +362,8 @@ def _slerp(mergekit: bool) -> Callable[..., Array]:
 
 @functools.cache
 def _nuslerp(mergekit: bool) -> Callable[..., Array]:
+    """The coefficients of `nuslerp`."""
+
     def coefficients(products: Gram, weights: Array) -> Array:
         t = _share(weights)
         _, ratios, exists = _great_circle(t, products, right=mergekit)
@@ -322,6 +380,7 @@ def _direction(cosines: Gram, weights: Array) -> tuple[Array, Array]:
 
 
 def _nlerp(products: Gram, weights: Float[Array, "task"]) -> Array:
+    """The normalised weighted mean of directions, times the weighted mean of lengths."""
     lengths, cosines = _cosines(products)
     mean, exists = _direction(cosines, weights)
     length = (weights * lengths).sum(-1, keepdims=True)
@@ -330,6 +389,8 @@ def _nlerp(products: Gram, weights: Float[Array, "task"]) -> Array:
 
 @functools.cache
 def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Array]:
+    """The coefficients of `karcher`."""
+
     def coefficients(products: Gram, weights: Float[Array, "task"]) -> Array:
         if mergekit:
             weights = jnp.full_like(weights, 1 / weights.size)
@@ -348,6 +409,7 @@ def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Arra
             u, done = state
             dots = cosines @ u
             sided = dots > CUT - 1
+            # the inner where keeps the gradient finite at directions that the outer one discards
             pull = jnp.where(sided, share / _sinc(_squared_angle(jnp.where(sided, dots, 0))), 0)
             along = (pull * dots).sum()  # the tangent is sum_k pull_k u_k - along * u
             tangent = pull - along * u
@@ -355,6 +417,7 @@ def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Arra
             # a bound of the tangent's length, whose square is lost in rounding before it is small
             done = done | (jnp.abs(tangent).sum() < tolerance)
             new = _cos(square) * u + _sinc(square) * tangent
+            # back to length 1, from which rounding leads away; the bound keeps the root finite
             new = new / jnp.sqrt(jnp.maximum(new @ cosines @ new, ANTIPODAL))
             return jnp.where(done, u, new), done
 
@@ -368,6 +431,8 @@ def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Arra
 
 @functools.cache
 def _stock(average: Average, mergekit: bool) -> Callable[..., Array]:
+    """The coefficients of `model_stock`."""
+
     def coefficients(products: Gram, weights: Float[Array, "task"]) -> Array:
         n = len(weights)
         if mergekit:

@@ -1,6 +1,6 @@
-"""Coefficients learned on data: AdaMerging, the learned soup, the concrete subspace.
+"""Merging coefficients learned on data: AdaMerging, the learned soup, the concrete subspace.
 
-Each descends a loss of the merged model through the merge (`learning.learn`).
+Each minimises a loss of the merged model by gradient descent through the merge (`learning.learn`).
 """
 
 import math
@@ -42,7 +42,13 @@ _NOTHING = Transform()
 
 
 def entropy(logits: Float[Array, "... class"]) -> Float[Array, ""]:
-    """The mean of -sum_c p_c log p_c; classes masked by a logit of -inf count 0.
+    """Computes the mean entropy of predictions, -sum_c p_c log p_c in nats.
+
+    Args:
+      logits: Unnormalised log-probabilities. A class with logit -inf is masked and adds 0.
+
+    Returns:
+      The mean over all leading axes, a scalar.
 
     >>> round(float(entropy(jnp.array([[0.0, 0.0, -jnp.inf]]))), 4)
     0.6931
@@ -54,7 +60,15 @@ def entropy(logits: Float[Array, "... class"]) -> Float[Array, ""]:
 
 
 def cross_entropy(logits: Float[Array, "... class"], labels: Int[Array, "..."]) -> Float[Array, ""]:
-    """The mean of -log p(label)."""
+    """Computes the mean of -log p(label), in nats.
+
+    Args:
+      logits: Unnormalised log-probabilities.
+      labels: Class indices, of the shape of `logits` without its last axis.
+
+    Returns:
+      The mean over all axes of `labels`, a scalar.
+    """
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
@@ -71,20 +85,41 @@ def adamerging(
     optimizer: optax.GradientTransformation | None = None,
     clamp: tuple[float, float] | None = None,
 ) -> Learned:
-    """AdaMerging (Yang et al. 2024): base + sum_k lambda_k delta_k of least entropy, unlabelled.
+    """Learns the coefficients of task arithmetic that make predictions most certain (AdaMerging).
 
-    The loss is sum_k entropy(predict_k(merged, inputs of task k)). by: one lambda per "task", or
-    per task and "leaf" (their layer-wise variant). transform: what changes the task vectors first,
-    once; `chain(trim(0.2), elect())` makes it AdaMerging++. init: lambda at the start, one number
-    or one per model. optimizer: Adam at 1e-3 by default.
+    The merged model is base + sum_k lambda_k delta_k. The lambdas minimise
+    sum_k entropy(predict_k(merged, inputs of task k)), which needs no labels.
 
-    predict(params, inputs) -> logits [..., class]: one for all tasks, or one per task (own heads).
-    batches: per task, inputs with leaves [n, batch, ...]; step t takes batch t mod n of each.
-    clamp: an interval to which lambda is projected after each step. The authors' code has (0, 1),
-    clipped inside the forward pass, where a lambda outside gets no gradient any more; fusion_bench
-    has none, the default here.
+    Args:
+      models: M pytrees, one per task; see `task_vectors`.
+      base: The pytree that they were tuned from.
+      predict: `predict(params, inputs)` gives logits `[..., class]`. One function for all tasks, or
+        one per task where each has a head of its own.
+      batches: For each task, unlabelled inputs with leaves `[n, batch, ...]`. Step t takes batch
+        t mod n of each task.
+      by: One lambda per "task", or one per task and "leaf" (the authors' layer-wise variant).
+      transform: Applied to the task vectors once, at the start. `chain(trim(0.2), elect())` makes
+        it AdaMerging++.
+      init: The lambdas at the start, one number or one per model.
+      steps: How many steps of gradient descent.
+      optimizer: Adam at 1e-3 by default.
+      clamp: The interval to which lambdas are projected after each step, or None for no limits.
+        (The authors' code clips to (0, 1) inside the forward pass, where a lambda outside gets no
+        gradient any more. fusion_bench does not clip.)
 
-    coefficients: lambda, [task], or by "leaf" a tree of them, None at leaves that do not float.
+    Returns:
+      The merged model, the lambdas as its coefficients, and the losses. The lambdas have shape
+      `[task]`; by "leaf" they are a tree of such arrays, None at leaves that are not floating.
+
+    Raises:
+      ValueError: For another `by`, a number of batches or predictors that differs from that of the
+        models, an `init` or `clamp` that does not fit, a loss that is not finite, and as
+        `task_vectors` does.
+      TypeError: As `task_vectors` does.
+
+    References:
+      Yang et al., AdaMerging: Adaptive Model Merging for Multi-Task Learning, 2024
+      (arXiv 2310.02575).
 
     Two tiny Flax Linen classifiers that share a base:
 
@@ -146,17 +181,44 @@ def learned_soup(
     steps: int = 500,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Learned:
-    """The learned soup (Wortsman et al. 2022): a convex mean of least loss on held-out data.
+    """Learns the convex combination of models with the least loss on held-out data (learned soup).
 
-    sum_k softmax(alpha)_k theta_k with alpha = 0 to begin with, which is the uniform soup; by: one
-    alpha per model ("task"), or per model and "leaf". The loss is loss(beta * predict(soup, x), y),
-    with beta > 0 learned as well, from 1, so that confidence is not bought with the mixture
-    (`temperature=False` keeps it 1). optimizer: Adam at 0.05 by default.
+    The merged model is sum_k softmax(alpha)_k theta_k, from alpha = 0, the uniform soup. It
+    minimises loss(beta * predict(soup, x), y) over alpha and a factor beta > 0 of the logits, which
+    starts at 1. With beta, the confidence of the predictions need not be adjusted by the mixture.
 
-    batches: (x, y) with leaves [n, batch, ...]. No base is needed; one given only says the
-    output's dtypes.
+    Args:
+      models: M pytrees of the same leaf paths and shapes.
+      base: Not needed; one given only decides the output's structure and dtypes.
+      predict: `predict(params, inputs)` gives logits `[..., class]`, or whatever `loss` takes.
+      batches: The pair (inputs, targets) of held-out data with leaves `[n, batch, ...]`. Step t
+        takes batch t mod n.
+      by: One alpha per model ("task"), or one per model and "leaf".
+      loss: `loss(outputs, targets)`, a scalar.
+      temperature: Whether beta is learned; otherwise it stays 1.
+      steps: How many steps of gradient descent.
+      optimizer: Adam at 0.05 by default.
 
-    coefficients: {"weights": softmax(alpha), as in `adamerging`, "scale": beta}.
+    Returns:
+      The soup, its coefficients and the losses. The coefficients are {"weights": softmax(alpha),
+      "scale": beta}, the weights of shape `[task]`, or by "leaf" a tree of such arrays.
+
+    Raises:
+      ValueError: For another `by`, batches that are no pair, a loss that is not finite, and as
+        `task_vectors` does.
+      TypeError: As `task_vectors` does.
+
+    References:
+      Wortsman et al., Model soups, 2022 (arXiv 2203.05482).
+
+    >>> models = [{"w": jnp.array([0.0])}, {"w": jnp.array([1.0])}]
+    >>> data = jnp.ones((1, 1, 1)), jnp.full((1, 1, 1), 0.75)  # one batch of one pair x, y
+    >>> error = lambda y, target: jnp.mean((y - target) ** 2)
+    >>> got = learned_soup(
+    ...     models, predict=lambda p, x: x * p["w"], batches=data, loss=error, temperature=False
+    ... )
+    >>> got.coefficients["weights"].round(2).tolist()
+    [0.25, 0.75]
     """
     _check_by(by)
     if len(batches) != 2:
@@ -201,16 +263,43 @@ def concrete_subspace(
     steps: int = 2000,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Learned:
-    """Concrete subspace learning (Tang et al. 2023): one mask on all deltas, of least entropy.
+    """Learns one mask on all task vectors that makes predictions most certain (Concrete).
 
-    base + scale * m / mean(m) * sum_k w_k delta_k with a mask m in (0, 1) per entry, its mean taken
-    per leaf. In training m is a relaxed Bernoulli (Concrete) draw, sigmoid((logit + noise) / T),
-    new in each step from `key`; merged in the end is its median, sigmoid(logit / T), which draws
-    nothing (fusion_bench draws once more). init: every logit at the start.
+    The merged model is base + scale * m / mean(m) * sum_k w_k delta_k, with a mask m in (0, 1) for
+    each entry and its mean taken for each leaf. The mask minimises the loss of `adamerging`, which
+    needs no labels. While learning, m is a draw from the relaxed Bernoulli (Concrete) distribution,
+    sigmoid((logit + noise) / temperature), new in each step. The final merge uses its median,
+    sigmoid(logit / temperature), and draws nothing (fusion_bench draws once more).
 
-    predict, batches, transform, loss and optimizer as in `adamerging`; with its lambda for
-    `weights` and scale 1 it is Concrete AdaMerging, one after the other. coefficients: the logits,
-    as the base.
+    With the lambdas of `adamerging` as `weights` and scale 1, it is Concrete AdaMerging with the
+    two parts learned one after the other.
+
+    Args:
+      models: M pytrees, one per task; see `task_vectors`.
+      base: The pytree that they were tuned from.
+      predict: One function for all tasks, or one per task; see `adamerging`.
+      batches: For each task, unlabelled inputs; see `adamerging`.
+      key: The PRNG key from which the draws of all steps follow.
+      transform: Applied to the task vectors once, at the start.
+      weights: One per model; 1 by default.
+      scale: What multiplies the update.
+      temperature: Of the relaxed Bernoulli distribution, > 0.
+      init: Every logit at the start.
+      steps: How many steps of gradient descent.
+      optimizer: Adam at 1e-3 by default.
+
+    Returns:
+      The merged model, the logits as its coefficients (a tree like the base, None at leaves that
+      are not floating), and the losses.
+
+    Raises:
+      ValueError: Unless `temperature` is > 0, for a number of batches or predictors that differs
+        from that of the models, a loss that is not finite, and as `task_vectors` does.
+      TypeError: As `task_vectors` does.
+
+    References:
+      Tang et al., Concrete Subspace Learning based Interference Elimination for Multi-task Model
+      Fusion, 2023 (arXiv 2312.06173).
     """
     check_scalar("temperature", temperature, lambda x: 0 < x < math.inf, "a number > 0")
     update = weighted_sum(transform(task_vectors(models, base, weights)))
@@ -252,6 +341,7 @@ def _scaled(vectors: TaskVectors, coefficients: PyTree, by: By) -> TaskVectors:
 
 
 def _spread(value: ArrayLike, vectors: TaskVectors, by: By, tasks: int) -> PyTree:
+    """The coefficients at the start: `[task]`, or a tree of such arrays by "leaf"."""
     try:
         per_task = jnp.broadcast_to(jnp.asarray(value, jnp.result_type(float)), (tasks,))
     except (TypeError, ValueError) as error:
@@ -262,7 +352,7 @@ def _spread(value: ArrayLike, vectors: TaskVectors, by: By, tasks: int) -> PyTre
 def _entropies(
     predict: Predict | Sequence[Predict], batches: Sequence[PyTree], tasks: int
 ) -> Callable[[PyTree, Sequence[PyTree]], Float[Array, ""]]:
-    """The sum over tasks of the entropy of predictions."""
+    """The loss of AdaMerging: the sum over tasks of the entropy of predictions."""
     heads = [predict] * tasks if callable(predict) else list(predict)
     for name, given in (("predict", heads), ("batches", batches)):
         if len(given) != tasks:
@@ -276,5 +366,6 @@ def _entropies(
 
 
 def _check_by(by: str) -> None:
+    """Raises ValueError for another `by`."""
     if by not in get_args(By):
         raise ValueError(f"by: expected one of {get_args(By)}, got {by!r}")

@@ -1,4 +1,8 @@
-"""One shared vector and a mask per task: EMR-merging, TALL masks, consensus."""
+"""One shared vector and a mask for each task: EMR-merging, TALL masks, consensus.
+
+`emr` and `tall_masks` give each task a model of its own, for little more memory than one model
+needs. `consensus` makes one model of the masks.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -22,10 +26,14 @@ Scalar = Float[ArrayLike, ""]
 
 
 class Localized(NamedTuple):
-    """M models as one shared vector and a mask each, a bit per parameter: a pytree.
+    """M models as one shared vector and a mask for each of them, a bit per parameter. It is a
+    pytree.
 
-    shared: a change of the base, float32 (float64); None where leaves are not floating.
-    masks: who uses which entry of it, bool [task, ...]. scales: the factor of each task, [task].
+    Attributes:
+      shared: A change of the base that all models share, float32 (float64 where a model has it).
+        None where leaves are not floating.
+      masks: Which entries of `shared` each model uses, bool `[task, ...]`.
+      scales: The factor of each model, `[task]`.
     """
 
     shared: PyTree
@@ -33,9 +41,18 @@ class Localized(NamedTuple):
     scales: Float[Array, "task"]
 
     def model(self, base: PyTree, task: int) -> PyTree:
-        """base + scales[task] * masks[task] * shared, in the base's dtypes.
+        """Returns the model of one task, base + scales[task] * masks[task] * shared.
 
-        IndexError for a task that does not exist.
+        Args:
+          base: The pytree that the models were tuned from.
+          task: Which one, from 0; negative numbers count from the end.
+
+        Returns:
+          A pytree of the structure and dtypes of the base.
+
+        Raises:
+          IndexError: If there is no such task.
+          ValueError: If values do not fit the dtype of their leaf.
         """
         tasks = self.scales.shape[0]
         if not -tasks <= task < tasks:
@@ -45,19 +62,24 @@ class Localized(NamedTuple):
 
 
 def emr(models: Sequence[PyTree], base: PyTree) -> Localized:
-    """EMR-merging: elect, mask, rescale; one model per task, without tuning.
+    """Merges models into one shared vector with a mask and a factor for each (EMR-merging).
 
-    Elect: the sign s of sum_k delta_k, and shared = s max |delta_k| over the k of that sign. Mask:
-    where delta_k has that sign. Rescale: by ||delta_k||_1 / ||mask_k shared||_1, over the tree.
+    1. Elect: s is the sign of sum_k delta_k, entry by entry. shared = s max |delta_k| over the
+       models k with that sign.
+    2. Mask: the mask of a task is where its delta_k has that sign.
+    3. Rescale: its factor is ||delta_k||_1 / ||mask_k shared||_1, over the whole tree.
 
-    Where the sum is exactly 0 nothing is elected and shared is 0 (the authors' code elects -).
-    Norms are sums over all entries, as in the paper; the authors' code and fusion_bench add up the
-    means of tensors. A task without change has scale 1 (NaN in fusion_bench). A single model is
-    given back.
+    There is nothing to tune. Where the sum is exactly 0 no sign is elected and shared is 0 (the
+    authors' code elects -). Norms are sums over all entries, as in the paper; the authors' code and
+    fusion_bench add up the means of tensors. A task without any change has the factor 1 (NaN in
+    fusion_bench). A single model is given back as it is.
 
     Args:
       models: M pytrees; see `task_vectors`.
-      base: The pytree they were tuned from.
+      base: The pytree that they were tuned from.
+
+    Returns:
+      The models as one shared vector, masks and factors.
 
     Raises:
       ValueError, TypeError: As `task_vectors` does.
@@ -79,6 +101,9 @@ def emr(models: Sequence[PyTree], base: PyTree) -> Localized:
 
 
 def _emr(piece: Piece, delta: Array, weight: Array) -> dict[str, Array]:
+    """The shared vector of one leaf, its masks, and the L1 norms `[2, task]` before and after
+    masking.
+    """
     sign = jnp.sign(task_sum(delta))
     highest = sign * delta[0]
     for k in range(1, len(delta)):
@@ -112,6 +137,7 @@ def _localized(
     transform: Transform = Transform(),  # noqa: B008 - immutable
     weights: Weights = None,
 ) -> _Parts:
+    """What a reduction makes of each leaf of the transformed task vectors."""
     vectors = transform(task_vectors(models, base, weights))
     treedef = jax.tree.structure(vectors.delta)
     return _Parts(treedef, treedef.flatten_up_to(reduction(vectors)))
@@ -126,24 +152,30 @@ def tall_masks(
     density: float = 0.2,
     weights: Weights = None,
 ) -> Localized:
-    """TALL masks: which entries of one multi-task vector a task needs.
+    """Finds which entries of one multi-task vector each task needs (TALL masks).
 
-    The mask of task k is |delta_k| > threshold |shared - delta_k|, entry by entry. What a task did
-    not change is not in its mask. A single model is given back. fusion_bench measures distances
-    from the base's own values instead of from 0, so that nearly all is kept.
+    The mask of task k is |delta_k| > threshold |shared - delta_k|, entry by entry. An entry that a
+    task did not change is not in its mask. A single model is given back as it is. (fusion_bench
+    measures distances from the base's values instead of from 0, so that nearly all entries are
+    kept.)
 
     Args:
       models: M pytrees; see `task_vectors`.
-      base: The pytree they were tuned from.
-      threshold: Not negative, one number or one per task. The authors choose it for each task out
-        of 0.2 to 0.6 on held-out data (`best_thresholds`); 0.4 is the middle.
-      multitask: shared = sum_k w_k delta_k ("sum"), or TIES without its average ("ties"): each
-        delta_k trimmed to `density` over the tree, those of the elected sign summed up.
-      density: Of "ties".
-      weights: One per model.
+      base: The pytree that they were tuned from.
+      threshold: Not negative, one number or one per task. The authors choose it for each task from
+        0.2 to 0.6 on held-out data (`best_thresholds`); 0.4 is the middle.
+      multitask: The shared vector: "sum" is sum_k w_k delta_k. "ties" is TIES without its average:
+        each delta_k is trimmed to `density` over the tree, and those of the elected sign are added
+        up.
+      density: The fraction of entries that "ties" keeps, in (0, 1].
+      weights: One per model; 1 by default.
+
+    Returns:
+      The models as one shared vector and masks, with factors of 1.
 
     Raises:
-      ValueError: For another threshold, and as `task_vectors` does.
+      ValueError: For another threshold or `multitask`, and as `task_vectors` does.
+      TypeError: As `task_vectors` does.
 
     References:
       Wang et al., Localizing Task Information, 2024 (arXiv 2405.07813), Eq. 4.
@@ -158,6 +190,7 @@ def tall_masks(
 
 
 def _tall_masks(threshold: Array, piece: Piece, delta: Array, weight: Array) -> dict[str, Array]:
+    """The shared vector of one leaf, and its masks."""
     shared = task_sum(per_task(jnp.multiply, weight, delta))
     return {"shared": shared, "mask": _needed(threshold, delta, shared)}
 
@@ -171,18 +204,27 @@ def best_thresholds(
     multitask: Multitask = "sum",
     density: float = 0.2,
 ) -> list[float]:
-    """The threshold of `tall_masks` for each task that scores best.
+    """Chooses for each task the threshold of `tall_masks` that scores best.
 
     Args:
-      score: (task, model) -> number, higher is better.
-      models: See `tall_masks`.
-      base: See `tall_masks`.
-      candidates: The first of the best is taken; their models are built and scored one at a time.
-      multitask: See `tall_masks`.
-      density: See `tall_masks`.
+      score: `score(task, model)` gives a number for the model of that task; higher is better.
+      models: M pytrees; see `task_vectors`.
+      base: The pytree that they were tuned from.
+      candidates: Thresholds to try. Of equally good ones the first is taken. Models are built and
+        scored one at a time.
+      multitask: How the shared vector is made; see `tall_masks`.
+      density: The fraction of entries that "ties" keeps; see `tall_masks`.
+
+    Returns:
+      One threshold for each task.
 
     Raises:
-      ValueError: Without candidates.
+      ValueError: If there are no candidates, and as `tall_masks` does.
+
+    >>> models, base = [{"a": jnp.array([1.0, -2.0])}, {"a": jnp.array([3.0, 0.0])}], jnp.zeros(2)
+    >>> score = lambda task, model: -float(jnp.abs(model["a"] - models[task]["a"]).sum())
+    >>> best_thresholds(score, models, {"a": base}, candidates=(0.2, 0.4))
+    [0.4, 0.2]
     """
     if not len(candidates):
         raise ValueError("candidates: expected at least one, got none")
@@ -203,18 +245,26 @@ def consensus(
     density: float = 0.2,
     scale: Scalar = 1.0,
 ) -> Merge:
-    """Consensus merging: the multi-task vector where at least `agree` tasks need it.
+    """Keeps the entries of the multi-task vector that several tasks need (consensus merging).
 
-    base + scale * [agree <= sum_k mask_k] * shared, with shared and mask_k of `tall_masks`.
+    The result is base + scale * [agree <= sum_k mask_k] * shared, with the shared vector and the
+    masks of `tall_masks`.
 
     Args:
-      threshold: See `tall_masks`.
-      agree: 1 drops only what no task needs, 2 also what a single one does, 0 drops nothing: task
-        arithmetic, or TIES summed up. More than there are models gives the base (so does 2 for a
-        single model).
-      multitask: See `tall_masks`.
-      density: See `tall_masks`.
+      threshold: Of the masks, not negative, one number or one per task; see `tall_masks`.
+      agree: How many tasks have to need an entry. 1 drops only what no task needs; 2 also drops
+        what a single task needs. 0 drops nothing, which is task arithmetic, or TIES summed up. More
+        than there are models gives the base (so does 2 for a single model).
+      multitask: How the shared vector is made; see `tall_masks`.
+      density: The fraction of entries that "ties" keeps; see `tall_masks`.
       scale: What multiplies the update.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: For another threshold, `multitask` or density, unless `agree` is a whole number >=
+        0, and unless `scale` is finite.
 
     References:
       Wang et al., Localizing Task Information, 2024 (arXiv 2405.07813), Sec. 4.
@@ -229,20 +279,24 @@ def consensus(
 
 
 def _multitask(kind: Multitask, density: float) -> Transform:
+    """The transform whose weighted sum is the shared vector."""
     one_of("multitask", kind, Multitask)
     return Transform() if kind == "sum" else chain(trim(density), elect())
 
 
 def _threshold(threshold: PerModel) -> Any:
+    """The threshold as float32, checked."""
     values = check_per_model("threshold", threshold, lambda t: t >= 0, "not negative")
     return jnp.asarray(threshold, jnp.float32) if values is None else values.astype(np.float32)
 
 
 def _needed(threshold: Array, delta: Array, shared: Array) -> Array:
+    """The masks of `tall_masks`."""
     return jnp.abs(delta) > beside(threshold, delta) * jnp.abs(shared - delta)
 
 
 def _agreed(threshold: Array, agree: Array, piece: Piece, delta: Array, weight: Array) -> Array:
+    """The shared vector where enough tasks need it, 0 elsewhere."""
     shared = task_sum(weight * delta)
     count = task_sum(_needed(threshold, delta, shared).astype(jnp.int32))
     return jnp.where(count >= agree, shared, 0)

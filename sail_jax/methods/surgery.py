@@ -1,4 +1,4 @@
-"""Representation surgery: undo, per task, what merging did to the features."""
+"""Representation surgery: for each task, a small map that undoes what merging did to features."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,12 @@ __all__ = ["Surgery", "representation_surgery"]
 
 
 class Surgery(NamedTuple):
-    """f' = f - ReLU(f down) up on features f [..., feature].
+    """The map f' = f - ReLU(f down) up on features f `[..., feature]`. It is a pytree and a
+    function.
+
+    Attributes:
+      down: Shape `[feature, rank]`.
+      up: Shape `[rank, feature]`; 0 at first, which is the identity.
 
     >>> Surgery(jnp.ones((2, 1)), jnp.array([[1.0, 0.0]]))(jnp.array([3.0, 1.0])).tolist()
     [-1.0, 1.0]
@@ -39,15 +44,40 @@ def representation_surgery(
     steps: int = 1000,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Learned:
-    """The `Surgery` of one task (Yang et al. 2024): merged features, put back to its own.
+    """Learns a map from the merged model's features back to those of one task's own model.
 
-    Minimises the mean |f'(merged) - f(model)| over unlabelled inputs of the task; features(params,
-    inputs) are usually those in front of the head, computed once per batch. down starts He-uniform
-    from `key` and up at 0, so that surgery starts as the identity. batches: leaves [n, batch, ...];
-    step t takes batch t mod n. optimizer: Adam at 1e-3 by default.
+    It minimises the mean of |f'(merged) - f(model)| over unlabelled inputs of the task, where f' is
+    the `Surgery` of f. The result goes between the features of the merged model and the head of
+    this task.
 
-    params and coefficients of what is returned are the `Surgery`, to be put between the features of
-    the merged model and the head of this task.
+    Args:
+      features: `features(params, inputs)` gives features `[batch, feature]`, usually those in front
+        of the head. They are computed once for each batch.
+      merged: The merged model.
+      model: The model of the task.
+      batches: Inputs with leaves `[n, batch, ...]`. Step t takes batch t mod n.
+      key: A PRNG key, from which `down` is drawn (He-uniform). `up` starts at 0, so that surgery
+        starts as the identity.
+      rank: The inner width of the map, at least 1.
+      steps: How many steps of gradient descent.
+      optimizer: Adam at 1e-3 by default.
+
+    Returns:
+      The `Surgery`, both as `params` and as `coefficients`, and the losses.
+
+    Raises:
+      ValueError: For a rank below 1, batches without entries, features of the two models that
+        differ in shape, and a loss that is not finite.
+
+    References:
+      Yang et al., Representation Surgery for Multi-Task Model Merging, 2024 (arXiv 2402.02705).
+
+    >>> features = lambda params, x: x @ params["w"]
+    >>> merged, own = {"w": jnp.eye(2)}, {"w": jnp.diag(jnp.array([0.5, 1.0]))}
+    >>> x, key = jnp.ones((1, 4, 2)), jax.random.key(0)
+    >>> got = representation_surgery(features, merged, own, x, key=key, steps=100)
+    >>> bool(got.losses[-1] < got.losses[0]), got.params.down.shape
+    (True, (2, 16))
     """
     if rank < 1:
         raise ValueError(f"rank: expected at least 1, got {rank}")
