@@ -1,4 +1,8 @@
-"""RegMean: each layer is the least-squares fit to what all models do on their own data."""
+"""RegMean: each layer of the merge is the least-squares fit to what the models' layers compute.
+
+`grams` collects the statistics of inputs that `regmean` merges with. `regmean_plus_plus` does both,
+layer by layer.
+"""
 
 import fnmatch
 import functools
@@ -36,22 +40,33 @@ def regmean(
     damping: float = 1e-5,
     input_axes: InputAxes = "first",
 ) -> Merge:
-    """RegMean: W = (sum_k w_k G_k)^-1 sum_k w_k G_k W_k; leaves without a Gram: the mean.
+    """Fits each kernel to the outputs of all models' kernels on their own inputs (RegMean).
 
-    This W minimises sum_k w_k E |x W - x W_k|^2 over the inputs x of model k, with G_k = E x x^T.
-    Weights are not negative. No base is needed; one given only says the output's dtypes.
+    W = (sum_k w_k G_k)^-1 sum_k w_k G_k W_k minimises sum_k w_k E |x W - x W_k|^2 over the inputs x
+    of model k, where G_k = E x x^T is their Gram matrix. Leaves without a Gram matrix become the
+    weighted mean. The weights may not be negative.
 
     Args:
-      grams: For each model, {leaf path: G_k}, the same paths for all, as from `grams`. A kernel has
-        its input axes first, [in..., out...] (Flax), or last, [out..., in...] (PyTorch): those
-        whose sizes multiply to that of G_k.
-      off_diagonal: What multiplies the entries of G_k off its diagonal; 1 leaves the problem above
-        as it is, less is a regularisation that Jin et al. tune (around: 0.1 to 1).
-      damping: Every G_k counts as G_k + damping * mean eigenvalue of their mean * I. It draws W
-        towards the weighted mean, exactly there along input features that are 0 in all data, where
-        the formula above is singular. For off_diagonal = 1 and fewer data than features float32
-        needs about 1e-4.
-      input_axes: Which axes of a kernel are its inputs.
+      grams: For each model {leaf path: G_k}, as from `grams`, with the same paths for all. The size
+        of G_k is the product of the sizes of the kernel's input axes. These come first, [in...,
+        out...] (Flax), or last, [out..., in...] (PyTorch); see `input_axes`.
+      off_diagonal: What multiplies the entries of G_k off its diagonal, in [0, 1]. 1 leaves the
+        problem above as it is. Less is a regularisation, which Jin et al. tune (from about 0.1 to
+        1).
+      damping: A number > 0; every G_k counts as G_k + damping * (mean eigenvalue of their mean) *
+        I. This draws W towards the weighted mean. Along input features that are 0 in all data,
+        where the formula above is singular, W is exactly that mean. With off_diagonal = 1 and fewer
+        data than features, float32 needs about 1e-4.
+      input_axes: Which axes of a kernel are its inputs, "first" or "last".
+
+    Returns:
+      A merge of one or more models. It needs no base; one given only decides the output's dtypes.
+
+    Raises:
+      ValueError: For an `off_diagonal`, `damping` or `input_axes` other than above, for Grams that
+        are not finite, square, or differ in their paths; when the merge is applied, for unknown
+        paths, for sizes that do not fit a leaf, and if the Grams do not add up to a positive
+        definite matrix.
 
     References:
       Jin et al., Dataless Knowledge Fusion, 2023 (arXiv 2212.09849), Eq. 2.
@@ -77,19 +92,24 @@ def gram_mean(
     damping: float = 1e-5,
     input_axes: InputAxes = "first",
 ) -> Reduction:
-    """The reduction of `regmean`: a mean of task vectors with matrices for weights.
+    """Makes the reduction of `regmean`, a mean of task vectors whose weights are matrices.
 
-    It commutes with a change of base. Weights are one per model and leaf, not negative.
+    The merge does not depend on which base the task vectors are relative to. Weights are one per
+    model and leaf, not negative.
 
     Args:
-      grams: See `regmean`.
-      off_diagonal: See `regmean`.
-      damping: See `regmean`.
-      input_axes: See `regmean`.
+      grams: For each model {leaf path: Gram matrix}; see `regmean`.
+      off_diagonal: What multiplies the entries of the Grams off their diagonals; see `regmean`.
+      damping: How strongly the fit is drawn towards the weighted mean; see `regmean`.
+      input_axes: Which axes of a kernel are its inputs; see `regmean`.
+
+    Returns:
+      A reduction of task vectors.
 
     Raises:
-      ValueError: For values that are not finite, and paths that differ between models; when it is
-        applied, for unknown paths and shapes that do not fit a leaf.
+      ValueError: For numbers outside of their ranges, Grams that are not finite or not square, and
+        paths that differ between models; when it is applied, for unknown paths, sizes that do not
+        fit a leaf, and weights that differ between entries.
     """
     check_scalar("off_diagonal", off_diagonal, lambda x: 0 <= x <= 1, "a number in [0, 1]")
     check_scalar("damping", damping, lambda x: 0 < x < math.inf, "a finite number > 0")
@@ -108,6 +128,7 @@ def gram_mean(
 
 
 def _check_gram(where: str, G: Array) -> None:
+    """Checks that a Gram matrix is square and, where it is known, finite with a diagonal >= 0."""
     if np.ndim(G) != 2 or len(set(np.shape(G))) != 1:
         raise ValueError(f"{where}: expected a square matrix, got {np.shape(G)}")
     value = concrete(G)
@@ -118,6 +139,7 @@ def _check_gram(where: str, G: Array) -> None:
 def _gram_mean(
     off_diagonal: Array, damping: Array, piece: Piece, delta: Array, weight: Array, *, last: bool
 ) -> Array:
+    """The fit of one leaf, or its weighted mean if it has no Gram matrices."""
     mean, grams = mean_where_any(delta, weight), piece.local
     if grams is None:
         return mean
@@ -145,7 +167,10 @@ def _fit(
     damping: Array,
     last: bool,
 ) -> Float[Array, "..."]:
-    """mean + A^-1 sum_k w_k G_k (W_k - mean), A = sum_k w_k G_k + damping: copies stay."""
+    """mean + A^-1 sum_k w_k G_k (W_k - mean) with A = sum_k w_k G_k + damping.
+
+    Solving for the difference from the mean leaves copies of one model exactly as they are.
+    """
     tasks, n = G.shape[:2]
 
     def matrix(x: Array) -> Array:
@@ -166,10 +191,21 @@ def _fit(
 def grams(
     activations: Activations, params: PyTree, batches: Iterable[PyTree]
 ) -> dict[str, Float[Array, "in in"]]:
-    """{leaf path: E x x^T} over all inputs x of that leaf in `batches`, summed in float32.
+    """Collects the Gram matrices E x x^T of the inputs of each kernel over batches of data.
 
-    activations(params, batch): {path of a kernel: its inputs [..., in]}; convolutions give their
-    patches. ValueError if it names other paths for another batch, or gives no inputs at all.
+    Args:
+      activations: `activations(params, batch)` gives {path of a kernel: its inputs [..., in]}. For
+        a convolution the inputs are its patches.
+      params: The model.
+      batches: The data, gone through once.
+
+    Returns:
+      {leaf path: mean of x x^T over all inputs x of that leaf}, each `[in, in]`, summed in float32
+      (float64 for inputs of float64).
+
+    Raises:
+      ValueError: If the paths differ between batches, inputs have fewer than two axes, or there are
+        no inputs at all.
 
     >>> grams(lambda params, x: {"w": x}, {}, [jnp.eye(2), jnp.ones((2, 2))])["w"].tolist()
     [[0.75, 0.5], [0.5, 0.75]]
@@ -183,6 +219,7 @@ def _grams(
     batches: Iterable[PyTree],
     wanted: Callable[[str], bool],
 ) -> dict[str, Array]:
+    """`grams` of those paths that are wanted."""
     total: dict[str, Array] = {}
     rows: dict[str, int] = {}
     i = None
@@ -204,6 +241,7 @@ def _grams(
 
 @jax.jit
 def _second_moment(x: Float[Array, "... in"]) -> Float[Array, "in in"]:
+    """The sum of x x^T over the rows of x."""
     x = x.reshape(-1, x.shape[-1]).astype(jnp.promote_types(x.dtype, jnp.float32))
     return jnp.matmul(x.T, x, precision=lax.Precision.HIGHEST)
 
@@ -220,16 +258,42 @@ def regmean_plus_plus(
     damping: float = 1e-5,
     input_axes: InputAxes = "first",
 ) -> PyTree:
-    """RegMean++ (Nguyen et al. 2025): RegMean group by group, on what the merged model feeds it.
+    """Applies RegMean layer by layer, to inputs that the merged layers before produce (RegMean++).
 
-    activations: as in `grams`, called with parameters of the structure of the base (of the first
-    model, without one). batches: per model, its data, gone through once per group.
-    groups: in the order of the forward pass, leaf paths or glob patterns of them (`*` crosses "/").
-    While a group's inputs are collected for model k, the groups before it are merged already, it
-    and those behind are model k's, and leaves in no group are the weighted mean. Then its leaves
-    that `activations` names are solved for as in `regmean`, its others are the mean.
+    The groups are merged one after the other. While the inputs of a group are collected for model
+    k, the groups before it are merged already, this group and those after it are model k's, and
+    leaves in no group are the weighted mean. Then the group's leaves that `activations` names are
+    solved for as in `regmean`, and its other leaves become the mean.
 
-    ValueError for patterns that match nothing, leaves in two groups, and groups without inputs.
+    Args:
+      models: M pytrees of the same leaf paths and shapes.
+      base: Not needed; one given only decides the output's structure and dtypes.
+      activations: The inputs of each kernel, as in `grams`. It is called with parameters of the
+        structure of the base (of the first model, without one).
+      batches: For each model its data, gone through once for each group.
+      groups: Leaf paths, or glob patterns of them in which `*` crosses "/", in the order of the
+        forward pass. A group is one string or a sequence of them.
+      weights: One per model, not negative; 1 by default.
+      off_diagonal: What multiplies the entries of the Grams off their diagonals; see `regmean`.
+      damping: How strongly the fit is drawn towards the mean; see `regmean`.
+      input_axes: Which axes of a kernel are its inputs; see `regmean`.
+
+    Returns:
+      The merged model, with the structure and dtypes of the base (of the first model, without one).
+
+    Raises:
+      ValueError: For a number of batches that differs from that of the models, patterns that match
+        nothing, a leaf in two groups, groups without inputs, and as `regmean` does.
+
+    References:
+      Nguyen et al., RegMean++, 2025 (arXiv 2508.03121).
+
+    >>> models = [{"a": jnp.eye(2), "b": jnp.eye(2)}, {"a": 3 * jnp.eye(2), "b": jnp.eye(2)}]
+    >>> inputs = lambda p, x: {"a": x, "b": x @ p["a"]}
+    >>> data = [[jnp.eye(2)]] * 2
+    >>> merged = regmean_plus_plus(models, activations=inputs, batches=data, groups=["a", "b"])
+    >>> merged["a"].round(3).tolist()
+    [[2.0, 0.0], [0.0, 2.0]]
     """
     like = next(iter(models or ()), None) if base is None else base
     mean = linear()(models, base, weights=weights)
@@ -257,10 +321,12 @@ def regmean_plus_plus(
 
 
 def _named(tree: PyTree) -> dict[str, Array]:
+    """The leaves of a tree by path."""
     return dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))
 
 
 def _members(groups: Sequence[str | Sequence[str]], paths: Sequence[str]) -> list[list[str]]:
+    """The leaf paths of each group, checked."""
     members, owner = [], {}
     for i, group in enumerate(groups):
         patterns = [group] if isinstance(group, str) else list(group)

@@ -1,4 +1,7 @@
-"""Greedy soups. The uniform soup is `methods.linear`, the learned one `learn.learned_soup`."""
+"""Greedy soups: the models whose mean scores best, found one by one.
+
+The uniform soup is `methods.linear`, the learned one `methods.learned_soup`.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,8 +17,14 @@ __all__ = ["Soup", "greedy_soup"]
 
 
 class Soup(NamedTuple):
-    """params: the soup; taken: the models in it, in the order they went in; scores: of each model;
-    trials: (model, score of the soup with it), of all that were tried, in order."""
+    """A greedy soup, and how it came about.
+
+    Attributes:
+      params: The mean of the models that were taken.
+      taken: Indices of these models, in the order in which they joined.
+      scores: The score of each model by itself.
+      trials: Pairs (model, score of the soup with it) of all models that were tried, in order.
+    """
 
     params: PyTree
     taken: tuple[int, ...]
@@ -30,18 +39,32 @@ def greedy_soup(
     scores: Sequence[float] | None = None,
     strict: bool = True,
 ) -> Soup:
-    """The greedy soup (Wortsman et al. 2022): models join, best first, while the mean gets better.
+    """Averages the models that improve the mean's score, tried from the best to the worst (greedy
+    soup).
 
-    score(params): on held-out data, larger is better; NaN is worse than all. scores: those of the
-    models, if they are known. Models are tried from the best score down, equals in the order given;
-    one joins if the mean with it scores higher than the soup without (`strict`, as the authors'
-    code has it; their Recipe 1 takes equals too: `strict=False`).
+    The best model is the first soup. Each further model joins if the mean with it scores higher
+    than the soup without it. Models of equal scores are tried in the order in which they are
+    listed.
 
-    models: any sequence, also one that loads an entry when asked: an entry is held only while it is
-    scored or tried, beside a running mean in float32. Dtypes are those of the best model.
+    Args:
+      models: At least one pytree. Any sequence will do, also one that loads an entry when it is
+        asked for: an entry is held only while it is scored or tried, beside a running mean in
+        float32.
+      score: `score(params)` on held-out data; higher is better, and NaN is worse than any number.
+      scores: The scores of the models, if they are known already.
+      strict: Whether the score has to rise, as in the authors' code. Their Recipe 1 also takes
+        models that leave it equal: `strict=False`.
 
-    ValueError for no models, a number of scores that differs from theirs, and if no score is a
-    number; and as `linear` for models that do not fit.
+    Returns:
+      The soup, in the dtypes of the best model, and how it came about.
+
+    Raises:
+      ValueError: For no models, a number of scores that differs from theirs, if every score is NaN,
+        and as `linear` does for models that do not fit each other.
+      TypeError: As `linear` does.
+
+    References:
+      Wortsman et al., Model soups, 2022 (arXiv 2203.05482), Recipe 1.
 
     >>> score = lambda params: -abs(float(params["a"]) - 2.0)
     >>> greedy_soup([{"a": 1.0}, {"a": 9.0}, {"a": 2.5}, {"a": 1.25}], score)
@@ -73,10 +96,13 @@ def greedy_soup(
 
 
 def _finite(value: float) -> float:
+    """The value, and 0 for NaN: those rank last by the first entry of the sort key."""
     return 0.0 if math.isnan(value) else value
 
 
 def _wide(tree: PyTree) -> PyTree:
+    """The floating leaves in float32 at least, for a mean over many models."""
+
     def wide(x: jax.Array) -> jax.Array:
         floating = jnp.issubdtype(x.dtype, jnp.floating)
         return x.astype(jnp.promote_types(x.dtype, jnp.float32)) if floating else x
@@ -85,4 +111,5 @@ def _wide(tree: PyTree) -> PyTree:
 
 
 def _cast(tree: PyTree, like: PyTree) -> PyTree:
+    """The leaves in the dtypes of another tree."""
     return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)

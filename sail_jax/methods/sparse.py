@@ -1,5 +1,8 @@
-"""Sums and means of task vectors, sparsified: soups, task arithmetic, TIES, DARE, DELLA,
-breadcrumbs."""
+"""Sums and means of task vectors, some of them sparsified before: soups, task arithmetic, TIES,
+DARE, DELLA, breadcrumbs.
+
+Each method is one expression: transforms of `merging.transforms`, then the weighted sum or mean.
+"""
 
 from collections.abc import Sequence
 
@@ -41,18 +44,20 @@ Scalar = Float[ArrayLike, ""]
 
 @method
 def linear(*, normalize: bool = True) -> Merge:
-    """The weighted mean of parameters: a model soup.
+    """Averages the parameters of the models, with weights (a model soup).
 
-    sum_k w_k theta_k / sum_k w_k; the uniform soup for the default weights, which are equal. No
-    base is needed; one given only says the output's dtypes. Weights may be negative (extrapolation)
-    if their sum is not 0.
+    The result is sum_k w_k theta_k / sum_k w_k. Without weights it is the uniform soup. Weights may
+    be negative (extrapolation) if their sum is not 0.
 
-    Elsewhere: mergekit rounds the weights to the tensors' dtype (0.3 is 0.3008 in bfloat16), sums
-    in that dtype, and gives infinities where the weights sum to 0; fusion_bench averages integer
-    buffers too.
+    Other programs differ. mergekit rounds the weights to the tensors' dtype (0.3 becomes 0.3008 in
+    bfloat16), sums in that dtype, and gives infinities where the weights sum to 0. fusion_bench
+    averages integer buffers too.
 
     Args:
-      normalize: Whether weights are divided by their sum; the plain sum if not.
+      normalize: Whether weights are divided by their sum; if not, the result is the plain sum.
+
+    Returns:
+      A merge of one or more models. It needs no base; one given only decides the output's dtypes.
 
     References:
       Wortsman et al., Model soups, 2022 (arXiv 2203.05482), Sec. 2.
@@ -65,19 +70,28 @@ def linear(*, normalize: bool = True) -> Merge:
 
 @method
 def task_arithmetic(*, normalize: bool = False, scale: Scalar = 1.0) -> Merge:
-    """base + scale * sum_k w_k delta_k, with weights 1.
+    """Adds the weighted task vectors to the base (task arithmetic).
 
-    A negative weight forgets a task; with bases of their own, analogies are sums of task vectors:
-    `weights=[1, 1, -1]` is a + b - c. The sum is not divided by M: M copies of one model add up to
-    base + scale * M * delta.
+    The result is base + scale * sum_k w_k delta_k. A negative weight removes a task. With models
+    tuned from one base, `weights=[1, 1, -1]` is the analogy a + b - c. The sum is not divided by M:
+    M copies of one model add up to base + scale * M * delta.
 
     Args:
       normalize: Whether the sum is divided by sum_k w_k.
-      scale: The authors choose it on held-out data, often near 0.3, which is the default of
-        fusion_bench; mergekit's is 1.
+      scale: What multiplies the update. The authors choose it on held-out data, often near 0.3,
+        which is the default of fusion_bench. mergekit's is 1.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: Unless `scale` is a finite number.
 
     References:
       Ilharco et al., Editing Models with Task Arithmetic, 2023 (arXiv 2212.04089), Sec. 2.
+
+    >>> task_arithmetic(scale=0.5)([{"a": 3.0}, {"a": 5.0}], {"a": 1.0}, weights=[1.0, -1.0])
+    {'a': Array(0., dtype=float32...)}
     """
     return Merge(normalize=normalize, scale=scale)
 
@@ -93,33 +107,50 @@ def ties(
     scale: Scalar = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """TIES: trim, elect a sign, average those who agree with it.
+    """Averages the large changes that agree with an elected sign (TIES-Merging).
 
-    1. Of each delta_k the fraction `density` of largest magnitude stays.
-    2. For each entry the sign of sum_k delta_k over what is left is elected.
-    3. base + scale * sum_k w_k delta_k / sum_k w_k over the k that kept the entry and have that
-       sign (the paper's disjoint mean); where there are none, the base.
+    1. Trim: of each delta_k the fraction `density` of largest magnitude stays.
+    2. Elect: for each entry, the sign of sum_k delta_k over what is left is elected.
+    3. Merge: the result is base + scale * sum_k w_k delta_k / sum_k w_k over the models that kept
+       the entry and have the elected sign (the paper's disjoint mean). Where there are none, it is
+       the base.
 
-    Programs of this name differ. Yadav et al. and MergeLM trim over the whole model, elect by
-    mass, average, and give an entry whose sum is exactly 0 the sign of the majority of entries:
-    `scope="tree", elect_by="mass", tie="majority"` up to what they keep at the threshold (all
-    equal entries, one entry more than k). fusion_bench does the same but sums, at scale 0.3:
-    `normalize=False, scale=0.3`. mergekit trims each tensor, elects by weighted mass with 0
-    counting as +, and trims nothing by default: `compat="mergekit"` is
-    `density=1.0, scope="tensor", elect_by="weighted", tie="positive"` with k rounded down; it
-    fails where that gives 0, where here one entry stays.
+    Programs of this name differ:
+
+    - Yadav et al. and MergeLM trim over the whole model, elect by mass and average. They give an
+      entry whose sum is exactly 0 the sign of the majority of entries: `scope="tree",
+      elect_by="mass", tie="majority"`. The one difference left is that they keep all entries equal
+      to the threshold, and one entry more than k.
+    - fusion_bench does the same, but sums, with scale 0.3: `normalize=False, scale=0.3`.
+    - mergekit trims each tensor by itself, elects by weighted mass with 0 counting as +, rounds k
+      down, and by default trims nothing. `compat="mergekit"` is `density=1.0, scope="tensor",
+      elect_by="weighted", tie="positive"` with k rounded down. Where that makes k = 0, mergekit
+      fails; here one entry stays.
 
     Args:
       density: In (0, 1], one number or one per model, static; 0.2 by default.
-      scope: Whether thresholds are of the "tree" (the default) or of each "tensor"; see `trim`.
-      elect_by: Whose sign is elected, "mass" by default; see `elect`.
-      tie: What is elected where the sum is 0, "none" by default; see `elect`.
-      normalize: Whether the sum is divided by the weights of those who agree.
+      scope: Whether thresholds are of the whole "tree" (the default) or of each "tensor"; see
+        `trim`.
+      elect_by: How the sign is elected, "mass" by default; see `elect`.
+      tie: What is elected where the sum is exactly 0, "none" by default; see `elect`.
+      normalize: Whether the sum is divided by the weights of the models that agree.
       scale: What multiplies the update.
-      compat: Whose defaults count.
+      compat: Whose defaults are taken for hyperparameters that are None, "paper" or "mergekit".
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: For a density outside (0, 1], another `scope`, `elect_by`, `tie` or `compat`, and
+        a `scale` that is not finite.
+      TypeError: If the density is traced.
 
     References:
       Yadav et al., TIES-Merging, 2023 (arXiv 2306.01708), Algorithm 1.
+
+    >>> models = [{"a": jnp.array([4.0, 1.0])}, {"a": jnp.array([2.0, -3.0])}]
+    >>> ties(density=1.0)(models, {"a": jnp.zeros(2)})["a"].tolist()
+    [3.0, -3.0]
     """
     default = choose(compat)
     trimmed = trim(
@@ -132,10 +163,12 @@ def ties(
 
 
 def _mean_or_sum(normalize: bool) -> Reduction:
+    """The weighted mean, or the weighted sum without normalisation."""
     return weighted_mean if normalize else weighted_sum
 
 
 def _elected(by: ElectBy | None, tie: TieSign | None, compat: Compat) -> Transform:
+    """The election of signs with the defaults of `compat`."""
     default = choose(compat)
     return elect(default(by, "mass", "weighted"), default(tie, "none", "positive"))
 
@@ -150,14 +183,15 @@ def dare_linear(
     scale: Scalar = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """DARE, then task arithmetic: base + scale * sum_k w_k m_k delta_k / density.
+    """Drops changes at random, rescales the others, and adds them up (DARE, then task arithmetic).
 
-    The masks m_k ~ Bernoulli(density) are independent over entries and models; the paper's drop
-    rate is p = 1 - density. The mean over masks is that of task arithmetic without them.
+    The result is base + scale * sum_k w_k m_k delta_k / density. The masks m_k ~ Bernoulli(density)
+    are independent over entries and models; the paper's drop rate is p = 1 - density. The expected
+    result is that of task arithmetic without masks.
 
-    Elsewhere: mergekit divides by the achieved ratio of L1 norms per tensor instead of by density,
-    which is biased where few entries dominate, and drops nothing by default (`compat="mergekit"`);
-    fusion_bench's scale is 0.5 and its drop rate 1 gives NaN.
+    Other programs differ. mergekit rescales by the ratio of L1 norms per tensor instead of by
+    density, which is biased where few entries dominate, and drops nothing by default
+    (`compat="mergekit"`). fusion_bench's default scale is 0.5, and its drop rate 1 gives NaN.
 
     Args:
       key: One PRNG key.
@@ -165,10 +199,22 @@ def dare_linear(
       rescale: Whether what is kept is divided by the density.
       normalize: Whether the sum is divided by sum_k w_k of all models, which keeps the mean.
       scale: What multiplies the update.
-      compat: Whose defaults and rescaling count.
+      compat: Whose defaults and rescaling are taken, "paper" or "mergekit".
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: For a density outside (0, 1], another `compat`, and a `scale` that is not finite.
+      TypeError: For a key that is none.
 
     References:
       Yu et al., Language Models are Super Mario, 2024 (arXiv 2311.03099), Sec. 3.2.
+
+    >>> one, base = {"a": jnp.ones(4)}, {"a": jnp.zeros(4)}
+    >>> merged = dare_linear(density=0.5, key=jnp.array([0, 1], "uint32"))([one], base)
+    >>> bool(jnp.isin(merged["a"], jnp.array([0.0, 2.0])).all())  # dropped or doubled
+    True
     """
     dropped = _dare(density, key, compat, rescale)
     return Merge(dropped, weighted_sum, normalize=normalize, scale=scale)
@@ -186,25 +232,35 @@ def dare_ties(
     scale: Scalar = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """DARE in place of the trimming of TIES: drop, elect, average.
+    """Drops changes at random in place of the trimming of TIES, then elects and averages.
 
-    1. Each entry of each delta_k is kept with probability `density` and divided by it.
-    2. and 3. as in `ties`, over what is left.
+    1. Each entry of each delta_k is kept with probability `density`, and divided by it.
+    2. Signs are elected, and 3. what agrees is averaged, as in `ties`.
 
-    Elsewhere: mergekit elects by weighted mass with 0 counting as +, sums instead of averaging
-    (`elect_by="weighted", tie="positive", normalize=False`) and rescales by L1 norms (see
-    `dare_linear`), which `compat="mergekit"` does as well; MergeLM and fusion_bench trim to the top
-    20 % between the two steps: `Merge(chain(drop(rate, key), trim(0.2), elect()), weighted_mean)`.
+    Other programs differ. mergekit elects by weighted mass with 0 counting as +, and sums instead
+    of averaging (`elect_by="weighted", tie="positive", normalize=False`). It rescales by L1 norms
+    (see `dare_linear`). `compat="mergekit"` does all of that. MergeLM and fusion_bench trim to the
+    top 20 % between the first two steps: `Merge(chain(drop(rate, key), trim(0.2), elect()),
+    weighted_mean)`.
 
     Args:
       key: One PRNG key.
       density: In (0, 1], one number or one per model; 0.5 by default.
       rescale: Whether what is kept is divided by the density.
-      elect_by: See `elect`.
-      tie: See `elect`.
-      normalize: Whether the sum is divided by the weights of those who agree; by default it is.
+      elect_by: How the sign is elected, "mass" by default; see `elect`.
+      tie: What is elected where the sum is exactly 0, "none" by default; see `elect`.
+      normalize: Whether the sum is divided by the weights of the models that agree; by default it
+        is.
       scale: What multiplies the update.
-      compat: Whose defaults and rescaling count.
+      compat: Whose defaults and rescaling are taken, "paper" or "mergekit".
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: For a density outside (0, 1], another `elect_by`, `tie` or `compat`, and a `scale`
+        that is not finite.
+      TypeError: For a key that is none.
 
     References:
       Yu et al., Language Models are Super Mario, 2024 (arXiv 2311.03099), Sec. 4.
@@ -215,6 +271,7 @@ def dare_ties(
 
 
 def _dare(density: PerModel | None, key: Array, compat: Compat, rescale: bool) -> Transform:
+    """The random masks of DARE, with the rescaling of `compat`."""
     density = choose(compat)(density, 0.5, 1.0)
     values = check_per_model("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
     rate = 1 - (jnp.asarray(density, jnp.float32) if values is None else values)
@@ -234,15 +291,16 @@ def della_linear(
     scale: Scalar = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """DELLA without its election: base + scale * sum_k w_k m_k delta_k / p_k.
+    """Drops changes at random, small ones more often, and adds up the others (DELLA, no election).
 
-    The masks m_k ~ Bernoulli(p_k) are independent; p_k grows with the rank of |delta_k| in its row
-    (the last axis, of a vector all of it) from density - epsilon to density + epsilon: see
-    `transforms.drop_by_magnitude`. The mean over masks is that of task arithmetic without them.
+    The result is base + scale * sum_k w_k m_k delta_k / p_k. The masks m_k ~ Bernoulli(p_k) are
+    independent. p_k grows with the rank of |delta_k| in its row (the last axis; a vector is one
+    row), from density - epsilon to density + epsilon: see `transforms.drop_by_magnitude`. The
+    expected result is that of task arithmetic without masks.
 
-    Both the authors' code and mergekit fail for density + epsilon > 1, mergekit also at 1 (so for
-    densities above 0.85), where here the window shrinks to fit around the density; and for rows of
-    length 1, where here p is the density.
+    For density + epsilon > 1 the authors' code and mergekit fail, mergekit also at 1 (so for
+    densities from 0.85 to below 1 with its default epsilon). Here the window shrinks to fit around
+    the density. They fail for rows of length 1 too, where p is the density here.
 
     Args:
       key: One PRNG key.
@@ -254,8 +312,17 @@ def della_linear(
       rescale: Whether what is kept is divided by p.
       normalize: Whether the sum is divided by sum_k w_k.
       scale: What multiplies the update.
-      compat: Whose defaults count. "mergekit" multiplies the deltas of a model in a tensor by the
-        ratio of their L1 norms before and after, instead of dividing by p.
+      compat: Whose defaults are taken, "paper" or "mergekit". "mergekit" also rescales differently:
+        it multiplies the deltas of a model in a tensor by the ratio of their L1 norms before and
+        after, instead of dividing by p.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: Unless 0 <= epsilon < density <= 1, for another `rank_by` or `compat`, and a
+        `scale` that is not finite.
+      TypeError: For a key that is none.
 
     References:
       Deep et al., DELLA-Merging, 2024 (arXiv 2406.11617), Sec. 3.1.
@@ -282,24 +349,32 @@ def della(
     scale: Scalar = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """DELLA: drop by rank, elect, average.
+    """Drops changes at random, small ones more often, then elects signs and averages (DELLA).
 
     1. Entries of each delta_k are kept with a probability p that grows with their magnitude, and
        divided by p, as in `della_linear`.
-    2. and 3. as in `ties`, over what is left.
+    2. Signs are elected, and 3. what agrees is averaged, as in `ties`.
 
     Args:
       key: One PRNG key.
-      density: See `della_linear`.
-      epsilon: See `della_linear`.
-      rank_by: See `della_linear`.
+      density: The mean probability of being kept; see `della_linear`.
+      epsilon: How far p departs from the density; see `della_linear`.
+      rank_by: Whether p grows with the "rank" or the "magnitude" of a change; see `della_linear`.
       rescale: Whether what is kept is divided by p.
-      elect_by: See `elect`.
-      tie: See `elect`.
-      normalize: Whether the sum is divided by the weights of those who agree.
+      elect_by: How the sign is elected, "mass" by default; see `elect`.
+      tie: What is elected where the sum is exactly 0, "none" by default; see `elect`.
+      normalize: Whether the sum is divided by the weights of the models that agree.
       scale: What multiplies the update; the authors use 1.1.
-      compat: Whose sparsifier and defaults count; mergekit elects by weighted mass, 0 counting as
-        +.
+      compat: Whose defaults and rescaling are taken, "paper" or "mergekit". mergekit elects by
+        weighted mass, with 0 counting as +.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: Unless 0 <= epsilon < density <= 1, for another `rank_by`, `elect_by`, `tie` or
+        `compat`, and a `scale` that is not finite.
+      TypeError: For a key that is none.
 
     References:
       Deep et al., DELLA-Merging, 2024 (arXiv 2406.11617), Sec. 3.
@@ -319,6 +394,7 @@ def _della(
     compat: Compat,
     rescale: bool,
 ) -> Transform:
+    """The random masks of DELLA, with the defaults and the rescaling of `compat`."""
     default = choose(compat)
     density, epsilon = default(density, 0.7, 1.0), default(epsilon, 0.07, 0.15)
     how = ("probability" if compat == "paper" else "l1") if rescale else None
@@ -335,16 +411,16 @@ def breadcrumbs(
     scale: Scalar = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """Breadcrumbs: task arithmetic without the largest and the smallest changes.
+    """Adds up task vectors without their largest and their smallest entries (breadcrumbs).
 
-    base + scale * sum_k w_k m_k delta_k. Of each tensor the mask m_k leaves out the fraction
-    `gamma` of largest |delta_k|, then keeps the fraction `density` next in magnitude. Exactly,
-    whatever is equal; at least one entry; and where density + gamma > 1 fewer of the largest are
-    left out.
+    The result is base + scale * sum_k w_k m_k delta_k. Of each tensor, the mask m_k leaves out the
+    fraction `gamma` of largest |delta_k|, and keeps the fraction `density` that follows in
+    magnitude. The number kept is exact, also among equal magnitudes, and at least 1. Where density
+    + gamma > 1, fewer of the largest are left out.
 
-    The authors' code takes the fractions of every row instead of the tensor. Where gamma rounds
-    down to no entry (tensors below 100 of them), mergekit 0.1.4 reverts the whole tensor to the
-    base, where here none of the largest is left out.
+    Other programs differ. The authors' code takes the fractions of every row instead of the tensor.
+    Where gamma rounds down to no entry (tensors below 100 entries, by its default), mergekit 0.1.4
+    gives the base for the whole tensor. Here none of the largest is left out then.
 
     Args:
       density: In (0, 1], one number or one per model, static. 0.15 by default, where the authors'
@@ -353,7 +429,15 @@ def breadcrumbs(
       scope: Whether fractions are of each "tensor" or of the whole "tree".
       normalize: Whether the sum is divided by sum_k w_k.
       scale: What multiplies the update.
-      compat: Whose defaults count; mergekit rounds down.
+      compat: Whose defaults are taken, "paper" or "mergekit"; mergekit also rounds down.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: For a density outside (0, 1], a gamma outside [0, 1), another `scope` or `compat`,
+        and a `scale` that is not finite.
+      TypeError: If the density or gamma is traced.
 
     References:
       Davari and Belilovsky, Model Breadcrumbs, 2023 (arXiv 2312.06795), Sec. 3.
@@ -378,18 +462,27 @@ def breadcrumbs_ties(
     scale: Scalar = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """The masks of `breadcrumbs` in place of the trimming of TIES: mask, elect, average.
+    """Masks as `breadcrumbs` does in place of the trimming of TIES, then elects and averages.
 
     Args:
-      density: See `breadcrumbs`.
-      gamma: See `breadcrumbs`.
-      scope: See `breadcrumbs`.
-      elect_by: See `elect`.
-      tie: See `elect`.
-      normalize: Whether the sum is divided by the weights of those who agree; by default it is.
+      density: The fraction that is kept; see `breadcrumbs`.
+      gamma: The fraction of largest entries that is left out; see `breadcrumbs`.
+      scope: Whether fractions are of each "tensor" or of the whole "tree".
+      elect_by: How the sign is elected, "mass" by default; see `elect`.
+      tie: What is elected where the sum is exactly 0, "none" by default; see `elect`.
+      normalize: Whether the sum is divided by the weights of the models that agree; by default it
+        is.
       scale: What multiplies the update.
-      compat: Whose defaults count. mergekit, which introduced it, elects by weighted mass with 0
-        counting as +, and sums instead of averaging.
+      compat: Whose defaults are taken, "paper" or "mergekit". mergekit, which introduced the
+        method, elects by weighted mass with 0 counting as +, and sums instead of averaging.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: For a density outside (0, 1], a gamma outside [0, 1), another `scope`, `elect_by`,
+        `tie` or `compat`, and a `scale` that is not finite.
+      TypeError: If the density or gamma is traced.
 
     References:
       Davari and Belilovsky, Model Breadcrumbs, 2023 (arXiv 2312.06795); Yadav et al., TIES-Merging,
@@ -406,6 +499,7 @@ def _thinned(
     scope: Scope,
     compat: Compat,
 ) -> Transform:
+    """The masks of breadcrumbs, with the defaults of `compat`."""
     default = choose(compat)
     density, gamma = default(density, 0.15, 1.0), default(gamma, 0.006, 0.01)
     return keep_between(density, gamma, scope, floor=compat == "mergekit")

@@ -1,14 +1,13 @@
 """Merging matrices by their singular vectors: TSV-M, Iso-C, Iso-CTS, WUDI, OPCM.
 
-What they do to a matrix they do to every leaf with two axes longer than 1, or to those among them
-that `matrices` chooses, a glob pattern or predicate of paths (the authors leave out embeddings);
-other leaves get the weighted mean of deltas, save in OPCM. Weights multiply the deltas, 1 by
-default.
+What these methods do to a matrix, they do to every leaf with exactly two axes, both longer than 1.
+`matrices` confines this to some of them (the authors leave out embeddings). All other leaves get
+the weighted mean of deltas, except in OPCM. Weights multiply the deltas and are 1 by default.
 
-Singular vectors for singular values that are 0 up to rounding (eps * longer side * the largest) are
-whatever the library returns. They are left out everywhere here, so that results depend on the
-deltas only, and a rotation of all inputs rotates the result. Where the published programs let them
-in (tensors that did not move, deltas of low rank, copies), they add noise to what they return.
+Singular vectors that belong to singular values of 0, up to rounding (eps * longer side * the
+largest), are arbitrary. They are left out everywhere here. So results depend on the deltas only,
+and a rotation of all inputs rotates the result. The published programs let them in, where they add
+noise: for tensors that did not move, deltas of low rank, and copies.
 """
 
 import functools
@@ -44,19 +43,28 @@ Vectors = tuple[Array, Array]
 
 @method
 def tsv_m(*, ratio: float | None = None, scale: Scalar = 1.0, matrices: Matrices = None) -> Merge:
-    """Task singular vectors, merged: each delta_m at low rank, made orthogonal to the others.
+    """Adds up low-rank task matrices after making their singular vectors orthogonal (TSV-M).
 
-    Each delta_m is cut down to its k largest singular triplets (U_m, S_m, V_m), [U_1 ... U_M] and
-    [V_1 ... V_M] are replaced by the nearest matrices with orthonormal columns (or rows), and
-    multiplied out: base + scale * polar(U) diag(S_1 ... S_M) polar(V)^T. Copies of one model give
-    its best approximation of rank k; the order of models does not matter.
+    Each delta_m is cut down to its k largest singular triplets (U_m, S_m, V_m). The matrices [U_1
+    ... U_M] and [V_1 ... V_M] are replaced by the nearest ones with orthonormal columns (or rows).
+    The result is base + scale * polar(U) diag(S_1 ... S_M) polar(V)^T. Copies of one model give its
+    best approximation of rank k. The order of the models does not matter.
 
     Args:
-      ratio: In (0, 1], static: k = max(1, floor(ratio * min(a, b))). By default 1/M, so that M k
-        columns fit. (The authors' code computes int(r * (1/M)), which is 0 for r = M = 49, and for
-        M > r.)
+      ratio: In (0, 1], static: k = max(1, floor(ratio * min(a, b))) for a matrix [a, b]. By default
+        1/M, so that all M k columns fit. (The authors' code computes int(r * (1/M)) with r = min(a,
+        b), which rounding makes 0 for r = M = 49, and which is 0 for M > r.)
       scale: What multiplies the update.
-      matrices: Which leaves are treated so, by their path; see above.
+      matrices: Which leaves are treated so: a glob pattern of their paths, in which `*` crosses
+        "/", or a predicate. By default all with exactly two axes, both longer than 1.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: If `ratio` lies outside (0, 1], or `scale` is not finite; when the merge is
+        applied, if `matrices` chooses no leaf.
+      TypeError: If `ratio` is traced.
 
     References:
       Gargiulo et al., Task Singular Vectors, 2024 (arXiv 2412.00081), Algorithm 1.
@@ -73,14 +81,23 @@ def tsv_m(*, ratio: float | None = None, scale: Scalar = 1.0, matrices: Matrices
 
 @method
 def iso_c(*, scale: Scalar = 1.0, matrices: Matrices = None) -> Merge:
-    """Isotropic merging: the sum of deltas with all its singular values made equal to their mean.
+    """Adds up the task matrices and makes all singular values of the sum equal (Iso-C).
 
-    base + scale * mean(S) U V^T. The mean is over min(a, b) values; directions in which nobody
-    moved stay where they are.
+    With the singular value decomposition U diag(S) V^T of the sum of deltas, the result is base +
+    scale * mean(S) U V^T. The mean is over min(a, b) values. Directions in which no model moved
+    stay where they are.
 
     Args:
       scale: What multiplies the update.
-      matrices: Which leaves are treated so, by their path; see above.
+      matrices: Which leaves are treated so: a glob pattern of their paths, or a predicate; see
+        `tsv_m`.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: If `scale` is not finite; when the merge is applied, if `matrices` chooses no
+        leaf.
 
     References:
       Marczak et al., No Task Left Behind, 2025 (arXiv 2502.04959), Sec. 4.
@@ -101,19 +118,30 @@ def iso_cts(
     scale: Scalar = 1.0,
     matrices: Matrices = None,
 ) -> Merge:
-    """Isotropic merging in common and task-specific subspaces.
+    """Equalises singular values in a common subspace and in one subspace per task (Iso-CTS).
 
-    Of the sum of deltas the largest c singular triplets are common; from each delta_m what lies in
-    their output space is taken away, U U^T delta_m, and its n largest triplets are specific. All
-    c + M n = min(a, b) of them are made orthonormal together as in `tsv_m`, with equal singular
-    values, the mean of theirs. n = round((min(a, b) - floor(common_fraction * min(a, b))) / M), at
-    most min(a, b) // M (the authors' code rounds up past that, to a negative c).
+    The c largest singular triplets of the sum of deltas are common. From each delta_m, what lies in
+    their output space is taken away, delta_m - U U^T delta_m, and the n largest triplets of the
+    rest are specific to task m. All c + M n = min(a, b) triplets are made orthonormal together as
+    in `tsv_m`, and get equal singular values, the mean of theirs.
+
+    n = round((min(a, b) - floor(common_fraction * min(a, b))) / M), and at most min(a, b) // M.
+    (The authors' code rounds up past that, to a negative c.)
 
     Args:
-      common_fraction: In [0, 1], static.
+      common_fraction: About which fraction of the triplets is common, in [0, 1], static.
       input_axis: -1 for weights [out, in] (PyTorch), 0 for [in, out] (Flax).
       scale: What multiplies the update.
-      matrices: Which leaves are treated so, by their path; see above.
+      matrices: Which leaves are treated so: a glob pattern of their paths, or a predicate; see
+        `tsv_m`.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: If `common_fraction` lies outside [0, 1], for another `input_axis`, and if `scale`
+        is not finite; when the merge is applied, if `matrices` chooses no leaf.
+      TypeError: If `common_fraction` is traced.
 
     References:
       Marczak et al., No Task Left Behind, 2025 (arXiv 2502.04959), Sec. 5.
@@ -139,25 +167,34 @@ def wudi(
     scale: Scalar = 1.0,
     matrices: Matrices = None,
 ) -> Merge:
-    """WUDI: base + scale * x where x disturbs the deltas least.
+    """Finds the update that interferes least with the task matrices (WUDI).
 
-    x is the minimum of L(x) = sum_m |(x - delta_m) delta_m^T|^2 / |delta_m|^2 (Frobenius norms,
-    delta [out, in]). Weights multiply the deltas, but are no part of the objective's weighing. A
-    delta of 0 asks for nothing (0/0 in the published code). One model is returned as it is.
+    The result is base + scale * x, where x minimises L(x) = sum_m |(x - delta_m) delta_m^T|^2 /
+    |delta_m|^2 (Frobenius norms, delta [out, in]). Weights multiply the deltas, and do not weigh
+    the terms of L. A delta of 0 takes no part (it gives 0/0 in the published code). One model is
+    returned as it is.
 
     Args:
-      solution: "adam", as published: steps of Adam (Kingma & Ba 2015) from x = sum_m delta_m. Each
-        moves an entry by about `rate`, whatever the size of the deltas, so that 300 steps at 1e-5
-        move none by more than about 3e-3. "exact": the objective is a quadratic, so its minimum
-        solves x sum_m G_m = sum_m delta_m G_m with G_m = delta_m^T delta_m / |delta_m|^2, [in, in];
-        it commutes with scaling and rotating the deltas.
-      steps: Of Adam.
-      rate: Of Adam.
-      damping: damping * M * |x - sum_m delta_m|^2 is added to the objective of "exact", which
-        decides in the directions where no delta is large.
+      solution: "adam", as published, takes steps of Adam (Kingma and Ba 2015) from x = sum_m
+        delta_m. Each moves an entry by about `rate`, whatever the size of the deltas. So 300 steps
+        at 1e-5 move no entry by more than about 3e-3. "exact" solves for the minimum. L is
+        quadratic, and x solves x sum_m G_m = sum_m delta_m G_m with G_m = delta_m^T delta_m /
+        |delta_m|^2, [in, in]. It commutes with scaling and rotating the deltas.
+      steps: How many steps of Adam.
+      rate: The learning rate of Adam, not negative.
+      damping: For "exact", damping * M * |x - sum_m delta_m|^2 is added to L. This decides in the
+        directions in which no delta is large. A number > 0.
       input_axis: -1 for weights [out, in] (PyTorch), 0 for [in, out] (Flax).
       scale: What multiplies the update.
-      matrices: Which leaves are treated so, by their path; see above.
+      matrices: Which leaves are treated so: a glob pattern of their paths, or a predicate; see
+        `tsv_m`.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: For another `solution` or `input_axis`, and numbers outside of their ranges; when
+        the merge is applied, if `matrices` chooses no leaf.
 
     References:
       Cheng et al., Whoever Started the Interference Should End It, 2025 (arXiv 2503.08099), Sec. 4.
@@ -188,23 +225,32 @@ def opcm(
     scale: Scalar = 1.0,
     matrices: Matrices = None,
 ) -> Merge:
-    """Orthogonal projection-based continual merging: one model after the other.
+    """Adds one model after the other, each orthogonally to the sum so far (OPCM).
 
-    The order of models matters. The sum starts as delta_1. To it is added of each further delta_m
-    what the sum so far, U S V^T, has no say in: U^T delta_m V without its diagonal and without the
-    block of the r leading directions on both sides, those whose singular values add up to at most
-    `alpha` of the total. Leaves that are no matrices are summed. In the end the sum is rescaled to
-    the mean norm of the deltas. (The authors rescale after each model, and multiply by what they
-    divided by before the next: the same.)
+    The order of the models matters. The sum starts as delta_1. Of each further delta_m, with the
+    sum so far decomposed as U S V^T, the entries of U^T delta_m V on the diagonal are left out, and
+    so is the block of the r leading directions on both sides. The singular values of these r
+    directions add up to at most `alpha` of the total. What remains is added to the sum. Leaves that
+    are no matrices are summed.
 
-    Copies of one model give the model if all leaves are matrices, or with scope="tensor"; else the
-    sums of other leaves take their share of the norm, as they do in the authors' code.
+    In the end the sum is rescaled to the mean norm of the deltas. (The authors rescale after each
+    model, and undo it before the next, which is the same.) Copies of one model give the model if
+    all leaves are matrices, or with scope="tensor". Otherwise the sums of the other leaves take
+    their share of the norm, as they do in the authors' code.
 
     Args:
-      alpha: In [0, 1].
+      alpha: The share of the singular values that is protected, in [0, 1].
       scope: Whether norms are taken over the whole "tree", or each "tensor" is rescaled alone.
       scale: What multiplies the update.
-      matrices: Which leaves are treated so, by their path; see above.
+      matrices: Which leaves are treated so: a glob pattern of their paths, or a predicate; see
+        `tsv_m`.
+
+    Returns:
+      A merge of one or more models, which needs a base.
+
+    Raises:
+      ValueError: If `alpha` lies outside [0, 1], for another `scope`, and if `scale` is not finite;
+        when the merge is applied, if `matrices` chooses no leaf.
 
     References:
       Tang et al., Merging Models on the Fly Without Retraining, 2025 (arXiv 2501.09522), Sec. 4.
@@ -232,7 +278,7 @@ def opcm(
 
 @dataclass(frozen=True)
 class _Chosen:
-    """For `Step.local`: () says to a kernel that the leaf is one of those chosen, None not."""
+    """For `Step.local`: gives a kernel () for a leaf that is chosen, and None for others."""
 
     where: Callable[[str], bool] | None
 
@@ -245,12 +291,14 @@ class _Chosen:
 
 
 def _merge(update: Kernel, scale: Scalar, matrices: Matrices, transposed: bool = False) -> Merge:
+    """A merge that applies `update` to matrices, and takes the weighted mean elsewhere."""
     return Merge(_on_matrices(update, matrices, transposed), weighted_mean, scale=scale)
 
 
 def _on_matrices(update: Kernel, matrices: Matrices, transposed: bool = False) -> Transform:
-    """The transform by which matrices become `update(weight * delta)` for the first model, and 0
-    with weight 0 for the others."""
+    """The transform that turns a matrix into `update(weight * delta)` for the first model, and 0
+    with weight 0 for the others.
+    """
     inner = transform(kernel(_of_matrix, update, transposed=transposed), needs="tensor")
     return inner if matrices is None else masked(inner, matrices)
 
@@ -258,6 +306,7 @@ def _on_matrices(update: Kernel, matrices: Matrices, transposed: bool = False) -
 def _of_matrix(
     update: Kernel, piece: Piece, delta: Array, weight: Array, *, transposed: bool
 ) -> Vectors:
+    """`update` of one leaf if it is a matrix; the leaf as it is otherwise."""
     if delta.ndim != 3 or min(delta.shape[1:]) < 2:
         return delta, weight
     weighted = weight * delta
@@ -274,17 +323,19 @@ def _check_axis(input_axis: int) -> bool:
 
 
 def _check_static(name: str, value: Any, holds: Callable[[Any], Any], expected: str) -> None:
+    """Checks a hyperparameter that decides on shapes, so that it cannot be traced."""
     check_scalar(name, value, holds, expected)
     if concrete(value) is None:
         raise TypeError(f"{name}: expected a static number, got a traced one")
 
 
 def _mm(*factors: Array) -> Array:
+    """The matrix product of several factors, in full float32 precision on every device."""
     return functools.reduce(functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST), factors)
 
 
 def _svd(x: Matrix, size: Array | None = None) -> tuple[Array, Array, Array]:
-    """U [a, r], S [r], V [b, r], all 0 where S is up to the rounding of x, or of `size`."""
+    """U [a, r], S [r] and V [b, r], all 0 where S is within the rounding of x, or of `size`."""
     U, S, Vt = jnp.linalg.svd(x, full_matrices=False)
     rounding = max(x.shape) * jnp.finfo(x.dtype).eps * (S[0] if size is None else size)
     real = rounding < S
@@ -293,14 +344,15 @@ def _svd(x: Matrix, size: Array | None = None) -> tuple[Array, Array, Array]:
 
 @jax.custom_jvp
 def _polar(x: Matrix) -> Matrix:
-    """U V^T: the nearest matrix whose singular values are all 1, or 0 where they are."""
+    """U V^T: the nearest matrix whose singular values are all 1 (or 0 where those of x are 0)."""
     U, _, V = _svd(x)
     return _mm(U, V.T)
 
 
 @_polar.defjvp
 def _polar_jvp(primals: tuple[Matrix], tangents: tuple[Matrix]) -> tuple[Matrix, Matrix]:
-    # equal singular values, usual here, would be poles of the derivative of the SVD
+    # The derivative of the SVD divides by differences of singular values, which are often equal
+    # here. That of U V^T divides by their sums only.
     (x,), (dx,) = primals, tangents
     U, S, V = _svd(x)
     pairs, single = S[:, None] + S, S[None, :]
@@ -313,8 +365,11 @@ def _polar_jvp(primals: tuple[Matrix], tangents: tuple[Matrix]) -> tuple[Matrix,
 
 
 def _orthonormal(U: Float[Array, "a n"], V: Float[Array, "b n"]) -> tuple[Array, Array]:
-    """Both polar factors one after the other (rows of 0 added to the shorter): factorisations that
-    run at once wait for each other's threads on CPUs."""
+    """The polar factors of both matrices, one after the other.
+
+    Factorisations that run at once wait for each other's threads on CPUs. So the shorter matrix
+    gets rows of 0, and one loop does both.
+    """
     rows = max(len(U), len(V))
     pair = jnp.stack([jnp.pad(x, ((0, rows - len(x)), (0, 0))) for x in (U, V)])
     first, second = lax.map(_polar, pair)
@@ -322,15 +377,17 @@ def _orthonormal(U: Float[Array, "a n"], V: Float[Array, "b n"]) -> tuple[Array,
 
 
 def _beside(x: Float[Array, "task a k"]) -> Float[Array, "a task*k"]:
+    """The matrices of all tasks next to each other."""
     return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1)
 
 
 def _floor(x: float) -> int:
-    """The floor of a product of numbers written in decimals: 0.29 * 100 is 29."""
+    """The floor of a product of numbers that are written as decimals: 0.29 * 100 gives 29."""
     return math.floor(x * (1 + 1e-12))
 
 
 def _tsv(deltas: Stack, *, ratio: float | None) -> Matrix:
+    """The update of `tsv_m` for one matrix."""
     r = min(deltas.shape[1:])
     k = max(1, r // len(deltas) if ratio is None else _floor(ratio * r))
     U, S, V = lax.map(lambda x: tuple(part[..., :k] for part in _svd(x)), deltas)
@@ -339,18 +396,21 @@ def _tsv(deltas: Stack, *, ratio: float | None) -> Matrix:
 
 
 def _iso_c(deltas: Stack) -> Matrix:
+    """The update of `iso_c` for one matrix."""
     x = task_sum(deltas)
     polar = _polar(x)
     return (polar * x).sum() / min(x.shape) * polar  # <U V^T, x> is the sum of singular values
 
 
 def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
+    """The update of `iso_cts` for one matrix."""
     r, tasks = min(deltas.shape[1:]), len(deltas)
     n = min(round((r - _floor(common_fraction * r)) / tasks), r // tasks)
     common = r - n * tasks
     U, S, V = (part[..., :common] for part in _svd(task_sum(deltas)))
 
     def specific(x: Matrix) -> tuple[Array, ...]:
+        # where nothing is left of x, its rest is rounding: zero is measured by the size of x
         rest = _svd(x - _mm(U, U.T, x), jnp.linalg.norm(x))
         return tuple(part[..., :n] for part in rest)
 
@@ -364,8 +424,11 @@ def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
 
 
 def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
-    """s = sum_m delta_m, A and C such that the gradient of L at s + y is 2 (y A + C); deltas of 0
-    take no part. No difference of large numbers: one model has C = 0 exactly."""
+    """s = sum_m delta_m, and A and C such that the gradient of L at s + y is 2 (y A + C).
+
+    Deltas of 0 take no part. No large numbers are subtracted from each other: for one model C is
+    exactly 0.
+    """
     squares = jnp.sum(deltas**2, (1, 2))
     inverse = jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
     grams = [scale * _mm(x.T, x) for scale, x in zip(inverse, deltas, strict=True)]
@@ -375,6 +438,7 @@ def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
 
 
 def _wudi_exact(damping: Array, deltas: Stack) -> Matrix:
+    """The minimum of L by the eigenvalues of A."""
     start, A, C = _quadratic(deltas)
     pull = jnp.asarray(damping, A.dtype) * len(deltas)
     values, Q = jnp.linalg.eigh(A)
@@ -385,6 +449,7 @@ def _wudi_exact(damping: Array, deltas: Stack) -> Matrix:
 
 
 def _wudi_adam(rate: Array, deltas: Stack, *, steps: int) -> Matrix:
+    """s + y after steps of Adam on y, from y = 0."""
     start, A, C = _quadratic(deltas)
 
     def step(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -402,6 +467,8 @@ def _wudi_adam(rate: Array, deltas: Stack, *, steps: int) -> Matrix:
 
 
 def _opcm(alpha: Array, deltas: Stack) -> Matrix:
+    """The sum of the projected deltas of one matrix."""
+
     def add(merged: Matrix, x: Matrix) -> tuple[Matrix, None]:
         U, S, V = _svd(merged)
         mass = jnp.cumsum(S)
@@ -414,10 +481,12 @@ def _opcm(alpha: Array, deltas: Stack) -> Matrix:
 
 
 def _squares(piece: Piece, delta: Array, weight: Array) -> Float[Array, "task"]:
+    """The squared norm of each model's weighted deltas."""
     return jnp.sum((weight * delta) ** 2, range(1, delta.ndim))
 
 
 def _merged(projected: Kernel, piece: Piece, delta: Array, weight: Array) -> Array:
+    """The sum of a leaf's deltas, projected before if the leaf is one of the chosen matrices."""
     if piece.local is not None:
         delta, weight = projected(piece, delta, weight)
     return task_sum(weight * delta)
@@ -426,12 +495,14 @@ def _merged(projected: Kernel, piece: Piece, delta: Array, weight: Array) -> Arr
 def _square(
     projected: Kernel, squares: Array, piece: Piece, delta: Array, weight: Array
 ) -> Float[Array, ""]:
+    """The squared norm of that sum."""
     return jnp.sum(_merged(projected, piece, delta, weight) ** 2)
 
 
 def _rescaled(
     projected: Kernel, squares: Array, square: Array, piece: Piece, delta: Array, weight: Array
 ) -> Array:
+    """That sum, rescaled to the mean norm of the deltas."""
     moved = squares > 0
     mean = jnp.where(moved, jnp.sqrt(jnp.where(moved, squares, 1)), 0).mean()
     factor = jnp.where(square > 0, mean * lax.rsqrt(jnp.where(square > 0, square, 1)), 0)
