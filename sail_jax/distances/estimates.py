@@ -1,4 +1,4 @@
-"""What all estimates share: a value with its standard error, and samples that are fit for one."""
+"""What all estimates of distances share: a value with its standard error, and checked samples."""
 
 from typing import Any, NamedTuple
 
@@ -13,9 +13,13 @@ __all__ = ["Distance", "host_samples", "samples"]
 
 
 class Distance(NamedTuple):
-    """An estimate, and the standard deviation it is estimated to have under fresh samples.
+    """An estimate of a distance with its standard error.
 
-    Arrays of JAX from estimators that can be differentiated, floats from the others.
+    Both are JAX arrays from estimators that can be differentiated, and floats from the others.
+
+    Attributes:
+      value: The estimate.
+      stderr: The estimated standard deviation of `value` under fresh samples.
     """
 
     value: Any
@@ -25,7 +29,21 @@ class Distance(NamedTuple):
 def samples(
     x: ArrayLike, y: ArrayLike, least: int
 ) -> tuple[Float[Array, "m dim"], Float[Array, "n dim"]]:
-    """Both as floating arrays `[n, dim]` of at least `least` points, finite where that is known."""
+    """Checks two samples and returns them as floating arrays.
+
+    Args:
+      x: Points `[m, dim]`, real numbers, finite where their values are known.
+      y: Points `[n, dim]`, likewise.
+      least: How many points each must have at least.
+
+    Returns:
+      Both samples, in one dtype: float32, or float64 where one has it.
+
+    Raises:
+      ValueError: For another number of axes, empty samples, too few points, values that are not
+        finite, and points of different dimensions.
+      TypeError: For values that are not real numbers.
+    """
     a, b = (jnp.asarray(z) for z in _checked(x, y, least))
     dtype = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
     return a.astype(dtype), b.astype(dtype)
@@ -34,7 +52,20 @@ def samples(
 def host_samples(
     x: ArrayLike, y: ArrayLike, least: int
 ) -> tuple[Float[np.ndarray, "m dim"], Float[np.ndarray, "n dim"]]:
-    """`samples` in float64 on the host; TypeError for traced ones."""
+    """Checks two samples and returns them as NumPy arrays in float64.
+
+    Args:
+      x: Points `[m, dim]`, real numbers, finite.
+      y: Points `[n, dim]`, likewise.
+      least: How many points each must have at least.
+
+    Returns:
+      Both samples.
+
+    Raises:
+      ValueError: As `samples` does.
+      TypeError: As `samples` does, and for traced arrays.
+    """
     for name, value in (("x", x), ("y", y)):
         if concrete(value) is None:
             raise TypeError(f"{name} is traced: this distance is computed outside jax.jit")
@@ -43,6 +74,7 @@ def host_samples(
 
 
 def _checked(x: Any, y: Any, least: int) -> list[Any]:
+    """Both samples as arrays, checked as `samples` says."""
     pair = []
     for name, value in (("x", x), ("y", y)):
         if not isinstance(value, jax.Array):  # of which traced ones are

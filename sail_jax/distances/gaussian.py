@@ -1,4 +1,4 @@
-"""Distances of Gaussians in closed form."""
+"""Distances between Gaussian distributions in closed form, in JAX."""
 
 import math
 
@@ -16,11 +16,23 @@ __all__ = ["gaussian_separation", "kl_gaussian", "total_variation_gaussian"]
 def total_variation_gaussian(
     gap: Float[ArrayLike, "*batch dim"], covariance: Float[ArrayLike, "..."] = 1.0
 ) -> Float[Array, "*batch"]:
-    """The total variation distance of N(m, covariance) and N(m + gap, covariance).
+    """Computes the total variation distance of two Gaussians with one covariance.
 
-    2 Phi(D/2) - 1 for the Mahalanobis length D of the gap; SAIL's D/2 (Lemma 2) bounds it (Pinsker)
-    and exceeds 1 from D = 2 on. covariance: `[dim, dim]`, or a variance s^2 standing for s^2 I.
-    ValueError for a covariance that is not symmetric positive definite, and if not finite.
+    For N(m, S) and N(m + gap, S) it is 2 Phi(D/2) - 1, where D = sqrt(gap^T S^-1 gap) is the
+    Mahalanobis length of the gap. SAIL's D/2 (Lemma 2) is an upper bound (Pinsker), which exceeds 1
+    from D = 2 on.
+
+    Args:
+      gap: Difference of the means, `[..., dim]`.
+      covariance: Matrix `[dim, dim]`, or a number s^2 which stands for s^2 I.
+
+    Returns:
+      The distance in [0, 1], `[...]`. Its gradient is 0 at equal means.
+
+    Raises:
+      ValueError: For shapes that do not fit, for a covariance that is not symmetric and positive
+        definite, and for values that are not finite.
+      TypeError: For complex numbers.
 
     >>> round(float(total_variation_gaussian(np.array([1.0]))), 4)
     0.3829
@@ -35,11 +47,21 @@ def total_variation_gaussian(
 
 
 def gaussian_separation(total_variation: Float[ArrayLike, "*batch"]) -> Float[Array, "*batch"]:
-    """The Mahalanobis length of the gap at which Gaussians have this total variation distance.
+    """Computes the Mahalanobis length at which Gaussians have a given total variation distance.
 
-    2 Phi^-1((1 + TV)/2), the inverse of `total_variation_gaussian`. Squared Mahalanobis lengths
-    are what SAIL's Theorem 3 needs in place of TV^2. Its condition number grows as TV nears 1
-    (infinite at 1). ValueError outside [0, 1].
+    It is 2 Phi^-1((1 + TV)/2), the inverse of `total_variation_gaussian`. SAIL's Theorem 3 needs
+    squared Mahalanobis lengths in place of TV^2. The condition number grows as TV nears 1, where
+    the length is infinite.
+
+    Args:
+      total_variation: Distances in [0, 1].
+
+    Returns:
+      The lengths, of the same shape.
+
+    Raises:
+      ValueError: For values outside [0, 1].
+      TypeError: For complex numbers.
 
     >>> round(float(gaussian_separation(0.38292492)), 5)
     1.0
@@ -57,8 +79,23 @@ def kl_gaussian(
     other_mean: Float[ArrayLike, "dim"],
     other_covariance: Float[ArrayLike, "..."],
 ) -> Float[Array, ""]:
-    """KL(N(mean, covariance) | N(other_mean, other_covariance)) in nats; covariances as in
-    `total_variation_gaussian`.
+    """Computes the Kullback-Leibler divergence of two Gaussians, in nats.
+
+    KL(N(m, S) | N(n, T)) = (tr(T^-1 S) - dim + (m - n)^T T^-1 (m - n) + log det T - log det S) / 2.
+
+    Args:
+      mean: m, `[dim]`.
+      covariance: S, a matrix `[dim, dim]`, or a number s^2 which stands for s^2 I.
+      other_mean: n, `[dim]`.
+      other_covariance: T, likewise.
+
+    Returns:
+      The divergence, a scalar.
+
+    Raises:
+      ValueError: For shapes that do not fit, for a covariance that is not symmetric and positive
+        definite, and for values that are not finite.
+      TypeError: For complex numbers.
 
     >>> float(kl_gaussian(np.array([0.0, 1.0]), 1.0, np.array([0.0, 3.0]), 1.0))
     2.0
@@ -103,6 +140,7 @@ def _factor(name: str, covariance: ArrayLike, dim: int) -> Array:
 
 
 def _whiten(rows: Array, factor: Array) -> Array:
+    """Each row multiplied by the inverse of the factor."""
     if factor.ndim == 0:
         return rows / factor
     flat = rows.reshape(-1, rows.shape[-1]).T
@@ -110,6 +148,7 @@ def _whiten(rows: Array, factor: Array) -> Array:
 
 
 def _floating(name: str, x: ArrayLike) -> Array:
+    """x as a floating array, checked to be real and finite."""
     x = jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         raise TypeError(f"{name} must be real numbers; got {x.dtype}")

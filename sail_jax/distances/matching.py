@@ -1,8 +1,8 @@
-"""Distances between empirical distributions by matching, on the host and in float64.
+"""Distances between samples by matching their points, on the host and in float64.
 
 Samples are arrays `[n, dim]`, one point per row, each of weight 1/n. Everything here is exact for
-the given samples; how far samples stand for the laws they come from is another matter: between two
-samples of ONE law in many dimensions these distances are far from 0.
+the samples given. How well samples stand for their distributions is another matter: between two
+samples of ONE distribution in many dimensions these distances are far from 0.
 """
 
 import math
@@ -27,9 +27,24 @@ LARGEST = 8192
 
 
 def wasserstein1(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> float:
-    """The Wasserstein-1 distance of two samples `[n, dim]`: the mean cost of the best matching.
+    """Computes the Wasserstein-1 distance of two samples, the mean cost of their best matching.
 
-    `norm` measures distances between points: 1 (Manhattan), 2 (Euclidean) or `math.inf`.
+    In one dimension it sorts. Otherwise it solves an assignment problem, which takes up to n^3 time
+    and holds n^2 costs.
+
+    Args:
+      x: Points `[n, dim]`, at most `LARGEST` of them.
+      y: Points of the same shape.
+      norm: Of differences of points: 1 (Manhattan), 2 (Euclidean) or `math.inf` (largest
+        coordinate).
+
+    Returns:
+      The distance.
+
+    Raises:
+      ValueError: For another norm, samples that are not finite or too large, and shapes that
+        differ.
+      TypeError: For values that are not real numbers, or are traced.
 
     >>> wasserstein1(np.array([[0.0, 0], [1, 0]]), np.array([[1.0, 2], [0, 2]]))
     2.0
@@ -42,8 +57,14 @@ def wasserstein1(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> float:
 
 
 class Dudley(NamedTuple):
-    """`value` = mean(h_x) - mean(h_y), and the witness h that attains it: its values at the points
-    of both samples (of size at most 1 - lipschitz) and its Lipschitz constant."""
+    """The Dudley metric of two samples, and a function h that attains it.
+
+    Attributes:
+      value: The distance, mean(h_x) - mean(h_y).
+      lipschitz: The Lipschitz constant of h.
+      h_x: Values of h at the points of x, of size at most 1 - lipschitz.
+      h_y: Values of h at the points of y, likewise.
+    """
 
     value: float
     lipschitz: float
@@ -52,16 +73,35 @@ class Dudley(NamedTuple):
 
 
 def dudley(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> Dudley:
-    """The Dudley metric of two samples `[n, dim]`: the largest mean h(x) - mean h(y) over h with
-    |h|_L + |h|_inf <= 1 (Lipschitz constant plus largest size). Never more than 2.
+    """Computes the Dudley metric of two samples.
 
-    For a given Lipschitz constant L it is a Wasserstein distance under the metric
-    min(L |x - y|, 2 (1 - L)), which is concave in L: cutting planes, one matching each, find the
-    best L to 1e-12, in a handful of steps.
+    It is the largest mean h(x) - mean h(y) over functions h with |h|_L + |h|_inf <= 1 (Lipschitz
+    constant plus largest size), and never more than 2.
+
+    For a given Lipschitz constant L it is a Wasserstein distance under the metric min(L |x - y|, 2
+    (1 - L)), which is concave in L. Cutting planes, with one matching for each, find the best L to
+    1e-12 in a handful of steps.
+
+    Args:
+      x: Points `[n, dim]`, at most `LARGEST` of them.
+      y: Points of the same shape.
+      norm: Of differences of points: 1 (Manhattan), 2 (Euclidean) or `math.inf` (largest
+        coordinate).
+
+    Returns:
+      The distance with a function that attains it.
+
+    Raises:
+      ValueError: For another norm, samples that are not finite or too large, and shapes that
+        differ.
+      TypeError: For values that are not real numbers, or are traced.
 
     >>> dudley(np.zeros((2, 1)), np.full((2, 1), 2.0)).value  # h falls from 1/2 to -1/2
     1.0
     """
+    # At any L the best matching costs least, so each matching found is an upper bound there. The
+    # peak over L of the least of these bounds is the next L to try, until its best matching
+    # attains the bound.
     distance = _costs(*_samples(x, y, norm), norm)
     pairs = _match(distance)
     matched = [distance[pairs]]
@@ -81,6 +121,7 @@ def dudley(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> Dudley:
 
 
 def _samples(x: ArrayLike, y: ArrayLike, norm: float) -> tuple[np.ndarray, np.ndarray]:
+    """Both samples in float64, checked."""
     if norm not in METRICS:
         raise ValueError(f"norm must be 1, 2 or inf; got {norm}")
     pair = []
@@ -104,19 +145,23 @@ def _samples(x: ArrayLike, y: ArrayLike, norm: float) -> tuple[np.ndarray, np.nd
 
 
 def _costs(x: np.ndarray, y: np.ndarray, norm: float) -> np.ndarray:
+    """The distances from each point of x to each of y."""
     from scipy.spatial.distance import cdist
 
     return cdist(x, y, METRICS[norm])
 
 
 def _match(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows and columns of an assignment of least cost."""
     from scipy.optimize import linear_sum_assignment
 
     return linear_sum_assignment(cost)
 
 
 def _peak(matched: Float[np.ndarray, "cuts n"]) -> tuple[float, float]:
-    """Largest value over L in [0, 1] of min over cuts of mean min(L d, 2 (1 - L)), and its L."""
+    """The L in [0, 1] at which min over cuts of mean min(L d, 2 (1 - L)) is largest; its value
+    there.
+    """
     low, high = 0.0, 1.0
     while low < (L := (low + high) / 2) < high:  # to the last bit: L is about 1/d for far points
         rising = L * matched < 2 * (1 - L)
@@ -131,7 +176,8 @@ def _potentials(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Dual values of a best matching, h_x[i] - h_y[j] <= cost[i, j], centred on 0.
 
-    Shortest paths (Bellman-Ford) along h_y[m(i)] <= h_y[m(j)] + cost[i, m(j)] - cost[i, m(i)].
+    They are shortest paths (Bellman-Ford) along
+    h_y[m(i)] <= h_y[m(j)] + cost[i, m(j)] - cost[i, m(i)], where m(i) is the match of i.
     """
     paid = cost[pairs]
     steps = cost[:, pairs[1]] - paid[:, None]

@@ -1,4 +1,4 @@
-"""Distances of token streams: of the frequencies of their n-grams."""
+"""Distances between token streams, by the frequencies of their n-grams; on the host."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,13 @@ Tokens = Int[ArrayLike, "sequence position"] | Sequence[Sentence]
 
 
 class Ngrams(NamedTuple):
-    """grams: those that occur, in lexicographic order; x, y: how often in either stream."""
+    """The n-grams that occur in two streams, with their counts.
+
+    Attributes:
+      grams: The n-grams, `[gram, n]`, in lexicographic order.
+      x: How often each occurs in the first stream, `[gram]`.
+      y: How often each occurs in the second.
+    """
 
     grams: Int[np.ndarray, "gram n"]
     x: Int[np.ndarray, " gram"]
@@ -27,8 +33,19 @@ class Ngrams(NamedTuple):
 
 
 def ngrams(x: Tokens, y: Tokens, n: int = 1) -> Ngrams:
-    """The n-grams of two streams of tokens, within sequences: `[sequence, position]` integers, or
-    several sequences of any lengths. ValueError for streams without any.
+    """Counts the n-grams of two streams of tokens. None crosses the end of a sequence.
+
+    Args:
+      x: Integers `[sequence, position]`, or several sequences of any lengths.
+      y: Likewise.
+      n: Tokens in a gram, at least 1.
+
+    Returns:
+      The n-grams that occur in either stream, with their counts.
+
+    Raises:
+      ValueError: For another n, and for a stream without n-grams.
+      TypeError: For values that are not integers, or are traced.
 
     >>> ngrams([[1, 2, 1, 2]], [[2, 1], [7]], n=2)
     Ngrams(grams=array([[1, 2], [2, 1]]), x=array([2, 1]), y=array([0, 1]))
@@ -38,12 +55,28 @@ def ngrams(x: Tokens, y: Tokens, n: int = 1) -> Ngrams:
 
 
 def total_variation_tokens(x: Tokens, y: Tokens, *, n: int = 1) -> Distance:
-    """The total variation distance of the n-gram frequencies of two streams.
+    """Estimates the total variation distance of the n-gram frequencies of two streams.
 
-    Biased upwards (of two samples of one law it is positive, near 1 where most grams are rare), the
-    more the larger n. The standard error takes sequences as independent, tokens within one not, and
-    linearises: the spread over sequences of how many more of their grams, than of all, are among
-    those more frequent in x. At least 2 sequences each.
+    The estimate is biased upwards: of two samples of one distribution it is positive, near 1 where
+    most n-grams are rare, and the more so the larger n.
+
+    The standard error takes sequences as independent, but not tokens within one. It is linearised:
+    call the n-grams that are more frequent in x positive. For each sequence the number of positive
+    n-grams departs from what their share in the whole stream predicts. The standard error is the
+    spread of these departures over sequences.
+
+    Args:
+      x: Integers `[sequence, position]`, or several sequences of any lengths. At least 2 sequences
+        have n-grams.
+      y: Likewise.
+      n: Tokens in a gram, at least 1.
+
+    Returns:
+      The distance in [0, 1] and its standard error, as floats.
+
+    Raises:
+      ValueError: For another n, and for fewer than 2 sequences with n-grams.
+      TypeError: For values that are not integers, or are traced.
 
     >>> total_variation_tokens([[1, 1], [1, 2]], [[2, 2], [1, 2]]).value
     0.5
@@ -52,8 +85,23 @@ def total_variation_tokens(x: Tokens, y: Tokens, *, n: int = 1) -> Distance:
 
 
 def jensen_shannon_tokens(x: Tokens, y: Tokens, *, n: int = 1) -> Distance:
-    """The Jensen-Shannon divergence, in nats (at most log 2; its square root is a metric), of the
-    n-gram frequencies of two streams; bias and standard error as `total_variation_tokens`.
+    """Estimates the Jensen-Shannon divergence of the n-gram frequencies of two streams, in nats.
+
+    It is at most log 2, and its square root is a metric. Bias and standard error are as of
+    `total_variation_tokens`.
+
+    Args:
+      x: Integers `[sequence, position]`, or several sequences of any lengths. At least 2 sequences
+        have n-grams.
+      y: Likewise.
+      n: Tokens in a gram, at least 1.
+
+    Returns:
+      The divergence in [0, log 2] and its standard error, as floats.
+
+    Raises:
+      ValueError: For another n, and for fewer than 2 sequences with n-grams.
+      TypeError: For values that are not integers, or are traced.
 
     >>> jensen_shannon_tokens([[1, 1], [1]], [[2], [2]]).value == math.log(2)
     True
@@ -68,6 +116,7 @@ def _total_variation(p: np.ndarray, q: np.ndarray) -> tuple[float, np.ndarray, n
 
 
 def _jensen_shannon(p: np.ndarray, q: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """The value and its derivatives by p and q."""
     middle = (p + q) / 2
 
     def slope(r: np.ndarray) -> np.ndarray:  # 0 where r is 0: no sequence of its stream has those
@@ -78,6 +127,9 @@ def _jensen_shannon(p: np.ndarray, q: np.ndarray) -> tuple[float, np.ndarray, np
 
 
 def _distance(x: Tokens, y: Tokens, n: int, divergence) -> Distance:
+    """A divergence of two streams, with the linearised error that `total_variation_tokens`
+    describes.
+    """
     (a, of_a), (b, of_b), grams = _indexed(x, y, n)
     p, q = (np.bincount(g, minlength=len(grams)) / len(g) for g in (a, b))
     value, by_p, by_q = divergence(p, q)
@@ -98,12 +150,17 @@ Indexed = tuple[
 
 
 def _indexed(x: Tokens, y: Tokens, n: int) -> tuple[Indexed, Indexed, np.ndarray]:
+    """Of every n-gram of either stream, which it is and in which sequence; and all distinct
+    n-grams.
+    """
     if not isinstance(n, int) or n < 1:
         raise ValueError(f"n must be an integer >= 1; got {n!r}")
     a, of_a = _windows("x", x, n)
     b, of_b = _windows("y", y, n)
     grams = np.concatenate([a, b])
-    # Numbers of prefixes, in order, times those of one more token: never more than len(grams)^2.
+    # Each gram gets one number: that of its first tokens, times the number of tokens, plus its next
+    # token, numbered anew and in order after each step. So no product is above len(grams)^2, where
+    # powers of the vocabulary would overflow.
     tokens, digit = np.unique(grams, return_inverse=True)
     digit = digit.reshape(grams.shape)
     code = digit[:, 0]
@@ -114,6 +171,7 @@ def _indexed(x: Tokens, y: Tokens, n: int) -> tuple[Indexed, Indexed, np.ndarray
 
 
 def _windows(name: str, stream: Tokens, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The n-grams of a stream, `[place, n]`, and the sequence that each is in."""
     if isinstance(stream, jax.Array):  # brought over at once, unless it is traced
         array = concrete(stream)
         stream = stream if array is None else array

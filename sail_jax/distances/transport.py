@@ -1,4 +1,6 @@
-"""Wasserstein distances in one dimension, where the best plan is monotone, and along many."""
+"""Wasserstein distances in one dimension, where the best plan is monotone, and along many
+directions.
+"""
 
 import functools
 import math
@@ -24,13 +26,29 @@ def wasserstein(
     x_weights: Float[ArrayLike, "m"] | None = None,
     y_weights: Float[ArrayLike, "n"] | None = None,
 ) -> Distance:
-    """The p-Wasserstein distance of two weighted samples of numbers, exact, and its standard error.
+    """Computes the p-Wasserstein distance of two weighted samples of numbers, with a standard
+    error.
 
-    Weights (not negative, of any positive sum) are divided by their sum; equal by default. The
-    standard error, of the distance as an estimate for the laws, is the delta method with the
-    Kantorovich potentials f, g: the variance of mean f(x) + mean g(y), over p W^(p-1). It holds
-    where the laws differ; where they are equal the value is biased upwards, of order n^(-1/2p) to
-    n^(-1/2), and the error not meaningful. Host, float64.
+    The distance of the samples is exact; on the host, in float64. The standard error is that of the
+    distance as an estimate for the distributions. By the delta method with the Kantorovich
+    potentials f and g it is the root of the variance of mean f(x) + mean g(y), over p W^(p-1). It
+    holds where the distributions differ. Where they are equal it means nothing, and the value is
+    biased upwards, of order n^(-1/2p) to n^(-1/2).
+
+    Args:
+      x: At least 2 numbers, `[m]`.
+      y: At least 2 numbers, `[n]`.
+      p: The order, a finite number >= 1.
+      x_weights: Not negative, `[m]`, not all 0; divided by their sum. Equal by default.
+      y_weights: Likewise, `[n]`.
+
+    Returns:
+      The distance and its standard error, as floats.
+
+    Raises:
+      ValueError: For another p, samples and weights that do not fit, and values that are not
+        finite.
+      TypeError: For values that are not real numbers, or are traced.
 
     >>> wasserstein(np.array([0.0, 1.0]), np.array([5.0, 6.0, 7.0]), p=1).value
     5.5
@@ -61,11 +79,35 @@ def sliced_wasserstein(
     p: float = 2,
     projections: int = 128,
 ) -> Distance:
-    """(E_u W_p(u.x, u.y)^p)^(1/p) over uniform unit vectors u (Rabin et al. 2011), in JAX.
+    """Estimates the sliced Wasserstein distance of two samples, from random projections to lines.
 
-    Exact along each of the `projections` (>= 2), whatever m and n. The standard error is that over
-    projections alone (delta method through the p-th root): how far the value is from the sliced
-    distance of these samples. From that of their laws it is biased upwards besides.
+    It is (E_u W_p(u.x, u.y)^p)^(1/p) over uniform unit vectors u. Along each projection the
+    distance is exact, for any m and n. It is computed in JAX, and can be differentiated.
+
+    The standard error is over projections alone (delta method through the p-th root). It says how
+    far the value is from the sliced distance of these samples. As an estimate of the distance of
+    their distributions, the value is also biased upwards.
+
+    Args:
+      key: The PRNG key of the projections.
+      x: Points `[m, dim]`.
+      y: Points `[n, dim]`.
+      p: The order, a finite number >= 1.
+      projections: How many, at least 2.
+
+    Returns:
+      The distance and its standard error, as JAX scalars.
+
+    Raises:
+      ValueError: For another p or number of projections, and samples that do not fit.
+      TypeError: For samples that are not real numbers.
+
+    References:
+      Rabin et al., Wasserstein Barycenter and Its Application to Texture Mixing, 2011.
+
+    >>> got = sliced_wasserstein(jax.random.key(0), np.zeros((3, 1)), np.full((2, 1), 2.0))
+    >>> float(got.value)  # in one dimension every projection has the distance itself
+    2.0
     """
     if not (isinstance(p, int | float) and 1 <= p < math.inf):
         raise ValueError(f"p must be a finite number >= 1; got {p}")
@@ -76,6 +118,7 @@ def sliced_wasserstein(
 
 @functools.partial(jax.jit, static_argnames=("p", "projections"))
 def _sliced(key: Array, x: Array, y: Array, p: float, projections: int) -> Distance:
+    """`sliced_wasserstein` of checked arguments."""
     u = jax.random.normal(key, (projections, x.shape[1]), x.dtype)
     u /= jnp.linalg.norm(u, axis=1, keepdims=True)
     m, n = len(x), len(y)
@@ -111,13 +154,14 @@ def _potential(a: np.ndarray, b: np.ndarray, i: np.ndarray, j: np.ndarray, p: fl
 
 
 def _spread(potential: np.ndarray, weights: np.ndarray) -> float:
-    """The variance of a weighted mean of potentials; points of weight 0 count for nothing."""
+    """The variance of a weighted mean of potentials; points of weight 0 do not count."""
     centred = weights * (potential - weights @ potential)
     n = np.count_nonzero(weights)
     return float(centred @ centred) * n / max(n - 1, 1)
 
 
 def _column(name: str, z: ArrayLike) -> ArrayLike:
+    """A sample of numbers `[n]` as points `[n, 1]`."""
     if not isinstance(z, jax.Array):
         z = np.asarray(z)
     if z.ndim != 1:
@@ -129,6 +173,7 @@ def _column(name: str, z: ArrayLike) -> ArrayLike:
 
 
 def _sorted(name: str, z: np.ndarray, weights: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers in ascending order, and their weights divided by the sum."""
     w = np.ones(len(z)) if weights is None else np.asarray(weights, np.float64)
     if w.shape != z.shape or not np.isfinite(w).all() or (w < 0).any() or not w.sum() > 0:
         raise ValueError(

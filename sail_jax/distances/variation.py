@@ -1,4 +1,4 @@
-"""Total variation of samples: by the cells of a histogram, and by a classifier."""
+"""Total variation of samples: by the cells of a histogram, and by a classifier; on the host."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,13 +20,27 @@ def total_variation_histogram(
     *,
     bins: int | Sequence[Float[ArrayLike, "edge"]] = 16,
 ) -> Distance:
-    """Half the sum of |share of x - share of y| over the cells of a grid, for few dimensions.
+    """Estimates the total variation distance of two samples by a histogram, for few dimensions.
 
-    bins: of equal width along each axis, over the range of both samples, or the inner edges along
-    each axis (the outer cells are unbounded). Two biases of opposite sign: cells merge points,
-    which lowers it; chance differences of cells count as distance, which raises it (to 1 if every
-    point has a cell of its own). Standard error: the multinomial one of the cells where x has
-    more, taken as fixed; at equality it is too large.
+    It is half the sum of |share of x - share of y| over the cells of a grid. Two biases have
+    opposite signs. Cells merge points, which lowers the value. Chance differences between cells
+    count as distance, which raises it (to 1 if every point has a cell of its own).
+
+    The standard error is the multinomial one, for the set of cells in which x has the larger share,
+    taken as fixed. Where the distributions are equal it is too large.
+
+    Args:
+      x: At least 2 points `[m, dim]`.
+      y: At least 2 points `[n, dim]`.
+      bins: How many cells of equal width along each axis, over the range of both samples; or for
+        each axis the increasing inner edges of its cells, of which the outer ones are unbounded.
+
+    Returns:
+      The distance in [0, 1] and its standard error, as floats.
+
+    Raises:
+      ValueError: For bins that do not fit, and samples that do not fit or are not finite.
+      TypeError: For values that are not real numbers, or are traced.
 
     >>> total_variation_histogram(np.array([[0.0], [1.0]]), np.ones((2, 1)), bins=2).value
     0.5
@@ -67,17 +81,38 @@ def total_variation_classifier(
     folds: int = 5,
     seed: int = 0,
 ) -> Distance:
-    """How much more often a classifier says "x" of held-out points of x than of those of y.
+    """Estimates a lower bound of the total variation distance of two samples, by a classifier.
 
-    For whatever classifier this estimates a LOWER bound of the total variation, which the best one
-    (x where its density is larger) attains: the bias is downwards and nothing but the classifier's
-    regret, with no regard to the dimension. Cross-fitted: each fold is judged by a classifier of
-    the others. It may come out slightly negative, by chance. Standard error: binomial over held-out
-    points, as if the classifiers of the folds were one and fixed.
+    The value is how much more often a classifier says "x" of held-out points of x than of those of
+    y. The best classifier (x where its density is larger) attains the total variation distance, and
+    any other stays below it. So the only bias is downwards, by the regret of the classifier, in any
+    number of dimensions. Each fold of the data is judged by a classifier that was fitted to the
+    other folds. By chance the value may be slightly negative.
 
-    fit(points [n, dim], is_x [n]) -> (points -> is_x). By default logistic regression on the
-    coordinates, standardised, and their products, balanced: the best classifier for two Gaussians.
-    ValueError for samples smaller than 2 folds. Host, float64.
+    The standard error is binomial over held-out points, as if the classifiers of all folds were one
+    and fixed.
+
+    Args:
+      x: Points `[m, dim]`, at least 2 for each fold.
+      y: Points `[n, dim]`, likewise.
+      fit: `fit(points [n, dim], is_x [n])` returns a classifier, which takes points and returns
+        bools: whether each is of x. By default it is logistic regression on the standardised
+        coordinates and their products, with balanced classes. That family contains the best
+        classifier of two Gaussians, and needs scikit-learn.
+      folds: How many, at least 2.
+      seed: Of the random folds.
+
+    Returns:
+      The estimate and its standard error, as floats.
+
+    Raises:
+      ValueError: For fewer than 2 folds, samples that are smaller than 2 folds, do not fit or are
+        not finite, and a `fit` whose classifiers do not give one bool per point.
+      TypeError: For values that are not real numbers, or are traced.
+
+    >>> fit = lambda points, is_x: lambda new: new[:, 0] < 0.5  # a classifier that learns nothing
+    >>> total_variation_classifier(np.zeros((4, 1)), np.ones((4, 1)), fit=fit, folds=2).value
+    1.0
     """
     if not isinstance(folds, int) or folds < 2:
         raise ValueError(f"folds must be an integer >= 2; got {folds!r}")
@@ -85,6 +120,7 @@ def total_variation_classifier(
     fit = _logistic if fit is None else fit
     rng = np.random.default_rng(seed)
     points, is_x = np.concatenate([a, b]), np.arange(len(a) + len(b)) < len(a)
+    # each sample is divided by itself, so that every fold has points of both
     fold = np.concatenate([rng.permutation(np.arange(len(z)) % folds) for z in (a, b)])
     said = np.zeros(len(points), bool)
     for k in range(folds):
@@ -101,11 +137,13 @@ def total_variation_classifier(
 
 
 def _binomial(p: float, m: int, q: float, n: int) -> float:
+    """The standard error of the difference of two shares, p of m points and q of n."""
     p, q = (min(max(float(r), 0.0), 1.0) for r in (p, q))
     return math.sqrt(p * (1 - p) / m + q * (1 - q) / n)
 
 
 def _logistic(points: np.ndarray, is_x: np.ndarray) -> Predict:
+    """The default `fit` of `total_variation_classifier`."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import PolynomialFeatures, StandardScaler
