@@ -1,4 +1,7 @@
-"""Weights from the models themselves: against a known target, or by their loss after training."""
+"""Weights found from the models themselves: against a known target, or by the loss after training.
+
+Weights from distances between tasks, without models, are in `quadratic`.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
@@ -24,12 +27,24 @@ Loss = Callable[[PyTree, Any], Float[Array, ""]]
 def from_parameters(
     models: Sequence[PyTree], target: PyTree, *, constraint: Constraint = "none"
 ) -> Weights:
-    """The combination of models nearest a known target: weights minimising
-    |sum_i w_i theta_i - theta*|^2 (SAIL's eq. 4; the objective), leaf by leaf in float64.
+    """Finds the combination of models that is nearest a known target.
 
-    constraint: "none" as eq. 4 has it, "affine" (sum 1) or "simplex" (eq. 10). All leaves are
-    floating. ValueError naming a leaf that does not fit or is not finite, and, for "none" and
-    "affine", if the weights are not unique.
+    The weights minimise |sum_i w_i theta_i - theta*|^2 (SAIL's eq. 4), summed over all leaves in
+    float64.
+
+    Args:
+      models: At least one pytree of floating leaves.
+      target: theta*, with the same leaf paths and shapes.
+      constraint: "none" for any weights (eq. 4), "affine" for weights of sum 1, or "simplex" for
+        weights that are also not negative (eq. 10).
+
+    Returns:
+      The weights, with the squared distance that is left as the objective.
+
+    Raises:
+      ValueError: For no models, another `constraint`, leaves that do not fit or are not finite
+        (which the message names), and, for "none" and "affine", if the weights are not unique.
+      TypeError: For leaves that are not floating, or are traced.
 
     >>> from_parameters([{"a": [1.0, 0.0]}, {"a": [1.0, 1.0]}], {"a": [3.0, 2.0]}).weights.tolist()
     [1.0, 2.0]
@@ -69,14 +84,36 @@ def after_training(
     *,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Callable[[Float[ArrayLike, "model"]], Float[Array, ""]]:
-    """SAIL's eq. 3 as a function of weights: the loss on `validation` of sum_i w_i theta_i trained
-    on `train`. Pure: can be differentiated through merge and training, mapped and compiled.
+    """Makes the loss after training a function of merging weights (SAIL's eq. 3).
 
-    loss(params, batch). train: leaves [step, ...], one step of `optimizer` (SGD at 1e-2 by default)
-    on each entry; None for none. Memory for a gradient: one state of training per step.
+    The function merges the models to sum_i w_i theta_i, trains the merge on `train`, and returns
+    its loss on `validation`. It is pure, and can be mapped, compiled, and differentiated through
+    merge and training. Its gradient keeps one state of training per step in memory.
 
     An optimizer that divides by the root of a moment (Adam) has no derivative where a gradient is
-    exactly 0, as those of dead units are: give it `eps_root` (1e-12), or the gradient is NaN.
+    exactly 0, as those of dead units are. Give it `eps_root` (1e-12), or the gradient is NaN.
+
+    Args:
+      models: At least one pytree of floating leaves, all of the same paths and shapes.
+      loss: `loss(params, batch)`, a scalar.
+      train: Batches with leaves `[step, ...]`, for one step of training each; None for no training.
+      validation: The batch on which the loss is returned.
+      optimizer: Of the training; SGD at 1e-2 by default.
+
+    Returns:
+      The function from weights `[model]` to a scalar loss. It raises ValueError for weights of
+      another shape.
+
+    Raises:
+      ValueError: For no models, leaves that do not fit or are not finite, and for `train` without
+        steps.
+      TypeError: For leaves that are not floating.
+
+    >>> models = [{"a": jnp.array([0.0])}, {"a": jnp.array([1.0])}]
+    >>> mean = lambda params, batch: jnp.mean((params["a"] - batch) ** 2)
+    >>> objective = after_training(models, mean, None, jnp.array([0.5]))
+    >>> float(objective(jnp.array([1.0, 0.0]))), float(objective(jnp.array([0.5, 0.5])))
+    (0.25, 0.0)
     """
     if not len(models):
         raise ValueError("models: expected at least one, got none")
@@ -118,9 +155,24 @@ def sweep(
     *,
     batch_size: int | None = None,
 ) -> Float[Array, "point"]:
-    """The objective at all weights of a grid, mapped at once, or `batch_size` of them at a time.
+    """Evaluates an objective at all weights of a grid.
 
-    For two models and SAIL's Figure 2b: `g = np.linspace(-1, 2, 31)`, `np.stack([g, 1 - g], 1)`.
+    For two models, SAIL's Figure 2b is the grid `g = np.linspace(-1, 2, 31)`, `np.stack([g, 1 - g],
+    1)`.
+
+    Args:
+      objective: A function of weights `[model]`, as from `after_training`.
+      grid: Weights, `[point, model]`.
+      batch_size: How many points are evaluated at once; all of them by default.
+
+    Returns:
+      The objective at each point.
+
+    Raises:
+      ValueError: For a grid of another shape, or an empty one.
+
+    >>> sweep(lambda w: (w**2).sum(), np.array([[1.0, 0.0], [2.0, 1.0]])).tolist()
+    [1.0, 5.0]
     """
     points = jnp.asarray(grid, jnp.result_type(float))
     if points.ndim != 2 or 0 in points.shape:
@@ -141,12 +193,31 @@ def from_loss(
     steps: int = 100,
     descent: optax.GradientTransformation | None = None,
 ) -> Weights:
-    """The weights whose merge has the least loss on `validation` after training (SAIL's eq. 3).
+    """Finds the weights whose merge has the least loss after training (SAIL's eq. 3).
 
-    The first four arguments, and `optimizer`, are those of `after_training`. With a `grid`: its
-    best point by `sweep`, and the other arguments are not used. Otherwise projected gradient
-    descent through merge and training, from `start` (equal weights), by `steps` of `descent` (Adam
-    at 1e-2) under `constraint`: a local minimum at best. ValueError for losses that are not finite.
+    With a `grid` it takes the best point of it. Otherwise it descends the gradient through merge
+    and training, which finds a local minimum at best.
+
+    Args:
+      models: At least one pytree of floating leaves; see `after_training`.
+      loss: `loss(params, batch)`, a scalar.
+      train: Batches to train the merge on, or None; see `after_training`.
+      validation: The batch on which the loss counts.
+      optimizer: Of the training; SGD at 1e-2 by default.
+      grid: Weights `[point, model]` to choose from. With it, the arguments below are not used.
+      constraint: On the weights: "none", "affine" (sum 1) or "simplex" (sum 1, not negative).
+        Weights are projected to it after each step.
+      start: Weights to begin with, `[model]`; equal ones by default.
+      steps: How many steps of descent.
+      descent: The optimizer of the weights; Adam at 1e-2 by default.
+
+    Returns:
+      The weights with the loss there as the objective, and no condition number.
+
+    Raises:
+      ValueError: For another `constraint`, a `start` of another shape, losses that are not finite,
+        and as `after_training` and `sweep` do.
+      TypeError: For leaves that are not floating.
 
     >>> mean = lambda params, batch: jnp.mean((params["a"] - batch) ** 2)
     >>> models = [{"a": jnp.array([0.0])}, {"a": jnp.array([1.0])}]
@@ -189,6 +260,7 @@ def from_loss(
 def _leaves(
     where: str, tree: PyTree, names: Sequence[str], shapes: Sequence[tuple] | None
 ) -> list[Any]:
+    """The leaves of a tree, checked to have these paths and shapes, to float and to be finite."""
     paths = leaf_paths(tree)
     if paths != list(names):
         odd = sorted(set(paths) ^ set(names)) or paths
@@ -207,6 +279,7 @@ def _leaves(
 
 
 def _check_constraint(constraint: str) -> None:
+    """Raises ValueError for another constraint."""
     if constraint not in get_args(Constraint):
         raise ValueError(
             f"constraint: unknown {constraint!r}{nearest(constraint, get_args(Constraint))}"

@@ -1,4 +1,4 @@
-"""Weights from distances, or from the quadratic form they make: host, float64."""
+"""Weights from distances, by the quadratic form that distances make; on the host, in float64."""
 
 from typing import Literal, NamedTuple
 
@@ -22,8 +22,14 @@ __all__ = [
 
 
 class Weights(NamedTuple):
-    """weights: of the models; objective: what they minimise, at them; condition: the condition
-    number of the quadratic form along the directions they are free in, None if there is no form."""
+    """Merging weights, and how well they are determined.
+
+    Attributes:
+      weights: One per model, `[model]`.
+      objective: The value at `weights` of what they minimise.
+      condition: The condition number of the quadratic form along the directions in which the
+        weights are free; None where there is no form.
+    """
 
     weights: Float[np.ndarray, "model"]
     objective: float
@@ -39,16 +45,35 @@ def pair_weight(
     squared: bool = False,
     noise: float = 0.0,
 ) -> Float[np.ndarray, "*batch"]:
-    """The weight of a model in the combination of two, of weights w and 1 - w, nearest the target.
+    """Computes the weight of a model in the combination of two that is nearest the target.
 
-    model 1: (d2*^2 + d12^2 - d1*^2) / 2 d12^2, SAIL's eq. 11. model 2: the rest,
-    (d1*^2 + d12^2 - d2*^2) / 2 d12^2, which the paper's Appendix E states and its Section 4.4
-    applies under the same name gamma. Not clipped: below 0 or above 1 the nearest combination lies
-    beyond one of the models (eq. 10 excludes it: clip to [0, 1], as `simplex_weights` does).
+    The combination has the weights w and 1 - w. For model 1, w is (d2*^2 + d12^2 - d1*^2) / (2
+    d12^2), SAIL's eq. 11. For model 2 it is (d1*^2 + d12^2 - d2*^2) / (2 d12^2), which the paper's
+    Appendix E states and its Section 4.4 applies under the same name gamma.
 
-    squared: the arguments are squared distances. ValueError for a d12 of 0, and for distances that
-    break the triangle inequality by more than `noise` (in their unit); of squares it is not asked,
-    since unbiased ones may break it, and be negative, but for d12^2.
+    The weight is not clipped. Where it is below 0 or above 1, the nearest combination lies beyond
+    one of the models. Eq. 10 excludes that: clip to [0, 1], as `simplex_weights` does.
+
+    Args:
+      d1_target: Distance d1* of model 1 from the target. The three may be arrays that broadcast.
+      d2_target: Distance d2* of model 2 from the target.
+      d12: Distance between the models, > 0.
+      model: Whose weight, 1 or 2.
+      squared: Whether the distances are given as squares. Squares may break the triangle
+        inequality, and those to the target may be negative, as unbiased estimates are.
+      noise: By how much distances may break the triangle inequality, in their unit.
+
+    Returns:
+      The weight, of the broadcast shape.
+
+    Raises:
+      ValueError: For shapes that do not broadcast, another `model`, a d12 that is not > 0, negative
+        distances, distances that break the triangle inequality by more than `noise`, and values
+        that are not finite.
+      TypeError: For values that are not real numbers, or are traced.
+
+    References:
+      SAIL (Structured-Initialization Learning), eq. 10 and 11.
 
     >>> float(pair_weight(1.0, 3.0, 4.0))
     0.75
@@ -91,12 +116,29 @@ def tv_bias(
     d2_target: Float[ArrayLike, "*batch"],
     d12: Float[ArrayLike, "*batch"],
 ) -> Float[np.ndarray | np.generic, "*batch"]:
-    """Model 1's weight by eq. 11 from total variation distances, less the right one, for Gaussian
-    tasks whose means are these Mahalanobis lengths apart.
+    """Computes the error of model 1's weight if eq. 11 is given total variation distances.
 
-    With a, b, c the squares of d1*, d2*, d12 it is (b - a)(c - a - b) / 24c to leading order: none
-    for a target as far from both models, or one that sees them at a right angle, else of the order
-    of the squared separations. Far apart all TV are 1, and the weight is 1/2 whatever is true.
+    The tasks are Gaussians of one covariance. Their means are the given Mahalanobis lengths apart.
+    The result is the weight from total variation distances less the right one, from the lengths
+    themselves.
+
+    With a, b, c the squares of d1*, d2*, d12 it is (b - a)(c - a - b) / (24 c) to leading order. So
+    there is no error for a target that is equally far from both models, or that sees them at a
+    right angle. Otherwise it is of the order of the squared lengths. Far apart all TV are 1, and
+    the weight from them is 1/2 whatever is true.
+
+    Args:
+      d1_target: Mahalanobis length d1* between the means of task 1 and the target. The three may be
+        arrays that broadcast.
+      d2_target: The length d2* between task 2 and the target.
+      d12: The length between tasks 1 and 2, > 0.
+
+    Returns:
+      The error, of the broadcast shape.
+
+    Raises:
+      ValueError: As `pair_weight` does.
+      TypeError: As `pair_weight` does.
 
     >>> round(float(tv_bias(1.0, 3.0, 4.0)), 3)
     0.081
@@ -117,11 +159,26 @@ def gram_from_distances(
     squared: bool = False,
     noise: float = 0.0,
 ) -> Float[np.ndarray, "model model"]:
-    """H_ij = d_i*^2 + d_j*^2 - d_ij^2, SAIL's eq. 13: twice the inner products of theta_i - theta*.
+    """Computes the quadratic form H of weights from distances, H_ij = d_i*^2 + d_j*^2 - d_ij^2.
 
-    squared: both hold squared distances. ValueError unless `between` is symmetric, zero on its
-    diagonal and not negative, and for distances that break the triangle inequality by more than
-    `noise`, with the three concerned (not for squares, as `pair_weight`).
+    This is SAIL's eq. 13. The entries are twice the inner products of theta_i - theta* and
+    theta_j - theta*.
+
+    Args:
+      to_target: Distances d_i* of the models from the target, `[model]`.
+      between: Distances d_ij between the models, `[model, model]`, symmetric with a diagonal of 0.
+      squared: Whether both hold squared distances. These may break the triangle inequality, and
+        those to the target may be negative, as unbiased estimates are.
+      noise: By how much distances may break the triangle inequality, in their unit.
+
+    Returns:
+      H, symmetric.
+
+    Raises:
+      ValueError: For shapes that do not fit, if `between` is not symmetric with a diagonal of 0,
+        for negative distances, distances that break the triangle inequality by more than `noise`
+        (the message names the three), and values that are not finite.
+      TypeError: For values that are not real numbers, or are traced.
 
     >>> gram_from_distances(np.array([3.0, 4.0]), np.array([[0.0, 5.0], [5.0, 0.0]]))
     array([[18.,  0.],
@@ -154,14 +211,26 @@ def gram_from_distances(
 
 
 def affine_weights(h: Float[ArrayLike, "model model"], *, ridge: float = 0.0) -> Weights:
-    """The weights of sum 1, of either sign, that minimise w^T H w / 2.
+    """Finds the weights of sum 1, of either sign, that minimise w^T H w / 2.
 
-    H^-1 e / e^T H^-1 e (SAIL's eq. 12) wherever H is regular, and also where it is not because some
-    combination attains the target: what has to be positive definite is H along weights of sum 0,
-    which is -d_ij^2 there, a matter of the models and not of the target. `condition` is of that.
-    ridge >= 0: adds ridge * trace / n along those directions, which pulls towards equal weights.
+    Where H is regular they are H^-1 e / (e^T H^-1 e) with e = (1, ..., 1), SAIL's eq. 12. H is
+    singular where some combination attains the target, and the weights are found there as well.
+    What has to be positive definite is H along weights of sum 0. There only the -d_ij^2 count,
+    which depend on the models and not on the target. `condition` is the condition number of that
+    form.
 
-    ValueError where that form is singular or indefinite.
+    Args:
+      h: H, symmetric, as from `gram_from_distances`.
+      ridge: A number >= 0; ridge times its mean eigenvalue is added to that form, which pulls the
+        result towards equal weights.
+
+    Returns:
+      The weights, the minimum, and the condition number.
+
+    Raises:
+      ValueError: If H is not a symmetric matrix, if it is singular or indefinite along weights of
+        sum 0, for another ridge, and for values that are not finite.
+      TypeError: For values that are not real numbers, or are traced.
 
     >>> affine_weights(np.diag([2.0, 6.0])).weights.round(12).tolist()
     [0.75, 0.25]
@@ -187,12 +256,27 @@ def affine_weights(h: Float[ArrayLike, "model model"], *, ridge: float = 0.0) ->
 
 
 def simplex_weights(h: Float[ArrayLike, "model model"]) -> Weights:
-    """The weights >= 0 of sum 1 (SAIL's eq. 10) that minimise w^T H w / 2, by an exact active set.
+    """Finds the weights >= 0 of sum 1 (SAIL's eq. 10) that minimise w^T H w / 2.
 
-    Least squares over a cone: w / sum(w) for the w >= 0 of least |A w|^2 + (sum(w) - 1)^2 with
-    A^T A = H, found by Lawson and Hanson's method and solved once more on the models it keeps. H
-    may be singular: then one of the minimisers, and an infinite condition. ValueError if H is
-    indefinite along weights of sum 0: the distances are those of points in no Euclidean space.
+    They are w / sum(w) for the w >= 0 that minimises |A w|^2 + (sum(w) - 1)^2 with A^T A = H. That
+    is a least squares problem, which an active set solves exactly (Lawson and Hanson's method). On
+    the models that it keeps, the weights are solved for once more. H may be singular: then the
+    result is one of the minimisers, and the condition is infinite.
+
+    Args:
+      h: H, symmetric, as from `gram_from_distances`.
+
+    Returns:
+      The weights, the minimum, and the condition number of H along weights of sum 0.
+
+    Raises:
+      ValueError: If H is not a symmetric matrix, for values that are not finite, and if H has
+        negative curvature, or slope without curvature, along weights of sum 0. Then the distances
+        are not those of points in a Euclidean space.
+      TypeError: For values that are not real numbers, or are traced.
+
+    References:
+      Lawson and Hanson, Solving Least Squares Problems, 1974.
 
     >>> simplex_weights(np.array([[2.0, 4.0], [4.0, 10.0]])).weights.tolist()
     [1.0, 0.0]
@@ -234,6 +318,7 @@ def simplex_weights(h: Float[ArrayLike, "model model"]) -> Weights:
 
 
 def _form(h: ArrayLike) -> np.ndarray:
+    """H in float64, checked to be a symmetric matrix, and symmetric to the last bit."""
     H = host("h", h)
     if H.ndim != 2 or H.shape[0] != H.shape[1] or not H.size:
         raise ValueError(f"h must be a matrix [n, n], n >= 1; got {H.shape}")
@@ -243,22 +328,32 @@ def _form(h: ArrayLike) -> np.ndarray:
 
 
 def _reduced(H: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """An orthonormal basis Z of weights of sum 0, the form in it, its slope at equal weights."""
+    """An orthonormal basis Z of weights of sum 0, H in that basis, its slope at equal weights."""
     n = len(H)
     Z = np.linalg.qr(np.column_stack([np.ones(n), np.eye(n)[:, 1:]]))[0][:, 1:]
     return Z, Z.T @ H @ Z, Z.T @ H.mean(1)
 
 
 def _side(i: int, j: int, n: int) -> str:
+    """What a message calls the distance between i and j, of which n is the target."""
     i, j = min(i, j), max(i, j)
     return f"to_target[{i}]" if j == n else f"between[{i}, {j}]"
 
 
 def tiny(H: np.ndarray) -> float:
+    """Computes the size below which an eigenvalue of a matrix counts as 0.
+
+    Args:
+      H: A square matrix in float64.
+
+    Returns:
+      16 n eps times the largest entry in magnitude.
+    """
     return 16 * len(H) * np.finfo(np.float64).eps * float(np.abs(H).max())
 
 
 def _indefinite(least: float) -> str:
+    """The message for a form that is not positive semi-definite."""
     return (
         "h must be positive semi-definite along weights of sum 0 (distances between models must be "
         f"those of points in a Euclidean space); its least eigenvalue there is {least:.6g}"
@@ -266,11 +361,25 @@ def _indefinite(least: float) -> str:
 
 
 def _slack(size: float, noise: float) -> float:
+    """By how much distances of this size may break an inequality: by `noise`, and by rounding."""
     # values may come in float32
     return noise + 16 * float(np.finfo(np.float32).eps) * float(size)
 
 
 def host(name: str, value: ArrayLike) -> np.ndarray:
+    """Returns a value as a finite array of float64 on the host.
+
+    Args:
+      name: What messages call it.
+      value: Real numbers.
+
+    Returns:
+      The array.
+
+    Raises:
+      TypeError: If the value is traced, or is not made of real numbers.
+      ValueError: If a number is not finite.
+    """
     array = concrete(value)
     if array is None:
         raise TypeError(f"{name} is traced: weights are found outside jax.jit")
