@@ -1,4 +1,7 @@
-"""Parameters learned by descent through a function that makes a network of them."""
+"""Small loops of gradient descent on parameters from which a function makes a network.
+
+Learned merges, growth that is learned and proximal weights all use `learn`.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +19,13 @@ __all__ = ["Learned", "check_batches", "learn"]
 
 
 class Learned(NamedTuple):
-    """params: the merged model; coefficients: how it was merged; losses: [step], before each."""
+    """What was learned, with the network that it makes.
+
+    Attributes:
+      params: The network, `merge(coefficients, None)`.
+      coefficients: What was learned.
+      losses: The loss at each step, `[step]`, before its update.
+    """
 
     params: PyTree
     coefficients: PyTree
@@ -34,14 +43,30 @@ def learn(
     project: Callable[[PyTree], PyTree] | None = None,
     key: Array | None = None,
 ) -> Learned:
-    """Minimise loss(merge(coefficients), batch) over `coefficients` by `steps` of `optimizer`.
+    """Minimises the loss of a network over the coefficients from which it is made.
 
-    merge(coefficients, key): any method here, or anything else that can be differentiated; step t
-    gets fold_in(key, t), and the final merge None. batches: leaves [n, ...]; step t sees entry
-    t mod n of each. project: applied after every step. optimizer: Adam at 1e-3 by default.
+    Each step descends the gradient of loss(merge(coefficients, key), batch) with respect to the
+    coefficients. All steps are one compiled loop. What `merge` closes over (task vectors, say) is
+    held once in memory, not once per step.
 
-    One compiled loop; what `merge` closes over (task vectors, say) is held once, not per step.
-    ValueError for a loss that is not finite, with the step at which it first was.
+    Args:
+      loss: `loss(params, batch)`, a scalar.
+      merge: `merge(coefficients, key)` makes the params; anything that can be differentiated. Step
+        t gets fold_in(key, t) for its key. The merge after the last step gets None.
+      coefficients: A pytree of numbers or arrays, where the descent starts.
+      batches: Leaves `[n, ...]`; step t takes entry t mod n of each.
+      steps: How many, an integer >= 0.
+      optimizer: Adam at 1e-3 by default.
+      project: Applied to the coefficients after every step.
+      key: A PRNG key; without it `merge` gets None in every step.
+
+    Returns:
+      The network after the last step, its coefficients and the losses.
+
+    Raises:
+      ValueError: For another number of steps, batches without entries, and a loss that is not
+        finite; the message names the first step at which it is not. A loss that is traced cannot be
+        checked.
 
     >>> merge = lambda c, key: {"w": c * jnp.array([1.0, 2.0])}
     >>> loss = lambda params, target: jnp.sum((params["w"] - target) ** 2)
@@ -76,7 +101,14 @@ def learn(
 
 
 def check_batches(batches: PyTree) -> None:
-    """ValueError unless `batches` has leaves, all with a leading axis that is not empty."""
+    """Checks that batches have leaves, each with a leading axis that is not empty.
+
+    Args:
+      batches: A pytree of arrays `[n, ...]`.
+
+    Raises:
+      ValueError: If they have not.
+    """
     shapes = [np.shape(x) for x in jax.tree.leaves(batches)]
     if not shapes or any(shape[:1] in ((), (0,)) for shape in shapes):
         raise ValueError(f"batches: expected leaves [n, ...] with n >= 1, got shapes {shapes}")

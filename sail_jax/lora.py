@@ -1,8 +1,9 @@
-"""Low-rank adapters, delta = B A: found in the difference of two checkpoints, and merged.
+"""Low-rank adapters: found in the difference of two checkpoints, added to a base, and merged.
 
-A factor pair stands for one matrix of a model, [out, in] as in PyTorch: B [out, rank] and
-A [rank, in], so that y = x W^T gains x A^T B^T. Kernels laid out [in, out] (Flax) are transposed on
-the way in and out by `input_axis=0`. Stacks of layers are leading axes of neither: one pair each.
+An adapter stands for a change B A of a matrix of a model, [out, in] as in PyTorch, with B
+[out, rank] and A [rank, in]. So y = x W^T becomes y = x W^T + x A^T B^T. Kernels that are laid out
+[in, out] (Flax) are transposed on the way in and out by `input_axis=0`. Factors have no further
+axes: of stacked layers each needs a pair of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,13 +36,19 @@ InputAxis = Literal[-1, 0]
 
 
 class LowRank(NamedTuple):
-    """B [out, rank] and A [rank, in]; the matrix is B A."""
+    """The two factors of a matrix B A of low rank.
+
+    Attributes:
+      B: Shape `[out, rank]`.
+      A: Shape `[rank, in]`.
+    """
 
     B: Float[Array, "out rank"]
     A: Float[Array, "rank in"]
 
     @property
     def rank(self) -> int:
+        """How many columns B has, and rows A."""
         return self.A.shape[0]
 
 
@@ -50,6 +57,7 @@ Adapter = Mapping[str, LowRank]
 
 
 def _mm(*factors: Array) -> Array:
+    """The matrix product of several factors, in full float32 precision on every device."""
     product = factors[0]
     for factor in factors[1:]:
         product = jnp.matmul(product, factor, precision=lax.Precision.HIGHEST)
@@ -59,15 +67,25 @@ def _mm(*factors: Array) -> Array:
 def truncate(
     delta: Float[ArrayLike, "out in"], rank: int | None = None, energy: float | None = None
 ) -> tuple[LowRank, Float[Array, ""]]:
-    """The best approximation of a matrix by one of a rank, and its Frobenius error.
+    """Finds the best approximation of a matrix by one of low rank, with its error.
 
-    The truncated SVD, with the singular values shared equally: B = U sqrt(S), A = sqrt(S) V^T. By
-    Eckart and Young (1936) no other is nearer; the error is the root of the sum of the discarded
-    S_i^2, and 0 up to rounding where delta has that rank.
+    It is the truncated singular value decomposition, with the singular values shared equally: B = U
+    sqrt(S) and A = sqrt(S) V^T. No matrix of that rank is nearer (Eckart and Young 1936). Where
+    both `rank` and `energy` are given, the smaller rank is taken.
 
-    rank: at most this one (static), min(out, in) by default. energy: the least rank, at least 1,
-    whose S_i^2 are at least this fraction of all (needs concrete values); the smaller of the two
-    where both are given. ValueError for other shapes and values, TypeError for a traced `energy`.
+    Args:
+      delta: The matrix, real and with at least one entry.
+      rank: The largest rank, an integer >= 1, static; min(out, in) by default.
+      energy: In (0, 1]. The rank is the least, but at least 1, whose squared singular values add up
+        to this fraction of all. It depends on values, which must not be traced.
+
+    Returns:
+      The factors, in float32 (float64 if given), and the Frobenius norm of the error. That is the
+      root of the sum of the discarded S_i^2.
+
+    Raises:
+      ValueError: For another shape, complex numbers, and a rank or energy outside its range.
+      TypeError: For an `energy` with a traced matrix.
 
     >>> pair, error = truncate(jnp.diag(jnp.array([3.0, 2.0, 1.0])), rank=2)
     >>> pair.rank, float(error)
@@ -101,12 +119,26 @@ def extract(
     input_axis: InputAxis = -1,
     matrices: Callable[[str], bool] | None = None,
 ) -> tuple[dict[str, LowRank], dict[str, Array]]:
-    """An adapter of model - base by `truncate`, and the deltas of the leaves that it leaves out.
+    """Extracts an adapter from the difference between a model and its base.
 
-    Leaves with two axes longer than 1, or those among them that `matrices` chooses by path, become
-    factors in float32 (float64 if given), at most of rank `rank` and as far as `energy` asks.
-    Deltas of 0 are in neither result (under a transformation, where values are unknown, all are).
-    Raises as `task_vectors` does for trees that do not fit, and as `truncate`.
+    Deltas of leaves with exactly two axes, both longer than 1, are factored by `truncate`. Deltas
+    of 0 are left out. (Under a transformation values are not known, and none is left out.)
+
+    Args:
+      model: A pytree with the leaf paths and shapes of the base.
+      base: The pytree that it was tuned from.
+      rank: The largest rank; see `truncate`.
+      energy: The fraction of squared singular values to keep; see `truncate`.
+      input_axis: -1 for matrices [out, in] (PyTorch), 0 for [in, out] (Flax).
+      matrices: A predicate of leaf paths, which chooses among the matrices; all by default.
+
+    Returns:
+      The adapter, factors by path, and the deltas of all other leaves that changed, by path, in
+      float32 (float64 if given).
+
+    Raises:
+      ValueError: For another `input_axis`, and as `task_vectors` and `truncate` do.
+      TypeError: As `task_vectors` and `truncate` do.
 
     >>> base = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(3)}
     >>> adapter, rest = extract({"w": jnp.ones((3, 2)), "b": jnp.ones(3)}, base, rank=1)
@@ -130,7 +162,21 @@ def extract(
 
 
 def dense(adapter: Adapter, input_axis: InputAxis = -1) -> dict[str, Float[Array, "..."]]:
-    """The products B A by path, transposed for input_axis=0; float32 at least."""
+    """Multiplies out the factors of an adapter.
+
+    Args:
+      adapter: Factors by path.
+      input_axis: -1 gives matrices [out, in] (PyTorch), 0 gives [in, out] (Flax).
+
+    Returns:
+      B A by path, or its transpose, in float32 at least.
+
+    Raises:
+      ValueError: For factors that do not fit each other, and another `input_axis`.
+
+    >>> dense({"w": LowRank(jnp.ones((2, 1)), jnp.ones((1, 3)))}, input_axis=0)["w"].shape
+    (3, 2)
+    """
     _check_axis(input_axis)
     return {path: _product(_pair(path, pair), input_axis) for path, pair in adapter.items()}
 
@@ -138,10 +184,23 @@ def dense(adapter: Adapter, input_axis: InputAxis = -1) -> dict[str, Float[Array
 def add(
     base: PyTree, adapter: Adapter, scale: Float[ArrayLike, ""] = 1.0, *, input_axis: InputAxis = -1
 ) -> PyTree:
-    """base + scale * B A in the leaves that the adapter names, rounded once to the base's dtype.
+    """Adds an adapter to a model.
 
-    ValueError for a path that is no leaf of `base`, with the nearest ones, and for shapes that do
-    not fit.
+    Each leaf that the adapter names becomes base + scale * B A, rounded once to the base's dtype.
+    Other leaves stay as they are.
+
+    Args:
+      base: The model.
+      adapter: Factors by the path of the leaf.
+      scale: What multiplies the change; a finite number.
+      input_axis: -1 for matrices [out, in] (PyTorch), 0 for [in, out] (Flax).
+
+    Returns:
+      A pytree of the structure and dtypes of the base.
+
+    Raises:
+      ValueError: For a path that is no leaf of the base (the message names the nearest ones),
+        shapes that do not fit, and as `dense` does.
 
     >>> pair = LowRank(jnp.ones((2, 1)), jnp.ones((1, 2)))
     >>> add({"w": jnp.zeros((2, 2))}, {"w": pair}, 0.5)["w"].tolist()
@@ -163,9 +222,26 @@ def add(
 def concatenate(
     adapters: Sequence[Adapter], weights: Sequence[float] | Array | None = None
 ) -> dict[str, LowRank]:
-    """The adapter of sum_k w_k B_k A_k, exactly: [w_1 B_1 ... w_M B_M] and [A_1; ...; A_M].
+    """Adds up adapters exactly, by placing their factors next to each other.
 
-    Ranks add up (`refactor` cuts them down). An adapter without a path adds nothing to it.
+    The result stands for sum_k w_k B_k A_k, by the factors [w_1 B_1 ... w_M B_M] and [A_1; ...;
+    A_M]. Ranks add up; `refactor` reduces them.
+
+    Args:
+      adapters: At least one adapter. One without a path adds nothing there.
+      weights: One per adapter, finite; 1 by default.
+
+    Returns:
+      The sum as one adapter.
+
+    Raises:
+      ValueError: For no adapters, weights that do not fit, and factors whose products differ in
+        shape.
+
+    >>> one = {"w": LowRank(jnp.ones((2, 1)), jnp.ones((1, 2)))}
+    >>> both = concatenate([one, one], weights=[1.0, -0.5])
+    >>> both["w"].rank, dense(both)["w"].tolist()
+    (2, [[0.5, 0.5], [0.5, 0.5]])
     """
     w = task_weights(weights, len(_adapters(adapters)))
     adapter: dict[str, LowRank] = {}
@@ -182,8 +258,28 @@ def concatenate(
 def refactor(
     adapter: Adapter, rank: int | None = None, energy: float | None = None
 ) -> dict[str, LowRank]:
-    """Each B A by the best approximation of a rank, as `truncate` finds it, without forming B A:
-    QR of both factors, then the SVD of a matrix [rank, rank]."""
+    """Reduces the rank of an adapter's factors, with the least error.
+
+    Each B A becomes the best approximation that `truncate` finds, without forming B A: by a QR
+    decomposition of both factors, then the singular values of a matrix [rank, rank].
+
+    Args:
+      adapter: Factors by path.
+      rank: The largest rank; see `truncate`.
+      energy: The fraction of squared singular values to keep; see `truncate`.
+
+    Returns:
+      An adapter of the same paths.
+
+    Raises:
+      ValueError: For factors that do not fit each other, and as `truncate` does.
+      TypeError: As `truncate` does.
+
+    >>> one = {"w": LowRank(jnp.ones((3, 2)), jnp.ones((2, 3)))}  # a matrix of rank 1
+    >>> small = refactor(one, rank=1)
+    >>> small["w"].rank, dense(small)["w"].round(4)[0].tolist()
+    (1, [2.0, 2.0, 2.0])
+    """
 
     def truncated(path: str, pair: LowRank) -> LowRank:
         B, A = _pair(path, pair)
@@ -203,17 +299,26 @@ def merge_adapters(
     *,
     weights: Sequence[float] | Array | None = None,
 ) -> dict[str, LowRank]:
-    """Any merge of the products B A as deltas from 0, factored again by `truncate`.
+    """Merges adapters by any merge of the matrices that they stand for.
 
-    One matrix at a time is dense, so a merge's statistics are of one matrix (`scope="tensor"`).
-    Averaging A and B by themselves, as is sometimes done, is not averaging what they stand for.
+    The products B A are task vectors of a base of 0. Their merge is factored again by `truncate`.
+    One matrix at a time is dense, so statistics of a merge are of one matrix (`scope="tensor"`).
+    (Averaging A and B each by itself, as is sometimes done, does not average what they stand for.)
 
     Args:
       merge: For instance `methods.ties(density=0.2)`.
-      adapters: One without a path has delta 0 there.
-      rank: Of the outcome; the largest among the adapters' by default.
-      energy: See `truncate`.
-      weights: One per adapter, 1 by default.
+      adapters: At least one adapter. One without a path has delta 0 there.
+      rank: The largest rank of the result; by default, for each path, the largest among the
+        adapters'.
+      energy: The fraction of squared singular values to keep; see `truncate`.
+      weights: One per adapter; 1 by default.
+
+    Returns:
+      The merge as one adapter.
+
+    Raises:
+      ValueError: For no adapters, factors that do not fit, and as `merge` and `truncate` do.
+      TypeError: As `merge` and `truncate` do.
 
     >>> from sail_jax import methods
     >>> one = {"w": LowRank(jnp.ones((2, 1)), jnp.ones((1, 2)))}
@@ -233,7 +338,7 @@ def merge_adapters(
 
 
 def _pair(path: str, pair: LowRank) -> LowRank:
-    """The factors in float32 at least; ValueError unless they fit."""
+    """The factors in float32 at least, checked to fit each other."""
     B, A = (_real(f"adapter, {path!r}", x) for x in pair)
     if B.ndim != 2 or A.ndim != 2 or B.shape[1] != A.shape[0] or not B.shape[1]:
         raise ValueError(
@@ -244,6 +349,7 @@ def _pair(path: str, pair: LowRank) -> LowRank:
 
 
 def _real(name: str, x: ArrayLike) -> Array:
+    """x as an array, checked not to be complex."""
     array = jnp.asarray(x)
     if jnp.iscomplexobj(array):
         raise ValueError(f"{name}: expected real numbers, got {array.dtype}")
@@ -251,26 +357,31 @@ def _real(name: str, x: ArrayLike) -> Array:
 
 
 def _product(pair: LowRank, input_axis: InputAxis = -1) -> Array:
+    """B A, or its transpose for `input_axis=0`."""
     product = _mm(pair.B, pair.A)
     return product.T if input_axis == 0 else product
 
 
 def _adapters(adapters: Sequence[Adapter]) -> Sequence[Adapter]:
+    """The adapters, checked to be a sequence with at least one."""
     if isinstance(adapters, Mapping) or not isinstance(adapters, Sequence) or not adapters:
         raise ValueError(f"adapters: expected at least one, in a sequence, got {adapters!r:.80}")
     return adapters
 
 
 def _paths(adapters: Sequence[Adapter]) -> list[str]:
+    """The paths of all adapters, each once, in order."""
     return list(dict.fromkeys(path for adapter in adapters for path in adapter))
 
 
 def _check_axis(input_axis: int) -> None:
+    """Raises ValueError for another `input_axis`."""
     if input_axis not in (-1, 0):
         raise ValueError(f"input_axis: expected -1 or 0, got {input_axis!r}")
 
 
 def _rank(rank: int | None, most: int | None = None) -> int:
+    """The rank, checked, and at most `most`, which is also its default."""
     if rank is None and most is not None:
         return most
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
@@ -279,5 +390,6 @@ def _rank(rank: int | None, most: int | None = None) -> int:
 
 
 def _fraction(energy: float) -> None:
+    """Raises ValueError unless `energy` is a number in (0, 1]."""
     if isinstance(energy, bool) or not isinstance(energy, int | float) or not 0 < energy <= 1:
         raise ValueError(f"energy: expected a number in (0, 1], got {energy!r}")
