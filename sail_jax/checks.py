@@ -1,4 +1,7 @@
-"""What every boundary needs to say a clear no: values where they are known, names that are near."""
+"""Helpers with which functions check their arguments and word their messages.
+
+They look at values where these are known, and name what is near an unknown word.
+"""
 
 import difflib
 from collections.abc import Iterable
@@ -12,10 +15,17 @@ __all__ = ["as_array", "concrete", "escaped", "nearest"]
 
 
 def as_array(x: Any) -> "jax.Array":
-    """x as a JAX array: as `jnp.asarray`, which compiles a program for each shape of NumPy's.
+    """Returns x as a JAX array, without compiling a program for NumPy arrays.
 
-    NumPy's memory is copied, as there: whoever owns it may write to it again. (`device_put` alone
-    takes aligned memory as it is, on CPUs, whatever `may_alias` says; jax 0.10.2.)
+    `jnp.asarray` compiles one for each of their shapes. The memory of a NumPy array is copied, as
+    there, since its owner may write to it again. (`device_put` alone takes aligned memory as it is,
+    on CPUs, whatever `may_alias` says; jax 0.10.2.)
+
+    Args:
+      x: What `jnp.asarray` takes.
+
+    Returns:
+      The array.
 
     >>> as_array([1.0, 2.0]).tolist()
     [1.0, 2.0]
@@ -28,12 +38,19 @@ def as_array(x: Any) -> "jax.Array":
 
 
 def concrete(x: Any) -> "np.ndarray | None":
-    """The values of x, or None while any of it is traced (then they cannot be checked).
+    """Returns the values of x, or None while any of them is traced and so cannot be checked.
+
+    Args:
+      x: What `np.asarray` takes.
+
+    Returns:
+      The values as a NumPy array, or None.
 
     >>> concrete([1.0, 2.0]).tolist()
     [1.0, 2.0]
     """
-    import jax  # here, as the command line wants the other function alone, at once
+    # not above: the command line needs `escaped` and `nearest` at once, and JAX imports slowly
+    import jax
     import numpy as np
 
     try:
@@ -43,8 +60,16 @@ def concrete(x: Any) -> "np.ndarray | None":
 
 
 def escaped(text: str) -> str:
-    """Text as one line without what a terminal would obey or cannot show, as names in a file may
-    hold it: that is written as `repr` writes it.
+    """Returns text as one line that is safe to show in a terminal.
+
+    Names in a file may hold line ends and control sequences. Such characters are written as `repr`
+    writes them.
+
+    Args:
+      text: Any text.
+
+    Returns:
+      The text, all of it printable.
 
     >>> print(escaped("red \\x1b[31m"))
     red \\x1b[31m
@@ -55,7 +80,16 @@ def escaped(text: str) -> str:
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
-    """What to add to an error about an unknown word: the nearest known ones, or some.
+    """Says, for a message about an unknown word, which known ones are near, or else which are
+    known.
+
+    Args:
+      word: The unknown word.
+      options: The known ones.
+
+    Returns:
+      A text in brackets, to be put behind the message. It names up to 3 words that are near, or up
+      to 24 that are known.
 
     >>> nearest("tise", ["ties", "dare"]), nearest("zzz", ["ties", "dare"])
     (" (nearest: 'ties')", ' (known: ties, dare)')

@@ -1,4 +1,6 @@
-"""Files that are written whole or not at all, and believed only after their checksum."""
+"""Files that are written whole or not at all, and records that are trusted only if their checksum
+fits.
+"""
 
 import contextlib
 import errno
@@ -16,19 +18,34 @@ MAX_JSON = 4 << 20  # bytes
 
 
 class StoreError(Exception):
-    """Something on disk cannot be written or believed; the message names the path, in one line."""
+    """Something on disk cannot be written or trusted.
+
+    The message is one line and names the path.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(escaped(message))  # names in a file may hold what ends a line
 
 
 class RefusedError(StoreError):
-    """What was asked for cannot be done as asked; raised before any work starts."""
+    """What was asked for cannot be done as asked. This is raised before any work starts."""
 
 
 @contextlib.contextmanager
 def explained(doing: str, path: Path) -> Iterator[None]:
-    """Turns an `OSError` into one line: what failed, where, and what to do about it."""
+    """Turns an `OSError` in its block into a `StoreError`: what failed, where, and what to do about
+    it.
+
+    Args:
+      doing: What was being done, as a verb: "read", "write to".
+      path: The file or folder that it was done to.
+
+    Yields:
+      Nothing.
+
+    Raises:
+      StoreError: If the block raises an `OSError`.
+    """
     try:
         yield
     except OSError as exc:
@@ -44,14 +61,29 @@ def explained(doing: str, path: Path) -> Iterator[None]:
 
 
 def admit(path: Path, schema: str, what: str) -> None:
-    """A record may replace one of its kind, nothing else: RefusedError, before any work starts."""
+    """Checks that a record may be written to a path: it may replace one of its own kind, nothing
+    else.
+
+    Args:
+      path: Where the record is to be written.
+      schema: What the field "schema" of such records says. It has to be among a file's first bytes.
+      what: What the message calls such a record, such as "a record of inspect".
+
+    Raises:
+      RefusedError: If something else is there already.
+      StoreError: If what is there cannot be read.
+    """
     mark = f'"schema": "{schema}"'.encode()
     if path.exists() and (path.is_dir() or mark not in read_bytes(path, 1 << 26)[:99]):
         raise RefusedError(f"{path} exists and is not {what}; choose another file")
 
 
 def sync(path: Path) -> None:
-    """Flushes a file or a directory entry to the device."""
+    """Flushes a file, or the entries of a folder, to the device.
+
+    Args:
+      path: The file or folder. On Windows nothing is done for a folder.
+    """
     if path.is_dir() and os.name == "nt":
         return
     handle = os.open(path, os.O_RDONLY)
@@ -62,25 +94,46 @@ def sync(path: Path) -> None:
 
 
 def write_atomic(path: str | Path, data: bytes) -> None:
-    """Writes `data` so that `path` holds, at any instant, all of the old or all of the new."""
+    """Writes a file so that its path holds, at any instant, all of the old content or all of the
+    new.
+
+    Args:
+      path: The file.
+      data: Its new content.
+
+    Raises:
+      StoreError: If it cannot be written. The path still holds all of the old content, or all of
+        the new.
+    """
     path = Path(path)
+    # in the same folder, since a rename is atomic only within one file system
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with explained("write", path):
         try:
             with open(part, "wb") as file:
                 file.write(data)
                 file.flush()
+                # before the rename: after a crash the name could else stand for an empty file
                 os.fsync(file.fileno())
             os.replace(part, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
             raise
-        sync(path.parent)
+        sync(path.parent)  # the rename itself is an entry of the folder
 
 
 def probe(path: Path) -> None:
-    """Really writes a file there and removes it: permissions alone do not tell."""
+    """Checks that a folder can be written to, by writing a small file there and removing it.
+
+    Permissions alone do not tell: the device may be full or mounted read-only.
+
+    Args:
+      path: The folder.
+
+    Raises:
+      RefusedError: If the folder cannot be written to.
+    """
     probe = path / f".probe.{os.getpid()}.part"
     try:
         with explained("write to", path):
@@ -92,7 +145,18 @@ def probe(path: Path) -> None:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The whole file, refused if it is not a plain file of at most `limit` bytes."""
+    """Reads a whole file.
+
+    Args:
+      path: The file.
+      limit: The largest size, in bytes, that is read.
+
+    Returns:
+      Its content.
+
+    Raises:
+      StoreError: If it is missing, larger, not a plain file, or cannot be read.
+    """
     with explained("read", path):
         if not path.is_file():
             raise StoreError(f"{path} is missing or not a plain file")
@@ -102,23 +166,58 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def sha256(data: bytes) -> str:
-    """The checksum used everywhere, in hexadecimal."""
+    """Computes the checksum that is used everywhere, SHA-256.
+
+    Args:
+      data: What it is of.
+
+    Returns:
+      64 hexadecimal digits.
+    """
     return hashlib.sha256(data).hexdigest()
 
 
 def _canonical(record: Any) -> bytes:
+    """The bytes whose checksum a record bears: they do not depend on the order of keys, or on
+    spaces.
+    """
     return json.dumps(record, sort_keys=True, allow_nan=False).encode()
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Writes a JSON object together with the checksum of its content."""
+    """Writes a JSON object together with the checksum of its content, all of it or nothing.
+
+    Args:
+      path: The file.
+      record: What JSON can hold, without NaN and infinities. The field "format" has to be `FORMAT`
+        if the record is to be read again.
+
+    Raises:
+      ValueError: For a value that is NaN or infinite.
+      TypeError: For a value that JSON cannot hold.
+      StoreError: If the file cannot be written.
+    """
     sealed = {**record, "sha256": sha256(_canonical(record))}
     write_atomic(path, (json.dumps(sealed, indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_record(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
-    """The object that `write_record` wrote, with exactly these `fields`; `StoreError` otherwise."""
+    """Reads the object that `write_record` wrote, and checks it.
 
+    Args:
+      path: The file.
+      fields: The type, or types, of each field. There must be exactly these, beside "format" and
+        the checksum.
+
+    Returns:
+      The object, without its checksum.
+
+    Raises:
+      StoreError: If the file cannot be read, is no JSON, repeats a key, has another checksum or
+        format, or has other fields.
+    """
+
+    # `json` would silently take the last of repeated keys, and read NaN
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
             raise ValueError("a key is repeated")
@@ -138,6 +237,7 @@ def read_record(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> di
         raise StoreError(f"{path} is damaged or was edited: its checksum does not match")
     if record.get("format") != FORMAT:
         raise StoreError(f"{path} has format {record.get('format')!r}, this version reads {FORMAT}")
+    # `...` stands for a missing field: it is of none of the types
     for field in sorted(fields.keys() | record.keys() - {"format"}):
         if field not in fields or not isinstance(record.get(field, ...), fields[field]):
             raise StoreError(f"{path} has no valid '{field}'")

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when first asked for: starting is part of every command."""
+"""Names of a package that are imported when first asked for, so that commands start fast."""
 
 import importlib
 import sys
@@ -11,14 +11,23 @@ __all__ = ["lazily"]
 def lazily(
     package: str, modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and the `__dir__` of a package, for its submodules and for names in them.
+    """Makes the `__getattr__` and `__dir__` of a package whose names are imported on first use.
 
-    modules: where each name lives, below the package: the module that has it, or, if it is a module
-    itself, the package that it is in with a dot after it ("" for this one). Not for a name that its
-    own module has: the module would take its place as soon as it is imported.
+    Not for a name that equals the name of the module it lives in: as soon as that module is
+    imported, it would take the name's place.
+
+    Args:
+      package: The package's name, its `__name__`.
+      modules: Where each name lives, relative to the package. For a function or class it is the
+        module that has it. For a name that is a module itself it is the package around it, with a
+        dot at the end ("" for this package).
+
+    Returns:
+      The two functions.
     """
 
     def get(name: str) -> Any:
+        """The `__getattr__` of the package."""
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         where = modules[name]

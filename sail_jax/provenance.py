@@ -1,4 +1,4 @@
-"""What a record says of how it came about: versions and device."""
+"""What a record of results says about how it was computed: versions and device."""
 
 import platform
 from typing import Any
@@ -7,7 +7,12 @@ __all__ = ["provenance"]
 
 
 def provenance() -> dict[str, Any]:
-    """What this process computes with: versions and device."""
+    """Says with which versions and on which device this process computes.
+
+    Returns:
+      {"versions": ..., "device": ...}: the versions of Python, sail-jax, jax, jaxlib and numpy by
+      name, and the platform, kind and count of JAX's devices.
+    """
     from importlib.metadata import version
 
     import jax

@@ -1,4 +1,4 @@
-"""Stable names for the leaves of a pytree."""
+"""Stable names for the leaves of a pytree, which messages, files and random masks refer to."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,13 @@ __all__ = ["leaf_paths", "path_str", "some_paths"]
 
 
 def path_str(path: tuple[Any, ...]) -> str:
-    """A JAX key path as "/"-joined names; a bare leaf has the empty path.
+    """Writes a JAX key path as names joined by "/".
+
+    Args:
+      path: Keys, as from `jax.tree.leaves_with_path`.
+
+    Returns:
+      The path; "" for a tree that is one leaf.
 
     >>> [path_str(p) for p, _ in jax.tree.leaves_with_path({"a": [1, {"kernel": 2}]})]
     ['a/0', 'a/1/kernel']
@@ -18,9 +24,20 @@ def path_str(path: tuple[Any, ...]) -> str:
 
 
 def leaf_paths(tree: Any) -> list[str]:
-    """The path of each leaf in flattening order; ValueError if two leaves share one.
+    """Lists the path of each leaf, in the order in which the tree flattens.
 
-    Two can, since keys may hold a "/": `{"a": {"b": 0}, "a/b": 1}`.
+    Args:
+      tree: Any pytree.
+
+    Returns:
+      One path per leaf, no two of them equal.
+
+    Raises:
+      ValueError: If two leaves share a path. They can, since a key may hold a "/":
+        `{"a": {"b": 0}, "a/b": 1}`.
+
+    >>> leaf_paths({"b": 1, "a": [2, 3]})
+    ['a/0', 'a/1', 'b']
     """
     paths = [path_str(path) for path, _ in jax.tree.leaves_with_path(tree)]
     seen: set[str] = set()
@@ -35,6 +52,17 @@ def leaf_paths(tree: Any) -> list[str]:
 
 
 def some_paths(paths: Sequence[str], limit: int = 5) -> str:
-    """The first few paths, for a message."""
+    """Lists the first few paths for a message.
+
+    Args:
+      paths: All of them.
+      limit: How many are listed.
+
+    Returns:
+      The first `limit` paths in quotes, and how many more there are.
+
+    >>> some_paths(["a", "b", "c"], limit=2)
+    "'a', 'b' and 1 more"
+    """
     more = f" and {len(paths) - limit} more" if len(paths) > limit else ""
     return ", ".join(map(repr, paths[:limit])) + more

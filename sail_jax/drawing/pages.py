@@ -1,4 +1,4 @@
-"""Pages of HTML that stand alone: pictures inside, nothing fetched, light and dark."""
+"""HTML pages that stand alone: pictures are inside, nothing is fetched, light and dark."""
 
 import base64
 import hashlib
@@ -11,9 +11,18 @@ __all__ = ["Section", "page", "render"]
 
 
 class Section(NamedTuple):
-    """One question: what was asked, the computed answer, pictures by alternative text, tables,
-    what was run in detail, what it is about in a sentence for a newcomer, and the command that
-    shows more of it."""
+    """One question of a page, with its answer and what was computed for it.
+
+    Attributes:
+      heading: Its title.
+      question: What was asked.
+      answer: The computed answer.
+      pictures: Pairs of an alternative text and a PNG.
+      tables: Rows of cells; the first row of each table is its header.
+      details: What was run, in detail, by name. It is folded away.
+      about: What the section is about, in a sentence for a newcomer.
+      more: The command that shows more of it.
+    """
 
     heading: str
     question: str
@@ -26,7 +35,16 @@ class Section(NamedTuple):
 
 
 def page(title: str, sections: Sequence[Section], about: Mapping[str, str]) -> str:
-    """The page of finished runs; `about` becomes its foot."""
+    """Renders the page of finished runs.
+
+    Args:
+      title: Of the document.
+      sections: One for each question. A page with more than 3 begins with a list of them.
+      about: Names and values that the foot of the page shows.
+
+    Returns:
+      The whole HTML document.
+    """
     return render("runs", title=title, sections=sections, about=about)
 
 
@@ -39,15 +57,19 @@ def render(
     scripts: Sequence[str] = (),
     **values: Any,
 ) -> str:
-    """The whole document of a template, in which every text is escaped.
+    """Renders a template as one HTML document, in which every text is escaped.
 
     Args:
-      template: Its name, as of the styles and scripts, which alone the page may run.
+      template: The name of the template in the folder `templates`, without its ending.
       title: Of the document.
       generator: What tells pages of this kind from other files.
-      styles: Style sheets, one after the other.
-      scripts: The same of scripts.
-      values: What the template shows.
+      styles: Names of style sheets in that folder, which are put one after the other.
+      scripts: Names of scripts, likewise. The page's security policy allows no other styles or
+        scripts.
+      values: What the template shows, by name.
+
+    Returns:
+      The whole HTML document.
     """
     import jinja2
     from markupsafe import Markup
@@ -74,12 +96,15 @@ def render(
 
 
 def _digest(text: str) -> str:
+    """How a security policy names an inline style or script, or 'none' for an empty one."""
     return f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" if text else "'none'"
 
 
 def _base64(data: bytes) -> str:
+    """Bytes as text in base64."""
     return base64.b64encode(data).decode()
 
 
 def _exact(x: float | None) -> str:
+    """A number with 9 significant digits; nothing for None, NaN and infinities."""
     return "" if x is None or not math.isfinite(x) else f"{x:.9g}"

@@ -1,4 +1,6 @@
-"""One look for every figure: a colour-blind-safe palette, and axes without global state."""
+"""One look for all figures: a palette that is safe for colour blindness, and axes without global
+state.
+"""
 
 import io
 
@@ -20,11 +22,17 @@ DPI = 150
 def figure(
     rows: int = 1, columns: int = 1, *, width: float = 4.2, height: float = 3.4, **subplots
 ) -> tuple[Figure, np.ndarray]:
-    """A figure of `rows x columns` styled axes, each `width x height` inches.
+    """Makes a figure of styled axes, without touching global state (pyplot, rcParams).
 
-    Returns the figure and its axes as an array of shape `[rows, columns]`, always two-dimensional.
-    `subplots` goes to `Figure.subplots` (`sharex=`, `sharey=`, `width_ratios=`, ...). Nothing
-    global is touched: no pyplot, no rcParams.
+    Args:
+      rows: Rows of axes.
+      columns: Columns of axes.
+      width: Of each axes, in inches.
+      height: Of each axes, in inches.
+      subplots: Further arguments of `Figure.subplots` (`sharex=`, `width_ratios=`, ...).
+
+    Returns:
+      The figure, and its axes as an array `[rows, columns]`, always two-dimensional.
     """
     fig = Figure(figsize=(width * columns, height * rows), layout="constrained", facecolor="white")
     FigureCanvasAgg(fig)
@@ -36,14 +44,34 @@ def figure(
 
 
 class Panel(Axes):
-    """Axes whose titles are of the house's size: `set_title` would reset it to a global one."""
+    """Axes whose titles keep this package's font size."""
 
     def set_title(self, label, fontdict=None, loc=None, pad=None, **options):
+        """Sets the title, in size 10 unless another `fontsize` is given; Matplotlib resets it
+        otherwise.
+
+        Args:
+          label: The text.
+          fontdict: See `matplotlib.axes.Axes.set_title`.
+          loc: See there.
+          pad: See there.
+          options: See there.
+
+        Returns:
+          The title's text object.
+        """
         return super().set_title(label, fontdict, loc, pad, **{"fontsize": 10, **options})
 
 
 def dress(ax: Axes) -> Axes:
-    """The house style on one axes: palette, faint grid, open frame, sizes."""
+    """Gives axes the common style: palette, faint grid, open frame, font sizes.
+
+    Args:
+      ax: The axes, which are changed.
+
+    Returns:
+      The same axes.
+    """
     ax.set_prop_cycle(color=PALETTE)
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(FAINT)
@@ -56,9 +84,17 @@ def dress(ax: Axes) -> Axes:
 
 
 def heatmap(ax: Axes, values: np.ndarray, *, label: str = "", **options):
-    """A map of `values [y, x]` with its colour bar named `label`; options as for `pcolormesh`.
+    """Draws a matrix as a map of colours, with a colour bar.
 
-    `x=`, `y=` are the coordinates of the columns and rows (default: their indices).
+    Args:
+      ax: The axes to draw on.
+      values: Shape `[y, x]`.
+      label: The name of the colour bar.
+      options: `x=` and `y=` are the coordinates of columns and rows, their indices by default.
+        Others go to `pcolormesh`; `cmap` is `SEQUENTIAL` by default.
+
+    Returns:
+      The mesh that `pcolormesh` drew.
     """
     x = options.pop("x", np.arange(values.shape[1]))
     y = options.pop("y", np.arange(values.shape[0]))
@@ -72,14 +108,28 @@ def heatmap(ax: Axes, values: np.ndarray, *, label: str = "", **options):
 
 
 def png(fig: Figure) -> bytes:
-    """The figure as PNG bytes, without a date: equal figures give equal bytes."""
+    """Renders a figure as PNG.
+
+    Args:
+      fig: The figure.
+
+    Returns:
+      The file's bytes. They hold no date or version: equal figures give equal bytes.
+    """
     buffer = io.BytesIO()
     fig.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def describe(fig: Figure) -> str:
-    """What the figure shows, in words, from its own titles and axis labels: an alternative text."""
+    """Describes a figure in words, from its own titles and axis labels, for an alternative text.
+
+    Args:
+      fig: The figure.
+
+    Returns:
+      For each panel its title and axes, without repetitions.
+    """
     panels = []
     for ax in fig.axes:
         axes = [f"{n}: {t}" for n, t in (("x", ax.get_xlabel()), ("y", ax.get_ylabel())) if t]
