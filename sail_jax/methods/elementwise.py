@@ -63,7 +63,7 @@ def passthrough(*, scale: Scalar = 1.0) -> Merge:
 
 @method
 def expo(*, alpha: Scalar = 0.1) -> Merge:
-    """Extrapolates from the base through the one model and beyond it (ExPO).
+    """Extrapolates from the base through the one model to a point beyond it (ExPO).
 
     The result is theta + alpha (theta - base). The base is the weaker model (before alignment), the
     model the stronger one. alpha = 0 gives the model, alpha = -1 the base.

@@ -232,7 +232,9 @@ def dare_ties(
     scale: Scalar = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """Drops changes at random in place of the trimming of TIES, then elects and averages.
+    """Drops changes at random, then elects signs and averages what agrees (DARE with TIES).
+
+    The random masks take the place of the trimming of `ties`.
 
     1. Each entry of each delta_k is kept with probability `density`, and divided by it.
     2. Signs are elected, and 3. what agrees is averaged, as in `ties`.
@@ -462,7 +464,10 @@ def breadcrumbs_ties(
     scale: Scalar = 1.0,
     compat: Compat = "paper",
 ) -> Merge:
-    """Masks as `breadcrumbs` does in place of the trimming of TIES, then elects and averages.
+    """Masks the largest and smallest changes, then elects signs and averages (breadcrumbs, TIES).
+
+    The masks are those of `breadcrumbs`. They take the place of the trimming of `ties`, whose other
+    steps follow.
 
     Args:
       density: The fraction that is kept; see `breadcrumbs`.
