@@ -125,9 +125,9 @@ def _largest(piece: Piece, delta: Array, weight: Array) -> Array:
 def nearswap(*, t: Scalar) -> Merge:
     """Moves the base towards the one model, by at most `t` in each entry (NearSwap).
 
-    The result is base + clip(delta, -t, t). For every delta != 0 this is the published base + w
-    delta with w = min(1, t / |delta|). mergekit divides by max(|delta|, 1e-6) instead, which
-    differs, by less than 1e-6, only for t < 1e-6.
+    The result is base + clip(delta, -t, t). For every delta != 0 this equals what was published,
+    base + w delta with w = min(1, t / |delta|). mergekit divides by max(|delta|, 1e-6) instead,
+    which differs, by less than 1e-6, only for t < 1e-6.
 
     Args:
       t: The largest change of an entry, not negative; 0 gives the base. (mergekit takes a negative
@@ -159,9 +159,11 @@ def _clip(t: Array, piece: Piece, delta: Array, weight: Array) -> Vectors:
 def ram(*, epsilon: Scalar = 1e-5) -> Merge:
     """Averages, for each entry, the changes of the models that changed it (RAM).
 
-    A model is active at an entry if |delta_k| > epsilon. The result is base + sum_k w_k delta_k /
-    sum_k w_k over the active models, and the base where there are none. If only one model is
-    active, its change is taken whole.
+    A model is active at an entry if |delta_k| > epsilon. Over the active models, the result is
+
+        base + sum_k w_k delta_k / sum_k w_k
+
+    and where there are none it is the base. If only one model is active, its change is taken whole.
 
     Args:
       epsilon: Changes of at most this magnitude count as none. It is absolute: in models whose
@@ -197,10 +199,13 @@ def _mask_inactive(epsilon: Array, piece: Piece, delta: Array, weight: Array) ->
 def ramplus_tl(*, epsilon: Scalar = 1e-5, r: Scalar = 0.1, alpha: Scalar = 0.2) -> Merge:
     """Averages changes as `ram` does, and amplifies those that only one model made (RAM+).
 
-    Where exactly one model k is active, its change is multiplied by lambda_k = 1 + r clip(rho_k, 0,
-    alpha). Here rho_k is a ratio of counts over the tensor ("TL" is tensor-local): how many entries
-    model k changed along with other models, over how many it changed alone. If it changed none
-    alone, rho_k is alpha.
+    Where exactly one model k is active, its change is multiplied by the factor
+
+        lambda_k = 1 + r clip(rho_k, 0, alpha)
+
+    Here rho_k is a ratio of counts over the tensor ("TL" is tensor-local): how many entries model k
+    changed along with other models, over how many it changed alone. If it changed none alone, rho_k
+    is alpha.
 
     Args:
       epsilon: Changes of at most this magnitude count as none; see `ram`.

@@ -39,8 +39,10 @@ def slerp(*, t: Float[ArrayLike, ""] | None = None, compat: Compat = "paper") ->
     """Interpolates two models along the arc between their directions, tensor by tensor (slerp).
 
     The two tensors are vectors a and b with the angle theta between them; t = 0 gives the first
-    model, t = 1 the second. The direction of the result is that of (sin((1 - t) theta) a/|a| +
-    sin(t theta) b/|b|) / sin(theta), and its length is (1 - t) |a| + t |b|.
+    model, t = 1 the second. The result has
+
+        direction   (sin((1 - t) theta) a/|a| + sin(t theta) b/|b|) / sin(theta)
+        length      (1 - t) |a| + t |b|
 
     The result is (1 - t) a + t b where there is no arc to follow. That is where one of the two is
     0, or where they point in opposite directions (within 0.3 degrees of that, float32 cannot tell
@@ -79,10 +81,10 @@ def slerp(*, t: Float[ArrayLike, ""] | None = None, compat: Compat = "paper") ->
 def nuslerp(*, flatten: bool = True, row_wise: bool = False, compat: Compat = "paper") -> Merge:
     """Interpolates two models, or their task vectors if a base is given, along an arc (nuslerp).
 
-    The result is (sin((1 - t) theta) a + sin(t theta) b) / sin(theta) with t = w_2 / (w_1 + w_2).
-    In contrast to `slerp` it combines the vectors themselves, not their directions, as mergekit
-    does, where the method comes from. Weights that sum to 0 mean t = 1/2. The result is (1 - t) a +
-    t b where a vector is 0 or the two point in opposite directions, as in `slerp`.
+    The result is (sin((1 - t) theta) a + sin(t theta) b) / sin(theta) with t = w_2 / (w_1 + w_2),
+    or 1/2 where the weights sum to 0. In contrast to `slerp` it combines the vectors themselves,
+    not their directions, as mergekit does, where the method comes from. Where a vector is 0, or the
+    two point in opposite directions, it is (1 - t) a + t b, as in `slerp`.
 
     Args:
       flatten: Whether a vector is a whole tensor. Otherwise it is one run along the last axis.
@@ -219,12 +221,12 @@ def model_stock(
 ) -> Merge:
     """Moves from the base towards the mean model, as far as the models agree (Model Stock).
 
-    For each tensor the result is base + t * (weighted mean of deltas) with t = N c / (1 + (N - 1)
-    c), for N models and the average cosine c between their deltas. The closer the deltas are to one
-    direction, the more of their mean is kept: all of it for copies, none of it for deltas at right
-    angles. A tensor that did not move counts as at right angles to every other. The authors do not
-    consider c < 0. It says that the models share nothing, so t is 0 there (which also covers the
-    pole at c = -1/(N - 1), the least value that c can have).
+    For each tensor the result is base + t * (weighted mean of deltas). For N models, and the
+    average cosine c between their deltas, t = N c / (1 + (N - 1) c). The closer the deltas are to
+    one direction, the more of their mean is kept: all of it for copies, none of it for deltas at
+    right angles. A tensor that did not move counts as at right angles to every other. The authors
+    do not consider c < 0. It says that the models share nothing, so t is 0 there (which also covers
+    the pole at c = -1/(N - 1), the least value that c can have).
 
     Args:
       filter_wise: Whether a vector holds the weights into one unit instead of a whole tensor.

@@ -45,15 +45,19 @@ Vectors = tuple[Array, Array]
 def tsv_m(*, ratio: float | None = None, scale: Scalar = 1.0, matrices: Matrices = None) -> Merge:
     """Adds up low-rank task matrices after making their singular vectors orthogonal (TSV-M).
 
-    Each delta_m is cut down to its k largest singular triplets (U_m, S_m, V_m). The matrices [U_1
-    ... U_M] and [V_1 ... V_M] are replaced by the nearest ones with orthonormal columns (or rows).
-    The result is base + scale * polar(U) diag(S_1 ... S_M) polar(V)^T. Copies of one model give its
-    best approximation of rank k. The order of the models does not matter.
+    Each delta_m is cut down to its k largest singular triplets (U_m, S_m, V_m). Next to each other,
+    the U_m make the matrix U and the V_m the matrix V. Both are replaced by the nearest matrix with
+    orthonormal columns (or rows), its polar factor. The result is
+
+        base + scale * polar(U) diag(S_1 ... S_M) polar(V)^T
+
+    Copies of one model give its best approximation of rank k. The order of the models does not
+    matter.
 
     Args:
       ratio: In (0, 1], static: k = max(1, floor(ratio * min(a, b))) for a matrix [a, b]. By default
-        1/M, so that all M k columns fit. (The authors' code computes int(r * (1/M)) with r = min(a,
-        b), which rounding makes 0 for r = M = 49, and which is 0 for M > r.)
+        1/M, so that all M k columns fit. (For the shorter side r, the authors' code computes
+        int(r * (1/M)), which rounding makes 0 for r = M = 49, and which is 0 for M > r.)
       scale: What multiplies the update.
       matrices: Which leaves are treated so: a glob pattern of their paths, in which `*` crosses
         "/", or a predicate. By default all with exactly two axes, both longer than 1.
@@ -83,8 +87,11 @@ def tsv_m(*, ratio: float | None = None, scale: Scalar = 1.0, matrices: Matrices
 def iso_c(*, scale: Scalar = 1.0, matrices: Matrices = None) -> Merge:
     """Adds up the task matrices and makes all singular values of the sum equal (Iso-C).
 
-    With the singular value decomposition U diag(S) V^T of the sum of deltas, the result is base +
-    scale * mean(S) U V^T. The mean is over min(a, b) values. Directions in which no model moved
+    Of the sum of deltas the singular value decomposition U diag(S) V^T is taken. The result is
+
+        base + scale * mean(S) U V^T
+
+    The mean is over min(a, b) values. Directions in which no model moved
     stay where they are.
 
     Args:
@@ -169,17 +176,20 @@ def wudi(
 ) -> Merge:
     """Finds the update that interferes least with the task matrices (WUDI).
 
-    The result is base + scale * x, where x minimises L(x) = sum_m |(x - delta_m) delta_m^T|^2 /
-    |delta_m|^2 (Frobenius norms, delta [out, in]). Weights multiply the deltas, and do not weigh
-    the terms of L. A delta of 0 takes no part (it gives 0/0 in the published code). One model is
-    returned as it is.
+    The result is base + scale * x, where x minimises
+
+        L(x) = sum_m |(x - delta_m) delta_m^T|^2 / |delta_m|^2
+
+    (Frobenius norms, delta [out, in]). Weights multiply the deltas, and do not weigh the terms of
+    L. A delta of 0 takes no part (it gives 0/0 in the published code). One model is returned as it
+    is.
 
     Args:
       solution: "adam", as published, takes steps of Adam (Kingma and Ba 2015) from x = sum_m
         delta_m. Each moves an entry by about `rate`, whatever the size of the deltas. So 300 steps
         at 1e-5 move no entry by more than about 3e-3. "exact" solves for the minimum. L is
-        quadratic, and x solves x sum_m G_m = sum_m delta_m G_m with G_m = delta_m^T delta_m /
-        |delta_m|^2, [in, in]. It commutes with scaling and rotating the deltas.
+        quadratic, so x sum_m G_m = sum_m delta_m G_m. Here G_m = delta_m^T delta_m / |delta_m|^2,
+        [in, in]. This solution commutes with scaling and rotating the deltas.
       steps: How many steps of Adam.
       rate: The learning rate of Adam, not negative.
       damping: For "exact", damping * M * |x - sum_m delta_m|^2 is added to L. This decides in the
