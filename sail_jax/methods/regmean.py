@@ -181,6 +181,7 @@ def _fit(
     A = task_sum(w[:, None, None] * G)
     changes = [w[k] * product(G[k], matrix(delta[k] - mean)) for k in range(tasks)]
     change = functools.reduce(jnp.add, changes)
+    # the mean eigenvalue, of which `damping` is a fraction; 1 for inputs that are all 0
     size = jnp.trace(A) / n
     size = jnp.where(size > 0, size, 1)
     root = jax.scipy.linalg.cho_factor(A / size + damping * jnp.eye(n, dtype=A.dtype))

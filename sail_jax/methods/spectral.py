@@ -91,8 +91,8 @@ def iso_c(*, scale: Scalar = 1.0, matrices: Matrices = None) -> Merge:
 
         base + scale * mean(S) U V^T
 
-    The mean is over min(a, b) values. Directions in which no model moved
-    stay where they are.
+    The mean is over min(a, b) values for a matrix [a, b]. Directions in which no model moved stay
+    where they are.
 
     Args:
       scale: What multiplies the update.
