@@ -80,8 +80,7 @@ def escaped(text: str) -> str:
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
-    """Says, for a message about an unknown word, which known ones are near, or else which are
-    known.
+    """Names the known words near an unknown one, or else the known ones, for a message.
 
     Args:
       word: The unknown word.

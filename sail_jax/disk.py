@@ -1,6 +1,4 @@
-"""Files that are written whole or not at all, and records that are trusted only if their checksum
-fits.
-"""
+"""Files that are written whole or not at all, and records that are sealed by a checksum."""
 
 import contextlib
 import errno
@@ -33,8 +31,7 @@ class RefusedError(StoreError):
 
 @contextlib.contextmanager
 def explained(doing: str, path: Path) -> Iterator[None]:
-    """Turns an `OSError` in its block into a `StoreError`: what failed, where, and what to do about
-    it.
+    """Turns an `OSError` in its block into a `StoreError` that says what to do about it.
 
     Args:
       doing: What was being done, as a verb: "read", "write to".
@@ -61,8 +58,7 @@ def explained(doing: str, path: Path) -> Iterator[None]:
 
 
 def admit(path: Path, schema: str, what: str) -> None:
-    """Checks that a record may be written to a path: it may replace one of its own kind, nothing
-    else.
+    """Checks that a record may be written to a path: it may only replace one of its kind.
 
     Args:
       path: Where the record is to be written.
@@ -94,8 +90,7 @@ def sync(path: Path) -> None:
 
 
 def write_atomic(path: str | Path, data: bytes) -> None:
-    """Writes a file so that its path holds, at any instant, all of the old content or all of the
-    new.
+    """Writes a file whose path holds, at any instant, all of its old content or all of the new.
 
     Args:
       path: The file.
@@ -178,9 +173,7 @@ def sha256(data: bytes) -> str:
 
 
 def _canonical(record: Any) -> bytes:
-    """The bytes whose checksum a record bears: they do not depend on the order of keys, or on
-    spaces.
-    """
+    """The bytes whose checksum a record bears, whatever the order of its keys."""
     return json.dumps(record, sort_keys=True, allow_nan=False).encode()
 
 

@@ -159,9 +159,7 @@ def _match(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _peak(matched: Float[np.ndarray, "cuts n"]) -> tuple[float, float]:
-    """The L in [0, 1] at which min over cuts of mean min(L d, 2 (1 - L)) is largest; its value
-    there.
-    """
+    """The L in [0, 1] where the least over cuts of mean min(L d, 2 (1 - L)) peaks; the peak."""
     low, high = 0.0, 1.0
     while low < (L := (low + high) / 2) < high:  # to the last bit: L is about 1/d for far points
         rising = L * matched < 2 * (1 - L)

@@ -127,9 +127,7 @@ def _jensen_shannon(p: np.ndarray, q: np.ndarray) -> tuple[float, np.ndarray, np
 
 
 def _distance(x: Tokens, y: Tokens, n: int, divergence) -> Distance:
-    """A divergence of two streams, with the linearised error that `total_variation_tokens`
-    describes.
-    """
+    """A divergence of two streams, with the error that `total_variation_tokens` describes."""
     (a, of_a), (b, of_b), grams = _indexed(x, y, n)
     p, q = (np.bincount(g, minlength=len(grams)) / len(g) for g in (a, b))
     value, by_p, by_q = divergence(p, q)
@@ -150,9 +148,7 @@ Indexed = tuple[
 
 
 def _indexed(x: Tokens, y: Tokens, n: int) -> tuple[Indexed, Indexed, np.ndarray]:
-    """Of every n-gram of either stream, which it is and in which sequence; and all distinct
-    n-grams.
-    """
+    """Which n-gram each one in either stream is, and in which sequence; all distinct n-grams."""
     if not isinstance(n, int) or n < 1:
         raise ValueError(f"n must be an integer >= 1; got {n!r}")
     a, of_a = _windows("x", x, n)

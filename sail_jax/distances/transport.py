@@ -1,6 +1,4 @@
-"""Wasserstein distances in one dimension, where the best plan is monotone, and along many
-directions.
-"""
+"""Wasserstein distances in one dimension, where the best plan is monotone, and sliced ones."""
 
 import functools
 import math
@@ -26,8 +24,7 @@ def wasserstein(
     x_weights: Float[ArrayLike, "m"] | None = None,
     y_weights: Float[ArrayLike, "n"] | None = None,
 ) -> Distance:
-    """Computes the p-Wasserstein distance of two weighted samples of numbers, with a standard
-    error.
+    """Computes the p-Wasserstein distance of two weighted samples of numbers, with an error.
 
     The distance of the samples is exact; on the host, in float64. The standard error is that of the
     distance as an estimate for the distributions. By the delta method with the Kantorovich

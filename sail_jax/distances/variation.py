@@ -98,7 +98,7 @@ def total_variation_classifier(
       fit: `fit(points [n, dim], is_x [n])` returns a classifier, which takes points and returns
         bools: whether each is of x. By default it is logistic regression on the standardised
         coordinates and their products, with balanced classes. That family contains the best
-        classifier of two Gaussians, and needs scikit-learn.
+        classifier of two Gaussians.
       folds: How many, at least 2.
       seed: Of the random folds.
 

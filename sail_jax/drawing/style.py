@@ -1,6 +1,4 @@
-"""One look for all figures: a palette that is safe for colour blindness, and axes without global
-state.
-"""
+"""One look for all figures: a palette that is safe for colour blindness, no global state."""
 
 import io
 
@@ -44,11 +42,10 @@ def figure(
 
 
 class Panel(Axes):
-    """Axes whose titles keep this package's font size."""
+    """Axes whose titles keep one font size: `Axes.set_title` would reset it to the global one."""
 
     def set_title(self, label, fontdict=None, loc=None, pad=None, **options):
-        """Sets the title, in size 10 unless another `fontsize` is given; Matplotlib resets it
-        otherwise.
+        """Sets the title, in size 10 unless another `fontsize` is given.
 
         Args:
           label: The text.

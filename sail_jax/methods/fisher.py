@@ -141,9 +141,7 @@ def _fisher_leaves(name: str, tree: PyTree) -> dict[str, Array]:
 
 
 def _unit(column: dict[str, Array]) -> dict[str, Array]:
-    """The leaves divided by the norm of all of them; by the largest entry first, for squares
-    underflow.
-    """
+    """The leaves over the norm of all; over the largest entry first, for squares underflow."""
     wide = {p: x.astype(jnp.promote_types(x.dtype, jnp.float32)) for p, x in column.items()}
     tops = [jnp.max(x, initial=0.0) for x in wide.values()]
     top = jnp.stack(tops).max() if tops else 1.0

@@ -26,8 +26,7 @@ Scalar = Float[ArrayLike, ""]
 
 
 class Localized(NamedTuple):
-    """M models as one shared vector and a mask for each of them, a bit per parameter. It is a
-    pytree.
+    """M models as one shared vector and a mask for each, a bit per parameter; a pytree.
 
     Attributes:
       shared: A change of the base that all models share, float32 (float64 where a model has it).
@@ -101,9 +100,7 @@ def emr(models: Sequence[PyTree], base: PyTree) -> Localized:
 
 
 def _emr(piece: Piece, delta: Array, weight: Array) -> dict[str, Array]:
-    """The shared vector of one leaf, its masks, and the L1 norms `[2, task]` before and after
-    masking.
-    """
+    """The shared vector of a leaf, its masks, and L1 norms `[2, task]` before and after masking."""
     sign = jnp.sign(task_sum(delta))
     highest = sign * delta[0]
     for k in range(1, len(delta)):

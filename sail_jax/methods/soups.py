@@ -39,8 +39,7 @@ def greedy_soup(
     scores: Sequence[float] | None = None,
     strict: bool = True,
 ) -> Soup:
-    """Averages the models that improve the mean's score, tried from the best to the worst (greedy
-    soup).
+    """Averages the models that improve the mean's score, tried from best to worst (greedy soup).
 
     The best model is the first soup. Each further model joins if the mean with it scores higher
     than the soup without it. Models of equal scores are tried in the order in which they are

@@ -1,5 +1,4 @@
-"""Sums and means of task vectors, some of them sparsified before: soups, task arithmetic, TIES,
-DARE, DELLA, breadcrumbs.
+"""Sums and means of (sparsified) task vectors: soups, TIES, DARE, DELLA, breadcrumbs.
 
 Each method is one expression: transforms of `merging.transforms`, then the weighted sum or mean.
 """

@@ -306,9 +306,7 @@ def _merge(update: Kernel, scale: Scalar, matrices: Matrices, transposed: bool =
 
 
 def _on_matrices(update: Kernel, matrices: Matrices, transposed: bool = False) -> Transform:
-    """The transform that turns a matrix into `update(weight * delta)` for the first model, and 0
-    with weight 0 for the others.
-    """
+    """The transform that turns a matrix into its update for model 0, and masks other models."""
     inner = transform(kernel(_of_matrix, update, transposed=transposed), needs="tensor")
     return inner if matrices is None else masked(inner, matrices)
 

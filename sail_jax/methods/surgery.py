@@ -15,8 +15,7 @@ __all__ = ["Surgery", "representation_surgery"]
 
 
 class Surgery(NamedTuple):
-    """The map f' = f - ReLU(f down) up on features f `[..., feature]`. It is a pytree and a
-    function.
+    """The map f' = f - ReLU(f down) up on features f `[..., feature]`; a pytree and a function.
 
     Attributes:
       down: Shape `[feature, rank]`.
