@@ -1,5 +1,8 @@
 """The two small languages of a spec: axes strings and path patterns.
 
+A `Spec` (`sail_jax.basis.spaces`) is made of rules. Each rule pairs a path pattern, which chooses
+leaves, with an axes string, which names the feature spaces of their axes.
+
 An *axes string* names the space of each array axis, in order, separated by spaces:
 
     "resid* hidden"      a matrix that reads `resid` (a star: the axis is contracted against the
@@ -16,15 +19,15 @@ An *axes string* names the space of each array axis, in order, separated by spac
                          a tied leaf, used in both ways
     ""                   a scalar
 
-A gain is not a writer. `g * x` keeps its meaning under a map of x if g is gathered along, with
-neither sign nor scale, and mixing units under a gain is not expressible at all unless the gain is
-constant. So a rotation of an "rmsnorm" space is exact only for a spec without a `diag` leaf on it:
-fold the scale into the leaves that read the norm, and leave it out (or at one, as "_"). A norm's
-bias writes its space like any other bias.
+A gain is not a writer. `g * x` keeps its meaning under a map of x only if g is gathered along, with
+neither sign nor scale. A map that mixes units cannot be expressed by a gain at all, unless the gain
+is constant. So a rotation of an "rmsnorm" space is exact only for a spec without a `diag` leaf on
+it: multiply the scale into the leaves that read the norm, and then leave it out of the tree (or
+keep it at one, and write "_"). A norm's bias writes its space like any other bias.
 
-A *path pattern* must match the whole "/"-joined path of a leaf: `*` is one or more characters other
-than "/" and ".", `**` anything, `{q,k,v}` alternatives, and `{i}` captures like `*`, for use in an
-axes string.
+A *path pattern* must match the whole "/"-joined path of a leaf. `*` stands for one or more
+characters other than "/" and ".", `**` for anything, and `{q,k,v}` for alternatives. `{i}` matches
+like `*`, and captures the text for use in the axes string.
 """
 
 import re
@@ -35,12 +38,20 @@ from typing import Literal, NamedTuple
 __all__ = ["Axis", "Factor", "Role", "blocks", "format_axes", "parse_axes", "path_pattern"]
 
 Role = Literal["write", "read", "gain"]
+"""What an axis does with a space: it writes it, it reads it (a star), or it multiplies it unit by
+unit (`diag`).
+"""
 
 
 class Factor(NamedTuple):
-    """A space and what an axis does with it; `tied` if the leaf also does the opposite.
+    """A space and what one axis of a leaf does with it.
 
-    `block` counts the blocks of a fused axis: factors of one block multiply, blocks add up.
+    Attributes:
+      space: The name of the space.
+      role: Whether the axis writes, reads or multiplies the space; of a tied leaf, its first use.
+      tied: Whether the leaf is used a second time, with another role for this space.
+      block: The number of the factor's block in a fused axis, 0 in any other. Factors of one block
+        multiply (a product of spaces), blocks lie end to end.
     """
 
     space: str
@@ -50,11 +61,18 @@ class Factor(NamedTuple):
 
 
 Axis = tuple[Factor, ...]
-"""The spaces of one array axis, block by block, row-major; none for an axis in no space."""
+"""The factors of one array axis, block by block, row-major; empty for an axis in no space."""
 
 
 def blocks(axis: Axis) -> tuple[Axis, ...]:
-    """The axis of each block: of one that is not fused, itself.
+    """Splits a fused axis into its blocks.
+
+    Args:
+      axis: The factors of one array axis.
+
+    Returns:
+      One `Axis` per block, in order. An axis that is not fused is its own only block, an axis in no
+      space included.
 
     >>> [[f.space for f in block] for block in blocks(parse_axes("(head qk + v)")[0])]
     [['head', 'qk'], ['v']]
@@ -62,16 +80,31 @@ def blocks(axis: Axis) -> tuple[Axis, ...]:
     return tuple(tuple(group) for _, group in groupby(axis, key=lambda f: f.block)) or ((),)
 
 
+# One word of an axes string: a group, perhaps under diag or a star, or one name; the lookahead
+# refuses what is glued to a closing parenthesis.
 _TOKEN = re.compile(
     r"\s*(?:(?P<diag>diag)?\((?P<group>[^()]*)\)(?P<stars>\*?)|(?P<name>[\w./:-]+\*?))(?=\s|$)"
 )
 _NAME = re.compile(r"[\w./:-]+")
-# wildcards within a part and in all: matching takes time to the power of their number
+# The most wildcards between two separators, and the most that cross separators in all. A pattern
+# that does not match is tried with every way to share the text among its wildcards, which takes the
+# length of the path to the power of their number; patterns may come from files that others wrote.
 _WIDE, _DEEP = 3, 2
 
 
 def parse_axes(text: str) -> tuple[Axis, ...]:
-    """An axes string as factors per axis; ValueError, quoting the part at fault.
+    """Reads an axes string.
+
+    Args:
+      text: An axes string, such as "resid* (head v) _"; the module's docstring defines them.
+
+    Returns:
+      The factors of each array axis, in order: one `Axis` per axis. Of a tied leaf, the factors of
+      its first use, with `tied` set where a later use has another role.
+
+    Raises:
+      ValueError: If the text cannot be read, a group is empty, a factor has two roles, or the uses
+        of a tied leaf name different spaces. The message quotes the part at fault.
 
     >>> parse_axes("resid* (head v) _")[0]
     (Factor(space='resid', role='read', tied=False, block=0),)
@@ -90,6 +123,7 @@ def parse_axes(text: str) -> tuple[Axis, ...]:
 
 
 def _parse_use(text: str, rule: str) -> tuple[Axis, ...]:
+    """The axes of one use of a leaf; `rule` is the whole axes string, for messages."""
     axes, position, text = [], 0, text.rstrip()
     while position < len(text):
         token = _TOKEN.match(text, position)
@@ -112,6 +146,7 @@ def _parse_use(text: str, rule: str) -> tuple[Axis, ...]:
 
 
 def _factor(name: str, rule: str, block: int = 0) -> Factor:
+    """The factor that a name with or without a star stands for; `rule` as in `_parse_use`."""
     space, star = (name[:-1], True) if name.endswith("*") else (name, False)
     if space == "_" or not _NAME.fullmatch(space):
         raise ValueError(f"{name!r} is not the name of a space, in the axes {rule!r}")
@@ -119,7 +154,17 @@ def _factor(name: str, rule: str, block: int = 0) -> Factor:
 
 
 def format_axes(axes: Iterable[Axis]) -> str:
-    """The axes string, up to ties: the inverse of `parse_axes`."""
+    """Writes axes as an axes string, the inverse of `parse_axes` but for ties.
+
+    Args:
+      axes: The factors of each array axis.
+
+    Returns:
+      The axes string. A tied leaf is written in its first use alone.
+
+    >>> format_axes(parse_axes("resid*   (head v)* _"))
+    'resid* (head* v*) _'
+    """
     words = []
     for axis in axes:
         parts = ([f.space + "*" * (f.role == "read") for f in part] for part in blocks(axis))
@@ -130,9 +175,20 @@ def format_axes(axes: Iterable[Axis]) -> str:
 
 
 def path_pattern(text: str, *, stars: bool = True) -> re.Pattern[str]:
-    """A path pattern compiled, for `fullmatch`; ValueError, quoting it, if it is malformed.
+    """Compiles a path pattern into a regular expression.
 
-    Without `stars`, for names of spaces, where a star would be taken for the dual role.
+    Args:
+      text: A path pattern; the module's docstring defines the language. A capture that occurs twice
+        must match the same text both times.
+      stars: Whether `*` and `**` are allowed. They are not in patterns for names of spaces, where a
+        star would be taken for the dual role.
+
+    Returns:
+      The compiled pattern, for `fullmatch`; its named groups are the captures.
+
+    Raises:
+      ValueError: If the pattern has too many wildcards, unbalanced or empty braces, a capture whose
+        name is no identifier, or a star without `stars`. The message quotes the pattern.
 
     >>> path_pattern("blocks/{i}/*").fullmatch("blocks/3/in").groupdict()
     {'i': '3'}
@@ -141,7 +197,7 @@ def path_pattern(text: str, *, stars: bool = True) -> re.Pattern[str]:
     for part in re.findall(r"\{[^{}]*\}|\*\*|.", text, re.DOTALL):
         inner = part[1:-1]
         if part in "/.":
-            wide = 0
+            wide = 0  # `*` and captures stop here, so their counts do not multiply across it
         elif part == "**" or ("," in inner and re.search("[/.]", inner)):
             deep += 1
         elif part[0] in "*{":

@@ -1,7 +1,7 @@
-"""Is a network preserved? `exactness` answers from the algebra, `certificate` by running it.
+"""Is a network preserved? `exactness` answers from axes and maps, `certificate` by running it.
 
-They answer different questions. A map may be lossless to a linear reader, its defect at rounding
-error, and still change the network, because a ReLU does not commute with a rotation.
+The two answer different questions. A map may lose nothing to a linear reader, with a defect at
+rounding error, and still change the network, because a ReLU does not commute with a rotation.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,14 @@ __all__ = ["Certificate", "Report", "SpaceReport", "Verdict", "certificate", "ex
 
 
 class SpaceReport(NamedTuple):
-    """One space: its map's family and defect (None if traced), and why it is not exact, or ""."""
+    """What `exactness` found of one mapped space.
+
+    Attributes:
+      space: The name of the space.
+      family: The family that its map claims.
+      defect: max |read @ write - I| of its map, see `measure`; None if the map is traced.
+      reason: Why the map does not preserve the network's function, "" if it does.
+    """
 
     space: str
     family: Family
@@ -33,17 +40,22 @@ class SpaceReport(NamedTuple):
 
     @property
     def exact(self) -> bool:
+        """Whether the map preserves the network's function, as far as the axes say."""
         return not self.reason
 
 
 class Report(NamedTuple):
-    """What `exactness` found, one entry per mapped space; `print` shows a table."""
+    """Which mapped spaces preserve a network's function; `print` shows a table.
+
+    Attributes:
+      spaces: One entry per mapped space; in a report on growth, also one per count of layers.
+    """
 
     spaces: tuple[SpaceReport, ...]
 
     @property
     def exact(self) -> bool:
-        """Whether the change of basis preserves the network's function, as far as axes say."""
+        """Whether the change of basis preserves the network's function, as far as the axes say."""
         return all(space.exact for space in self.spaces)
 
     def __str__(self) -> str:
@@ -61,9 +73,12 @@ class Verdict(NamedTuple):
     the root of their width), so without a run nothing is said to be exact.
 
     Attributes:
-      axes: Whether it is exact as far as the axes say, as `Report.exact`.
+      axes: Whether the change is exact as far as the axes say, see `Report.exact`.
       by: Which forward pass ran both networks on probe inputs, "" if none did.
       agrees: Whether their outputs agreed to rounding.
+
+    >>> print(Verdict(axes=True))
+    exact as far as the axes say; not run
     """
 
     axes: bool
@@ -72,7 +87,7 @@ class Verdict(NamedTuple):
 
     @property
     def exact(self) -> bool | None:
-        """None where the axes say so and nothing was run."""
+        """Whether the function is preserved; None if the axes say so and nothing was run."""
         return None if self.axes and not self.by else self.axes and self.agrees
 
     def __str__(self) -> str:
@@ -85,14 +100,40 @@ class Verdict(NamedTuple):
 
 
 def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
-    """Whether each map preserves the network's function, by its family and its defect.
+    """Reports, for each mapped space, whether its map preserves the network's function.
 
-    Exact if `read @ write == I` (to rounding), the map's family lies within the one that the
-    space's nonlinearity commutes with, MONOMIAL where gains multiply the space, ORTHOGONAL where
-    a tied leaf both writes and reads it. This suffices; it is not always necessary. A network
-    that computes with a size (1/sqrt(head width), a mean over a linear space) must keep the
-    number it used. Traced maps are judged by their family alone; concrete ones are also checked
-    to be of it. Raises as `Spec.check` does.
+    A map is reported exact if all of this holds:
+
+    - `read @ write == I`, up to rounding (`measure`);
+    - its family lies within the family that the space's nonlinearity commutes with
+      (`NONLINEARITIES`; where several are stated, within each of them);
+    - it is MONOMIAL, if a gain multiplies the space;
+    - it is ORTHOGONAL, if a tied leaf both writes and reads the space.
+
+    These conditions suffice; they are not always necessary. They say nothing about a network that
+    computes with a size (1/sqrt(head width), a mean over a linear space): it must keep the number
+    that it used before. Traced maps are judged by the family that they claim; of concrete ones, it
+    is also checked that they belong to it.
+
+    Args:
+      spec: The spaces of the parameters before the change of basis.
+      maps: A map for each space that changes, by name.
+
+    Returns:
+      A report with one entry per map, in their order.
+
+    Raises:
+      TypeError: If an entry of `maps` is no `SpaceMap`.
+      ValueError: If a map is for no space of the spec, has another size, or is batched.
+
+    >>> from sail_jax import growth
+    >>> from sail_jax.basis.spaces import spec
+    >>> net = {"in": jnp.zeros((3, 2)), "out": jnp.zeros((2, 1))}
+    >>> s = spec(net, {"in": "x* h", "out": "h* y"}, spaces={"h": "relu", "{x,y}": "outer"})
+    >>> exactness(s, {"h": growth.widen(2, 4)}).exact
+    True
+    >>> exactness(s, {"h": growth.flip([1, -1])}).exact  # a ReLU does not commute with signs
+    False
     """
     spec.check(maps)
     rows = []
@@ -104,9 +145,10 @@ def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
 
 
 def _reason(spec: Spec, name: str, m: SpaceMap, measured: tuple[float, float] | None) -> str:
+    """Why a map does not preserve the function, "" if it does; `measured` as from `measure`."""
     if measured is not None:
         lost, rounding = measured
-        if not lost <= rounding:  # a NaN is lossy
+        if not lost <= rounding:  # not `lost > rounding`: a NaN is lossy
             return f"read @ write differs from the identity by {lost:.2g}: something is lost"
         if m.family and m.family not in classify(m):
             return f"it claims to be {_a(m.family)} map, but its entries are {classify(m)}"
@@ -141,14 +183,23 @@ def _reason(spec: Spec, name: str, m: SpaceMap, measured: tuple[float, float] | 
 
 
 def _a(family: Family) -> str:
+    """The name of a family after its article."""
     return f"{'an' if str(family)[0] in 'aeiou' else 'a'} {family}"
 
 
 class Certificate(NamedTuple):
-    """What `certificate` measured: `preserved` says that every output leaf is finite and within
-    its tolerance; the rest describes the `leaf` whose change exceeds its tolerance by most.
+    """What `certificate` measured on the outputs of two networks.
 
-    `absolute` is max |new - old|, `scale` max |old|, `relative` their ratio.
+    All fields but `preserved` describe one leaf of the output: the one whose change exceeds its
+    tolerance by most.
+
+    Attributes:
+      preserved: Whether every output leaf is finite and changed by no more than its tolerance.
+      absolute: max |new - old|, infinite if an entry is not finite.
+      relative: `absolute / scale`; infinite if only the scale is 0.
+      scale: max |old|.
+      tolerance: The largest `absolute` that rounding can explain.
+      leaf: The path of the leaf in the output.
     """
 
     preserved: bool
@@ -167,16 +218,35 @@ def certificate(
     *,
     dtype: DTypeLike | None = None,
 ) -> Certificate:
-    """Compare `f(params, inputs)` with `f(new_params, inputs)`, leaf by leaf, on the host.
+    """Measures whether two sets of parameters give the same outputs on the same inputs.
 
-    Error model: re-expressing a network rounds each parameter and each sum once more, which is
-    as much as a relative perturbation of eps in every parameter. So the tolerance is ten times
-    what `f` makes of a random perturbation of that size (of each leaf's own dtype), but at least
-    ten eps of the output's dtype times its scale. `dtype` names the lowest precision inside `f`
-    where it is lower than that of both parameters and outputs.
+    Compares `f(params, inputs)` with `f(new_params, inputs)`, leaf by leaf, on the host. The
+    tolerance follows from how rounding enters: to re-express a network rounds each parameter and
+    each sum once more, which is as much as a relative perturbation of eps in every parameter. So
+    the tolerance of an output leaf is ten times its change when every parameter moves by +-eps (of
+    its own dtype), with signs from a fixed seed. It is at least ten eps of the output's dtype times
+    the largest output.
 
-    Raises ValueError, naming the leaf, if the outputs differ in structure or shape. Outputs
-    that are not finite are not preserved.
+    Args:
+      f: The network, called as `f(params, inputs)`; it may return any pytree of arrays.
+      params: The parameters before.
+      new_params: The parameters after; their shapes and structure may differ.
+      inputs: Probe inputs, given to both networks as they are.
+      dtype: The lowest precision inside `f`, where that is lower than the precision of the
+        parameters and the outputs.
+
+    Returns:
+      The verdict, and the numbers behind it for the leaf that changed most. Outputs that are not
+      finite count as not preserved.
+
+    Raises:
+      ValueError: If the outputs differ in structure or in the shape of a leaf, or have no leaves.
+
+    >>> f = lambda params, x: jnp.maximum(x @ params["in"], 0) @ params["out"]
+    >>> old = {"in": jnp.array([[1.0, -2.0]]), "out": jnp.array([[3.0], [4.0]])}
+    >>> new = {"in": old["in"][:, ::-1], "out": old["out"][::-1]}
+    >>> certificate(f, old, new, jnp.array([[0.5], [-1.5]])).preserved
+    True
     """
     old, new = f(params, inputs), f(new_params, inputs)
     paths = leaf_paths(old)
@@ -217,14 +287,14 @@ def certificate(
 
 
 def _jitter(params: Any, dtype: DTypeLike | None) -> Any:
-    """Every floating entry times 1 +- eps, the signs drawn from a fixed seed; on the host, where
-    nothing has to be compiled for every shape."""
-    rng = np.random.default_rng(0)
+    """Every floating entry times 1 + eps or 1 - eps, the signs drawn from a fixed seed."""
+    rng = np.random.default_rng(0)  # on the host, where nothing is compiled for every shape
 
     def noisy(x: Any) -> Any:
         if not _eps(x):
             return x
         host = np.asarray(x)
+
         wide = np.promote_types(np.float32, host.dtype) if host.dtype.itemsize > 2 else np.float32
         sign = 2.0 * rng.integers(0, 2, host.shape) - 1
         moved = host.astype(wide) * (1 + max(_eps(x), _eps(dtype)) * sign)
@@ -234,7 +304,7 @@ def _jitter(params: Any, dtype: DTypeLike | None) -> Any:
 
 
 def _eps(x: Any) -> float:
-    """Machine epsilon of an array or dtype; zero if it is none, or not floating."""
+    """Machine epsilon of an array or dtype; 0 if it is None, or not floating."""
     if x is None:
         return 0.0
     dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
@@ -242,6 +312,6 @@ def _eps(x: Any) -> float:
 
 
 def _norm(x: np.ndarray) -> float:
-    """max |x|, infinite where x is not finite."""
+    """max |x|, infinite where x is not finite; 0 of an empty array."""
     x = np.abs(x)
     return float(np.max(np.where(np.isfinite(x), x, np.inf), initial=0.0))

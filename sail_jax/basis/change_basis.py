@@ -1,4 +1,9 @@
-"""The primitive: re-express the spaces of a network, one contraction per axis that names one."""
+"""The primitive: re-express the spaces of a network, one contraction per axis that names one.
+
+`change_basis` applies maps (`sail_jax.basis.maps`) to parameters whose spaces a `Spec` names
+(`sail_jax.basis.spaces`). `unfuse` and its relatives split fused matrices into their blocks, for
+code that looks at one space at a time.
+"""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -31,27 +36,42 @@ def change_basis(
     kind: Kind = "params",
     require_exact: bool = False,
 ) -> PyTree:
-    """Re-express each named space by its map: `write` on plain axes, `read.T` on starred ones.
+    """Re-expresses each named space of a tree of parameters by its map.
 
-    `params` holds all or some of the leaves of `spec`; leaves without a mapped space are
-    returned as they are. What a leaf holds decides how it moves (`kind`):
+    A plain axis is contracted with `write`, a starred one with `read.T`. What the leaves hold
+    decides how they move (`kind`):
 
     - "params": parameters, task vectors, averages of parameters. A gain g goes to the diagonal
-      operator that is closest to commuting, `sum_i write_ji^2 g_i / sum_i write_ji^2`: a gather
-      for index forms, exact for dense ones where g is constant.
-    - "gradients": also Adam's first moments. Dually: `read.T` on plain axes, `write` on
-      starred ones. Where the map is exact (and reads evenly in front of a norm) they are the
-      gradients of the re-expressed network.
-    - "second_moments": Adam's `nu`. Squares of the factors for gradients, index forms only:
-      a dense map mixes entries, whose second moments need covariances that `nu` does not keep.
+      operator that is closest to commuting with `write`, g'_j = sum_i write_ji^2 g_i / sum_i
+      write_ji^2: a gather for index forms, exact for dense ones where g is constant.
+    - "gradients": gradients, and Adam's first moments. They move dually: `read.T` on plain axes,
+      `write` on starred ones. Where the map is exact (and reads evenly in front of a norm) they are
+      the gradients of the re-expressed network.
+    - "second_moments": Adam's `nu`. Squares of the factors for gradients, for index forms only: a
+      dense map mixes entries, whose second moments need covariances that `nu` does not keep.
 
-    Leaves keep their dtype: sums run in float32 at least (HIGHEST precision) and are cast once.
-    Pure, for use under jit (`spec`, `kind`, `require_exact` static), grad and vmap; differentiable
-    in `params` and in the maps. `require_exact` raises ValueError with the sentences of
-    `exactness` unless that reports exact; of traced maps, only the family is judged.
+    The function is pure, for use under jit (`spec`, `kind` and `require_exact` static), grad and
+    vmap; it is differentiable in `params` and in the maps.
 
-    Raises ValueError, naming space and leaf, for a map of no space or the wrong size, a leaf
-    that is not the spec's, or a dense map for second moments.
+    Args:
+      params: All or some of the leaves of `spec`, by the same paths.
+      spec: The spaces of the leaves before the change.
+      maps: A map for each space that changes, by name.
+      kind: What the leaves hold.
+      require_exact: Whether to refuse maps that `exactness` does not report exact; of traced maps,
+        it judges the family alone.
+
+    Returns:
+      A tree of the same structure. Leaves keep their dtype: sums run in float32 at least (HIGHEST
+      precision) and are cast once. Leaves without a mapped space are returned as they are. The spec
+      of the outcome is `spec.resized(maps)`.
+
+    Raises:
+      TypeError: If an entry of `maps` is no `SpaceMap`, or a leaf with a mapped space is not
+        floating.
+      ValueError: If `kind` is unknown, a map is for no space of the spec, has another size or is
+        batched, a leaf is not one of the spec's or has another shape, or a map is dense and `kind`
+        is "second_moments". With `require_exact`, also if a map is not exact, with the reasons.
 
     >>> from sail_jax.growth import permute
     >>> from sail_jax.basis.spaces import spec
@@ -75,7 +95,7 @@ def change_basis(
                     f"second moments cannot change basis by the dense map of {name!r}: it mixes "
                     "entries, whose covariances they do not hold; restart them at zero"
                 )
-    # statically nothing to do
+    # known without a look at the values, so that leaves come back as the very same arrays
     maps = {name: m for name, m in maps.items() if Family.IDENTITY not in m.family}
     return jax.tree.map_with_path(
         lambda path, leaf: _move(path_str(path), leaf, spec, maps, kind), params
@@ -83,7 +103,12 @@ def change_basis(
 
 
 class Block(NamedTuple):
-    """Where the leaf of an unfused spec lies: `index` of leaf `path`."""
+    """Where a leaf of an unfused spec lies in the fused tree.
+
+    Attributes:
+      path: The path of the leaf that holds it.
+      index: One slice per axis of that leaf.
+    """
 
     path: str
     index: tuple[slice, ...]
@@ -91,10 +116,17 @@ class Block(NamedTuple):
 
 @lru_cache(maxsize=64)
 def unfused(spec: Spec) -> tuple[Spec, dict[str, Block]]:
-    """The spec with one leaf per block of fused axes, and where each lies.
+    """Splits the fused leaves of a spec into one leaf per block.
 
-    Block k of leaf `path` is the leaf `path[k]` (`path[k,l]` where two axes are fused); spaces
-    keep their names, so maps found for the unfused spec hold for the fused one.
+    Block k of leaf `path` is the leaf `path[k]` (`path[k,l]` where two axes are fused). Spaces keep
+    their names, so maps found for the unfused spec hold for the fused one. The outcome is cached:
+    do not change the dictionary.
+
+    Args:
+      spec: The spec to split.
+
+    Returns:
+      The spec with one leaf per block, and where each of its leaves lies, by its path.
     """
     places: dict[str, Block] = {}
     leaves = []
@@ -107,9 +139,27 @@ def unfused(spec: Spec) -> tuple[Spec, dict[str, Block]]:
 
 
 def unfuse(params: PyTree, spec: Spec) -> tuple[dict[str, Array], Spec]:
-    """The leaves by path, fused ones as one leaf per block, and the spec of those.
+    """Splits the fused leaves of a parameter tree into one array per block.
 
-    For what looks at parameters space by space; `unfused` is the same of the spec alone.
+    For code that looks at parameters space by space; `unfused` does the same to the spec alone.
+
+    Args:
+      params: All or some of the leaves of `spec`.
+      spec: The spaces of the leaves.
+
+    Returns:
+      The arrays by path, a fused leaf as one array per block (block k of leaf `path` is called
+      `path[k]`), and the spec of these arrays.
+
+    Raises:
+      ValueError: If a leaf is not one of the spec's or has another shape.
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> fused = {"qv": jnp.array([[1.0, 2.0, 3.0]])}
+    >>> s = spec(fused, {"qv": "x* (q + v)"}, spaces={"{x,q,v}": "outer"}, sizes={"q": 2})
+    >>> arrays, split = unfuse(fused, s)
+    >>> {path: x.tolist() for path, x in arrays.items()}
+    {'qv[0]': [[1.0, 2.0]], 'qv[1]': [[3.0]]}
     """
     new, places = unfused(spec)
     leaves = {path_str(key): x for key, x in jax.tree.leaves_with_path(params)}
@@ -125,7 +175,18 @@ def unfuse(params: PyTree, spec: Spec) -> tuple[dict[str, Array], Spec]:
 def by_block(
     x: Array, axes: tuple[Axis, ...], spec: Spec, f: Callable[[Array, tuple[Axis, ...]], Array]
 ) -> Array:
-    """f of each block and its axes, laid end to end again."""
+    """Applies a function to each block of a fused array and joins the outcomes.
+
+    Args:
+      x: An array, of shape [extent of each axis].
+      axes: The factors of each of its axes.
+      spec: The spec that sizes the spaces.
+      f: Called with each block and its axes, of which none is fused; its outcome may have another
+        shape.
+
+    Returns:
+      The outcomes laid end to end along each fused axis; `f(x, axes)` where none is.
+    """
     for k, axis in enumerate(axes):
         if len(blocks(axis)) > 1:
             parts = (
@@ -137,6 +198,7 @@ def by_block(
 
 
 def _move(path: str, x: Array, spec: Spec, maps: Mapping[str, SpaceMap], kind: Kind) -> Array:
+    """One leaf after the change of basis; the leaf itself if no space of it has a map."""
     axes = spec.axes(path)
     _check(path, x, spec, axes)
     if not any(f.space in maps for axis in axes for f in axis):
@@ -149,7 +211,10 @@ def _move(path: str, x: Array, spec: Spec, maps: Mapping[str, SpaceMap], kind: K
 def _blocks(
     axes: tuple[Axis, ...], spec: Spec
 ) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...], tuple[Axis, ...]]]:
-    """The number, the index and the axes of each block."""
+    """The number of each block of a leaf, its slices, and its axes.
+
+    The number has one entry per fused axis, and none for a leaf that is not fused.
+    """
     for parts in itertools.product(*(list(enumerate(_split(axis, spec))) for axis in axes)):
         fused = (len(blocks(axis)) > 1 for axis in axes)
         number = tuple(k for (k, _), is_fused in zip(parts, fused, strict=True) if is_fused)
@@ -157,7 +222,7 @@ def _blocks(
 
 
 def _split(axis: Axis, spec: Spec) -> Iterator[tuple[slice, Axis]]:
-    """Where each block of an axis lies; all of one that is not fused."""
+    """Where each block of an axis lies, and its factors; a full slice if it is not fused."""
     if len(blocks(axis)) < 2:
         yield slice(None), axis
         return
@@ -171,7 +236,9 @@ def _split(axis: Axis, spec: Spec) -> Iterator[tuple[slice, Axis]]:
 def _contract(
     x: Array, axes: tuple[Axis, ...], spec: Spec, maps: Mapping[str, SpaceMap], kind: Kind
 ) -> Array:
-    # one axis per factor: a group is split, and merged again at the end
+    """An array that is not fused, each axis of it contracted with the operator of its map."""
+    # An axis that is a product of spaces is split into one axis per factor, as each factor has its
+    # own map; the axes are merged again at the end.
     factors = [(k, f) for k, axis in enumerate(axes) for f in axis or (None,)]
     operators = {
         k: _operator(maps[f.space], f.role, kind)
@@ -179,6 +246,7 @@ def _contract(
         if f is not None and f.space in maps
     }
     y = x
+    # a gather without scales rounds nothing, so that its leaf stays in its own dtype
     if scales := [leaf for leaf in jax.tree.leaves(operators) if _is_floating(leaf)]:
         y = y.astype(jnp.result_type(y, jnp.float32, *scales))
     y = y.reshape([x.shape[k] if f is None else spec.space(f.space).size for k, f in factors])
@@ -192,8 +260,9 @@ def _contract(
 
 
 def _operator(m: SpaceMap, role: Role, kind: Kind) -> Operator:
-    """What one axis is contracted with, [new, old]."""
+    """The operator [new, old] with which an axis in this role is contracted."""
     write, read = m.entries
+    # None stands for ones throughout: index forms without scales
     if kind == "params":
         return m.operator({"write": write, "read": read, "gain": _gain(m)}[role])
     gain = write if read is None else read if write is None else write * read
@@ -202,15 +271,17 @@ def _operator(m: SpaceMap, role: Role, kind: Kind) -> Operator:
 
 
 def _gain(m: SpaceMap) -> Array | None:
-    """Entries of the map of gains: rows of squares of `write` over their sum, empty rows zero."""
+    """Entries of the operator on gains: rows of `write` squared, over their sum; zero rows zero."""
     write, _ = m.entries
     if write is None or m.index is not None:
+        # a gather: gains take neither scale nor sign, and a unit that is zero has gain zero
         return None if write is None else (write != 0).astype(write.dtype)
     total = jnp.sum(write**2, axis=1, keepdims=True)
     return jnp.where(total > 0, write**2 / jnp.where(total > 0, total, 1), 0)
 
 
 def _check(path: str, x: Array, spec: Spec, axes: tuple[Axis, ...]) -> None:
+    """Raises ValueError unless the leaf has the shape that the spec gives it."""
     sizes = spec.shape(path)
     shape = tuple(x.shape) if hasattr(x, "shape") else jnp.shape(x)
     fits = len(shape) == len(sizes) and all(

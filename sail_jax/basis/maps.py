@@ -1,8 +1,8 @@
 """Maps that re-express one feature space, in dense and in index form.
 
 A `SpaceMap` sends an activation x of a space to `write @ x`, and what reads x to a reader of
-that: `W -> W @ read`. No linear reader sees the difference iff `read @ write == I`; a network
-does not iff its nonlinearity also commutes with `write`, which is what a `Family` records.
+that: `W -> W @ read`. No linear reader sees the difference if and only if `read @ write == I`. A
+network sees none if its nonlinearity also commutes with `write`, which is what a `Family` records.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,11 @@ __all__ = [
 class Selection:
     """The matrix [new, old] with `scale[j]` at (j, `index[j]`), kept as a gather.
 
-    `scale=None` stands for ones and costs no multiplication.
+    Attributes:
+      index: For each new unit, the old unit that it takes: integers [new] in range(old).
+      scale: What the new units are multiplied by, [new]; None stands for ones and costs no
+        multiplication.
+      old: The number of old units.
     """
 
     index: Int[Array | np.ndarray, "new"]
@@ -45,30 +49,48 @@ class Selection:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the matrix: (new, old), after batch axes if the index has any."""
         return (*self.index.shape, self.old)
 
     @jax.jit
     def dense(self) -> Float[Array, "new old"]:
+        """Builds the matrix itself.
+
+        Returns:
+          The matrix [new, old], in the dtype of `scale`, or the default float dtype without one.
+        """
         rows = jax.nn.one_hot(self.index, self.old)
         return rows if self.scale is None else rows.astype(self.scale.dtype) * self.scale[..., None]
 
 
 Operator = Array | Selection
+"""A matrix [new, old], as an array or as a `Selection`."""
 
 
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True, eq=False)
 class SpaceMap:
-    """One space of `old` units re-expressed in `new` units: `write` [new, old], `read` [old, new].
+    """One space of `old` units re-expressed in `new` units.
 
-    Either two arrays, or two `Selection`s with one index, each a gather onto the new units: new
-    unit j is `write.scale[j]` times old unit `index[j]`, and is read with weight `read.scale[j]`,
-    so that `read` stands for the transpose of its selection. `dense()` is the definition of the
-    index form. `family` is the claim, kept through jit, about which maps this one is among;
-    arrays of unknown origin are LINEAR (see `classify`).
+    It has one of two forms. The dense form holds two arrays, `write` [new, old] and `read`
+    [old, new]. The index form holds two `Selection`s with one index, each a gather onto the new
+    units: new unit j is `write.scale[j]` times old unit `index[j]`, and is read with weight
+    `read.scale[j]`, so that `read` stands for the transpose of its selection. `dense()` turns the
+    second form into the first, and so defines it.
 
-    Leaves are differentiable; leading batch axes are for use under vmap. Raises ValueError if
-    the shapes of `write` and `read` are not each other's transpose, or the indices differ.
+    A map is a pytree whose arrays are differentiable; leading batch axes are for use under vmap.
+    ValueError is raised if `write` and `read` are of different forms, if their shapes are not each
+    other's transpose, or if their indices differ; TypeError if they are complex arrays.
+
+    Attributes:
+      write: How activations are re-expressed.
+      read: How what reads them makes up for it.
+      family: The claim, kept through jit, about which maps this one is among. Arrays of unknown
+        origin are LINEAR, which claims nothing (see `classify`).
+
+    >>> m = SpaceMap(jnp.array([[1.0], [1.0]]), jnp.array([[0.5, 0.5]]))
+    >>> m.old, m.new, float(defect(m))
+    (1, 2, 0.0)
     """
 
     write: Operator
@@ -99,41 +121,58 @@ class SpaceMap:
 
     @property
     def new(self) -> int:
-        """Number of units after."""
+        """The number of units after."""
         return self.write.shape[-2]
 
     @property
     def old(self) -> int:
-        """Number of units before."""
+        """The number of units before."""
         return self.write.shape[-1]
 
     @property
     def index(self) -> Int[Array | np.ndarray, "new"] | None:
-        """The index of the index form; None for a dense map."""
+        """The index of the index form, [new]; None for a dense map."""
         return self.write.index if isinstance(self.write, Selection) else None
 
     @property
     def entries(self) -> tuple[Array | None, Array | None]:
-        """Those of `write` and `read.T`: [new, old], or [new] at the index (None for ones)."""
+        """Those of `write` and of `read.T`: [new, old] if dense, else [new] (None for ones)."""
         write, read = self.write, self.read
         if isinstance(write, Selection) or isinstance(read, Selection):
             return cast(Selection, write).scale, cast(Selection, read).scale
         return write, jnp.swapaxes(read, -1, -2)
 
     def operator(self, entries: Array | None) -> Operator:
-        """Entries laid out as those of this map, as a [new, old] operator for `along`."""
+        """Lays out entries as those of this map.
+
+        Args:
+          entries: Entries in the layout of `SpaceMap.entries`.
+
+        Returns:
+          The operator [new, old] that has these entries, for `along`: a `Selection` with the index
+          of this map, or the entries themselves if the map is dense.
+        """
         if isinstance(self.write, Selection):
             return Selection(self.write.index, entries, self.old)
         return cast(Array, entries)
 
     def dense(self) -> "SpaceMap":
-        """The same map as two arrays."""
+        """Converts the map to dense form.
+
+        Returns:
+          The same map as two arrays, with the same family.
+        """
         if not isinstance(self.write, Selection):
             return self
         write, read_t = (cast(Selection, self.operator(e)).dense() for e in self.entries)
         return SpaceMap(write, jnp.swapaxes(read_t, -1, -2), self.family)
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        """Lists the arrays of the map, as JAX asks of a pytree.
+
+        Returns:
+          The arrays with their keys, and what is static: the family and, of an index form, `old`.
+        """
         write, read = self.write, self.read
         key = jax.tree_util.GetAttrKey
         if isinstance(write, Selection) and isinstance(read, Selection):
@@ -144,6 +183,15 @@ class SpaceMap:
 
     @classmethod
     def tree_unflatten(cls, static: Any, leaves: Any) -> "SpaceMap":
+        """Builds a map from what `tree_flatten_with_keys` returned.
+
+        Args:
+          static: The family and, of an index form, `old`.
+          leaves: The arrays, or what JAX has put in their places.
+
+        Returns:
+          The map, without checks.
+        """
         family, old = static
         if old is not None:
             index, write, read = leaves
@@ -162,10 +210,25 @@ def select(
     read: ArrayLike | None = None,
     family: Family = Family.LINEAR,
 ) -> SpaceMap:
-    """The index form: new unit j is `write[j]` times old unit `index[j]`, read with `read[j]`.
+    """Builds a map in index form: new unit j is `write[j]` times old unit `index[j]`.
 
-    `index` is an integer vector over range(old), `write` and `read` are vectors of its length
-    or None for ones. Raises TypeError or ValueError, naming the argument, otherwise.
+    Args:
+      index: Integers in range(old), of shape (new,).
+      old: The number of old units.
+      write: What each new unit is multiplied by, of shape (new,); None for ones.
+      read: The weight with which each new unit is read, of shape (new,); None for ones.
+      family: The family that the map claims; it is not checked.
+
+    Returns:
+      The map of `old` units to `new` units.
+
+    Raises:
+      TypeError: If `index` does not hold integers, or `write` or `read` is complex.
+      ValueError: If `index` is not a vector or leaves range(old) (unless it is traced), or `write`
+        or `read` has another shape.
+
+    >>> select([0, 1, 0], 2, read=[0.5, 1.0, 0.5]).dense().read.tolist()
+    [[0.5, 0.0, 0.5], [0.0, 1.0, 0.0]]
     """
     given = {"write": write, "read": read}
     index = as_array(index)
@@ -185,15 +248,34 @@ def select(
 
 
 def identity(n: int) -> SpaceMap:
-    """The map that changes nothing."""
+    """Builds the map that changes nothing.
+
+    Args:
+      n: The number of units.
+
+    Returns:
+      The map in index form. IDENTITY.
+
+    >>> identity(2).dense().write.tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
     return select(np.arange(n), n, family=Family.IDENTITY)
 
 
 def along(operator: Operator, x: Array, axis: int) -> Array:
-    """`operator` [new, old] contracted with one axis of x, in the wider of their dtypes."""
+    """Contracts one axis of an array with an operator.
+
+    Args:
+      operator: A matrix [new, old], or a `Selection`.
+      x: An array with `old` entries along the axis.
+      axis: The number of the axis, counted from 0.
+
+    Returns:
+      The array with `new` entries along the axis, in the wider of the two dtypes.
+    """
     if isinstance(operator, Selection):
-        # all axes before it are indexed as well: XLA on a CPU would lay the gathered one out first,
-        # and then transpose
+        # The axes before it are indexed as well, by their own numbers. With the one index alone,
+        # XLA on a CPU would put the gathered axis first and then transpose the outcome.
         iota = partial(jax.lax.broadcasted_iota, jnp.int32, dimension=0)
         before = (iota(shape=(n, *[1] * (axis - k))) for k, n in enumerate(x.shape[:axis]))
         at = x.at[(*before, operator.index)]
@@ -203,15 +285,25 @@ def along(operator: Operator, x: Array, axis: int) -> Array:
         column = [1] * x.ndim
         column[axis] = -1
         return x * operator.scale.reshape(column)
-    # accelerators would multiply float32 in bfloat16 by default
+    # by default, accelerators may multiply float32 in lower precision
     y = jnp.tensordot(operator, x, axes=(1, axis), precision=jax.lax.Precision.HIGHEST)
     return jnp.moveaxis(y, 0, axis)
 
 
 def compose(second: SpaceMap, first: SpaceMap) -> SpaceMap:
-    """First `first`, then `second`; two index forms make an index form.
+    """Composes two maps: first `first`, then `second`.
 
-    Raises ValueError unless `second` starts from as many units as `first` ends with.
+    write = second.write @ first.write and read = first.read @ second.read.
+
+    Args:
+      second: The map that is applied last.
+      first: The map that is applied first.
+
+    Returns:
+      The composition, in index form if both are. Its family is the smallest that holds both.
+
+    Raises:
+      ValueError: If `second` starts from another number of units than `first` ends with.
 
     >>> str(compose(identity(3), identity(3)).family)
     'identity'
@@ -236,25 +328,43 @@ def compose(second: SpaceMap, first: SpaceMap) -> SpaceMap:
 
 
 def invert(m: SpaceMap) -> SpaceMap:
-    """`write` and `read` swapped: the inverse on the units that `m` keeps.
+    """Swaps `write` and `read`: the inverse on the units that the map keeps.
 
-    The inverse of an invertible map is of its family, and of its form; any other is dense and
-    LINEAR (what undoes a duplication is an average).
+    Args:
+      m: The map from `old` to `new` units.
+
+    Returns:
+      The map from `new` to `old` units. If `m` is INVERTIBLE, it has the form and the family of
+      `m`. Any other is dense and LINEAR: what undoes a duplication, for example, is an average.
+
+    >>> invert(select([2, 0, 1], 3, family=Family.PERMUTATION)).index.tolist()
+    [1, 2, 0]
     """
     if Family.INVERTIBLE not in m.family:
         m = m.dense()
         return SpaceMap(m.read, m.write)
     if m.index is None:
         return SpaceMap(m.read, m.write, m.family)
-    inverse = jnp.argsort(m.index)
+    inverse = jnp.argsort(m.index)  # an invertible index form is a scaled permutation
     read, write = (None if e is None else e[inverse] for e in m.entries)
     return _indexed(inverse, write, read, m.new, m.family)
 
 
 def defect(m: SpaceMap) -> Float[Array, ""]:
-    """max |read @ write - I|: what a linear reader loses. 0 iff the map is lossless."""
+    """Measures what a linear reader loses: max |read @ write - I|.
+
+    Args:
+      m: The map, which may be traced.
+
+    Returns:
+      The largest deviation, a scalar; 0 if and only if the map is lossless to linear readers.
+
+    >>> float(defect(identity(3))), float(defect(select([0], 2)))  # the second drops a unit
+    (0.0, 1.0)
+    """
     write, read = m.entries
     if m.index is not None or write is None:
+        # read @ write is diagonal: each new unit gives back its share of the old unit it took
         weight = _product(write, read)
         diagonal = jnp.zeros(m.old).at[m.index].add(1.0 if weight is None else weight)
         return jnp.max(jnp.abs(diagonal - 1), initial=0)
@@ -265,10 +375,17 @@ def defect(m: SpaceMap) -> Float[Array, ""]:
 
 
 def measure(m: SpaceMap) -> tuple[float, float] | None:
-    """The defect, and as much of it as rounding alone can explain (host side); None if traced.
+    """Measures the defect of a map, and how much of it rounding alone can explain.
 
-    The latter is `4 eps sqrt(new) max(|read| @ |write|)`: a dot product of length `new` whose
-    entries carry independent relative errors of eps, at four standard deviations.
+    The latter is 4 eps sqrt(new) max(|read| @ |write|): a dot product of length `new` whose entries
+    carry independent relative errors of eps, at four standard deviations. Both are computed in
+    float64 on the host.
+
+    Args:
+      m: The map.
+
+    Returns:
+      The defect and the bound on rounding, or None if the map is traced.
     """
     host = _host(m)
     if host is None:
@@ -282,16 +399,31 @@ def measure(m: SpaceMap) -> tuple[float, float] | None:
 
 
 def classify(m: SpaceMap) -> Family:
-    """The properties that hold for the entries of a map (host side; ValueError if traced).
+    """Finds the properties that hold for the entries of a map.
 
-    Exact zeros, ones and signs count as such; products to within rounding (`measure`). Use it
+    Zeros, ones and signs must be exact; products must be right up to rounding (`measure`). Use it
     to vouch for arrays: `SpaceMap(write, read, classify(SpaceMap(write, read)))`.
+
+    Args:
+      m: The map; the family that it claims is ignored.
+
+    Returns:
+      The smallest family that holds the map.
+
+    Raises:
+      ValueError: If the map is traced.
+
+    >>> turn = jnp.array([[0.0, -1.0], [1.0, 0.0]])
+    >>> str(classify(SpaceMap(turn, turn.T)))
+    'signed permutation'
     """
     host, measured = _host(m), measure(m)
     if host is None or measured is None:
         raise ValueError("a traced map cannot be classified: state its family")
     (w, r), (lost, tolerance) = host, measured
     n, eye = m.old, _one(m)
+    # of an index form, entries are ones where the map is the identity, as `_one` is, and the index
+    # must count from 0 as well
     index = np.arange(n) if m.index is None else np.asarray(m.index)
     if all(map(np.array_equal, (w, r, index), (eye, eye, np.arange(n)))):
         return Family.IDENTITY
@@ -312,11 +444,12 @@ def classify(m: SpaceMap) -> Family:
 
 
 def _host(m: SpaceMap) -> tuple[np.ndarray, np.ndarray] | None:
-    """The entries of a map, on the host; None if traced."""
+    """The entries of a map as float64 on the host, ones for None; None if the map is traced."""
     leaves = [concrete(leaf) for leaf in jax.tree.leaves(m)]
     if any(leaf is None for leaf in leaves):
         return None
-    # not m.entries, which would trace a transposition where the map is a constant under jit
+    # The map is rebuilt of host arrays. `m.entries` would transpose `read` in JAX, which under jit
+    # gives a tracer even where the map itself is a constant.
     m = jax.tree.unflatten(jax.tree.structure(m), leaves)
     write, read = (m.write, m.read) if m.index is None else m.entries
     ones = np.ones(m.new)
@@ -325,12 +458,12 @@ def _host(m: SpaceMap) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _one(m: SpaceMap) -> np.ndarray:
-    """The identity of the old units, laid out as `_kept`."""
+    """The identity on the old units, in the layout of `_kept`."""
     return np.eye(m.old) if m.index is None else np.ones(m.old)
 
 
 def _kept(m: SpaceMap, write: np.ndarray, read: np.ndarray) -> np.ndarray:
-    """`read @ write` for entries in the layout of m; of an index form, the diagonal that it is."""
+    """`read @ write` for entries in the layout of m; of an index form, its diagonal (all of it)."""
     if m.index is None:
         return read.T @ write
     return np.bincount(np.asarray(m.index), write * read, m.old)
@@ -339,10 +472,12 @@ def _kept(m: SpaceMap, write: np.ndarray, read: np.ndarray) -> np.ndarray:
 def _indexed(
     index: Array, write: Array | None, read: Array | None, old: int, family: Family
 ) -> SpaceMap:
+    """The index form of entries that need no checks."""
     return SpaceMap(Selection(index, write, old), Selection(index, read, old), family)
 
 
 def _floating(x: Any) -> Array:
+    """A real floating array of x, converted from integers if need be."""
     x = as_array(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         raise TypeError(f"a map must be real, got {x.dtype}")

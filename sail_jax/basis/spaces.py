@@ -31,14 +31,26 @@ __all__ = ["Leaf", "Space", "Spec", "Use", "spec"]
 
 
 class Leaf(NamedTuple):
-    """A parameter: its path and, per array axis, its spaces."""
+    """A parameter array and the spaces of its axes.
+
+    Attributes:
+      path: The path of the leaf, its keys joined by "/".
+      axes: The factors of each array axis, in order.
+    """
 
     path: str
     axes: tuple[Axis, ...]
 
 
 class Space(NamedTuple):
-    """A feature space; `nonlinearity` is what is applied to it, "" where not stated."""
+    """A feature space.
+
+    Attributes:
+      name: Its name, as in the axes strings.
+      size: The number of its units.
+      nonlinearity: What is applied to it: words of `NONLINEARITIES`, separated by spaces, or ""
+        where nothing was stated.
+    """
 
     name: str
     size: int
@@ -46,7 +58,15 @@ class Space(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A place where a space occurs: factor number `factor` of axis `axis` of leaf `path`."""
+    """A place where a space occurs.
+
+    Attributes:
+      path: The path of the leaf.
+      axis: The number of the array axis.
+      factor: The number of the factor within the axis.
+      role: What the axis does with the space.
+      tied: Whether the leaf is used a second time, with another role for the space.
+    """
 
     path: str
     axis: int
@@ -58,9 +78,14 @@ class Use(NamedTuple):
 @jax.tree_util.register_static
 @dataclass(frozen=True, repr=False)
 class Spec:
-    """The spaces of a parameter tree: what `spec` returns. Immutable, hashable, static in jit.
+    """The feature spaces of a parameter tree, as `spec` returns them.
 
-    `print` shows a table of the spaces: who writes, reads and multiplies each.
+    A spec holds no parameters. It is immutable, hashable, and static under jit. `print` shows a
+    table of the spaces: who writes, reads and multiplies each.
+
+    Attributes:
+      leaves: The leaves of the tree, in its order, with the spaces of their axes.
+      spaces: The spaces that occur in them, with their sizes.
     """
 
     leaves: tuple[Leaf, ...]
@@ -91,31 +116,89 @@ class Spec:
         return self._hash
 
     def axes(self, path: str) -> tuple[Axis, ...]:
-        """The spaces of each axis of a leaf; ValueError, naming the nearest paths, if none."""
+        """Looks up the spaces of a leaf.
+
+        Args:
+          path: The path of the leaf.
+
+        Returns:
+          The factors of each array axis, in order.
+
+        Raises:
+          ValueError: If the spec has no such leaf; the message names the nearest paths.
+        """
         if path not in self._axes:
             raise ValueError(f"the spec has no leaf {path!r}{nearest(path, self._axes)}")
         return self._axes[path]
 
     def space(self, name: str) -> Space:
-        """The space of that name; ValueError, naming the nearest, if none."""
+        """Looks up a space.
+
+        Args:
+          name: The name of the space.
+
+        Returns:
+          The space.
+
+        Raises:
+          ValueError: If the spec has no such space; the message names the nearest ones.
+        """
         if name not in self._spaces:
             raise ValueError(f"the spec has no space {name!r}{nearest(name, self._spaces)}")
         return self._spaces[name]
 
     def shape(self, path: str) -> tuple[int | None, ...]:
-        """The shape of a leaf; None for an axis in no space, which the spec does not size."""
+        """Computes the shape that the spec gives to a leaf.
+
+        Args:
+          path: The path of the leaf.
+
+        Returns:
+          The extent of each axis; None for an axis in no space, which the spec does not size.
+
+        Raises:
+          ValueError: If the spec has no such leaf.
+        """
         return tuple(self.extent(axis) if axis else None for axis in self.axes(path))
 
     def extent(self, axis: Axis) -> int:
-        """How many entries an axis has: the sum over its blocks of the product of their spaces."""
+        """Computes how many entries an axis has.
+
+        Args:
+          axis: The factors of the axis.
+
+        Returns:
+          The sum over its blocks of the product of the sizes of their spaces.
+
+        Raises:
+          ValueError: If the spec lacks one of the spaces.
+        """
         return sum(math.prod(self.space(f.space).size for f in block) for block in blocks(axis))
 
     def uses(self, name: str) -> tuple[Use, ...]:
-        """Every place where the space occurs, in the order of the leaves."""
+        """Lists every place where a space occurs.
+
+        Args:
+          name: The name of the space.
+
+        Returns:
+          Its uses, in the order of the leaves.
+
+        Raises:
+          ValueError: If the spec has no such space.
+        """
         return self._uses[self.space(name).name]
 
     def check(self, maps: Mapping[str, SpaceMap]) -> None:
-        """ValueError if a map is for no space of the spec, or of another size, or batched."""
+        """Checks that maps fit the spaces of this spec.
+
+        Args:
+          maps: Maps by the name of their space.
+
+        Raises:
+          TypeError: If an entry is no `SpaceMap`.
+          ValueError: If a map is for no space of the spec, has another size, or is batched.
+        """
         for name, m in maps.items():
             if not isinstance(m, SpaceMap):
                 raise TypeError(f"maps[{name!r}] must be a SpaceMap, got {type(m).__name__}")
@@ -133,10 +216,20 @@ class Spec:
                 )
 
     def alone(self, path: str) -> tuple["Spec", dict[str, str]]:
-        """The spec of one leaf, called "leaf", and the names that its spaces have there.
+        """Builds the spec of one leaf by itself, with neutral names.
 
-        Leaves that are used alike, such as those of a network's layers, have equal specs, and so
-        one compiled program. ValueError as `axes`.
+        Leaves that are used alike, such as those of a network's layers, get equal specs, and so
+        share one compiled program.
+
+        Args:
+          path: The path of the leaf.
+
+        Returns:
+          The spec, in which the leaf is called "leaf" and its spaces "s0", "s1", ...; and the names
+          that the spaces of this spec have there.
+
+        Raises:
+          ValueError: If the spec has no such leaf.
         """
         names: dict[str, str] = {}
         axes = tuple(
@@ -147,7 +240,18 @@ class Spec:
         return Spec((Leaf("leaf", axes),), spaces), names
 
     def resized(self, maps: Mapping[str, SpaceMap]) -> "Spec":
-        """The spec of the parameters after a change of basis by these maps."""
+        """Builds the spec of the parameters after a change of basis.
+
+        Args:
+          maps: The maps, by the name of their space.
+
+        Returns:
+          The same leaves and spaces, with the new sizes.
+
+        Raises:
+          TypeError: If an entry is no `SpaceMap`.
+          ValueError: If a map is for no space of the spec, has another size, or is batched.
+        """
         self.check(maps)
         sizes = {name: m.new for name, m in maps.items()}
         spaces = (space._replace(size=sizes.get(space.name, space.size)) for space in self.spaces)
@@ -173,19 +277,34 @@ def spec(
     spaces: Mapping[str, str] | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Spec:
-    """The checked `Spec` of a parameter tree (arrays or ShapeDtypeStructs).
+    """Names the feature space of every array axis of a parameter tree, and checks the names.
 
-    `rules` give an axes string to each path pattern (see `sail_jax.basis.axes`). `spaces`
-    says what is applied to a space: one or more, separated by blanks, of "linear", "rmsnorm",
-    "relu", "odd", "elementwise", "layernorm", "dot", "softmax"; or "outer" (the network's input or
-    output, which need not be both written and read) or "stack" (a stacked layer axis, which
-    nothing reads). A space not stated is taken to commute with permutations only. `sizes` gives
-    those of grouped spaces that no other leaf settles. The keys of both are space names as
-    they appear in axes strings, `{i}` standing for any text and `{a,b}` for alternatives.
+    A typing error in a rule must not become a new space. So every leaf must match exactly one rule;
+    every rule and every entry of `spaces` and `sizes` must be used; every axis must have a name;
+    every space must have one size, a writer and a reader; and only floating leaves may have spaces.
 
-    Raises ValueError, naming the leaf and what to write, unless every leaf matches exactly one
-    rule, every rule, entry of `spaces` and of `sizes` is used, every axis has a name, every
-    space has one size, a writer and a reader, and only floating leaves have spaces.
+    The keys of `spaces` and `sizes` are names of spaces as they appear in axes strings. In a key,
+    `{i}` stands for any text without "/" and ".", and `{a,b}` for alternatives.
+
+    Args:
+      params: The parameters, as arrays or ShapeDtypeStructs.
+      rules: An axes string for each path pattern, as a mapping or as pairs; `sail_jax.basis.axes`
+        defines both languages.
+      spaces: What is applied to each space: one or more words, separated by blanks, of "linear",
+        "rmsnorm", "relu", "odd", "elementwise", "layernorm", "dot", "softmax"; or "outer" (the
+        network's input or output, which need not be both written and read) or "stack" (a stacked
+        layer axis, which nothing reads). `NONLINEARITIES` says what each means. A space that is not
+        stated is taken to commute with permutations only.
+      sizes: The sizes of those spaces that the shapes leave open: factors of a product, or blocks
+        of a fused axis, that occur nowhere alone.
+
+    Returns:
+      The spec, with the leaves in the order of the tree.
+
+    Raises:
+      TypeError: If a rule is not a pair of texts.
+      ValueError: If one of the conditions above does not hold, a pattern, an axes string or a word
+        cannot be read, or two leaves have one path. The message names the leaf and what to write.
 
     >>> layer = {"in": jnp.zeros((3, 8)), "bias": jnp.zeros(8), "out": jnp.zeros((8, 2))}
     >>> rules = {"in": "x* hidden", "bias": "hidden", "out": "hidden* y"}
@@ -257,6 +376,7 @@ def _match(
 def _parse(
     arrays: Mapping[str, jax.ShapeDtypeStruct], matched: Mapping[str, tuple[str, str]]
 ) -> tuple[Leaf, ...]:
+    """The leaves with their axes strings read; ValueError where they do not fit the arrays."""
     problems, leaves = [], []
     for path, leaf in arrays.items():
         pattern, text = matched[path]
@@ -302,6 +422,7 @@ def _expand(argument: str, entries: Mapping[str, Any], names: list[str]) -> dict
 
 
 def _check_nonlinearities(stated: Mapping[str, str]) -> None:
+    """Raises ValueError for a word that `NONLINEARITIES` lacks."""
     problems = []
     for name, words in stated.items():
         for word in (isinstance(words, str) and words.split()) or [words]:
@@ -314,7 +435,7 @@ def _check_nonlinearities(stated: Mapping[str, str]) -> None:
 def _sizes(
     arrays: Mapping[str, jax.ShapeDtypeStruct], leaves: Iterable[Leaf], given: Mapping[str, int]
 ) -> dict[str, int]:
-    """The size of every space: given, or from the axes, groups last."""
+    """The size of every space: given, or deduced from the shapes of the leaves."""
     size = {name: int(n) for name, n in given.items()}
     source = {name: f"sizes[{name!r}]" for name in size}
     pending = [
@@ -324,6 +445,8 @@ def _sizes(
         if axis
     ]
     problems, progress = [], True
+    # An axis can be solved once at most one of its spaces is unknown, and what it gives may solve
+    # another axis. So the rest is tried again until a round brings nothing new.
     while pending and progress:
         progress, later = False, []
         for path, n, axis in pending:
@@ -344,7 +467,7 @@ def _sizes(
                     f"leaf {_show(path, arrays[path])} has {n} units of {format_axes([axis])!r}, "
                     f"but {', '.join(settled)}"
                 )
-                size |= dict.fromkeys(unknown, 0)  # reported once
+                size |= dict.fromkeys(unknown, 0)  # known from here on, so it is reported once
                 source |= dict.fromkeys(unknown, f"leaf {path!r}")
         pending = later
     for path, n, axis in pending:
@@ -358,8 +481,11 @@ def _sizes(
 
 
 def _solve(n: int, axis: Axis, size: Mapping[str, int]) -> tuple[int, int] | None:
-    """n less the blocks whose spaces are known, and what the unknown space is multiplied by in
-    the others; None if it multiplies itself."""
+    """Splits the extent n of an axis into what its known and its one unknown space contribute.
+
+    Returns n less the blocks whose spaces are all known, and the number that the unknown space is
+    multiplied by in the other blocks; None if two unknown factors multiply each other.
+    """
     per = 0
     for block in blocks(axis):
         known = math.prod(size[f.space] for f in block if f.space in size)
@@ -371,6 +497,7 @@ def _solve(n: int, axis: Axis, size: Mapping[str, int]) -> tuple[int, int] | Non
 
 
 def _check_sides(out: Spec) -> None:
+    """ValueError for a space without a writer or a reader, unless it is "outer" or "stack"."""
     problems = []
     names = [space.name for space in out.spaces]
     for name, _, words in out.spaces:
@@ -394,7 +521,14 @@ def _check_sides(out: Spec) -> None:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as left-aligned columns."""
+    """Lays out rows of cells as left-aligned columns, for printing.
+
+    Args:
+      rows: The rows, all of the same length, the titles first.
+
+    Returns:
+      One line per row, with two spaces between columns; what a terminal cannot show is escaped.
+    """
     rows = [[escaped(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
@@ -402,12 +536,13 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _users(uses: Iterable[Use], role: str) -> list[str]:
-    """The leaves with that role, a tied leaf having both."""
+    """The paths of the leaves in that role, each once; a tied leaf both writes and reads."""
     paths = (u.path for u in uses if u.role == role or (u.tied and role != "gain"))
     return list(dict.fromkeys(paths))
 
 
 def _some(paths: list[str]) -> str:
+    """The first three paths, and how many more there are; "-" for none."""
     more = f", +{len(paths) - 3}" if len(paths) > 3 else ""
     return (", ".join(paths[:3]) or "-") + more
 
@@ -420,10 +555,12 @@ def _shape_dtype(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _show(path: str, leaf: jax.ShapeDtypeStruct) -> str:
+    """A leaf in a message: its path, dtype and shape."""
     return f"{path!r} {leaf.dtype}{list(leaf.shape)}"
 
 
 def _raise(problems: list[str]) -> None:
+    """Raises one ValueError with the first eight problems, if there are any."""
     if problems:
         more = [f"and {len(problems) - 8} more"] if len(problems) > 8 else []
         raise ValueError("\n".join(problems[:8] + more))
