@@ -1,6 +1,7 @@
 """Makers of one space: permute, widen, pad, prune, rotate, rescale, flip its units.
 
-A maker never sees a parameter; `change_basis` applies what it returns. Each states its family.
+A maker never sees a parameter. It returns a `SpaceMap`, which `change_basis` applies, and whose
+family (named in capitals below) says which nonlinearities it commutes with.
 """
 
 from functools import partial
@@ -18,9 +19,20 @@ __all__ = ["flip", "lemon_gain", "pad", "permute", "prune", "rescale", "rotate",
 
 
 def permute(index: ArrayLike) -> SpaceMap:
-    """New unit j is old unit `index[j]`. PERMUTATION.
+    """Reorders units: new unit j is old unit `index[j]`. PERMUTATION.
 
-    Raises ValueError unless `index` is a permutation.
+    Args:
+      index: A permutation of range(n), of shape (n,).
+
+    Returns:
+      The map of n units to n units.
+
+    Raises:
+      TypeError: If `index` does not hold integers.
+      ValueError: If `index` is no permutation (not checked where it is traced), or no vector.
+
+    >>> permute([2, 0, 1]).index.tolist()
+    [2, 0, 1]
     """
     index = as_array(index)
     values = concrete(index)
@@ -30,14 +42,31 @@ def permute(index: ArrayLike) -> SpaceMap:
 
 
 def widen(old: int, new: int, *, key: PRNGKeyArray | None = None, even: bool = False) -> SpaceMap:
-    """Duplicate units, copies sharing their readers evenly (Net2WiderNet, Chen et al. 2016).
+    """Duplicates units, and lets copies share their readers evenly.
 
-    New unit j copies old unit `j % old`; with a key, units beyond the first `old` copy uniform
-    random ones (Net2Net), or, with `even`, random ones without repetition until each is dealt.
-    `even` asks for equally many copies of each. EVEN_DUPLICATION where that holds by
-    construction (`new` a multiple of `old`, and no key or `even`), SELECTION otherwise.
+    Each reader of an old unit is divided by the number of its copies, so that what is read stays:
+    with g(j) the unit that new unit j copies, write_ji = [i == g(j)] and read_ij = [i == g(j)] /
+    count(i). This is the widening of Net2Net.
 
-    Raises ValueError if `new < old`, or `even` and `new` is not a multiple of `old`.
+    EVEN_DUPLICATION where the copies are equally many by construction (`new` a multiple of `old`,
+    and no key or `even`), SELECTION otherwise.
+
+    Args:
+      old: The number of units.
+      new: The number of units after, at least `old`.
+      key: Without one, new unit j copies old unit `j % old`. With one, the units beyond the first
+        `old` copy old ones drawn uniformly (Net2Net).
+      even: Whether to ask for equally many copies of each unit. Then the key draws a random order
+        of all units for each further `old` units.
+
+    Returns:
+      The map of `old` units to `new` units.
+
+    Raises:
+      ValueError: If not 0 < old <= new, or with `even` if `new` is not a multiple of `old`.
+
+    References:
+      Chen et al., Net2Net, 2016 (arXiv 1511.05641): Net2WiderNet.
 
     >>> widen(2, 3).read.scale.tolist()
     [0.5, 1.0, 0.5]
@@ -53,21 +82,44 @@ def widen(old: int, new: int, *, key: PRNGKeyArray | None = None, even: bool = F
 
 
 def pad(old: int, new: int) -> SpaceMap:
-    """Add `new - old` units that are zero and that nothing reads. SELECTION.
+    """Adds units that are zero and that nothing reads. SELECTION.
 
-    Raises ValueError if `new < old`.
+    Args:
+      old: The number of units.
+      new: The number of units after, at least `old`.
+
+    Returns:
+      The map of `old` units to `new` units; the first `old` are the old ones.
+
+    Raises:
+      ValueError: If not 0 < old <= new.
+
+    >>> pad(2, 3).dense().write.tolist()
+    [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
     """
     check_growth(old, new)
     is_old = np.arange(new) < old
-    index = np.where(is_old, np.arange(new), 0)
+    index = np.where(is_old, np.arange(new), 0)  # a gather needs some unit: its entry is zero
     entries = is_old.astype(float)
     return select(index, old, write=entries, read=entries, family=Family.SELECTION)
 
 
 def prune(keep: ArrayLike, old: int) -> SpaceMap:
-    """Keep the units `keep`, distinct and in the given order; lossy. SELECTION.
+    """Keeps some units and drops the others, which loses what they compute. SELECTION.
 
-    Raises TypeError unless `keep` holds integers, ValueError if they repeat or exceed `old`.
+    Args:
+      keep: The units to keep, distinct integers of shape (new,), in the order that they shall have.
+      old: The number of units.
+
+    Returns:
+      The map of `old` units to `new` units.
+
+    Raises:
+      TypeError: If `keep` is a mask, or does not hold integers.
+      ValueError: If `keep` repeats a unit, leaves range(old), or is no vector.
+
+    >>> prune([2, 0], 3).dense().write.tolist()
+    [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
     """
     keep = as_array(keep)
     if keep.dtype == bool:
@@ -79,9 +131,20 @@ def prune(keep: ArrayLike, old: int) -> SpaceMap:
 
 
 def rotate(Q: Float[ArrayLike, "n n"]) -> SpaceMap:
-    """`write = Q`, `read = Q.T` for an orthogonal Q [n, n]. ORTHOGONAL.
+    """Rotates (or reflects) a space: `write = Q` and `read = Q.T`. ORTHOGONAL.
 
-    Raises ValueError unless Q is square and orthogonal to rounding.
+    Args:
+      Q: An orthogonal matrix, of shape (n, n).
+
+    Returns:
+      The map of n units to n units, in dense form.
+
+    Raises:
+      ValueError: If Q is not square, or not orthogonal up to rounding (not checked where it is
+        traced).
+
+    >>> str(rotate([[0.0, -1.0], [1.0, 0.0]]).family)
+    'orthogonal'
     """
     Q = as_array(Q)
     if Q.ndim != 2 or Q.shape[0] != Q.shape[1]:
@@ -94,9 +157,22 @@ def rotate(Q: Float[ArrayLike, "n n"]) -> SpaceMap:
 
 
 def rescale(scale: Float[ArrayLike, "n"]) -> SpaceMap:
-    """New unit j is `scale[j]` times old unit j, `scale > 0`. POSITIVE_MONOMIAL, invertible.
+    """Multiplies units by positive scales. POSITIVE_MONOMIAL and INVERTIBLE.
 
-    Raises ValueError unless all scales are positive and finite.
+    Readers are divided by the same scales, so that what they read stays.
+
+    Args:
+      scale: What each unit is multiplied by, of shape (n,).
+
+    Returns:
+      The map of n units to n units.
+
+    Raises:
+      ValueError: If a scale is not positive and finite (not checked where it is traced).
+
+    >>> m = rescale([2.0, 4.0])
+    >>> m.write.scale.tolist(), m.read.scale.tolist()
+    ([2.0, 4.0], [0.5, 0.25])
     """
     scale = as_array(scale)
     values = concrete(scale)
@@ -107,9 +183,19 @@ def rescale(scale: Float[ArrayLike, "n"]) -> SpaceMap:
 
 
 def flip(signs: ArrayLike) -> SpaceMap:
-    """New unit j is `signs[j]` times old unit j, signs +-1. SIGNED_PERMUTATION.
+    """Changes the signs of units, and of their readers. SIGNED_PERMUTATION.
 
-    Raises ValueError unless all signs are +1 or -1.
+    Args:
+      signs: The sign of each unit, +1 or -1, of shape (n,).
+
+    Returns:
+      The map of n units to n units.
+
+    Raises:
+      ValueError: If a sign is neither +1 nor -1 (not checked where it is traced).
+
+    >>> flip([1, -1]).dense().write.tolist()
+    [[1.0, 0.0], [0.0, -1.0]]
     """
     signs = as_array(signs)
     values = concrete(signs)
@@ -120,9 +206,24 @@ def flip(signs: ArrayLike) -> SpaceMap:
 
 
 def lemon_gain(old: int, new: int) -> float:
-    """eta = sqrt(floor(new/old) old/new): by how much V_avg shrinks the standard deviation.
+    """Computes eta, LEMON's correction of a LayerNorm whose space is tiled with averages.
 
-    LEMON's rules for a normalisation: gain times eta, epsilon times eta**2.
+    eta = sqrt(floor(new / old) old / new) is what the standard deviation of the space is multiplied
+    by: of `new` units, floor(new / old) * old are copies, and the others hold the mean and add
+    nothing to the variance. LEMON multiplies the gain of the norm by eta, and its epsilon by eta^2.
+
+    Args:
+      old: The number of units.
+      new: The number of units after, at least `old`.
+
+    Returns:
+      eta, in (0, 1]; 1 if `new` is a multiple of `old`.
+
+    Raises:
+      ValueError: If not 0 < old <= new.
+
+    References:
+      Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).
 
     >>> round(lemon_gain(4, 6), 4), lemon_gain(4, 8)
     (0.8165, 1.0)
@@ -133,7 +234,7 @@ def lemon_gain(old: int, new: int) -> float:
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _dealt(key: PRNGKeyArray, old: int, new: int, even: bool) -> Int[Array, "new"]:
-    """Old units in their order, then random ones; with `even`, all of them before any again."""
+    """The old units in their order, then random ones; with `even`, random orders of all of them."""
     if even:
         deal = jax.vmap(partial(jax.random.permutation, x=old))
         drawn = deal(jax.random.split(key, new // old - 1)).reshape(-1)
@@ -143,20 +244,43 @@ def _dealt(key: PRNGKeyArray, old: int, new: int, even: bool) -> Int[Array, "new
 
 
 def duplicate(index: Int[ArrayLike, "new"], old: int, family: Family) -> SpaceMap:
-    """New unit j copies old unit `index[j]`, copies sharing their readers evenly."""
+    """Makes copies of units that share their readers evenly.
+
+    Args:
+      index: For each new unit, the old unit that it copies: integers of shape (new,).
+      old: The number of units.
+      family: The family that the map claims.
+
+    Returns:
+      The map of `old` units to `new` units. With as many units as before it is taken to change
+      nothing: `identity(old)`.
+
+    Raises:
+      TypeError: If `index` does not hold integers.
+      ValueError: If `index` is no vector or leaves range(old).
+    """
     if np.size(index) == old:
         return identity(old)
-    select(index, old)  # which checks it
+    select(index, old)  # for its checks; the scales follow from the counts below
     copied = as_array(index)
     values = concrete(copied)
     if values is None:
         count = jnp.zeros(old).at[copied].add(1)
         return select(copied, old, read=1 / count[copied], family=family)
-    count = np.bincount(values, minlength=old)  # on the host: nothing to compile for every size
+    # counted on the host, as JAX would compile a program for every size
+    count = np.bincount(values, minlength=old)
     return select(copied, old, read=1 / count[values], family=family)
 
 
 def check_growth(old: int, new: int) -> None:
-    """ValueError unless 0 < old <= new."""
+    """Checks that sizes are those of a space that grows.
+
+    Args:
+      old: The number of units before.
+      new: The number of units after.
+
+    Raises:
+      ValueError: If not 0 < old <= new.
+    """
     if not 0 < old <= new:
         raise ValueError(f"growth needs 0 < old <= new, got old={old}, new={new}")

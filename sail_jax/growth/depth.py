@@ -42,17 +42,34 @@ def deepen(
     *,
     matrix: Float[ArrayLike, "new old"] | None = None,
 ) -> SpaceMap:
-    """Make `new` layers of `old`, for a "stack" space; this preserves no function in general.
+    """Makes `new` layers of `old`, for a "stack" space.
 
-    "stack" repeats the whole stack, layer k being old layer `k % old` (StackBERT, Gong et al.
-    2019; G_stack, Du et al. 2024, for `new` a multiple of `old`); "stack_top" likewise, but a
-    remainder repeats the topmost layers (bert2BERT, Chen et al. 2022); "interpolate" repeats each
-    layer in place, `k * old // new`. SELECTION. Or `matrix` D gives layer k as
-    `sum_i D[k, i] * layer i` (SAIL's depth transformation, LiGO), rows summing to one, `read`
-    being its pseudo-inverse. LINEAR.
+    This preserves no function in general. Without `matrix`, every new layer repeats an old one.
+    SELECTION. With it, layer k is sum_i matrix[k, i] * (layer i). LINEAR.
 
-    Raises ValueError if `new < old`, `how` is none of these, or the matrix has another shape or
-    rows that do not sum to one.
+    Args:
+      old: The number of layers.
+      new: The number of layers after; at least `old`, except with `matrix`.
+      how: Which old layer a new layer k repeats. "stack" repeats the whole stack: layer `k % old`
+        (StackBERT; G_stack, where `new` is a multiple of `old`). "stack_top" does the same, but a
+        remainder repeats the topmost layers (bert2BERT). "interpolate" repeats each layer in place:
+        layer `k * old // new`.
+      matrix: Coefficients of shape (new, old), whose rows sum to one (SAIL's depth transformation,
+        LiGO); `read` is then its pseudo-inverse. It takes the place of `how`.
+
+    Returns:
+      The map of `old` layers to `new` layers.
+
+    Raises:
+      ValueError: If not 0 < old <= new without `matrix`, if `how` is none of these, or if `matrix`
+        has another shape or rows that do not sum to one (not checked where it is traced).
+
+    References:
+      Gong et al., Efficient Training of BERT by Progressively Stacking, 2019.
+      Du et al., Stacking Your Transformers, 2024 (arXiv 2405.15319).
+      Chen et al., bert2BERT, 2022 (arXiv 2110.07143).
+      Structured-Initialization Learning (SAIL), eq. (9) and App. F.2.
+      Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
 
     >>> [deepen(3, 5, how).index.tolist() for how in ("stack", "stack_top", "interpolate")]
     [[0, 1, 2, 0, 1], [0, 1, 2, 1, 2], [0, 0, 1, 1, 2]]
@@ -62,7 +79,7 @@ def deepen(
         if D.shape != (new, old):
             raise ValueError(f"matrix must have shape {(new, old)}, got {D.shape}")
         values = concrete(D)
-        # sums of `old` rounded terms
+        # a sum of `old` terms with independent errors of eps, at four standard deviations
         tolerance = 4 * old**0.5 * float(jnp.finfo(jnp.result_type(D, float)).eps)
         if values is not None:
             sums = values.astype(float).sum(axis=1)
@@ -83,9 +100,24 @@ def deepen(
 
 
 def mix_layers(logits: Float[ArrayLike, "new old"]) -> SpaceMap:
-    """Layer k is `sum_i softmax(logits[k])_i * layer i` (SAIL, App. F.2). LINEAR.
+    """Makes each new layer a mean of all old ones: sum_i softmax(logits[k])_i * (layer i). LINEAR.
 
-    Raises ValueError unless `logits` is a matrix.
+    The function is differentiable, so that the logits can be learned.
+
+    Args:
+      logits: One row per new layer, of shape (new, old).
+
+    Returns:
+      The map of `old` layers to `new` layers.
+
+    Raises:
+      ValueError: If `logits` is no matrix.
+
+    References:
+      Structured-Initialization Learning (SAIL), App. F.2.
+
+    >>> mix_layers([[0.0, 0.0]]).write.tolist()
+    [[0.5, 0.5]]
     """
     logits = jnp.asarray(logits, float)
     if logits.ndim != 2:
@@ -95,10 +127,23 @@ def mix_layers(logits: Float[ArrayLike, "new old"]) -> SpaceMap:
 
 
 def depth_up_scale(old: int, drop: int) -> SpaceMap:
-    """The first `old - drop` layers, then the last: `2 * (old - drop)` in all (SOLAR, Kim et al.
-    2023, has old=32, drop=8). SELECTION; preserves no function.
+    """Joins two copies of a stack, of which one lacks the last layers and one the first. SELECTION.
 
-    Raises ValueError unless `0 <= drop <= old / 2`, which keeps every layer.
+    The outcome has the first `old - drop` layers and then the last `old - drop`. It preserves no
+    function. SOLAR takes `old=32` and `drop=8`.
+
+    Args:
+      old: The number of layers.
+      drop: How many layers each copy loses, from 0 to old / 2; no layer is lost by both.
+
+    Returns:
+      The map of `old` layers to `2 * (old - drop)` layers.
+
+    Raises:
+      ValueError: If `drop` is negative or exceeds old / 2.
+
+    References:
+      Kim et al., SOLAR 10.7B: depth up-scaling, 2023 (arXiv 2312.15166).
 
     >>> depth_up_scale(4, 1).index.tolist()
     [0, 1, 2, 1, 2, 3]
@@ -111,12 +156,24 @@ def depth_up_scale(old: int, drop: int) -> SpaceMap:
 
 
 def interleave(old: int, after: ArrayLike) -> SpaceMap:
-    """A copy of layer i directly after it, for each i of `after` (repeats insert several).
+    """Inserts a copy of each chosen layer directly after it. SELECTION.
 
-    LLaMA-Pro (Wu et al. 2024): then `overwrite(params, rules, inserted(m))` with zeros for what
-    writes the residual stream, which is function-preserving. SELECTION.
+    For LLaMA-Pro, follow it with `overwrite(params, rules, inserted(m))`, with zeros for what
+    writes the residual stream; together they preserve the function.
 
-    Raises ValueError unless `after` holds layers of range(old).
+    Args:
+      old: The number of layers.
+      after: The layers to copy, integers in range(old); a number that occurs twice is copied twice.
+
+    Returns:
+      The map of `old` layers to `old + len(after)` layers.
+
+    Raises:
+      TypeError: If `after` is traced: the number of layers depends on it.
+      ValueError: If `after` holds anything but layers of range(old).
+
+    References:
+      Wu et al., LLaMA Pro: Progressive LLaMA with Block Expansion, 2024 (arXiv 2401.02415).
 
     >>> m = interleave(4, jnp.array([1, 3]))
     >>> m.index.tolist(), inserted(m).tolist()
@@ -135,7 +192,20 @@ def interleave(old: int, after: ArrayLike) -> SpaceMap:
 
 
 def inserted(m: SpaceMap) -> Int[Array, "n"]:
-    """The layers that repeat an earlier one; ValueError for a dense map or a traced one."""
+    """Lists the new layers that repeat an earlier one.
+
+    Args:
+      m: The map of the layers, in index form.
+
+    Returns:
+      The numbers of these layers, ascending.
+
+    Raises:
+      ValueError: If the map is dense or traced.
+
+    >>> inserted(deepen(2, 4, "interpolate")).tolist()
+    [1, 3]
+    """
     index = None if m.index is None else concrete(m.index)
     if index is None:
         raise ValueError("inserted layers are those of a concrete map in index form")
@@ -144,9 +214,11 @@ def inserted(m: SpaceMap) -> Int[Array, "n"]:
 
 
 Fill = Literal["zeros", "ones", "identity"]
+"""What the layers of a leaf can be set to, see `overwrite`."""
 
 
 def _identity(shape: tuple[int, ...]) -> Array:
+    """An identity matrix over the last two axes, repeated over the others."""
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ValueError(f"must end in a square matrix to be made an identity, got {list(shape)}")
     return jnp.broadcast_to(jnp.eye(shape[-1]), shape)
@@ -157,19 +229,35 @@ FILLS: dict[str, Callable[[tuple[int, ...]], Array]] = {
     "ones": jnp.ones,
     "identity": _identity,
 }
+"""What makes the values of a layer of a given shape, by the word for it."""
 
 
 def overwrite(
     params: PyTree, rules: Mapping[str, Fill], layers: Int[ArrayLike, "n"], *, axis: int = 0
 ) -> PyTree:
-    """Layers `layers` of stacked leaves set to "zeros", "ones" or "identity".
+    """Sets chosen layers of stacked leaves to zeros, ones or identities.
 
-    `rules` are keyed by patterns of paths (see `sail_jax.basis.axes`); `axis` is the layer axis.
-    With zeros for the output projections of residual blocks, or identities for kernels and zeros
-    for biases between idempotent nonlinearities (f(f(x)) == f(x): ReLU), those layers do nothing.
+    This makes inserted layers do nothing. In residual blocks, set the output projections to zero.
+    In a plain chain of layers with an idempotent nonlinearity, f(f(x)) == f(x) as of a ReLU, set
+    kernels to identities and biases to zero.
 
-    Raises ValueError for a fill that is none of these, a pattern that matches no leaf, a layer out
-    of range, or a leaf that cannot be an identity.
+    Args:
+      params: The parameters, with layers stacked on an axis.
+      rules: "zeros", "ones" or "identity" for each pattern of paths (see `sail_jax.basis.axes`);
+        leaves that no pattern matches stay.
+      layers: The numbers of the layers to set, of shape (n,).
+      axis: The axis of the layers, in every leaf that a pattern matches.
+
+    Returns:
+      A tree of the same structure, shapes and dtypes.
+
+    Raises:
+      ValueError: If a fill is none of these, a pattern matches no leaf, a layer is out of range
+        (not checked where it is traced), or a leaf whose layers are no square matrices shall be an
+        identity.
+
+    >>> overwrite({"out": jnp.ones((3, 2))}, {"out": "zeros"}, [1])["out"].tolist()
+    [[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
     """
     paths = leaf_paths(params)
     layers = jnp.asarray(layers, int)
@@ -201,13 +289,22 @@ def overwrite(
 
 
 def stack_layers(params: PyTree, name: str) -> dict[str, Any]:
-    """Listed layers as one: leaves whose path starts with `name`, such as "layers/{i}",
-    "layer_{i}" or "model.layers.{i}", {i} being a number from 0, are stacked on a leading axis.
+    """Stacks the leaves of listed layers on a new leading axis.
 
-    Returns dicts in which "stack" stands for the number: nested, as the tree is (a list becomes a
-    dict), or flat if `params` is a flat dict of arrays. `unstack_layers` is the inverse.
+    Args:
+      params: The parameters. Of layer k they hold leaves whose paths start with `name` and that
+        number; other leaves stay as they are.
+      name: The start of their paths, with `{i}` for the number, such as "layers/{i}", "layer_{i}"
+        or "model.layers.{i}". Numbers count from 0.
 
-    Raises ValueError if no leaf matches, or layers are missing or differ in leaves or shapes.
+    Returns:
+      Dictionaries in which "stack" stands for the number: nested, as the tree is (a list becomes a
+      dictionary), or flat if `params` is a flat dictionary of arrays. `unstack_layers` is the
+      inverse.
+
+    Raises:
+      ValueError: If `name` does not hold `{i}` once, no leaf matches, layers are missing or differ
+        in leaves or shapes, or the tree already has a leaf of that name.
 
     >>> listed = {"layers": [{"w": jnp.zeros((2, 3))}, {"w": jnp.ones((2, 3))}]}
     >>> stacked = stack_layers(listed, "layers/{i}")
@@ -243,9 +340,24 @@ def stack_layers(params: PyTree, name: str) -> dict[str, Any]:
 def unstack_layers(
     params: Mapping[str, Any], name: str, *, container: type[dict] | type[list] = dict
 ) -> dict[str, Any]:
-    """The inverse of `stack_layers`; `container` says what held the layers where it was a list.
+    """Splits stacked leaves into one leaf per layer, the inverse of `stack_layers`.
 
-    Raises ValueError if no leaf is stacked under `name`, or stacks differ in length.
+    Args:
+      params: The parameters, as `stack_layers` returns them.
+      name: The name that `stack_layers` was given.
+      container: What held the layers: `dict` (of names, also "layer_{i}"), or `list`, which needs a
+        name that ends in "/{i}". It is not asked of a flat dictionary of arrays.
+
+    Returns:
+      Nested dictionaries (with a list of layers, if `container` says so), or a flat dictionary if
+      `params` is one.
+
+    Raises:
+      ValueError: If `name` does not hold `{i}` once, no leaf is stacked under it, stacks differ in
+        length, or layers under this name cannot be a list.
+
+    >>> unstack_layers({"layers": {"stack": {"w": jnp.arange(2)}}}, "layers/{i}", container=list)
+    {'layers': [{'w': Array(0, dtype=int32)}, {'w': Array(1, dtype=int32)}]}
     """
     prefix = name.replace("{i}", STACK)
     pattern = _numbered(name, STACK)
@@ -280,6 +392,7 @@ def unstack_layers(
 
 
 def _numbered(name: str, number: str = r"\d+") -> re.Pattern[str]:
+    """A pattern for the start of paths under `name`; its one group is the number of the layer."""
     before, placeholder, after = name.partition("{i}")
     if not placeholder or "{i}" in after:
         raise ValueError(f"name must hold {{i}} once, such as 'layers/{{i}}', got {name!r}")
@@ -287,10 +400,12 @@ def _numbered(name: str, number: str = r"\d+") -> re.Pattern[str]:
 
 
 def _is_flat(params: Any) -> bool:
+    """Whether the parameters are a dictionary of arrays by path, not a nested tree."""
     return isinstance(params, Mapping) and all(hasattr(x, "shape") for x in params.values())
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat dictionary by "/"-joined paths as nested dictionaries."""
     tree: dict[str, Any] = {}
     for path, leaf in flat.items():
         *parents, last = path.split("/")

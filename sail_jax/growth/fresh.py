@@ -1,8 +1,8 @@
 """What growth does to parameters beyond a change of basis: fresh units, noise, masks.
 
-All take the parameters after `change_basis`, with the spec from before it and the maps, and return
-parameters of the same shapes. A *grown* unit is one that repeats an earlier unit, or is zero; of a
-dense map, every unit beyond the first `old`.
+Functions of a tree take the parameters after `change_basis`, the spec from before it, and the maps;
+they return parameters of the same shapes and dtypes. A *grown* unit is one that repeats an earlier
+unit, or is zero; of a dense map, every unit beyond the first `old`.
 """
 
 import zlib
@@ -38,12 +38,35 @@ __all__ = [
 
 
 def leaf_key(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
-    """The key of a leaf or space: it depends on the name, not on what is drawn beside it."""
+    """Derives the random key of one leaf or space from its name.
+
+    What is drawn with it depends on the name and the key alone, not on what is drawn beside it or
+    in which order.
+
+    Args:
+      key: The key of the whole operation.
+      name: The path of the leaf, or the name of the space.
+
+    Returns:
+      `key` with the CRC-32 of the name folded in.
+    """
     return jax.random.fold_in(key, np.uint32(zlib.crc32(name.encode())))
 
 
 def grown(m: SpaceMap) -> Bool[Array, "new"]:
-    """Which new units repeat an earlier one or are zero; of a dense map, those beyond `old`."""
+    """Tells which units of a map are grown.
+
+    Args:
+      m: The map.
+
+    Returns:
+      A mask of shape (new,): whether a unit repeats an earlier one or is zero; of a dense map,
+      whether it lies beyond the first `old`.
+
+    >>> from sail_jax.growth import widen
+    >>> grown(widen(2, 3)).tolist()
+    [False, False, True]
+    """
     at = jnp.arange(m.new)
     if m.index is None:
         return at >= m.old
@@ -54,14 +77,20 @@ def grown(m: SpaceMap) -> Bool[Array, "new"]:
 
 
 class _Place(NamedTuple):
-    """A mapped factor of a leaf: the axis of it after groups are split, and its map."""
+    """A factor of a leaf whose space has a map.
+
+    Attributes:
+      axis: The axis of the factor, once products of spaces are split into one axis each.
+      factor: The space and its role.
+      map: The map of the space.
+    """
 
     axis: int
     factor: Factor
     map: SpaceMap
 
     def spread(self, vector: Array, ndim: int) -> Array:
-        """A vector over the units, to be broadcast against the leaf."""
+        """A vector over the units, shaped to be broadcast against a leaf of `ndim` axes."""
         return vector.reshape([-1 if k == self.axis else 1 for k in range(ndim)])
 
 
@@ -69,8 +98,11 @@ _Edit = Callable[[str, Array, tuple[Axis, ...], list[_Place]], Array]
 
 
 def _edit(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], edit: _Edit) -> PyTree:
-    """`edit` applied to every leaf with a mapped factor (of a fused one, to every block), groups
-    split, float32 at least."""
+    """Applies `edit` to every leaf that has a mapped space, and to each block of a fused leaf.
+
+    `edit` sees the path, the array in float32 at least with one axis per factor, the axes, and the
+    mapped factors.
+    """
     resized = spec.resized(maps)
 
     def leaf(key_path: Any, x: Array) -> Array:
@@ -104,6 +136,7 @@ def _edit(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], edit: _Edit)
                     ],
                     axis=k,
                 )
+        # each factor of a product of spaces gets an axis of its own, as each may have a map
         factors = [(k, f) for k, axis in enumerate(axes) for f in axis or (None,)]
         places = [
             _Place(k, f, maps[f.space]) for k, (_, f) in enumerate(factors) if f and f.space in maps
@@ -115,6 +148,7 @@ def _edit(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], edit: _Edit)
 
 
 def _any_grown(places: list[_Place], ndim: int) -> Array:
+    """Whether an entry belongs to a grown unit along any of these places, to be broadcast."""
     out = jnp.zeros((1,) * ndim, bool)
     for place in places:
         out = out | place.spread(grown(place.map), ndim)
@@ -122,6 +156,7 @@ def _any_grown(places: list[_Place], ndim: int) -> Array:
 
 
 def _rms(x: Array) -> Array:
+    """The root of the mean square."""
     return jnp.sqrt(jnp.mean(x**2))
 
 
@@ -133,9 +168,38 @@ def fresh_units(
     *,
     std: float = 0.02,
 ) -> PyTree:
-    """Entries that touch a grown unit drawn anew from N(0, std^2): of gains ones, of biases (what
-    reads no space) zeros. After `pad` this is the initialisation of masked structural growth
-    (Yao et al. 2023), where `mask_units` then makes it function-preserving.
+    """Draws the entries of grown units anew.
+
+    Every entry that touches a grown unit along any axis is replaced: in leaves that read a space by
+    a draw from N(0, std^2), in biases (which read no space) by 0, in gains by 1. After `pad`, this
+    is the initialisation of masked structural growth, which `mask_units` then makes
+    function-preserving.
+
+    Args:
+      params: The parameters after `change_basis`.
+      spec: The spec from before it.
+      maps: The maps, by space.
+      key: What the draws depend on, together with the path of each leaf.
+      std: The standard deviation of fresh weights.
+
+    Returns:
+      The parameters with fresh entries.
+
+    Raises:
+      TypeError: If an entry of `maps` is no `SpaceMap`.
+      ValueError: If the maps do not fit the spec, or a leaf does not have its shape after
+        `change_basis`.
+
+    References:
+      Yao et al., Masked Structural Growth for 2x Faster Language Model Pre-training, 2023 (arXiv
+        2305.02869).
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> from sail_jax.growth import pad
+    >>> s = spec({"bias": jnp.zeros(2)}, {"bias": "h"}, spaces={"h": "outer"})
+    >>> padded = {"bias": jnp.full(3, 5.0)}
+    >>> fresh_units(padded, s, {"h": pad(2, 3)}, jax.random.key(0))["bias"].tolist()
+    [5.0, 5.0, 0.0]
     """
 
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
@@ -159,9 +223,36 @@ def break_symmetry(
     *,
     scale: float = 1e-2,
 ) -> PyTree:
-    """Noise N(0, (scale * rms of the leaf)^2) on what writes grown units (Net2WiderNet's small
-    noise). Not function-preserving: the output moves in proportion to `scale`; for noise that
-    preserves see `noise_pairs`.
+    """Adds noise to what writes grown units, so that copies of a unit come to differ.
+
+    An entry gets a draw from N(0, (scale * rms of the leaf)^2). This is the small noise of
+    Net2WiderNet. It does not preserve the function: the output changes in proportion to `scale`.
+    For noise that preserves it, see `noise_pairs`.
+
+    Args:
+      params: The parameters after `change_basis`.
+      spec: The spec from before it.
+      maps: The maps, by space.
+      key: What the draws depend on, together with the path of each leaf.
+      scale: The standard deviation of the noise, relative to the rms of each leaf.
+
+    Returns:
+      The parameters with noise; tied leaves and leaves that write no mapped space stay.
+
+    Raises:
+      TypeError: If an entry of `maps` is no `SpaceMap`.
+      ValueError: If the maps do not fit the spec, or a leaf does not have its shape after
+        `change_basis`.
+
+    References:
+      Chen et al., Net2Net, 2016 (arXiv 1511.05641).
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> from sail_jax.growth import widen
+    >>> s = spec({"bias": jnp.zeros(1)}, {"bias": "h"}, spaces={"h": "outer"})
+    >>> b = break_symmetry({"bias": jnp.ones(2)}, s, {"h": widen(1, 2)}, jax.random.key(0))["bias"]
+    >>> float(b[0]), bool(b[1] == 1)
+    (1.0, False)
     """
 
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
@@ -182,12 +273,33 @@ def noise_pairs(
     *,
     snr_db: float = 20.0,
 ) -> PyTree:
-    """Noise +N, -N on the readers of each pair of copies, an odd copy left alone (HyperCloning,
-    Samragh et al. 2024): copies carry equal activations, so the function is preserved.
+    """Adds noise that cancels between copies of a unit to what reads them.
 
-    The standard deviation of N is the rms of the leaf times 10**(-snr_db/20). A leaf gets noise
-    along the first axis that reads a space mapped in index form; tied leaves get none, nor do
-    those that read two spaces and write none: one side of a product, which may be normalised.
+    Of each pair of copies one reader gets +N and the other -N; an odd copy is left alone. As copies
+    carry equal activations, the function is preserved, and training can tell the copies apart. N
+    has the standard deviation rms(leaf) * 10^(-snr_db / 20).
+
+    A leaf gets noise along the first axis that reads a space mapped in index form. Two kinds of
+    leaves get none: tied ones, and those that read two spaces and write none. The latter are one
+    side of a product (queries, keys), which may be normalised.
+
+    Args:
+      params: The parameters after `change_basis`.
+      spec: The spec from before it.
+      maps: The maps, by space.
+      key: What the draws depend on, together with the path of each leaf.
+      snr_db: The ratio of signal to noise in decibels.
+
+    Returns:
+      The parameters with noise.
+
+    Raises:
+      TypeError: If an entry of `maps` is no `SpaceMap`.
+      ValueError: If the maps do not fit the spec, or a leaf does not have its shape after
+        `change_basis`.
+
+    References:
+      Samragh et al., Scaling Smart (HyperCloning), 2024 (arXiv 2409.12903).
     """
 
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
@@ -204,6 +316,7 @@ def noise_pairs(
 
 
 def _one_side(axes: tuple[Axis, ...]) -> bool:
+    """Whether a leaf reads two spaces or more and writes none."""
     factors = [f for axis in axes for f in axis]
     return len({f.space for f in factors}) > 1 and all(f.role == "read" for f in factors)
 
@@ -213,6 +326,9 @@ def _pairs(m: SpaceMap) -> tuple[Array, Array]:
     write, _ = m.entries
     live = jnp.ones(m.new, bool) if write is None else write != 0
     index = jnp.where(live, jnp.asarray(m.index), m.old)
+    # Copies of a unit, made neighbours by a stable sort, are paired in their order: 0 with 1, 2
+    # with 3. Sorting and counting have fixed shapes, so that the index may be traced. Units that
+    # are zero are sorted to the end, as copies of unit number `old`.
     order = jnp.argsort(index, stable=True)
     ranked = index[order]
     at = jnp.arange(m.new)
@@ -223,6 +339,7 @@ def _pairs(m: SpaceMap) -> tuple[Array, Array]:
     sign = jnp.where(paired, 1.0 - 2.0 * odd, 0.0)
     source = jnp.zeros(m.new, int).at[order].set(order[at - odd])
     sign = jnp.zeros(m.new).at[order].set(sign)
+    # what is read is write times the old unit, so the noise is divided by write to cancel
     return source, sign if write is None else sign / jnp.where(live, write, 1)
 
 
@@ -234,12 +351,34 @@ def null_noise(
     *,
     snr_db: float = 20.0,
 ) -> PyTree:
-    """Noise on readers, less its projection onto the range of `write`: it reads only what the
-    grown network never writes, so the function is preserved under any map.
+    """Adds noise to readers in the directions that the grown network never writes.
 
-    Before the projection its standard deviation is the rms of the leaf times 10**(-snr_db/20). A
-    leaf gets noise along the first axis that reads a mapped space; tied leaves get none, nor do
-    those that read two spaces and write none.
+    The noise is projected onto the complement of the range of `write`, so that the function is
+    preserved under any map. Before the projection its standard deviation is rms(leaf) *
+    10^(-snr_db / 20). A leaf gets noise along the first axis that reads a mapped space; tied leaves
+    get none, nor do those that read two spaces and write none.
+
+    Args:
+      params: The parameters after `change_basis`.
+      spec: The spec from before it.
+      maps: The maps, by space.
+      key: What the draws depend on, together with the path of each leaf.
+      snr_db: The ratio of signal to noise in decibels, before the projection.
+
+    Returns:
+      The parameters with noise.
+
+    Raises:
+      TypeError: If an entry of `maps` is no `SpaceMap`.
+      ValueError: If the maps do not fit the spec, or a leaf does not have its shape after
+        `change_basis`.
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> from sail_jax.growth import pad
+    >>> s = spec({"out": jnp.zeros((1, 1))}, {"out": "h* y"}, spaces={"{h,y}": "outer"})
+    >>> w = null_noise({"out": jnp.ones((2, 1))}, s, {"h": pad(1, 2)}, jax.random.key(0))["out"]
+    >>> f"{float(w[0, 0]):.6f}", bool(w[1, 0] == 1)  # the second unit is always zero
+    ('1.000000', False)
     """
 
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
@@ -258,12 +397,36 @@ def null_noise(
 def aki(
     params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], *, layers: str = "layer"
 ) -> PyTree:
-    """Advanced knowledge initialisation (bert2BERT, Chen et al. 2022): in leaves stacked on the
-    space `layers`, what writes a grown unit is taken from the next layer, the top one keeping its
-    own. `params` are those after `fpi`; of listed layers, after `stack_layers`. Gains keep FPI's.
+    """Takes the new units of each layer from the layer above it.
 
-    Not function-preserving: it trades the function for units that differ. Raises ValueError if
-    `layers` is no "stack" space of the spec, or is mapped itself.
+    This is the advanced knowledge initialisation of bert2BERT. In leaves that are stacked on the
+    space `layers`, what writes a grown unit is replaced by the same entries of the next layer; the
+    top layer keeps its own. Gains keep theirs. The function is not preserved: it is traded for
+    units that differ.
+
+    Args:
+      params: The parameters after widening by `fpi`; of listed layers, after `stack_layers`.
+      spec: The spec from before the widening.
+      maps: The maps of the widening, by space.
+      layers: The name of the "stack" space.
+
+    Returns:
+      The parameters with units from above.
+
+    Raises:
+      TypeError: If an entry of `maps` is no `SpaceMap`.
+      ValueError: If `layers` is no "stack" space of the spec or has a map itself, the maps do not
+        fit the spec, or a leaf does not have its shape after `change_basis`.
+
+    References:
+      Chen et al., bert2BERT, 2022 (arXiv 2110.07143).
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> from sail_jax.growth import widen
+    >>> biases = {"bias": jnp.array([[1.0], [2.0]])}  # of two layers
+    >>> s = spec(biases, {"bias": "layer h"}, spaces={"layer": "stack", "h": "outer"})
+    >>> aki({"bias": jnp.array([[1.0, 1.0], [2.0, 2.0]])}, s, {"h": widen(1, 2)})["bias"].tolist()
+    [[1.0, 2.0], [2.0, 2.0]]
     """
     if "stack" not in spec.space(layers).nonlinearity.split():
         raise ValueError(f"layers must name a stack space, but {layers!r} is not declared 'stack'")
@@ -284,12 +447,37 @@ def aki(
 
 
 def mask_units(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], mask: ArrayLike) -> PyTree:
-    """Grown units multiplied by `mask`, a number from 0 (absent) to 1, in what reads them (MSG,
-    Yao et al. 2023), and under a norm, whose input is a stream, also in what writes them. After
-    `pad`, mask 0 preserves the function whatever `fresh_units` put there.
+    """Multiplies grown units by a mask where they are read.
 
-    The statistics of those norms are weighted by the same mask, in the network: `masked_layernorm`
-    or `masked_rmsnorm` with `jnp.where(grown(m), mask, 1)`.
+    In a space under a norm (a stream), grown units are also multiplied where they are written, as
+    the norm sees them. After `pad`, mask 0 preserves the function whatever `fresh_units` put there,
+    and mask 1 lets the units take part fully. The norms of such a stream must weight their
+    statistics by the same mask, in the network: see `masked_layernorm` and `masked_rmsnorm`, with
+    `jnp.where(grown(m), mask, 1)`.
+
+    Args:
+      params: The parameters after `change_basis`.
+      spec: The spec from before it.
+      maps: The maps, by space.
+      mask: A number from 0 (absent) to 1, which may be traced; `ramp` is its schedule.
+
+    Returns:
+      The parameters, masked.
+
+    Raises:
+      TypeError: If an entry of `maps` is no `SpaceMap`.
+      ValueError: If the maps do not fit the spec, or a leaf does not have its shape after
+        `change_basis`.
+
+    References:
+      Yao et al., Masked Structural Growth for 2x Faster Language Model Pre-training, 2023 (arXiv
+        2305.02869).
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> from sail_jax.growth import pad
+    >>> s = spec({"out": jnp.zeros((1, 1))}, {"out": "h* y"}, spaces={"{h,y}": "outer"})
+    >>> mask_units({"out": jnp.ones((2, 1))}, s, {"h": pad(1, 2)}, 0.25)["out"].tolist()
+    [[1.0], [0.25]]
     """
     norms = {"layernorm", "rmsnorm"}
     streams = {n for n in maps if norms & set(spec.space(n).nonlinearity.split())}
@@ -308,9 +496,22 @@ def mask_units(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], mask: A
 def masked_layernorm(
     x: Float[Array, "*batch n"], mask: Float[Array, "n"], eps: float = 1e-6
 ) -> Float[Array, "*batch n"]:
-    """(x - mean) / sqrt(variance + eps), both over units weighted by `mask`; gain and bias follow.
+    """Normalises activations with mean and variance over units that are weighted by a mask.
 
-    x: the stream, already multiplied by `mask` (as `mask_units` sees to).
+    (x - mean) / sqrt(variance + eps), where mean = sum_i mask_i x_i / sum_i mask_i, and the
+    variance is the mean of (x - mean)^2 with the same weights. Gain and bias are left to the
+    caller.
+
+    Args:
+      x: Activations of shape (..., n), already multiplied by the mask (as `mask_units` sees to).
+      mask: The weight of each unit, from 0 to 1, of shape (n,).
+      eps: What is added to the variance.
+
+    Returns:
+      The normalised activations, of the same shape.
+
+    >>> masked_layernorm(jnp.array([3.0, 1.0, 0.0]), jnp.array([1.0, 1.0, 0.0]), 0.0)[:2].tolist()
+    [1.0, -1.0]
     """
     total = jnp.sum(mask)
     mean = jnp.sum(x * mask, -1, keepdims=True) / total
@@ -321,13 +522,45 @@ def masked_layernorm(
 def masked_rmsnorm(
     x: Float[Array, "*batch n"], mask: Float[Array, "n"], eps: float = 1e-6
 ) -> Float[Array, "*batch n"]:
-    """x / sqrt(mean square + eps), the mean over units weighted by `mask`."""
+    """Divides activations by the root of their mean square over units that are weighted by a mask.
+
+    x / sqrt(mean square + eps), where the mean square is sum_i mask_i x_i^2 / sum_i mask_i. The
+    gain is left to the caller.
+
+    Args:
+      x: Activations of shape (..., n), already multiplied by the mask (as `mask_units` sees to).
+      mask: The weight of each unit, from 0 to 1, of shape (n,).
+      eps: What is added to the mean square.
+
+    Returns:
+      The normalised activations, of the same shape.
+
+    >>> masked_rmsnorm(jnp.array([2.0, 2.0, 0.0]), jnp.array([1.0, 1.0, 0.0]), 0.0).tolist()
+    [1.0, 1.0, 0.0]
+    """
     square = jnp.sum(x**2 * mask, -1, keepdims=True) / jnp.sum(mask)
     return x * jax.lax.rsqrt(square + eps)
 
 
 def ramp(step: ArrayLike, start: float, length: float) -> Float[Array, ""]:
-    """MSG's mask: 0 until `start`, then linearly to 1 over `length` steps.
+    """Computes the mask of masked structural growth at a step of training.
+
+    It is 0 until `start`, then grows linearly to 1 over `length` steps.
+
+    Args:
+      step: The number of the step, which may be traced.
+      start: The last step at which the mask is 0.
+      length: The number of steps from 0 to 1.
+
+    Returns:
+      The mask, from 0 to 1, in the shape of `step`.
+
+    Raises:
+      ValueError: If `length` is not positive.
+
+    References:
+      Yao et al., Masked Structural Growth for 2x Faster Language Model Pre-training, 2023 (arXiv
+        2305.02869).
 
     >>> [float(ramp(t, 10, 20)) for t in (5, 20, 40)]
     [0.0, 0.5, 1.0]
@@ -340,11 +573,38 @@ def ramp(step: ArrayLike, start: float, length: float) -> Float[Array, ""]:
 def scale_norms(
     params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], *, gains: str = "**"
 ) -> PyTree:
-    """LEMON's rule for LayerNorm under V_avg (Wang et al. 2024): gains of "layernorm" spaces times
-    eta = `lemon_gain(old, new)`. The network must also take epsilon times eta**2.
+    """Multiplies the gains of LayerNorms as LEMON asks, where a space was tiled with averages.
 
-    gains: pattern of the paths of the norms' gains, where others (LayerScale) share the space.
-    Raises ValueError, naming the space, if it is "layernorm" and has no such gain.
+    Gains of "layernorm" spaces are multiplied by eta = `lemon_gain(old, new)`. The network must
+    also use epsilon times eta^2.
+
+    Args:
+      params: The parameters after `change_basis`.
+      spec: The spec from before it.
+      maps: The maps, by space; `lemon` makes them.
+      gains: A pattern for the paths of the norms' gains, where other gains (LayerScale) share the
+        space; all of them by default.
+
+    Returns:
+      The parameters with scaled gains.
+
+    Raises:
+      TypeError: If an entry of `maps` is no `SpaceMap`.
+      ValueError: If a "layernorm" space has no such gain although eta is not 1, the maps do not fit
+        the spec, or a leaf does not have its shape after `change_basis`.
+
+    References:
+      Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> from sail_jax.growth import tile
+    >>> net = {"in": jnp.ones((1, 2)), "scale": jnp.ones(2), "out": jnp.ones((2, 1))}
+    >>> rules = {"in": "x* h", "scale": "diag(h)", "out": "h* y"}
+    >>> s = spec(net, rules, spaces={"h": "layernorm", "{x,y}": "outer"})
+    >>> grown_gain = {"scale": jnp.ones(3)}
+    >>> scaled = scale_norms(grown_gain, s, {"h": tile(2, 3, "average")})["scale"]
+    >>> [f"{x:.4f}" for x in scaled.tolist()]
+    ['0.8165', '0.8165', '0.8165']
     """
     pattern, paths = path_pattern(gains), leaf_paths(params)
     normed = {n for n in maps if "layernorm" in spec.space(n).nonlinearity.split()}

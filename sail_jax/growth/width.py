@@ -39,14 +39,29 @@ __all__ = [
 def project(
     old: int, new: int, key: PRNGKeyArray, *, how: Literal["orthogonal", "gaussian"] = "orthogonal"
 ) -> SpaceMap:
-    """A random projection that keeps the mean square of a unit; either size may be the larger.
+    """Projects a space at random, keeping the mean square of its units; it may grow or shrink.
 
-    "orthogonal": `write.T @ write == new/old I`, a random embedding, read by its inverse on its
-    range: ISOMETRIC, exact in an "rmsnorm" space without gains. "gaussian": entries N(0, 1/old),
-    the mean square kept in expectation, read by the pseudo-inverse; LINEAR. With `new < old` the
-    rows are orthogonal instead, both are LINEAR, and lossy.
+    Args:
+      old: The number of units.
+      new: The number of units after.
+      key: What the projection is drawn from.
+      how: "orthogonal": a random embedding with `write.T @ write == new/old * I`, read by its
+        inverse on its range; ISOMETRIC, so exact in an "rmsnorm" space without gains. "gaussian":
+        independent entries N(0, 1/old), which keep the mean square in expectation, read by the
+        pseudo-inverse; LINEAR. With `new < old`, "orthogonal" takes orthonormal rows instead, and
+        both are LINEAR and lossy.
 
-    Raises ValueError for sizes that are not positive, or another `how`.
+    Returns:
+      The map of `old` units to `new` units, in dense form.
+
+    Raises:
+      ValueError: If a size is not positive, or `how` is neither of these.
+
+    References:
+      Structured-Initialization Learning (SAIL), Sec. 4.1.
+
+    >>> str(project(2, 4, jax.random.key(0)).family)
+    'isometric'
     """
     if min(old, new) < 1:
         raise ValueError(f"sizes must be positive, got old={old}, new={new}")
@@ -57,19 +72,35 @@ def project(
         raise ValueError(f"how must be 'orthogonal' or 'gaussian', got {how!r}")
     n, m = max(old, new), min(old, new)
     Q, R = jnp.linalg.qr(jax.random.normal(key, (n, m)))
-    Q = Q * jnp.sign(jnp.diagonal(R))  # Haar
-    if new < old:  # E |write x|^2 / new == |x|^2 / old as it is
+    # QR leaves the signs of R's diagonal open. With them positive, Q is uniform (Haar) where the
+    # matrix is Gaussian.
+    Q = Q * jnp.sign(jnp.diagonal(R))
+    # random orthonormal rows keep the mean square on average without a scale: E |write x|^2 / new
+    # is |x|^2 / old
+    if new < old:
         return SpaceMap(Q.T, Q)
     scale = (new / old) ** 0.5
     return SpaceMap(scale * Q, Q.T / scale, Family.ISOMETRIC)
 
 
 def interpolate(old: int, new: int) -> SpaceMap:
-    """Units (or layers) as samples of a function on [0, 1], ends kept, interpolated linearly.
+    """Interpolates units linearly, as samples of a function on [0, 1] whose ends stay.
 
-    Rows of `write` are nonnegative and sum to one; `read` is the pseudo-inverse. LINEAR, and
-    lossless to a linear reader where `write` has full column rank. Raises ValueError for sizes
-    that are not positive.
+    Also for layers. Rows of `write` are nonnegative and sum to one; `read` is the pseudo-inverse.
+    LINEAR, and lossless to a linear reader where `write` has full column rank.
+
+    Args:
+      old: The number of units.
+      new: The number of units after, more or fewer.
+
+    Returns:
+      The map of `old` units to `new` units.
+
+    Raises:
+      ValueError: If a size is not positive.
+
+    References:
+      Structured-Initialization Learning (SAIL), Sec. 4.1.
 
     >>> interpolate(2, 3).write.tolist()
     [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
@@ -84,11 +115,27 @@ def interpolate(old: int, new: int) -> SpaceMap:
 
 
 def split_readers(m: SpaceMap, weights: Float[ArrayLike, "new"]) -> SpaceMap:
-    """The same units, their readers divided among copies in proportion to `weights`, so that
-    `read @ write == I` stays: uneven shares break the symmetry of copies (LEMON's alpha + beta
-    = 1). Keeps family and index.
+    """Divides the readers of each unit among its copies in proportion to weights.
 
-    Raises ValueError for a dense map, or a unit whose copies have no weight.
+    The units and `read @ write` stay as they are. Uneven shares break the symmetry of copies
+    (LEMON's alpha + beta = 1).
+
+    Args:
+      m: A map in index form; its old `read` plays no part.
+      weights: The share of each new unit, of shape (new,), up to a factor for each old unit.
+
+    Returns:
+      The map with the same `write`, index and family, and the new `read`.
+
+    Raises:
+      ValueError: If the map is dense, `weights` has another shape, or the weights of a unit's
+        copies sum to 0 or are not finite (not checked where they are traced).
+
+    References:
+      Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).
+
+    >>> split_readers(widen(1, 2), [3.0, 1.0]).read.scale.tolist()
+    [0.75, 0.25]
     """
     if m.index is None:
         raise ValueError("split_readers needs a map in index form: in a dense one, set read")
@@ -122,20 +169,38 @@ def tile(
     weights: Float[ArrayLike, "new"] | None = None,
     isometric: bool = False,
 ) -> SpaceMap:
-    """`new // old` copies of all units, and the `new % old` units that remain (LEMON, Wang et al.
-    2024): "circ" copies the first units once more (V_circ), "zero" adds zeros (V_zero), both
-    SELECTION; "average" adds units that hold the mean over the old ones (V_avg), LINEAR. Nothing
-    reads the added zeros and averages. `weights` divide the readers among the copies
-    (`split_readers`), evenly by default.
+    """Tiles a space: `new // old` copies of all units, then a remainder of `new % old` units.
 
-    Without remainder this is `widen`: EVEN_DUPLICATION. V_avg makes a LayerNorm compute copies of
-    what it did, over eta = `lemon_gain`, and zeros, if its epsilon becomes eta**2 epsilon; its
-    gain must be multiplied by eta, which no map does: see `scale_norms`.
+    Nothing reads the zeros or averages that "zero" and "average" add. Without remainder this is
+    `widen`: EVEN_DUPLICATION.
 
-    With `isometric` and "zero", copies are divided by eta, which keeps the mean square: RMSNorm
-    does the same as before, its epsilon and its gain unchanged. MONOMIAL, ISOMETRIC.
+    "average" makes a LayerNorm compute copies of what it did, divided by eta = `lemon_gain`, and
+    zeros, if its epsilon becomes eta^2 epsilon. Its gain must be multiplied by eta, which no map
+    does: see `scale_norms`. "zero" with `isometric` divides the copies by eta instead, which keeps
+    the mean square: RMSNorm computes the same as before, its epsilon and its gain unchanged.
 
-    Raises ValueError if `new < old`, for another remainder, or `isometric` without "zero".
+    Args:
+      old: The number of units.
+      new: The number of units after, at least `old`.
+      remainder: What the last `new % old` units are. "circ": copies of the first units (V_circ),
+        SELECTION. "zero": zeros (V_zero), SELECTION. "average": the mean over the old units
+        (V_avg), LINEAR.
+      weights: In which proportion copies share their readers, of shape (new,), see `split_readers`;
+        evenly by default.
+      isometric: Whether to keep the mean square; POSITIVE_MONOMIAL and ISOMETRIC.
+
+    Returns:
+      The map of `old` units to `new` units.
+
+    Raises:
+      ValueError: If not 0 < old <= new, `remainder` is none of these, `isometric` is asked for
+        without "zero", or `weights` has another shape or no weight for the copies of a unit.
+
+    References:
+      Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).
+
+    >>> tile(2, 3, "zero").dense().write.tolist()
+    [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
     """
     check_growth(old, new)
     if remainder not in ("circ", "zero", "average"):
@@ -164,15 +229,31 @@ def tile(
 
 
 def compensate(m: SpaceMap, gram: Float[ArrayLike, "old old"], *, ridge: float = 0.0) -> SpaceMap:
-    """The same units, read by least squares: `read` minimises E |x - read @ write @ x|^2 + ridge.
+    """Chooses anew how a space is read, by least squares over its activations.
 
-    gram: E x x^T over the activations x that the space's readers see (not centred). The readers
-    of the units that remain absorb those that are removed or rotated away: for `prune` and
-    `principal` alike. ridge: times the mean of the diagonal of `write @ gram @ write.T`, added to
-    that diagonal. Keeps the family. Where the removed units were linear in the kept ones, the
-    network is preserved on those data, though `read @ write` is not the identity.
+    `read` minimises E |x - read @ write @ x|^2, plus a ridge penalty. So the readers of the units
+    that remain absorb those that are removed or rotated away, after `prune` and `principal` alike.
+    Where the removed units were linear in the kept ones, the network is preserved on those data,
+    though `read @ write` is not the identity.
 
-    Raises ValueError for another shape, or a gram that is not symmetric.
+    Args:
+      m: The map, whose `write` stays.
+      gram: E x x^T over the activations x that the space's readers see (not centred), of shape
+        (old, old).
+      ridge: What is added to the diagonal of `write @ gram @ write.T`, times the mean of that
+        diagonal.
+
+    Returns:
+      The map in dense form with the new `read`, and the same family (but not INVERTIBLE where sizes
+      differ).
+
+    Raises:
+      ValueError: If `gram` has another shape, or is not symmetric (not checked where it is traced).
+
+    >>> from sail_jax.growth import prune
+    >>> gram = jnp.array([[1.0, 2.0], [2.0, 4.0]])  # unit 1 is always twice unit 0
+    >>> [f"{x:.3f}" for x in compensate(prune([0], 2), gram).read[:, 0].tolist()]
+    ['1.000', '2.000']
     """
     G = jnp.asarray(gram, float)
     if G.shape != (m.old, m.old):
@@ -187,18 +268,35 @@ def compensate(m: SpaceMap, gram: Float[ArrayLike, "old old"], *, ridge: float =
 
 @jax.jit
 def _least_squares(write: Array, G: Array, ridge: float) -> Float[Array, "old new"]:
+    """G write^T (write G write^T + ridge)^-1, with a pseudo-inverse."""
     small = write @ G @ write.T
     small = small + ridge * jnp.trace(small) / len(write) * jnp.eye(len(write))
-    # a pseudo-inverse: units kept twice, or silent ones, have no other
+    # units that are kept twice, or never active, make the matrix singular
     return G @ write.T @ jnp.linalg.pinv(small, hermitian=True)
 
 
 def principal(gram: Float[ArrayLike, "old old"], new: int) -> SpaceMap:
-    """The `new` leading principal axes of the activations, largest first: what a linear reader
-    loses least by (the rotation and removal of SliceGPT, Ashkboos et al. 2024). `read` is
-    `write.T`. ORTHOGONAL for `new == old`, else LINEAR and lossy.
+    """Keeps the leading principal axes of the activations of a space, largest first.
 
-    Raises ValueError unless `gram` is square and 0 < new <= old.
+    Of all maps onto `new` units, a linear reader loses least by this one, on average over these
+    activations. It is the rotation and removal of SliceGPT. `read` is `write.T`. ORTHOGONAL for
+    `new == old`, else LINEAR and lossy.
+
+    Args:
+      gram: E x x^T over the activations x of the space, of shape (old, old); symmetric.
+      new: The number of units after, at most `old`.
+
+    Returns:
+      The map of `old` units to `new` units, in dense form.
+
+    Raises:
+      ValueError: If `gram` is not square, or not 0 < new <= old.
+
+    References:
+      Ashkboos et al., SliceGPT, 2024 (arXiv 2401.15024).
+
+    >>> jnp.abs(principal(jnp.diag(jnp.array([1.0, 9.0])), 1).write).round(3).tolist()
+    [[0.0, 1.0]]
     """
     G = jnp.asarray(gram, float)
     if G.ndim != 2 or G.shape[0] != G.shape[1]:
@@ -216,16 +314,33 @@ def singular(
     *,
     key: PRNGKeyArray | None = None,
 ) -> tuple[Float[Array, "new_in in"], Float[Array, "new_out out"]]:
-    """C_in, C_out of `C_in @ theta @ C_out.T`, from the SVD of theta (SAIL, App. F.1).
+    """Makes the two matrices of SAIL's width transformation `C_in @ theta @ C_out.T` from an SVD.
 
-    C_in = W_in U~^T and C_out = W_out V~^T with the r' = min(new_in, new_out, in, out) leading
-    singular vectors U~ [in, r'], V~ [out, r'] (the paper prints U~ as [new_in, r'], which does
-    not conform), so that the result is W_in S~ W_out^T, of rank r' at most. W is the paper's free
-    choice: with a key, entries N(0, 1/new), which keeps the squared norm of S~ in expectation;
-    without, the singular vectors themselves, padded with zeros or cut: theta's best approximation
-    of rank r', padded or cut.
+    theta = U S V^T, and C_in = W_in U~^T, C_out = W_out V~^T with the r' = min(new_in, new_out, in,
+    out) leading singular vectors U~ [in, r'] and V~ [out, r']. So the outcome is W_in S~ W_out^T,
+    of rank r' at most. (The paper prints U~ as [new_in, r'], which does not conform.) The paper
+    leaves W free; two choices are offered, by `key`.
 
-    Raises ValueError unless theta is a matrix and the sizes are positive.
+    Args:
+      theta: The matrix, of shape (in, out).
+      new_in: Its number of rows after.
+      new_out: Its number of columns after.
+      key: With a key, W has independent entries N(0, 1/new), which keep the squared norm of S~ in
+        expectation. Without, W holds the singular vectors themselves, padded with zeros or cut, so
+        that the outcome is theta's best approximation of rank r', padded or cut.
+
+    Returns:
+      C_in of shape (new_in, in), and C_out of shape (new_out, out).
+
+    Raises:
+      ValueError: If theta is no matrix, or a size is not positive.
+
+    References:
+      Structured-Initialization Learning (SAIL), App. F.1.
+
+    >>> c_in, c_out = singular([[2.0]], 2, 1)
+    >>> (c_in @ jnp.array([[2.0]]) @ c_out.T).tolist()
+    [[2.0], [0.0]]
     """
     theta = jnp.asarray(theta, float)
     if theta.ndim != 2:
@@ -233,7 +348,7 @@ def singular(
     if min(new_in, new_out) < 1:
         raise ValueError(f"sizes must be positive, got new_in={new_in}, new_out={new_out}")
     U, _, Vt = jnp.linalg.svd(theta, full_matrices=False)
-    rank = min(new_in, new_out, *theta.shape)
+    rank = min(new_in, new_out, *theta.shape)  # r' of the paper, but for theta of lower rank
     keys = (None, None) if key is None else jax.random.split(key)
     sides = ((U, new_in, keys[0]), (Vt.T, new_out, keys[1]))
     c_in, c_out = (_lift(basis[:, :rank], new, k) @ basis[:, :rank].T for basis, new, k in sides)
@@ -241,6 +356,7 @@ def singular(
 
 
 def _lift(basis: Array, new: int, key: Array | None) -> Float[Array, "new rank"]:
+    """W of `singular` for one side: random, or the basis padded or cut to `new` rows."""
     old, rank = basis.shape
     if key is not None:
         return jax.random.normal(key, (new, rank)) / new**0.5
@@ -250,12 +366,36 @@ def _lift(basis: Array, new: int, key: Array | None) -> Float[Array, "new rank"]
 def fpi(
     spec: Spec, sizes: Mapping[str, int], *, key: PRNGKeyArray, lossless: bool = False
 ) -> dict[str, SpaceMap]:
-    """Net2WiderNet on every named space (Chen et al. 2016): random units are copied, readers
-    divided evenly. As all uses of a space share its map, this is bert2BERT's function-preserving
-    initialisation (Chen et al. 2022), head by head where heads are a space.
+    """Makes the maps of bert2BERT's function-preserving initialisation.
 
-    SELECTION: exact for any elementwise nonlinearity, not before a LayerNorm or RMSNorm, whose
-    statistics need copies in equal numbers (`hypercloning`). Raises ValueError as `lemon` does.
+    Each space is widened as by Net2Net: random units are copied, and their readers divided evenly
+    (`widen`). As all uses of a space share its map, this holds for whole networks, and head by head
+    where heads are a space.
+
+    SELECTION: exact for any elementwise nonlinearity. It is not exact before a LayerNorm or
+    RMSNorm, whose statistics need copies in equal numbers (`hypercloning`).
+
+    Args:
+      spec: The spaces of the parameters.
+      sizes: The new size of each space that grows, by name.
+      key: What the copied units are drawn from, together with the name of each space.
+      lossless: Whether to refuse what `exactness` does not report exact.
+
+    Returns:
+      A map for each space of `sizes`.
+
+    Raises:
+      ValueError: If the spec lacks a space, a space would shrink, or `lossless` is asked for and
+        something is lost; the message names the space.
+
+    References:
+      Chen et al., bert2BERT, 2022 (arXiv 2110.07143).
+      Chen et al., Net2Net, 2016 (arXiv 1511.05641).
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> s = spec({"bias": jnp.zeros(2)}, {"bias": "h"}, spaces={"h": "outer"})
+    >>> fpi(s, {"h": 3}, key=jax.random.key(0))["h"].new
+    3
     """
     return _method(spec, sizes, lossless, lambda n, o, w, k: widen(o, k, key=leaf_key(key, n)))
 
@@ -263,11 +403,30 @@ def fpi(
 def hypercloning(
     spec: Spec, sizes: Mapping[str, int], *, lossless: bool = False
 ) -> dict[str, SpaceMap]:
-    """Tile every named space (HyperCloning, Samragh et al. 2024): integer factors only.
+    """Makes the maps of HyperCloning: every space is tiled, by integer factors only.
 
     EVEN_DUPLICATION: exact under LayerNorm and RMSNorm too. A tied leaf must be untied first. The
-    copies stay equal in training until noise tells them apart: see `noise_pairs`. Raises
-    ValueError, naming the space, unless its new size is a multiple; else as `lemon` does.
+    copies stay equal in training until noise tells them apart: see `noise_pairs`.
+
+    Args:
+      spec: The spaces of the parameters.
+      sizes: The new size of each space that grows, by name: a multiple of the old one.
+      lossless: Whether to refuse what `exactness` does not report exact.
+
+    Returns:
+      A map for each space of `sizes`.
+
+    Raises:
+      ValueError: If the spec lacks a space, a space would shrink, a new size is no multiple of the
+        old one, or `lossless` is asked for and something is lost; the message names the space.
+
+    References:
+      Samragh et al., Scaling Smart (HyperCloning), 2024 (arXiv 2409.12903).
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> s = spec({"bias": jnp.zeros(2)}, {"bias": "h"}, spaces={"h": "outer"})
+    >>> hypercloning(s, {"h": 4})["h"].index.tolist()
+    [0, 1, 0, 1]
     """
     for name, new in sizes.items():
         if new % spec.space(name).size:
@@ -285,16 +444,36 @@ def lemon(
     key: PRNGKeyArray | None = None,
     lossless: bool = False,
 ) -> dict[str, SpaceMap]:
-    """LEMON (Wang et al. 2024): any new size. "layernorm" spaces are tiled with averages, all
-    others circularly; "rmsnorm" spaces with zeros, copies divided by eta (`tile`, isometric).
+    """Makes the maps of LEMON, which takes any new size.
 
-    With a key, the copies outside of "rmsnorm" and "layernorm" share their readers unevenly,
-    which breaks their symmetry. A "layernorm" space whose size is no multiple is exact only
-    after `scale_norms`, and with epsilon times `lemon_gain(old, new)**2`, and if all that writes
-    it is re-expressed; `exactness` judges maps alone and so does not report it exact.
+    "layernorm" spaces are tiled with averages. "rmsnorm" spaces are tiled with zeros, copies
+    divided by eta (`tile`, isometric). All others are tiled circularly.
 
-    Raises ValueError, naming the space, if it is none of the spec or would shrink; with
-    `lossless`, also with the sentences of `exactness`, if that reports anything lost.
+    A "layernorm" space whose new size is no multiple of the old one is exact only after
+    `scale_norms`, with epsilon times `lemon_gain(old, new)**2`, and if all that writes it is
+    re-expressed. `exactness` judges maps alone, and so does not report it exact.
+
+    Args:
+      spec: The spaces of the parameters.
+      sizes: The new size of each space that grows, by name.
+      key: With a key, copies outside of "rmsnorm" and "layernorm" spaces share their readers
+        unevenly, which breaks their symmetry; without one, evenly.
+      lossless: Whether to refuse what `exactness` does not report exact.
+
+    Returns:
+      A map for each space of `sizes`.
+
+    Raises:
+      ValueError: If the spec lacks a space, a space would shrink, or `lossless` is asked for and
+        something is lost; the message names the space.
+
+    References:
+      Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> s = spec({"bias": jnp.zeros(2)}, {"bias": "h"}, spaces={"h": "outer"})
+    >>> lemon(s, {"h": 3})["h"].index.tolist()
+    [0, 1, 0]
     """
 
     def make(name: str, old: int, words: list[str], new: int) -> SpaceMap:
@@ -316,6 +495,7 @@ def _method(
     lossless: bool,
     make: Callable[[str, int, list[str], int], SpaceMap],
 ) -> dict[str, SpaceMap]:
+    """The map that `make(name, old, words, new)` gives each space, checked as `lemon` says."""
     maps = {}
     for name, new in sizes.items():
         _, old, words = spec.space(name)
