@@ -1,13 +1,13 @@
 """Maps that are learned: the loss of the grown network, descended through `change_basis`.
 
-`learn_maps` is the loop; `sail_*` and `ligo_*` are what it trains: the spec under which a method's
+`learn_maps` is the loop. `sail_*` and `ligo_*` are what it trains: the spec under which a method's
 maps are free or tied as published, their initial coefficients, and the maps of coefficients.
 
     wide = sail_spec(spec)
     free = sail_init(params, spec, {"hidden": 512, "layer": 24})
     got = learn_maps(loss, params, wide, free, sail_maps, batches, steps=100)
 
-Imports optax, and so is not imported by `sail_jax`.
+This module imports optax, and so is not imported by `sail_jax`.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 Free = dict[str, dict[str, Array]]
+"""Learned coefficients: named arrays for each space."""
 
 
 def learn_maps(
@@ -53,11 +54,29 @@ def learn_maps(
     steps: int,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Learned:
-    """Minimise loss(change_basis(params, spec, maps(free)), batch) over `free`, `params` frozen.
+    """Learns maps by gradient descent on the loss of the grown network.
 
-    One compiled scan, see `sail_jax.learning.learn`: batches have leaves [n, ...], step t
-    sees entry t mod n; Adam at 1e-3 by default. Returns the grown parameters, the trained `free`,
-    and the loss before each step. Raises ValueError for a loss that is not finite.
+    It minimises loss(change_basis(params, spec, maps(free)), batch) over `free`; `params` stay
+    fixed. The whole loop is one compiled scan, see `sail_jax.learning.learn`.
+
+    Args:
+      loss: The loss of the grown parameters on a batch, a scalar.
+      params: The parameters to grow.
+      spec: The spec under which the maps apply, such as `sail_spec(...)` or `ligo_spec(...)`.
+      free: The initial coefficients: any pytree that `maps` takes.
+      maps: Makes maps of coefficients, differentiably: `sail_maps`, `ligo_maps` or another.
+      batches: The batches, in leaves of shape (n, ...); step t sees entry t mod n.
+      steps: The number of steps, 0 or more.
+      optimizer: An optax optimiser; by default Adam with learning rate 1e-3.
+
+    Returns:
+      The grown parameters, the trained `free` (as `coefficients`), and the loss before each step.
+
+    Raises:
+      TypeError: If `maps` does not return `SpaceMap`s, or a leaf with a mapped space is not
+        floating.
+      ValueError: If the loss is not finite at some step, `steps` is negative or no integer,
+        `batches` are empty, or the maps do not fit the spec.
     """
 
     def grow(free: PyTree, key: Array | None) -> PyTree:
@@ -67,11 +86,20 @@ def learn_maps(
 
 
 def sail_spec(spec: Spec) -> Spec:
-    """The spec under which every use of a space has a map of its own, as SAIL's C_in and C_out
-    are free for each matrix (App. F.1); gains move like biases. Only "stack" spaces stay shared:
-    one D for all leaves.
+    """Builds the spec under which every use of a space has a map of its own, as SAIL has it.
 
-    The space of axis 1, factor 0 of leaf "w" is called "w@1.0". Tied leaves keep one map per axis.
+    C_in and C_out are then free for each matrix. The space of factor 0 of axis 1 of leaf "w" is
+    called "w@1.0". Gains move like biases. Only "stack" spaces stay shared: one matrix D for all
+    leaves. Tied leaves keep one map per axis.
+
+    Args:
+      spec: The spec of the network.
+
+    Returns:
+      The spec with renamed spaces.
+
+    References:
+      Structured-Initialization Learning (SAIL), App. F.1.
     """
     stacks = _stacks(spec)
     leaves, spaces = [], [s for s in spec.spaces if s.name in stacks]
@@ -105,14 +133,30 @@ def sail_init(
     how: Literal["stack", "stack_top", "interpolate"] = "interpolate",
     sharpness: float = 4.0,
 ) -> Free:
-    """The coefficients from which SAIL's maps are learned (App. F): C = W U~^T for each use of
-    a space, U~ being the leading left singular vectors of the leaf unfolded along that axis, and
-    logits of depth, `sharpness` for the layer that `deepen(..., how)` takes, 0 for the others.
+    """Computes the coefficients from which SAIL's maps are learned.
 
-    spec, sizes: the original ones, by spaces. For a matrix U~ are the singular vectors of
-    `singular`, whose choices of W these are: N(0, 1/new) with a key, else U~ padded or cut.
+    For each use of a space, C = W U~^T, where U~ are the leading left singular vectors of the leaf
+    unfolded along that axis. For a matrix these are the singular vectors of `singular`, whose
+    choices of W these are. For depth, logits for the softmax of `mix_layers`.
 
-    Raises ValueError for a space that the spec lacks, a stack that would shrink, or a fused leaf.
+    Args:
+      params: The parameters to grow.
+      spec: Their spec, before `sail_spec`.
+      sizes: The new size of each space that changes, by its name in `spec`.
+      key: With a key, W is drawn from N(0, 1/new); without, it is U~, padded or cut.
+      how: Which old layer a new one starts from, see `deepen`.
+      sharpness: The logit of that layer; the others have 0.
+
+    Returns:
+      For each use of a space in `sizes`, by its name in `sail_spec(spec)`, {"c": C} with C of shape
+      (new, old); for each "stack" space in `sizes`, {"logits": ...} of shape (new, old).
+
+    Raises:
+      ValueError: If the spec lacks a space of `sizes`, a stack would shrink, `how` is unknown, or a
+        leaf fuses several matrices.
+
+    References:
+      Structured-Initialization Learning (SAIL), App. F.
     """
     stacks = _stacks(spec)
     for name in sizes:
@@ -147,20 +191,41 @@ def sail_init(
 
 
 def sail_maps(free: Free) -> dict[str, SpaceMap]:
-    """The maps of `sail_init`'s coefficients, for `sail_spec`: C for a use, be it written or
-    read, and the softmax of the logits for depth."""
+    """Makes maps of SAIL's coefficients, for `sail_spec`.
+
+    Args:
+      free: Coefficients, as `sail_init` returns them.
+
+    Returns:
+      A dense map for each entry: of C for a use of a space, whether that use writes or reads it; of
+      the softmax of the logits for depth.
+
+    >>> sail_maps({"w@0.0": {"c": jnp.array([[1.0], [2.0]])}})["w@0.0"].read.tolist()
+    [[1.0, 2.0]]
+    """
     out = {}
     for name, value in free.items():
         c = value["c"] if "c" in value else jax.nn.softmax(value["logits"], axis=-1)
-        out[name] = SpaceMap(c, c.T)  # the leaf has one role here, so that each is its own C
+        # each space is used once here, so C is what that use is contracted with in either role:
+        # `write` for one that writes, the transpose of `read` for one that reads
+        out[name] = SpaceMap(c, c.T)
     return out
 
 
 def ligo_spec(spec: Spec) -> Spec:
-    """The spec under which LiGO's tying holds (Wang et al. 2023): a space keeps one map for all
-    leaves, gains move like biases (B g), and each leaf mixes layers with coefficients of its own.
+    """Builds the spec under which LiGO ties its maps.
 
-    The "stack" space `layer` of leaf "w" is called "layer@w".
+    A space keeps one map for all leaves, gains move like biases (B g), and each leaf mixes layers
+    with coefficients of its own: the "stack" space `layer` of leaf "w" is called "layer@w".
+
+    Args:
+      spec: The spec of the network.
+
+    Returns:
+      The spec with renamed "stack" spaces.
+
+    References:
+      Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
     """
     stacks = _stacks(spec)
     leaves, spaces = [], [s for s in spec.spaces if s.name not in stacks]
@@ -187,13 +252,32 @@ def ligo_init(
     depth: Literal["stack", "interlace", "rand"] = "stack",
     noise: float = 0.03,
 ) -> Free:
-    """The coefficients from which LiGO's maps are learned; spec, sizes: the original ones.
+    """Draws the coefficients from which LiGO's maps are learned.
 
-    Width: the rows that B adds below I, uniform and summing to one ("rand"), or one-hot ("sel").
-    Depth: w of each leaf, StackBERT's or interlaced one-hots plus U(0, noise), rows normalised to
-    sum to one, or "rand". Defaults are the published code's.
+    The defaults are those of the published code.
 
-    Raises ValueError for a space that the spec lacks or would shrink, or an unknown choice.
+    Args:
+      spec: The spec of the network, before `ligo_spec`.
+      sizes: The new size of each space that grows, by its name in `spec`.
+      key: What the coefficients are drawn from, together with the names of spaces and leaves.
+      width: The rows that B has below the identity: "rand", uniform and summing to one; or "sel",
+        one-hot.
+      depth: The coefficients of each leaf's layers: "stack" (StackBERT's one-hot rows) or
+        "interlace" (each layer repeated in place), both with noise; or "rand", uniform. Rows sum to
+        one.
+      noise: The noise of depth is uniform from 0 to this, before rows are normalised.
+
+    Returns:
+      For each space in `sizes`, {"rows": ...} of shape (new - old, old); for each leaf with a
+      "stack" space in `sizes`, by the name of that space in `ligo_spec(spec)`, {"depth": ...} of
+      shape (new, old).
+
+    Raises:
+      ValueError: If the spec lacks a space of `sizes`, a space would shrink, or `width` or `depth`
+        is unknown.
+
+    References:
+      Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
     """
     if width not in ("rand", "sel") or depth not in ("stack", "interlace", "rand"):
         raise ValueError(f"unknown width {width!r} or depth {depth!r}")
@@ -220,9 +304,24 @@ def ligo_init(
 
 
 def ligo_maps(free: Free) -> dict[str, SpaceMap]:
-    """The maps of `ligo_init`'s coefficients, for `ligo_spec`: B = [I; rows] writes and, as
-    published, its transpose reads, without a count of copies (so nothing is preserved at the
-    start: A^{q,k,v} = B_emb^T, A^o = B_v^T, A^fc2 = B_fc1^T)."""
+    """Makes maps of LiGO's coefficients, for `ligo_spec`.
+
+    B = [I; rows] writes a space and, as published, its transpose reads it, without a count of
+    copies. So nothing is preserved at the start. (A^{q,k,v} = B_emb^T, A^o = B_v^T, A^fc2 =
+    B_fc1^T.)
+
+    Args:
+      free: Coefficients, as `ligo_init` returns them.
+
+    Returns:
+      A dense map for each entry: of B for a space, of the coefficients themselves for depth.
+
+    References:
+      Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
+
+    >>> ligo_maps({"h": {"rows": jnp.array([[0.5, 0.5]])}})["h"].write.tolist()
+    [[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]]
+    """
     out = {}
     for name, value in free.items():
         B = value["depth"] if "depth" in value else _below(value["rows"])
@@ -236,20 +335,36 @@ def width_gradients(
     c_out: Float[Array, "new_out out"],
     G: Float[Array, "new_in new_out"],
 ) -> tuple[Float[Array, "new_in in"], Float[Array, "new_out out"]]:
-    """dL/dC_in = G C_out theta^T and dL/dC_out = G^T C_in theta, for G = dL/d(C_in theta C_out^T).
+    """Computes the gradients of a loss with respect to C_in and C_out of `C_in theta C_out^T`.
 
-    SAIL, App. F.1 prints G theta C_out^T and G (C_in theta)^T, whose shapes do not conform.
+    dL/dC_in = G C_out theta^T and dL/dC_out = G^T C_in theta. (The paper prints G theta C_out^T and
+    G (C_in theta)^T, whose shapes do not conform.)
+
+    Args:
+      theta: The matrix, of shape (in, out).
+      c_in: C_in, of shape (new_in, in).
+      c_out: C_out, of shape (new_out, out).
+      G: The gradient with respect to `C_in theta C_out^T`, of shape (new_in, new_out).
+
+    Returns:
+      The gradients with respect to C_in and to C_out, in their shapes.
+
+    References:
+      Structured-Initialization Learning (SAIL), App. F.1.
     """
     return G @ c_out @ theta.T, G.T @ c_in @ theta
 
 
 def _stacks(spec: Spec) -> set[str]:
+    """The names of the "stack" spaces."""
     return {s.name for s in spec.spaces if "stack" in s.nonlinearity.split()}
 
 
 def _normalised(rows: Array) -> Array:
+    """Rows divided by their sums."""
     return rows / rows.sum(axis=-1, keepdims=True)
 
 
 def _below(rows: Float[Array, "more old"]) -> Float[Array, "new old"]:
+    """The identity with more rows below it."""
     return jnp.concatenate([jnp.eye(rows.shape[1], dtype=rows.dtype), rows])
