@@ -1,4 +1,8 @@
-"""Listed layers: which old leaves a new one comes from, and what becomes of layers that are new."""
+"""Listed layers: which old leaves a new one comes from, and what becomes of layers that are new.
+
+`sail_jax.growth.networks` plans with these functions how a network becomes deeper; `Source` says,
+for one leaf of the deep network, from which leaves of the old one it is made.
+"""
 
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -21,8 +25,17 @@ __all__ = ["Added", "Source", "added", "chained", "deepened", "layer_row", "own_
 
 
 class Source(NamedTuple):
-    """What a leaf of the deep network is: a weighted sum of old leaves, perhaps transposed and
-    scaled; `above` is the same leaf of the next layer."""
+    """What a leaf of the deep network is made of: a weighted sum of old leaves, perhaps transposed.
+
+    Attributes:
+      paths: The paths of the old leaves that are summed.
+      weights: What each of them is multiplied by; a single leaf is taken as it is.
+      above: The path of the same leaf of the next layer, for a method that needs it, else "".
+      transpose: Whether the sum is transposed.
+      scale: What the sum is multiplied by.
+      identity: Whether the leaf is an identity matrix instead, as large as the old leaf, a bias, is
+        long.
+    """
 
     paths: tuple[str, ...]
     weights: tuple[float, ...] = (1.0,)
@@ -35,7 +48,20 @@ class Source(NamedTuple):
 def deepened(
     flat: Mapping[str, Any], rules: Rules, layers: Mapping[str, SpaceMap], above: bool
 ) -> dict[str, Source]:
-    """The leaves of the deep network, by path."""
+    """Lists the leaves of the deep network, each with what it is made of.
+
+    Args:
+      flat: The leaves of the old network by path: arrays or shapes.
+      rules: The rules of its architecture.
+      layers: The map of the layers, for each entry that counts layers whose number changes.
+      above: Whether each leaf is also computed from the leaf of the next layer.
+
+    Returns:
+      What each leaf is made of, by its path in the deep network.
+
+    Raises:
+      ValueError: If the network lacks a leaf in one of the layers that are mixed.
+    """
     rows = {name: _rows(m) for name, m in layers.items()}
     out: dict[str, Source] = {}
     for path in flat:
@@ -49,6 +75,7 @@ def deepened(
             return f"{path[:start]}{k}{path[stop:]}"
 
         for k, row in enumerate(rows[name]) if name in rows else [(number, {number: 1.0})]:
+            # each new layer is listed once: by the first of the old layers that it is made of
             if next(iter(row)) == number:
                 paths = tuple(map(at, row))
                 for source in paths:
@@ -57,6 +84,7 @@ def deepened(
                             f"leaf {at(k)!r} is made of {source!r}, which the checkpoint lacks"
                             f"{nearest(source, flat)}"
                         )
+                # the topmost layer has none above it, and takes its own leaf
                 top = at(number + 1) if at(number + 1) in flat else path
                 out[at(k)] = Source(paths, tuple(row.values()), top if above else "")
     return out
@@ -65,8 +93,26 @@ def deepened(
 def chained(
     flat: Mapping[str, Any], rules: Rules, name: str, m: SpaceMap, sources: Mapping[str, Source]
 ) -> dict[str, Source]:
-    """The leaves where each layer reads the one before it: those of a new one are an identity
-    and, by `added`, no bias (Net2DeeperNet)."""
+    """Replaces the new layers of a chain, where each reads the one before it, by identities.
+
+    Their kernels become identity matrices. `added` sets their biases to zero (Net2DeeperNet).
+
+    Args:
+      flat: The leaves of the old network by path.
+      rules: The rules of its architecture.
+      name: The entry that lists the layers of the chain.
+      m: The map of these layers, in index form.
+      sources: What each leaf is made of, as `deepened` returns it.
+
+    Returns:
+      What each leaf is made of, with the new kernels as identities.
+
+    Raises:
+      ValueError: If a new layer has no bias, which would tell the size of the identity.
+
+    References:
+      Chen et al., Net2Net, 2016 (arXiv 1511.05641).
+    """
     new, out = set(np.asarray(inserted(m)).tolist()), dict(sources)
     for path in sources:
         layer = layer_of(rules, path)
@@ -80,7 +126,18 @@ def chained(
 
 
 def own_first(flat: Mapping[str, Any], rules: Rules, name: str) -> bool:
-    """Whether the first layer is unlike the others, such as one that projects: it stays."""
+    """Tells whether the first layer has other leaves or shapes than the second.
+
+    Such a layer (one that projects, for example) is not repeated: it stays the first.
+
+    Args:
+      flat: The leaves of the network by path: arrays or shapes.
+      rules: The rules of its architecture.
+      name: The entry that counts the layers.
+
+    Returns:
+      Whether it has; False for a single layer.
+    """
     shapes: dict[int, dict[str, Any]] = {}
     for path, x in flat.items():
         if (layer := layer_of(rules, path)) and layer[0] == name:
@@ -90,7 +147,7 @@ def own_first(flat: Mapping[str, Any], rules: Rules, name: str) -> bool:
 
 
 def _rows(m: SpaceMap) -> list[dict[int, float]]:
-    """Of each new layer, the old ones and their weights."""
+    """Of each new layer, the old ones that it is made of and their weights."""
     if m.index is not None:
         return [{int(i): 1.0} for i in np.asarray(m.index)]
     write = np.asarray(m.dense().write)
@@ -98,7 +155,14 @@ def _rows(m: SpaceMap) -> list[dict[int, float]]:
 
 
 class Added(NamedTuple):
-    """What is done to new layers: outputs multiplied, entries drawn, units paired."""
+    """What is done to the leaves of new layers.
+
+    Attributes:
+      outputs: By path, what a leaf is multiplied by: 0 or a mask in new layers, 1 elsewhere.
+      fresh: By path, which entries are drawn anew.
+      pairs: By space, the map that makes its units cancel in pairs.
+      streams: The spaces that layers share, to which new layers add their output.
+    """
 
     outputs: dict[str, Array]
     fresh: dict[str, Array]
@@ -114,7 +178,19 @@ def added(
     deep: Method,
     options: Mapping[str, Any],
 ) -> Added:
-    """What a depth method does to the layers that it repeats; `chains` are those of `chained`."""
+    """Decides what a depth method does to the layers that it repeats.
+
+    Args:
+      spec: The spec of the deep network, at the old widths.
+      rules: The rules of the architecture.
+      layers: The map of the layers, for each entry or "stack" space whose number of layers changes.
+      chains: The entries among them whose layers form a chain, see `chained`.
+      deep: The depth method.
+      options: The values of its options.
+
+    Returns:
+      What is done to which leaves; nothing for a method that copies layers as they are.
+    """
     out = Added({}, {}, {}, frozenset())
     if deep.new == "copy" or not layers:
         return out
@@ -149,7 +225,7 @@ def _chosen(
     layers: Mapping[str, SpaceMap],
     new: Mapping[str, np.ndarray],
 ) -> Array | None:
-    """Whether the leaf, or which part of it along a stacked axis, is of a new layer."""
+    """Which part of the leaf, along a stacked axis or as a whole, is of a new layer, or None."""
     layer = layer_of(rules, path)
     if layer and layer[0] in new:
         return jnp.asarray(True) if layer[1] in new[layer[0]] else None
@@ -163,8 +239,10 @@ def _chosen(
 def _writers(
     spec: Spec, rules: Rules, layers: Mapping[str, SpaceMap]
 ) -> tuple[dict[str, list[Factor]], set[str]]:
-    """The leaves by which a layer writes the spaces that layers share, and what of its own each
-    reads; and those spaces."""
+    """The leaves by which layers write the spaces that they share, and these spaces.
+
+    Each leaf comes with those factors of its layer's own spaces that it reads; a bias with none.
+    """
 
     def group(path: str) -> Any:
         stacks = [f.space for a in spec.axes(path) for f in a if f.space in layers]
@@ -175,6 +253,7 @@ def _writers(
     for path, axes in spec.leaves:
         for f in (f for axis in axes for f in axis):
             owners.setdefault(f.space, set()).add(group(path))
+    # a space that only one layer uses is its own; the others carry what layers hand on
     own = {name for name, groups in owners.items() if len(groups) == 1 and None not in groups}
     out: dict[str, list[Factor]] = {}
     streams: set[str] = set()
@@ -197,17 +276,21 @@ def _writers(
     }
     for path, axes in plain.items():
         bias = len(axes) == 1 and _only(axes[0], "write") and axes[0][0].space in streams
-        # with no norm that reads the stream, all that is added to it is output (BatchNorm)
+        # A bias belongs to a layer's output if it stands beside a leaf that does. The bias of a
+        # LayerNorm writes the stream's space as well, but is no output; without such norms, all
+        # that writes the stream is added to it (the bias of a BatchNorm).
         if bias and (_module(path) in modules or not normed):
             out[path] = []
     return out, streams
 
 
 def _only(axis: Axis, role: str) -> bool:
+    """Whether all factors of an axis have this role, and none is tied."""
     return all(f.role == role and not f.tied for f in axis)
 
 
 def _module(path: str) -> str:
+    """The path without its last key: what a kernel and its bias share."""
     cut = max(path.rfind("/"), path.rfind("."))
     return path[:cut]
 
@@ -221,7 +304,20 @@ def layer_row(
     options: Mapping[str, Any],
     config: Any,
 ) -> SpaceReport:
-    """Whether the new layers preserve the function."""
+    """Reports whether the new layers preserve the function.
+
+    Args:
+      name: The entry or "stack" space that counts the layers.
+      m: The map of the layers.
+      spec: The spec of the deep network.
+      deep: The depth method.
+      new: What it does to the new layers.
+      options: The values of its options.
+      config: The new configuration.
+
+    Returns:
+      A row for the report, with the reason if the function is not preserved.
+    """
     measured = measure(m)
     reason = ""
     words = {w for s in new.streams for w in spec.space(s).nonlinearity.split()}

@@ -1,4 +1,8 @@
-"""A grown network, leaf by leaf: how each is computed from leaves of the old one."""
+"""A grown network, leaf by leaf: how each is computed from leaves of the old one.
+
+`sail_jax.growth.networks.plan` makes a `Growth`. Both `grow`, in memory, and the growth of
+checkpoints on disk compute leaves with it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,11 +32,11 @@ class Operands(NamedTuple):
     """What differs between leaves that are computed alike, all of it arrays.
 
     Attributes:
-      weights: What the old leaves are multiplied by; None for a single one.
-      maps: Those of the leaf's spaces.
-      key: What the leaf draws from.
-      fresh: Which entries are drawn anew.
-      output: What the outcome is multiplied by.
+      weights: What the old leaves are multiplied by before they are summed; None for a single one.
+      maps: The maps of the leaf's spaces, by their names in `Rule.spec`.
+      key: What the leaf draws from; None if nothing is drawn.
+      fresh: Which entries are drawn anew, broadcastable to the leaf; None for no entry.
+      output: What the outcome is multiplied by, broadcastable to the leaf; None for nothing.
     """
 
     weights: np.ndarray | None
@@ -47,7 +51,19 @@ class Rule:
     """How a leaf is computed, without its name: `rule(operands, *arrays)`, pure and jitted.
 
     Rules of leaves that are computed alike are equal, and compiled once. The arrays are the old
-    leaves that are summed, then the one above unless it is among them; `above` says which it is.
+    leaves that are summed, then the leaf of the next layer unless it is among them.
+
+    Attributes:
+      spec: The spec of the leaf alone, see `Spec.alone`.
+      move: How the method applies maps; None for `change_basis`.
+      edits: What the method then does to the leaf, in order.
+      options: The names and values of the method's options.
+      transpose: Whether the sum of the old leaves is transposed.
+      scale: What the sum is multiplied by.
+      identity: Whether an identity matrix takes the place of the sum.
+      above: The number of the array that is the leaf of the next layer; None if it is not needed.
+      eta: Whether the leaf is a norm's gain that `scale_norms` multiplies.
+      std: The standard deviation of fresh entries.
     """
 
     spec: Spec
@@ -69,12 +85,14 @@ class Rule:
 class Growth:
     """How a network becomes a larger one, leaf by leaf: what `plan` returns. Holds no parameters.
 
-    - config: the new configuration (widths, heads, layers, eps, ties);
-    - leaves: what the grown network holds, by path;
-    - report: what is exact, one row per mapped space, and one per count of layers;
-    - notes: what else was done, one sentence each;
-    - spec, maps: the spaces of the network once it is deep, and their maps, with which
-      `growth.change_state` moves the state of an optimiser.
+    Attributes:
+      config: The new configuration (widths, heads, layers, epsilons, ties).
+      leaves: The shape and dtype of each leaf of the grown network, by path.
+      report: What is exact: one row per mapped space, and one per count of layers that changes.
+      notes: What else was done, one sentence each.
+      spec: The spaces of the network once it is deep, before it is widened.
+      maps: The maps of these spaces. With `spec` and `maps`, `change_state` moves the state of an
+        optimiser.
     """
 
     config: dict[str, Any]
@@ -93,12 +111,34 @@ class Growth:
     _std: float
 
     def needs(self, path: str) -> tuple[str, ...]:
-        """The leaves of the old network that a new leaf is computed from."""
+        """Lists the leaves of the old network that a new leaf is computed from.
+
+        Args:
+          path: The path of the new leaf.
+
+        Returns:
+          The paths of the old leaves, each once.
+
+        Raises:
+          ValueError: If the grown network has no such leaf.
+        """
         source = self._source(path)
         return tuple(dict.fromkeys([*source.paths, *([source.above] if source.above else [])]))
 
     def leaf(self, path: str, arrays: Mapping[str, Array]) -> Array:
-        """A leaf of the grown network from those it needs, by their paths. Pure, jitted."""
+        """Computes one leaf of the grown network. Pure, jitted.
+
+        Args:
+          path: The path of the new leaf.
+          arrays: The leaves of the old network by path; those that `needs` lists, or more.
+
+        Returns:
+          The new leaf, in the dtype of the old ones.
+
+        Raises:
+          ValueError: If the grown network has no such leaf, or an old leaf that it needs is
+            missing.
+        """
         needs = self.needs(path)
         for name in needs:
             if name not in arrays:
@@ -107,7 +147,18 @@ class Growth:
         return rule(operands, *(as_array(arrays[name]) for name in needs))
 
     def computation(self, path: str) -> tuple[Rule, Operands]:
-        """What `leaf` does: `rule(operands, *arrays)` of the leaves that it needs, in order."""
+        """Gives the computation of `leaf` as a rule and its operands, to run it elsewhere.
+
+        Args:
+          path: The path of the new leaf.
+
+        Returns:
+          A rule and operands such that `rule(operands, *arrays)` is the new leaf, where `arrays`
+          are the old leaves that `needs` lists, in its order.
+
+        Raises:
+          ValueError: If the grown network has no such leaf.
+        """
         source = self._source(path)
         spec, names = self.spec.alone(path)
         gains = {f.space for axis in self.spec.axes(path) for f in axis if f.role == "gain"}
@@ -132,6 +183,7 @@ class Growth:
         )
 
     def _source(self, path: str) -> Source:
+        """What a new leaf is made of; ValueError if there is no such leaf."""
         if path not in self._sources:
             raise ValueError(
                 f"the grown network has no leaf {path!r}{nearest(path, self._sources)}"
@@ -144,13 +196,14 @@ class Growth:
 
 @partial(jax.jit, static_argnums=0)
 def _compute(rule: Rule, operands: Operands, arrays: tuple[Array, ...]) -> Array:
+    """The new leaf: sum, map, edit, draw, multiply."""
     spec, options = rule.spec, dict(rule.options)
     weights, maps, key, fresh, output = operands
     dtype = arrays[0].dtype
     x = arrays[0]
     if weights is not None:
         wide = jnp.promote_types(dtype, jnp.float32)
-        # the array above may follow those that are summed
+        # not strict: the leaf of the next layer may follow the leaves that are summed
         x = reduce(add, (w * a.astype(wide) for w, a in zip(weights, arrays, strict=False)))
     if rule.scale != 1:
         x = x.astype(jnp.promote_types(dtype, jnp.float32)) * rule.scale
@@ -184,6 +237,7 @@ def _from_above(x: Array, above: Array, spec: Spec, maps: dict[str, SpaceMap]) -
     """The leaf with what writes its new units taken from the leaf of the next layer."""
     ((path, axes),) = spec.leaves
     layer = ((Factor("layer", "write"),), *axes)
+    # `aki` works on stacked layers: of these two, the lower one takes its units from the upper one
     two = Spec((Leaf(path, layer),), (*spec.spaces, Space("layer", 2, "stack")))
     stacked = change_basis({path: jnp.stack([x, above])}, two, maps)
     return aki(stacked, two, maps)[path][0]

@@ -1,4 +1,8 @@
-"""The published growth methods of whole networks, one row each: `METHODS`."""
+"""The published growth methods of whole networks, one row each: `METHODS`.
+
+A row (`Method`) says which maps a method gives to spaces and layers, and what it does to leaves
+beyond them. `sail_jax.growth.networks` carries the rows out.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -23,24 +27,32 @@ Params = dict[str, Array]
 Maps = dict[str, SpaceMap]
 Options = Mapping[str, Any]
 Widths = Callable[[Spec, Mapping[str, int], PRNGKeyArray | None, Options], Maps]
+"""Makes a map for each space whose size changes, from a spec, the new sizes, a key and options."""
 Step = Callable[[Params, Spec, Maps, Any, Options], Params]
+"""Changes parameters, given their spec, the maps, a key and options."""
 New = Literal["copy", "zero", "mask", "pair", "fresh"]
+"""What a repeated layer becomes, see `Method`."""
 
 
 class Method(NamedTuple):
-    """What a method does to widths, to depth, or both.
+    """What a growth method does to widths, to depth, or to both.
 
-    - about, source: in a sentence, and the paper;
-    - options: their defaults;
-    - lossless: whether it preserves the function wherever the architecture allows;
-    - widths: the maps of the spaces whose size changes; None if it only deepens;
-    - layers: the map of the layers; None if it only widens;
-    - new: what a repeated layer becomes: a copy; one whose output is zero, or times a mask; one
-      whose units cancel in pairs; or fresh parameters with a zero output;
-    - move: how maps are applied to a leaf, `edits` what is then done to it;
-    - above: whether a leaf is also computed from that of the next layer;
-    - draws: whether it needs a key;
-    - deepens_by: which depth method goes with it unless another is named.
+    Attributes:
+      about: What it does, in a few words.
+      source: The paper.
+      options: The names of its options and their defaults.
+      lossless: Whether it preserves the function wherever the architecture allows.
+      widths: Makes the maps of the spaces whose size changes; None if the method only deepens.
+      layers: Makes the map of the layers from their old number, the new one and options; None if
+        the method only widens.
+      new: What a repeated layer becomes: "copy", as it is; "zero" or "mask", with its output times
+        zero or a mask; "pair", with units that cancel in pairs; "fresh", with fresh parameters and
+        a zero output.
+      move: How maps are applied to a leaf; None for `change_basis`.
+      edits: What is done to a leaf after that, in order.
+      above: Whether a leaf is also computed from the leaf of the next layer.
+      draws: Whether it needs a key.
+      deepens_by: The depth method that goes with it, unless another is named.
     """
 
     about: str
@@ -58,15 +70,17 @@ class Method(NamedTuple):
 
     @property
     def widens(self) -> bool:
+        """Whether the method changes the size of spaces other than layers."""
         return self.widths is not None
 
     @property
     def deepens(self) -> bool:
+        """Whether the method changes the number of layers."""
         return self.layers is not None
 
 
 def _each(make: Callable[[str, int, int, Any], SpaceMap]) -> Widths:
-    """The widths that `make(words, old, new, key)` gives each space."""
+    """The widths that `make(words, old, new, key)` gives each space, with a key of its own."""
 
     def widths(spec: Spec, sizes: Mapping[str, int], key: Any, options: Options) -> Maps:
         out = {}
@@ -79,6 +93,7 @@ def _each(make: Callable[[str, int, int, Any], SpaceMap]) -> Widths:
 
 
 def _dealt(words: str, old: int, new: int, key: Any) -> SpaceMap:
+    """A random widening, with equally many copies of each unit where the new size is a multiple."""
     return widen(old, new, key=key, even=new % old == 0)
 
 
@@ -86,6 +101,8 @@ def _padded(words: str, old: int, new: int, key: Any) -> SpaceMap:
     """Zeros beside the old units; in a stream, under a norm, what keeps its statistics."""
     if not {"layernorm", "rmsnorm"} & set(words.split()):
         return pad(old, new)
+    # Scaled by sqrt(new / old), the old units alone keep the mean square of the space, which is all
+    # that RMSNorm takes from it.
     scale, live = (new / old) ** 0.5, jnp.arange(new) < old
     write = jnp.where(live, scale, 0.0)
     index = jnp.where(live, jnp.arange(new), 0)
@@ -93,11 +110,15 @@ def _padded(words: str, old: int, new: int, key: Any) -> SpaceMap:
     family = width.tile(2, 3, "zero", isometric=True).family
     if "rmsnorm" in words.split():
         return SpaceMap(m.write, m.read, family)
+    # Under a LayerNorm the new units hold the mean of the scaled ones: they add nothing to the
+    # variance, which is then that of before.
     m = m.dense()
     return SpaceMap(jnp.where(live[:, None], jnp.asarray(m.write), scale / old), m.read)
 
 
 def _msg(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> Params:
+    """Masked structural growth: fresh units inside layers, masked; streams are not drawn anew."""
+    # Streams stay as `_padded` makes them: fresh units there would need norms that know the mask.
     streams = {
         n: m
         for n, m in maps.items()
@@ -110,20 +131,24 @@ def _msg(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> 
 
 
 def _noise(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> Params:
+    """Noise that cancels between copies, if asked for."""
     if options["snr_db"] is None:
         return params
     return fresh.noise_pairs(params, spec, maps, key, snr_db=options["snr_db"])
 
 
 def _symmetry(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> Params:
+    """Noise on what writes copies, if asked for."""
     if not options["noise"]:
         return params
     return fresh.break_symmetry(params, spec, maps, key, scale=options["noise"])
 
 
 def _svd(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> Params:
-    """C = W U~^T for each use of a space, from the leaf unfolded along it (SAIL, App. F.1); of a
-    fused leaf, block by block."""
+    """SAIL's C = W U~^T for each use of a space, from the leaf unfolded along it (App. F.1).
+
+    A fused leaf is moved block by block.
+    """
     ((path, axes),) = spec.leaves
     parts, apart = unfuse(params, spec)
     fused = [k for k, axis in enumerate(axes) if len(blocks(axis)) > 1]
@@ -132,7 +157,7 @@ def _svd(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> 
 
 
 def _free(path: str, x: Array, spec: Spec, maps: Maps, key: Any, options: Options) -> Array:
-    """The leaf under a map of its own for each factor of each axis, both sides C."""
+    """The leaf under a map of its own for each factor of each axis, both sides being C."""
     axes = spec.axes(path)
     use = [(f"{k}.{i}", f) for k, axis in enumerate(axes) for i, f in enumerate(axis or (None,))]
     sizes = [x.shape[int(n[0])] if f is None else spec.space(f.space).size for n, f in use]
@@ -153,17 +178,18 @@ def _free(path: str, x: Array, spec: Spec, maps: Maps, key: Any, options: Option
 
 
 def _after(old: int, new: int, options: Options) -> SpaceMap:
-    """What is inserted spread evenly, at the end of groups of layers."""
+    """Copies spread evenly, each after the last layer of a group."""
     ends = [max((j + 1) * old // (new - old), 1) - 1 for j in range(new - old)]
     return depth.interleave(old, np.array(ends))
 
 
 def _above(old: int, new: int, options: Options) -> SpaceMap:
-    """What is inserted on top."""
+    """Copies of the top layer, on top."""
     return depth.interleave(old, np.full(new - old, old - 1))
 
 
 def _whole_stacks(old: int, new: int, options: Options) -> SpaceMap:
+    """The stack repeated as a whole; ValueError unless the new number of layers is a multiple."""
     if new % old:
         raise ValueError(
             f"g_stack repeats whole stacks, but {new} layers are no multiple of {old}: use stack"
@@ -172,6 +198,7 @@ def _whole_stacks(old: int, new: int, options: Options) -> SpaceMap:
 
 
 def _seam(old: int, new: int, options: Options) -> SpaceMap:
+    """Two copies of the stack, joined as `depth_up_scale` does; ValueError for other numbers."""
     if new % 2 or not old <= new <= 2 * old:
         raise ValueError(
             f"dus joins two copies of the stack, so it takes {old} layers to an even number "
@@ -181,6 +208,7 @@ def _seam(old: int, new: int, options: Options) -> SpaceMap:
 
 
 def _mixed(old: int, new: int, options: Options) -> SpaceMap:
+    """Means of all layers, by the logits of the options; by default near "interpolate"."""
     logits = options["logits"]
     if logits is None:
         at = depth.deepen(old, new, "interpolate").index
@@ -191,8 +219,24 @@ def _mixed(old: int, new: int, options: Options) -> SpaceMap:
 
 
 def pair_units(n: int) -> SpaceMap:
-    """Units copied in pairs and read with opposite signs, an odd one not read: they write as
-    they would, and what reads them gets nothing (LEMON's second way to add a block)."""
+    """Makes the map that copies units in pairs and reads the two with opposite signs.
+
+    What writes the units stays in effect, and what reads them gets nothing; an odd unit is not
+    read. This is LEMON's second way to add a layer that does nothing.
+
+    Args:
+      n: The number of units.
+
+    Returns:
+      The map of n units to n units.
+
+    References:
+      Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).
+
+    >>> m = pair_units(4)
+    >>> m.index.tolist(), m.read.scale.tolist()
+    ([0, 0, 2, 2], [1.0, -1.0, 1.0, -1.0])
+    """
     at = jnp.arange(n)
     read = jnp.where(at % 2 == 0, 1.0, -1.0) * (at < n - n % 2)
     return select(at - at % 2, n, read=read)
@@ -342,6 +386,7 @@ _WIDTH = {
 }
 
 METHODS: dict[str, Method] = _WIDTH | _DEPTH
-"""The methods by name: those that widen, then those that deepen."""
+"""The growth methods by name: those that widen, then those that deepen."""
 
 DEPTHS = frozenset(_DEPTH)
+"""The names of the methods that deepen."""

@@ -1,8 +1,8 @@
 """The state of an optimiser, carried through a change of basis.
 
 First moments are averages of gradients and move dually, exactly for every map. Second moments are
-averages of squared gradients: a permutation, duplication or any other index form moves them
-exactly, a map that mixes units does not, as that would need the covariances of gradients. Counts
+averages of squared gradients. A permutation, duplication or any other index form moves them
+exactly; a map that mixes units does not, as that would need the covariances of gradients. Counts
 and schedules stay. Averages of parameters (EMA) are parameters: `change_basis` itself moves them.
 """
 
@@ -23,6 +23,7 @@ from sail_jax.trees import path_str
 __all__ = ["LAWS", "Moved", "StateReport", "change_state", "learning_rates"]
 
 Law = Literal["params", "gradients", "second_moments", "restart"]
+"""How a field of a state moves: a kind of `change_basis`, or "restart"."""
 
 LAWS: dict[str, Law] = {
     "mu": "gradients",
@@ -34,12 +35,21 @@ LAWS: dict[str, Law] = {
     "sum_of_squares": "second_moments",
     "z": "params",
 }
-"""How the fields of optax states move, by name: those of Adam(W), AMSGrad, Lion, RMSProp, SGD with
-momentum, `optax.ema` (an average of updates), Adagrad, MultiSteps, schedule-free."""
+"""How the fields of optax states move, by name.
+
+They are those of Adam(W), AMSGrad, Lion, RMSProp, SGD with momentum, `optax.ema` (an average of
+updates), Adagrad, MultiSteps and schedule-free.
+"""
 
 
 class Moved(NamedTuple):
-    """One field of the state: where, what was done, and why, where it was restarted."""
+    """What was done to one field of an optimiser's state.
+
+    Attributes:
+      path: Where the field is, its keys joined by "/".
+      how: Whether it was moved, kept as it was, or restarted.
+      reason: The law by which it was moved, or why it was restarted; "" if it was kept.
+    """
 
     path: str
     how: Literal["moved", "kept", "restarted"]
@@ -47,7 +57,11 @@ class Moved(NamedTuple):
 
 
 class StateReport(NamedTuple):
-    """What `change_state` did; `print` shows a table."""
+    """What `change_state` did; `print` shows a table.
+
+    Attributes:
+      fields: One entry per field of the state.
+    """
 
     fields: tuple[Moved, ...]
 
@@ -68,15 +82,39 @@ def change_state(
     *,
     laws: Mapping[str, Law] | None = None,
 ) -> tuple[PyTree, StateReport]:
-    """An optax state re-expressed as the parameters are, and a report of what was done.
+    """Re-expresses an optimiser's state as the parameters are, so that training can go on.
 
-    fresh: `optimizer.init(new_params)`, what a restart takes. laws: for fields that `LAWS` lacks,
-    or to overrule it. Where a second moment has no law (a dense map), the whole state that holds
-    it is restarted, its count and first moment too: a count without its moments would make the
-    bias correction wrong and the first steps too long. Counts elsewhere (schedules) are kept.
+    A field that holds something for each parameter moves by its law. Where a second moment has no
+    law (a dense map), the whole state that holds it is restarted, its count and first moment too: a
+    count without its moments would make the bias correction wrong and the first steps too long.
+    Counts elsewhere (schedules) are kept.
 
-    Raises ValueError, naming the field, if it holds something for each parameter and no law is
-    known, or if the two states differ in structure.
+    Args:
+      state: The optax state before the change of basis.
+      fresh: `optimizer.init(new_params)`, of the same optimiser: what a restart takes.
+      spec: The spec of the parameters before the change.
+      maps: The maps, by space.
+      laws: How fields move that `LAWS` lacks, or other laws for those it has, by the name of the
+        field.
+
+    Returns:
+      The new state, and a report of what was done to each field.
+
+    Raises:
+      TypeError: If an entry of `maps` is no `SpaceMap`.
+      ValueError: If a law is unknown, a field holds something for each parameter and has no law,
+        the two states differ in structure, or the maps do not fit the spec.
+
+    >>> import optax
+    >>> from sail_jax.basis.spaces import spec
+    >>> from sail_jax.growth import widen
+    >>> s = spec({"bias": jnp.zeros(2)}, {"bias": "h"}, spaces={"h": "outer"})
+    >>> optimizer = optax.sgd(0.1, momentum=0.9)
+    >>> old, fresh = (optimizer.init({"bias": jnp.zeros(n)}) for n in (2, 3))
+    >>> state, report = change_state(old, fresh, s, {"h": widen(2, 3)})
+    >>> print(report)
+    field    how    why
+    0/trace  moved  gradients
     """
     all_laws: dict[str, Law] = {**LAWS, **(laws or {})}
     if bad := [law for law in all_laws.values() if law not in get_args(Law)]:
@@ -98,6 +136,7 @@ def _walk(
     dense: list[str],
     rows: list[Moved],
 ) -> Any:
+    """The new state of one node; what was done is added to `rows`."""
     if type(node) is not type(fresh) and not (hasattr(node, "shape") and hasattr(fresh, "shape")):
         raise ValueError(
             f"the state at {path!r} is {type(node).__name__}, in fresh {type(fresh).__name__}: "
@@ -114,6 +153,7 @@ def _walk(
                     f"parameter, and how it moves is not known: say laws={{{name!r}: ...}}"
                 )
             law = laws.get(name)
+            # one field without a law restarts its neighbours too, so that they stay consistent
             if held[name] and (law == "restart" or (law == "second_moments" and dense)):
                 reason = "asked for" if law == "restart" else f"the map of {dense[0]!r} is dense"
                 rows.append(Moved(where, "restarted", f"{reason}; with all of its state"))
@@ -156,6 +196,7 @@ def _walk(
 
 
 def _holds_params(value: Any, spec: Spec) -> bool:
+    """Whether a field has leaves, all of them at paths of parameters."""
     paths = [path_str(path) for path, _ in jax.tree.leaves_with_path(value)]
     return bool(paths) and {leaf.path for leaf in spec.leaves}.issuperset(paths)
 
@@ -163,16 +204,39 @@ def _holds_params(value: Any, spec: Spec) -> bool:
 def learning_rates(
     params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], optimizer: Literal["sgd", "adam"]
 ) -> PyTree:
-    """Factors on the updates of each entry with which training commutes with the maps: the grown
-    network then follows, image by image, the path that the old one would have taken.
+    """Computes factors on updates with which training commutes with the maps.
 
-    "sgd", with momentum or not: what the entry is multiplied by over what its gradient is, for
-    copies c on what writes them and 1/c on what reads them. "adam", whose updates do not depend
-    on the scale of gradients (epsilon aside): what the entry is multiplied by, 1/c on readers.
-    All ones for a permutation. `params`: the grown parameters; the factors broadcast against them.
+    A grown network that trains with them follows, image by image, the path that the old one would
+    have taken. The factors depend on what an entry w and its gradient are multiplied by, w' = a w
+    and g' = b g, and on how the optimiser's update depends on the gradient:
 
-    Raises ValueError for a dense map other than an orthogonal one, under which SGD commutes and
-    nothing has to be scaled; under Adam for any dense map.
+    - "sgd", with momentum or not: a / b. Of c copies, c for what writes them and 1 / c for what
+      reads them.
+    - "adam", whose updates do not depend on the scale of gradients (epsilon aside): |a|. 1 for what
+      writes copies, 1 / c for what reads them.
+
+    They are all ones for a permutation.
+
+    Args:
+      params: The grown parameters.
+      spec: The spec from before the growth.
+      maps: The maps, by space.
+      optimizer: Which rule the factors are for.
+
+    Returns:
+      A tree of the structure of `params`, whose leaves broadcast against the parameters.
+
+    Raises:
+      TypeError: If an entry of `maps` is no `SpaceMap`.
+      ValueError: If `optimizer` is neither of these, the maps do not fit the spec, or a map is
+        dense. Under "sgd" orthogonal maps are allowed: they commute with it, so their factors are
+        ones.
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> from sail_jax.growth import widen
+    >>> s = spec({"bias": jnp.zeros(2)}, {"bias": "h"}, spaces={"h": "outer"})
+    >>> learning_rates({"bias": jnp.zeros(3)}, s, {"h": widen(2, 3)}, "sgd")["bias"].tolist()
+    [2.0, 1.0, 2.0]
     """
     if optimizer not in ("sgd", "adam"):
         raise ValueError(f"optimizer must be 'sgd' or 'adam', got {optimizer!r}")
@@ -196,6 +260,7 @@ def learning_rates(
             for block in blocks(axis):
                 along.append(jnp.ones(1))
                 for f in block:
+                    # a factor of a product, or a block, needs its full length; else 1 broadcasts
                     size = sizes[f.space] if len(axis) > 1 else 1
                     factor = vectors.get(f.space, {}).get(f.role, jnp.ones(size))
                     along[-1] = (along[-1][:, None] * factor).reshape(-1)
@@ -207,6 +272,7 @@ def learning_rates(
 
 
 def _factors(m: SpaceMap, optimizer: str) -> dict[Role, Array]:
+    """The factors for each role, per new unit of an index form."""
     write, read = (jnp.ones(m.new) if e is None else e for e in m.entries)
     gain, dual = (write != 0).astype(write.dtype), write * read
     if optimizer == "adam":
