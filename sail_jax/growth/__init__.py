@@ -1,9 +1,10 @@
 """Makers: maps that permute, prune, rotate, widen and deepen, and the published growth methods.
 
-A maker never sees a parameter; `change_basis` applies what it returns, and each states its family,
-from which `exactness` says what is preserved. What growth does to parameters beyond that (fresh
-units, noise, masks, rules for norms and layers) are separate functions of parameters. Learned maps
-(LiGO, SAIL) are in `sail_jax.growth.learned`, which is imported when it is first asked for.
+`grow` and `plan` grow a whole network of a known architecture by a method of `METHODS`. Below them,
+a maker returns the map of one space and never sees a parameter; `change_basis` applies it, and
+`exactness` says from its family what is preserved. Fresh units, noise, masks and the rules for
+norms and layers are functions of parameters, applied after the maps. Learned maps (LiGO, SAIL) are
+in `sail_jax.growth.learned`, which is imported when it is first asked for.
 """
 
 from typing import TYPE_CHECKING

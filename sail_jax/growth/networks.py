@@ -1,6 +1,6 @@
 """Whole networks grown: a plan, leaf by leaf, from the shapes and the configuration of one.
 
-`plan` decides everything without looking at a parameter; `Growth.leaf` then computes any tensor
+`plan` decides everything without looking at a parameter. `Growth.leaf` then computes any tensor
 of the grown network from the few that it needs, so that `grow` in memory and a copy from disk to
 disk are one definition. Depth comes first: layers are renumbered, repeated or mixed as they are,
 and the deep network is then widened by the maps of its spaces.
@@ -53,9 +53,31 @@ def grow(
     key: PRNGKeyArray | None = None,
     **options: Any,
 ) -> tuple[PyTree, Growth]:
-    """The grown network and how it came about: every leaf of `plan`, computed.
+    """Grows a network: plans the growth, and computes every leaf.
 
-    Returns a flat dictionary where `params` is one, else nested dictionaries. Raises as `plan`.
+    Args:
+      params: The parameters of the network, by path or as a pytree.
+      config: Its configuration, as `plan` takes it.
+      to: What it shall become, as `plan` takes it.
+      method: The growth method, a name in `METHODS`.
+      key: What is drawn is drawn from this key, as `plan` takes it.
+      **options: The other arguments of `plan`, and the options of the method.
+
+    Returns:
+      The parameters of the grown network, in a flat dictionary where `params` is one, else in
+      nested dictionaries; and the growth, with the new configuration and the report of what is
+      exact.
+
+    Raises:
+      TypeError: As `plan`.
+      ValueError: As `plan`.
+
+    >>> config = {"model_type": "mlp", "inputs": 1, "widths": [2]}
+    >>> net = {"layers.0.kernel": jnp.array([[1.0, 2.0]]), "layers.0.bias": jnp.zeros(2),
+    ...        "out.kernel": jnp.array([[3.0], [4.0]]), "out.bias": jnp.zeros(1)}
+    >>> new, growth = grow(net, config, {"width": 2})
+    >>> new["layers.0.kernel"].tolist(), new["out.kernel"].ravel().tolist()
+    ([[1.0, 2.0, 1.0, 2.0]], [1.5, 2.0, 1.5, 2.0])
     """
     growth = plan(params, config, to, method, key=key, **options)
     arrays = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
@@ -76,20 +98,46 @@ def plan(
     rules: Any = None,
     **options: Any,
 ) -> Growth:
-    """How a network of these shapes and this configuration becomes one of another.
+    """Plans how a network of given shapes and configuration becomes a larger one.
 
-    - shapes: arrays or ShapeDtypeStructs, by path or as a pytree;
-    - config: as `sail_jax.architectures.of` reads it; for an architecture that it does not know,
-      `rules` are `Rules`, or make them from a configuration;
-    - to: a whole configuration, entries that change ("2x": twice as much; names of spaces, too),
-      or the factors {"width": 2, "depth": 4}, under which heads are multiplied and keep their
-      size, and queries per head of keys stay as many;
-    - method, depth_method, options: rows of `METHODS`, and what they take;
-    - untie: whether a tied table gets a head of its own; None: if the maps would break the tie
-      and the method means to be lossless;
-    - require_lossless: refuse, naming the space, what is not exact.
+    Args:
+      shapes: The parameters of the network, as arrays or ShapeDtypeStructs, by path or as a pytree;
+        their values are not read.
+      config: Its configuration, as `sail_jax.architectures.of` reads it, such as a config.json.
+      to: What it shall become: a whole configuration; or the entries that change, also names of
+        spaces ("2x" stands for twice as much); or the factors {"width": 2, "depth": 4}. A factor
+        of width multiplies the heads, which keep their size; query heads per key head stay as many.
+      method: The growth method, a name in `METHODS`; one that widens, if any width changes.
+      key: A key of `jax.random.key`, which methods need that draw numbers. Some others use it if it
+        is given: LEMON shares readers unevenly, Net2Net copies random units.
+      depth_method: The method that deepens, a name in `METHODS`. By default the one that goes with
+        `method`; for a chain of layers that are not alike, "identity".
+      untie: Whether a tied table gets a head of its own. By default it does if the maps would break
+        the tie and the method means to be lossless, or if `to` states that tables are not tied.
+      require_lossless: Whether to refuse growth that is not exact as far as the axes say.
+      rules: For an architecture that is not known: its `Rules`, or a function that makes them from
+        a configuration.
+      **options: The options of the method and of the depth method, see `METHODS`.
 
-    Raises ValueError or TypeError in one sentence, naming the entry, space or leaf at fault.
+    Returns:
+      The growth: the new configuration, the shape of every new leaf, the report of what is exact,
+      and the computation of each leaf.
+
+    Raises:
+      TypeError: If `config` or `to` is no mapping, `to` has a key that is no text, `key` is no key,
+        or `rules` are neither `Rules` nor a function.
+      ValueError: If a method or an option is unknown or an option has a value of another kind, the
+        configuration contradicts the tensors, `to` cannot be reached by growth, a needed key is
+        missing, a tied table cannot be untied, a leaf is in an 8-bit float format, or
+        `require_lossless` is asked for and something is lost. The message is one sentence that
+        names the entry, space or leaf at fault.
+
+    >>> config = {"model_type": "mlp", "inputs": 3, "widths": [4]}
+    >>> net = {"layers.0.kernel": jnp.zeros((3, 4)), "layers.0.bias": jnp.zeros(4),
+    ...        "out.kernel": jnp.zeros((4, 2)), "out.bias": jnp.zeros(2)}
+    >>> growth = plan(net, config, {"width": 2}, "hypercloning")
+    >>> growth.config["widths"], growth.leaves["out.kernel"].shape, growth.report.exact
+    ([8], (8, 2), True)
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be a mapping (config.json), got {type(config).__name__}")
@@ -142,6 +190,7 @@ def plan(
     for m in layers.values():
         deep_config, goal = _per_layer(deep_config, m), _per_layer(goal, m)
     kinds, stated = deep_config.get("layer_types"), goal.get("layer_types")
+    # a target may spell out that all layers are of the kind that is the default
     plain = kinds is None and set(stated or ()) <= {"full_attention"}
     if stated and kinds != stated and not plain:
         raise ValueError(
@@ -150,10 +199,12 @@ def plan(
     goal = goal if kinds is None else goal | {"layer_types": kinds}
     spec = make(deep_config).spec(_shapes(flat, sources))
     goal_rules = make(goal)
-    if isinstance(rules, Rules):  # the sizes that it states are those of the network as it was
+    if isinstance(rules, Rules):  # its sizes are those of the network before it grows
         goal_rules = goal_rules._replace(sizes={})
     sizes = new_sizes(goal_rules, goal, spec, given)
 
+    # A tied table both writes and reads its space, which only orthogonal maps allow. To stay exact
+    # under others, its second use becomes a leaf of its own, made of the same table.
     tied = {path for s in spec.spaces for path, _, _, _, tie in spec.uses(s.name) if tie}
     if asked_ties := [key for key in TIES if key in to]:
         if to[asked_ties[0]] and not tied and not config.get(asked_ties[0]):
@@ -202,6 +253,8 @@ def plan(
     final = make(goal).resized(fitted.config, resized)
     for name, m in new.pairs.items():
         grown[name] = compose(grown[name], m) if name in grown else m
+    # what a network multiplies by a size, such as embeddings by the root of their width, is divided
+    # by how that grows
     if wide.lossless:
         growths = {s.name: resized.space(s.name).size / s.size for s in spec.spaces}
         growths |= {n: layers[n].new / layers[n].old if n in layers else 1.0 for n in counts}
@@ -252,8 +305,11 @@ def _methods(method: str, depth_method: str | None) -> tuple[Method, Method]:
 
 
 def _check_unstated(config: Config, spec: Spec, maps: Mapping[str, SpaceMap]) -> None:
-    """ValueError if the configuration states the old size of a space that grows, as far as numbers
-    tell, and rules that have no settings leave it so."""
+    """ValueError if the configuration would go on stating the old size of a space that grows.
+
+    That is so where rules have no settings; which entry states which space is guessed by the
+    numbers.
+    """
     for name, m in maps.items():
         for key, n in config.items():
             if type(n) is int and n == m.old != m.new:
@@ -265,12 +321,14 @@ def _check_unstated(config: Config, spec: Spec, maps: Mapping[str, SpaceMap]) ->
 
 
 def _is_key(key: Any) -> bool:
+    """Whether it is one key of JAX, typed or raw."""
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     return (typed and shape == ()) or (dtype == jnp.uint32 and shape == (2,))
 
 
 def _values(wide: Method, deep: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of all options of both methods; ValueError for an option that neither has."""
     defaults = {**deep.options, **wide.options}
     for name in options:
         if name not in defaults:
@@ -283,7 +341,7 @@ def _values(wide: Method, deep: Method, options: Mapping[str, Any]) -> dict[str,
 
 
 def _option(name: str, default: Any, value: Any) -> Any:
-    """An option of the kind of its default, hashable; None stays, where it is the default."""
+    """An option's value of the kind of its default, hashable, as `Rule` needs it."""
     if value is None and default is None:
         return None
     if name == "logits":
@@ -341,8 +399,7 @@ def _layers(
 
 
 def _scaled_by_size(rules: Rules, spec: Spec, growths: Mapping[str, float]) -> dict[str, float]:
-    """What each leaf that the network multiplies by a size is multiplied by, to make up for how
-    many times that grows."""
+    """By leaf, the factor that makes up for the growth of a size the network multiplies it by."""
     out: dict[str, float] = {}
     for path, axes in spec.leaves:
         for pattern, (size, power) in rules.scales.items():
@@ -362,7 +419,7 @@ def _scaled_by_size(rules: Rules, spec: Spec, growths: Mapping[str, float]) -> d
 
 
 def _shapes(flat: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[str, Any]:
-    """Those of the deep network, at the old widths."""
+    """The shapes of the leaves of the deep network, at the old widths."""
     out = {}
     for path, source in sources.items():
         x = flat[source.paths[0]]
@@ -372,7 +429,7 @@ def _shapes(flat: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[str,
 
 
 def _per_layer(config: dict[str, Any], m: SpaceMap) -> dict[str, Any]:
-    """Entries that list something per layer, as the layers have moved."""
+    """The configuration, with its list of kinds of layers as the layers have moved."""
     kinds = config.get("layer_types")
     if not kinds and config.get("use_sliding_window"):  # Qwen: from a number of layers on
         start = config.get("max_window_layers", 0)
@@ -384,6 +441,7 @@ def _per_layer(config: dict[str, Any], m: SpaceMap) -> dict[str, Any]:
 
 
 def _untied(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
+    """The configuration of the network with a head of its own."""
     key = next((k for k in TIES if k in config), TIES[0])
     return config | {key: False} | dict(rules.untied)
 

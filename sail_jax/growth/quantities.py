@@ -1,7 +1,7 @@
 """What a network computes from its sizes, and how growth makes up for it.
 
 Logits are divided by the root of a head's size, rotary frequencies depend on it, norms average
-over a width: maps that are lossless to a linear reader must be fitted to these. `fit` does so, and
+over a width. Maps that are lossless to a linear reader must be fitted to these: `fit` does so, and
 `judge` says what is then exact, in the terms of `exactness`.
 """
 
@@ -23,13 +23,22 @@ from sail_jax.growth.targets import ends
 
 __all__ = ["Fitted", "fit", "judge"]
 
-# kinds of rotary positions whose frequency depends on base ** (-2 i / size) alone
+# kinds of rotary positions in which the frequency of pair i depends on base ** (-2 i / size) alone,
+# so that a pair keeps it when i and the size are multiplied by the same number
 _POINTWISE = ("default", "linear", "llama3")
 
 
 class Fitted(NamedTuple):
-    """Maps made to fit. The function is preserved in the `granted` spaces for a reason of their
-    own (or not, for the reason given); the gains of `eta` spaces want `scale_norms`."""
+    """Maps that were fitted to what a network computes from its sizes.
+
+    Attributes:
+      maps: The maps, by space.
+      config: The new configuration, with what the fit changed (epsilons).
+      granted: Spaces that are judged by fitting instead of by `exactness`: "" if the function is
+        preserved, else the reason why it is not.
+      eta: The "layernorm" spaces whose gains `scale_norms` must multiply.
+      notes: What was done, one sentence each.
+    """
 
     maps: dict[str, SpaceMap]
     config: dict[str, Any]
@@ -39,7 +48,22 @@ class Fitted(NamedTuple):
 
 
 def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) -> Fitted:
-    """Maps fitted to heads that change their size, and to norms over copies and averages."""
+    """Fits maps to heads that change their size, and to norms over copies and averages.
+
+    Queries and keys are scaled together by the root of how their number grows, as logits are
+    divided by the root of that number. Rotary pairs are moved to where their frequencies are. Under
+    a LayerNorm over copies and averages, epsilon and gains are corrected, or the map is scaled
+    where the configuration states no epsilon.
+
+    Args:
+      maps: The maps of a lossless method, by space.
+      spec: The spec of the network, at the old widths.
+      rules: The rules of its architecture.
+      config: The new configuration.
+
+    Returns:
+      The fitted maps, and what else the fit decided.
+    """
     out, new = dict(maps), dict(config)
     granted: dict[str, str] = {}
     eta, notes = set(), {}
@@ -49,6 +73,9 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
             granted[name] = _lost(m)
             if not config.get("scale_attn_weights", True):  # logits are not divided by the size
                 continue
+            # One side of the product is written with `write`, the other with `read`, so that it
+            # grows by (new / old) ** 0.5. Of even copies, where `read` is old / new, this split
+            # gives both sides the same scale.
             out[name] = _times(m, (m.old / m.new) ** 0.25, (m.new / m.old) ** 0.75)
             notes["queries and keys scaled together by the root of how their number grows"] = 0
         elif _rotary(spec, name) and m.new != m.old:
@@ -67,13 +94,23 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
                 eta.add(name)
                 notes[f"{key} times {t**2:.6g}, and the norms' gains times its root"] = 0
             else:
+                # the same effect without another epsilon: the activations themselves are divided
                 out[name] = _times(m, 1 / t, t)
     return Fitted(out, new, granted, frozenset(eta), tuple(notes))
 
 
 def judge(spec: Spec, maps: Mapping[str, SpaceMap], fitted: Fitted, lossy: str = "") -> Report:
-    """`exactness` of the maps before they were fitted, with what fitting adds; `lossy` is why a
-    method is exact in no space."""
+    """Reports which spaces are preserved, with what fitting adds.
+
+    Args:
+      spec: The spec of the network, at the old widths.
+      maps: The maps before they were fitted.
+      fitted: What `fit` made of them.
+      lossy: Why the method preserves no space that changes, "" if it may.
+
+    Returns:
+      The report of `exactness` on the unfitted maps, with the reasons of `fitted` in their place.
+    """
     rows = []
     for row in exactness(spec, maps).spaces:
         tied = any(use.tied for use in spec.uses(row.space))
@@ -86,7 +123,7 @@ def judge(spec: Spec, maps: Mapping[str, SpaceMap], fitted: Fitted, lossy: str =
 
 
 def _times(m: SpaceMap, write: float, read: float) -> SpaceMap:
-    """The map with its entries scaled; LINEAR, as nothing else is claimed of it."""
+    """The map with its entries multiplied; of its family, no more than MONOMIAL is claimed."""
     w, r = m.entries
     ones = jnp.ones(m.new)
     w, r = (write * (ones if w is None else w), read * (ones if r is None else r))
@@ -96,16 +133,18 @@ def _times(m: SpaceMap, write: float, read: float) -> SpaceMap:
 
 
 def _lost(m: SpaceMap) -> str:
+    """Why the map is not lossless to a linear reader, "" if it is; a traced map is taken to be."""
     lost, rounding = measure(m) or (0.0, 0.0)
     return "" if lost <= rounding else f"read @ write differs from the identity by {lost:.2g}"
 
 
 def _rotary(spec: Spec, name: str) -> bool:
-    """A space of queries and keys under rotary positions, whose units are told apart."""
+    """Whether a space holds queries and keys under rotary positions, whose units are told apart."""
     return spec.space(name).nonlinearity == "outer" and not ends(spec, name)
 
 
 def _why_not_spread(m: SpaceMap, spec: Spec, name: str, config: Config) -> str:
+    """Why rotary pairs cannot be moved to where their frequencies are, "" if they can."""
     rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     gains = [use.path for use in spec.uses(name) if use.role == "gain"]
@@ -122,9 +161,12 @@ def _why_not_spread(m: SpaceMap, spec: Spec, name: str, config: Config) -> str:
 
 
 def _spread(old: int, new: int) -> SpaceMap:
-    """Rotary pair (i, i + old/2), of frequency base ** (-2 i / old), becomes pair i * new / old,
-    which has that frequency; the pairs between are zero. Each side is scaled by (new/old)**(1/4),
-    so that logits, divided by the root of the size, stay."""
+    """The map that moves each rotary pair to where its frequency is in the larger head.
+
+    Pair (i, i + old/2), of frequency base^(-2 i / old), becomes pair i * new / old, which has that
+    frequency; the pairs between are zero. Each side is scaled by (new/old)^(1/4), so that logits,
+    divided by the root of the size, stay.
+    """
     r, half = new // old, new // 2
     at = np.arange(new) % half
     live = at % r == 0
@@ -134,11 +176,15 @@ def _spread(old: int, new: int) -> SpaceMap:
 
 
 def _centred(m: SpaceMap) -> float | None:
-    """t > 0 if a LayerNorm of `write @ x` is t**-1 times copies of that of x and zeros, given
-    t**2 epsilon; None if it is not."""
+    """The factor t > 0 by which copies and averages scale a space's standard deviation.
+
+    With epsilon times t^2, a LayerNorm of `write @ x` is 1/t times `write @ LayerNorm(x)`. None if
+    the rows of `write` are not equally many copies of each unit, and averages.
+    """
     write = np.asarray(m.dense().write, float)
     rows = write - write.mean(axis=1, keepdims=True)
-    # of a row that is a copy only the copied unit counts, of an average nothing
+    # a row that is an average is constant, so less its mean nothing is left of it; a row that is a
+    # copy has one entry
     scale = np.abs(write).max()
     average = np.abs(rows).max(axis=1) <= 1e-6 * scale
     copies = (write[~average] != 0).sum(axis=1)

@@ -1,4 +1,8 @@
-"""What a network is to become: a target configuration, read into layers and sizes of spaces."""
+"""What a network is to become: a target configuration, read into layers and sizes of spaces.
+
+`sail_jax.growth.networks.plan` uses these functions to check what a configuration states against
+the tensors, to read the target, and to find the new size of every space.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,8 +29,10 @@ __all__ = [
 ]
 
 TIES = ("tie_word_embeddings", "tied")
+"""The entries by which a configuration ties its input and output tables."""
 
-# entries of which another value is another function of the same tensors, even where none is stated
+# Entries that say what function the tensors compute. Where one is not stated, the architecture has
+# a default for it, so that a target that states it may ask for another function.
 _KEPT_ENTRIES = (
     *EPSILONS,
     *("vocab_size", "n_positions", "hidden_act", "activation_function", "feed_forward_proj"),
@@ -37,7 +43,8 @@ _KEPT_ENTRIES = (
     *("type_vocab_size", "image_size", "patch_size", "num_channels"),
 )
 
-# entries that may differ: what training, generation and files are told
+# Entries that may differ: training, generation and files depend on them, the function does not; or
+# they are compared elsewhere (layer_types, model_type).
 _FREE_ENTRIES = re.compile(
     r"(.*\.)?(_.*|.*drop.*|.*initializer.*|(torch_)?dtype|transformers_version|use_cache|(id2label|label2id)(\..*)?"
     r"|(bos|eos|sep|cls|mask|decoder_start)_token_id|problem_type|gradient_checkpointing"
@@ -45,18 +52,31 @@ _FREE_ENTRIES = re.compile(
     r"|n_ctx|layer_types|model_type|logit_scale_init_value|auto_map)"
 )
 
-# entries that growth computes with, whatever is or is not run
+# Entries that growth itself computes with: their kind is checked here, as no forward pass may run.
 _READ = (*EPSILONS, "rope_scaling", "rope_parameters", "max_window_layers")
 
-_MOST = 1 << 24  # units of a space: what maps are made for
-_MOST_LAYERS = 1 << 10  # each tensor of each layer is planned by itself, some milliseconds each
+_MOST = 1 << 24  # sizes of spaces stay below this
+_MOST_LAYERS = 1 << 10  # each tensor of each layer is planned by itself, which takes milliseconds
 
-# the words of spaces that a factor of width leaves alone: ends, and the units of a head
+# the words of spaces that a factor of width leaves alone: ends, units of a head, layers
 _KEPT = {"outer", "dot", "linear", "stack"}
 
 
 def rules_of(config: Config, rules: Any) -> Callable[[Config], Rules]:
-    """How the table of a configuration is made: by its family, or as the caller says."""
+    """Finds what makes the rules of a network from its configuration.
+
+    Args:
+      config: The configuration.
+      rules: None for the rules of the configuration's architecture; or `Rules` for every
+        configuration; or a function that makes them.
+
+    Returns:
+      A function from a configuration to `Rules`.
+
+    Raises:
+      TypeError: If `rules` is neither `Rules` nor callable.
+      ValueError: If `rules` is None and the architecture is not known.
+    """
     if rules is None:
         return architectures.of(config).rules
     if isinstance(rules, Rules):
@@ -67,8 +87,17 @@ def rules_of(config: Config, rules: Any) -> Callable[[Config], Rules]:
 
 
 def layer_of(rules: Rules, path: str) -> tuple[str, int, tuple[int, int]] | None:
-    """Of a leaf that every layer has: the entry that counts its layers, the number of its layer,
-    and where in the path that stands."""
+    """Finds which layer a leaf belongs to.
+
+    Args:
+      rules: The rules of the architecture.
+      path: The path of the leaf.
+
+    Returns:
+      The entry of the configuration that counts these layers, the number of the layer, and where in
+      the path that number stands (start, stop). None for a leaf outside of the layers, or one that
+      a single layer has.
+    """
     for key, prefix in rules.layers.items():
         match = path_pattern(f"{prefix}**").fullmatch(path)
         if match and re.fullmatch("[0-9]{1,9}", match["i"]):
@@ -78,9 +107,17 @@ def layer_of(rules: Rules, path: str) -> tuple[str, int, tuple[int, int]] | None
 
 
 def layer_count(rules: Rules, paths: Iterable[str]) -> dict[str, int]:
-    """How many layers there are, by the entry that counts them.
+    """Counts the layers that are there.
 
-    Raises ValueError if one is missing, or lacks a leaf that another has by the same rule.
+    Args:
+      rules: The rules of the architecture.
+      paths: The paths of all leaves.
+
+    Returns:
+      The number of layers, by the entry of the configuration that counts them.
+
+    Raises:
+      ValueError: If a layer is missing, or lacks a leaf that another has by the same rule.
     """
     by_key: dict[str, dict[tuple[str, str], set[int]]] = {}
     for path in paths:
@@ -107,8 +144,18 @@ def layer_count(rules: Rules, paths: Iterable[str]) -> dict[str, int]:
 
 
 def check_stated(config: Config, rules: Rules, spec: Spec, counts: Mapping[str, int]) -> None:
-    """ValueError, naming the entry, where a configuration states what the tensors contradict, or
-    what is not of the kind that it is read as."""
+    """Checks what a configuration states against the tensors.
+
+    Args:
+      config: The configuration.
+      rules: The rules of the architecture.
+      spec: The spec of the tensors.
+      counts: The number of layers, by the entry that counts them.
+
+    Raises:
+      ValueError: If an entry contradicts the tensors, or is not of the kind that it is read as; the
+        message names the entry.
+    """
     _check_read(config)
     resized = rules.resized(config, spec)
     for key in dict.fromkeys(key for key, _ in rules.settings):
@@ -126,6 +173,7 @@ def check_stated(config: Config, rules: Rules, spec: Spec, counts: Mapping[str, 
 
 
 def _check_read(config: Config, prefix: str = "") -> None:
+    """ValueError for an entry that growth reads and that is of another kind, nested ones too."""
     for key, value in config.items():
         if key in _READ:
             stated({key: value}, prefix)
@@ -134,6 +182,7 @@ def _check_read(config: Config, prefix: str = "") -> None:
 
 
 def _check_entry(key: str, said: Any, actual: Any) -> None:
+    """Raises ValueError if an entry states another size than the tensors have."""
     if said is not None and (isinstance(said, bool) or said != actual):
         raise ValueError(f"the configuration states {key!r}: {said!r}, but the tensors {actual}")
 
@@ -141,10 +190,25 @@ def _check_entry(key: str, said: Any, actual: Any) -> None:
 def target(
     config: Config, to: Any, rules: Rules, spec: Spec, counts: Mapping[str, int]
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """The new configuration, its sizes not yet checked, and sizes given by the name of a space.
+    """Reads what a network shall become.
 
-    `to` is a whole configuration (it has a `model_type` or `architectures`), entries that change,
-    or the factors {"width": 2, "depth": 4}; "2x" stands for twice what an entry is.
+    Args:
+      config: The configuration of the network.
+      to: A whole configuration (it has a "model_type" or "architectures"); or the entries that
+        change, "2x" standing for twice what an entry is, names of spaces among them; or the factors
+        {"width": 2, "depth": 4}.
+      rules: The rules of the architecture.
+      spec: The spec of the network.
+      counts: The number of layers, by the entry that counts them.
+
+    Returns:
+      The new configuration, its sizes not yet checked, and the sizes that were given by the name of
+      a space.
+
+    Raises:
+      TypeError: If `to` is no mapping, or has a key that is no text.
+      ValueError: If `to` is empty, changes what growth keeps, names an entry or space that is not
+        there, or has a value that is no size, factor or list where one is needed.
     """
     if not isinstance(to, Mapping):
         raise TypeError(
@@ -207,7 +271,7 @@ def _flat(to: Mapping[str, Any], config: Config, prefix: str = "") -> Iterator[t
 
 
 def _times(key: str, old: Any, value: Any) -> Any:
-    """The value, or that many times the old one: 2.0 of 8, or "2x"."""
+    """The value, or that many times the old one: "2x" of 8 is 16."""
     if not isinstance(value, str) or not value.endswith("x"):
         return value
     try:
@@ -220,6 +284,7 @@ def _times(key: str, old: Any, value: Any) -> Any:
 
 
 def _multiple(key: str, old: Any, factor: Any) -> int:
+    """A whole number times a factor; ValueError unless that is a whole number below 2^31."""
     if isinstance(factor, str) and factor.endswith("x"):
         return _times(key, old, factor)
     if type(old) is not int:
@@ -286,7 +351,16 @@ def _scaled(
 
 
 def check_depth(key: str, old: int, new: Any) -> None:
-    """ValueError unless a network of `old` layers may be one of `new`."""
+    """Checks a new number of layers.
+
+    Args:
+      key: The entry that counts the layers, for messages.
+      old: The number of layers.
+      new: The number asked for.
+
+    Raises:
+      ValueError: If `new` is no whole number, is less than `old`, or is more than growth makes.
+    """
     if isinstance(new, bool) or not isinstance(new, int) or new < old:
         raise ValueError(f"growth was asked for, but {key!r} is {old} and would be {short(new)}")
     if new > max(old, _MOST_LAYERS):
@@ -298,6 +372,7 @@ def check_depth(key: str, old: int, new: Any) -> None:
 def _whole(
     config: Config, to: Mapping[str, Any], rules: Rules, counts: Mapping[str, int]
 ) -> dict[str, Any]:
+    """A whole configuration as the target; ValueError where it changes what growth keeps."""
     old, new = _family(config), _family(to)
     if old != new:
         raise ValueError(f"a network grows within its architecture: it is {old!r}, to is {new!r}")
@@ -306,7 +381,7 @@ def _whole(
     for key, (was, now) in differences(config, to).items():
         if key not in sizes:
             raise ValueError(f"growth keeps {key!r}: it is {was!r}, to states {now!r}")
-    # what is not stated stays, so that no default takes its place
+    # what the target does not state stays as it was, lest a default take its place
     out = {key: config[key] for key in _KEPT_ENTRIES if key in config} | dict(to)
     for key in counts:
         if look(out, key) is None:  # T5: the decoder is as deep as the encoder
@@ -315,8 +390,18 @@ def _whole(
 
 
 def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
-    """Entries, by dotted key, that may make two configurations two functions of the same tensors,
-    with both values: what both state, or one alone where nothing stated would mean a default."""
+    """Lists the entries that may make two configurations two functions of the same tensors.
+
+    Entries that only training, generation or files depend on do not count. An entry that `second`
+    alone states counts if `first` has a default for it; one that `first` alone states does not.
+
+    Args:
+      first: A configuration.
+      second: Another one.
+
+    Returns:
+      Both values, by the dotted key of the entry; None for a value that `first` does not state.
+    """
     flat_first, flat_second = dict(_entries(first)), dict(_entries(second))
     out = {}
     for key in dict.fromkeys([*flat_first, *flat_second]):
@@ -329,6 +414,7 @@ def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def _entries(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The entries of a configuration by dotted key."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from _entries(value, f"{prefix}{key}.")
@@ -337,13 +423,27 @@ def _entries(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def ends(spec: Spec, name: str) -> bool:
-    """Whether a space is the network's input or output: not one within a head, whose units are
-    "outer" as rotary positions tell them apart."""
+    """Tells whether a space is the network's input or output.
+
+    Spaces within a head may be "outer" as well, since rotary positions tell their units apart; they
+    do not count.
+
+    Args:
+      spec: The spec of the network.
+      name: The name of the space.
+
+    Returns:
+      Whether the space is "outer" and never stands after another space on one axis.
+
+    Raises:
+      ValueError: If the spec has no such space.
+    """
     inner = any(use.factor > 0 for use in spec.uses(name))
     return "outer" in spec.space(name).nonlinearity.split() and not inner
 
 
 def _family(config: Config) -> Any:
+    """The architecture of a configuration, or what it says of itself if that is not known."""
     try:
         return architectures.of(config).name
     except ValueError:  # the caller gave rules of their own
@@ -353,7 +453,21 @@ def _family(config: Config) -> Any:
 def new_sizes(
     new_rules: Rules, new_config: Config, spec: Spec, given: Mapping[str, int]
 ) -> dict[str, int]:
-    """The size of every space that the new configuration states; ValueError if one shrinks."""
+    """Finds the new size of every space that changes.
+
+    Args:
+      new_rules: The rules of the architecture at the new configuration.
+      new_config: The new configuration.
+      spec: The spec of the network, with its layers as they will be.
+      given: Sizes that were given by the name of a space; they come first.
+
+    Returns:
+      The new size, by space.
+
+    Raises:
+      ValueError: If a size is no whole number or too large, a space would shrink, or the space is
+        the network's input or output.
+    """
     single = [(key, text) for key, text in new_rules.settings if len(text.split()) == 1]
     out = {}
     for space in spec.spaces:
