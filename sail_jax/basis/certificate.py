@@ -130,9 +130,10 @@ def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
     >>> from sail_jax.basis.spaces import spec
     >>> net = {"in": jnp.zeros((3, 2)), "out": jnp.zeros((2, 1))}
     >>> s = spec(net, {"in": "x* h", "out": "h* y"}, spaces={"h": "relu", "{x,y}": "outer"})
-    >>> exactness(s, {"h": growth.widen(2, 4)}).exact
+    >>> exactness(s, {"h": growth.permute(jnp.array([1, 0]))}).exact
     True
-    >>> exactness(s, {"h": growth.flip([1, -1])}).exact  # a ReLU does not commute with signs
+    >>> turn = jnp.array([[0.0, -1.0], [1.0, 0.0]])  # which a ReLU does not commute with
+    >>> exactness(s, {"h": growth.rotate(turn)}).exact
     False
     """
     spec.check(maps)

@@ -227,7 +227,8 @@ def select(
       ValueError: If `index` is not a vector or leaves range(old) (unless it is traced), or `write`
         or `read` has another shape.
 
-    >>> select([0, 1, 0], 2, read=[0.5, 1.0, 0.5]).dense().read.tolist()
+    >>> m = select(jnp.array([0, 1, 0]), 2, read=jnp.array([0.5, 1.0, 0.5]))
+    >>> m.dense().read.tolist()
     [[0.5, 0.0, 0.5], [0.0, 1.0, 0.0]]
     """
     given = {"write": write, "read": read}
@@ -337,7 +338,7 @@ def invert(m: SpaceMap) -> SpaceMap:
       The map from `new` to `old` units. If `m` is INVERTIBLE, it has the form and the family of
       `m`. Any other is dense and LINEAR: what undoes a duplication, for example, is an average.
 
-    >>> invert(select([2, 0, 1], 3, family=Family.PERMUTATION)).index.tolist()
+    >>> invert(select(jnp.array([2, 0, 1]), 3, family=Family.PERMUTATION)).index.tolist()
     [1, 2, 0]
     """
     if Family.INVERTIBLE not in m.family:
@@ -359,7 +360,7 @@ def defect(m: SpaceMap) -> Float[Array, ""]:
     Returns:
       The largest deviation, a scalar; 0 if and only if the map is lossless to linear readers.
 
-    >>> float(defect(identity(3))), float(defect(select([0], 2)))  # the second drops a unit
+    >>> float(defect(identity(3))), float(defect(select(jnp.array([0]), 2)))  # which drops a unit
     (0.0, 1.0)
     """
     write, read = m.entries

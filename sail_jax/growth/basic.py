@@ -31,7 +31,7 @@ def permute(index: ArrayLike) -> SpaceMap:
       TypeError: If `index` does not hold integers.
       ValueError: If `index` is no permutation (not checked where it is traced), or no vector.
 
-    >>> permute([2, 0, 1]).index.tolist()
+    >>> permute(jnp.array([2, 0, 1])).index.tolist()
     [2, 0, 1]
     """
     index = as_array(index)
@@ -118,7 +118,7 @@ def prune(keep: ArrayLike, old: int) -> SpaceMap:
       TypeError: If `keep` is a mask, or does not hold integers.
       ValueError: If `keep` repeats a unit, leaves range(old), or is no vector.
 
-    >>> prune([2, 0], 3).dense().write.tolist()
+    >>> prune(jnp.array([2, 0]), 3).dense().write.tolist()
     [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
     """
     keep = as_array(keep)
@@ -143,7 +143,7 @@ def rotate(Q: Float[ArrayLike, "n n"]) -> SpaceMap:
       ValueError: If Q is not square, or not orthogonal up to rounding (not checked where it is
         traced).
 
-    >>> str(rotate([[0.0, -1.0], [1.0, 0.0]]).family)
+    >>> str(rotate(jnp.array([[0.0, -1.0], [1.0, 0.0]])).family)
     'orthogonal'
     """
     Q = as_array(Q)
@@ -170,7 +170,7 @@ def rescale(scale: Float[ArrayLike, "n"]) -> SpaceMap:
     Raises:
       ValueError: If a scale is not positive and finite (not checked where it is traced).
 
-    >>> m = rescale([2.0, 4.0])
+    >>> m = rescale(jnp.array([2.0, 4.0]))
     >>> m.write.scale.tolist(), m.read.scale.tolist()
     ([2.0, 4.0], [0.5, 0.25])
     """
@@ -194,7 +194,7 @@ def flip(signs: ArrayLike) -> SpaceMap:
     Raises:
       ValueError: If a sign is neither +1 nor -1 (not checked where it is traced).
 
-    >>> flip([1, -1]).dense().write.tolist()
+    >>> flip(jnp.array([1, -1])).dense().write.tolist()
     [[1.0, 0.0], [0.0, -1.0]]
     """
     signs = as_array(signs)

@@ -116,7 +116,7 @@ def mix_layers(logits: Float[ArrayLike, "new old"]) -> SpaceMap:
     References:
       Structured-Initialization Learning (SAIL), App. F.2.
 
-    >>> mix_layers([[0.0, 0.0]]).write.tolist()
+    >>> mix_layers(jnp.array([[0.0, 0.0]])).write.tolist()
     [[0.5, 0.5]]
     """
     logits = jnp.asarray(logits, float)
@@ -256,7 +256,7 @@ def overwrite(
         (not checked where it is traced), or a leaf whose layers are no square matrices shall be an
         identity.
 
-    >>> overwrite({"out": jnp.ones((3, 2))}, {"out": "zeros"}, [1])["out"].tolist()
+    >>> overwrite({"out": jnp.ones((3, 2))}, {"out": "zeros"}, jnp.array([1]))["out"].tolist()
     [[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
     """
     paths = leaf_paths(params)

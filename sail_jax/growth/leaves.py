@@ -34,7 +34,7 @@ class Operands(NamedTuple):
     Attributes:
       weights: What the old leaves are multiplied by before they are summed; None for a single one.
       maps: The maps of the leaf's spaces, by their names in `Rule.spec`.
-      key: What the leaf draws from; None if nothing is drawn.
+      key: What the leaf draws from; None if the growth was planned without a key.
       fresh: Which entries are drawn anew, broadcastable to the leaf; None for no entry.
       output: What the outcome is multiplied by, broadcastable to the leaf; None for nothing.
     """
@@ -196,7 +196,7 @@ class Growth:
 
 @partial(jax.jit, static_argnums=0)
 def _compute(rule: Rule, operands: Operands, arrays: tuple[Array, ...]) -> Array:
-    """The new leaf: sum, map, edit, draw, multiply."""
+    """The new leaf: old ones summed, re-expressed by maps, edited, drawn in part, multiplied."""
     spec, options = rule.spec, dict(rule.options)
     weights, maps, key, fresh, output = operands
     dtype = arrays[0].dtype

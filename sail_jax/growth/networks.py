@@ -60,7 +60,7 @@ def grow(
       config: Its configuration, as `plan` takes it.
       to: What it shall become, as `plan` takes it.
       method: The growth method, a name in `METHODS`.
-      key: What is drawn is drawn from this key, as `plan` takes it.
+      key: The key for what is drawn; `plan` says which methods need one.
       **options: The other arguments of `plan`, and the options of the method.
 
     Returns:
@@ -75,9 +75,9 @@ def grow(
     >>> config = {"model_type": "mlp", "inputs": 1, "widths": [2]}
     >>> net = {"layers.0.kernel": jnp.array([[1.0, 2.0]]), "layers.0.bias": jnp.zeros(2),
     ...        "out.kernel": jnp.array([[3.0], [4.0]]), "out.bias": jnp.zeros(1)}
-    >>> new, growth = grow(net, config, {"width": 2})
-    >>> new["layers.0.kernel"].tolist(), new["out.kernel"].ravel().tolist()
-    ([[1.0, 2.0, 1.0, 2.0]], [1.5, 2.0, 1.5, 2.0])
+    >>> new, growth = grow(net, config, {"width": 1.5}, "interpolate")
+    >>> new["layers.0.kernel"].tolist(), growth.config["widths"]
+    ([[1.0, 1.5, 2.0]], [3])
     """
     growth = plan(params, config, to, method, key=key, **options)
     arrays = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
@@ -135,9 +135,9 @@ def plan(
     >>> config = {"model_type": "mlp", "inputs": 3, "widths": [4]}
     >>> net = {"layers.0.kernel": jnp.zeros((3, 4)), "layers.0.bias": jnp.zeros(4),
     ...        "out.kernel": jnp.zeros((4, 2)), "out.bias": jnp.zeros(2)}
-    >>> growth = plan(net, config, {"width": 2}, "hypercloning")
+    >>> growth = plan(net, config, {"width": 2}, "interpolate")
     >>> growth.config["widths"], growth.leaves["out.kernel"].shape, growth.report.exact
-    ([8], (8, 2), True)
+    ([8], (8, 2), False)
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be a mapping (config.json), got {type(config).__name__}")

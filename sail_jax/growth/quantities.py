@@ -133,7 +133,7 @@ def _times(m: SpaceMap, write: float, read: float) -> SpaceMap:
 
 
 def _lost(m: SpaceMap) -> str:
-    """Why the map is not lossless to a linear reader, "" if it is; a traced map is taken to be."""
+    """Why the map loses something to a linear reader, "" if it does not, or is traced."""
     lost, rounding = measure(m) or (0.0, 0.0)
     return "" if lost <= rounding else f"read @ write differs from the identity by {lost:.2g}"
 
