@@ -225,9 +225,9 @@ def break_symmetry(
 ) -> PyTree:
     """Adds noise to what writes grown units, so that copies of a unit come to differ.
 
-    An entry gets a draw from N(0, (scale * rms of the leaf)^2). This is the small noise of
-    Net2WiderNet. It does not preserve the function: the output changes in proportion to `scale`.
-    For noise that preserves it, see `noise_pairs`.
+    Each entry that writes a grown unit gets a draw from N(0, (scale * rms of the leaf)^2). This is
+    the small noise of Net2WiderNet. It does not preserve the function: the output changes in
+    proportion to `scale`. For noise that preserves it, see `noise_pairs`.
 
     Args:
       params: The parameters after `change_basis`.
@@ -510,7 +510,8 @@ def masked_layernorm(
     Returns:
       The normalised activations, of the same shape.
 
-    >>> masked_layernorm(jnp.array([3.0, 1.0, 0.0]), jnp.array([1.0, 1.0, 0.0]), 0.0)[:2].tolist()
+    >>> y = masked_layernorm(jnp.array([3.0, 1.0, 0.0]), jnp.array([1.0, 1.0, 0.0]), 0.0)
+    >>> y[:2].round(3).tolist()
     [1.0, -1.0]
     """
     total = jnp.sum(mask)
@@ -535,7 +536,8 @@ def masked_rmsnorm(
     Returns:
       The normalised activations, of the same shape.
 
-    >>> masked_rmsnorm(jnp.array([2.0, 2.0, 0.0]), jnp.array([1.0, 1.0, 0.0]), 0.0).tolist()
+    >>> y = masked_rmsnorm(jnp.array([2.0, 2.0, 0.0]), jnp.array([1.0, 1.0, 0.0]), 0.0)
+    >>> y.round(3).tolist()
     [1.0, 1.0, 0.0]
     """
     square = jnp.sum(x**2 * mask, -1, keepdims=True) / jnp.sum(mask)
