@@ -1,7 +1,9 @@
-"""Alignment: the maps that bring one network's units into the order, or frame, of another's.
+"""Alignment: maps that bring the units of one network into the order, or frame, of another's.
 
-The functions look at two networks (or at their activations) and return maps for `change_basis`,
-under which the second computes what it did. Merging then averages units that do the same.
+Two networks may compute alike while their hidden units differ in order, sign, scale or rotation.
+The functions here compare the parameters or the activations of two networks, and return one
+`SpaceMap` for each feature space. `change_basis` applies these maps. The moved network computes
+what it did before, and merging it with the first averages units that do the same.
 """
 
 from sail_jax.align.activations import Moments, activation_matching, moments, pool, stream

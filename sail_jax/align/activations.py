@@ -1,7 +1,8 @@
-"""Activation matching: units that respond alike to the same inputs are one unit.
+"""Activation matching: units that respond alike to the same inputs are matched.
 
-Git Re-Basin (Ainsworth et al. 2023, section 3.1) maximises the mean product of activations, Li et
-al. 2016 their correlation. Each space is matched by itself, so that no sweeps are needed.
+Git Re-Basin (Ainsworth et al. 2023, Sec. 3.1) maximises the mean product of activations, Li et al.
+(2016) their correlation. Each space is matched on its own, so no sweeps over the spaces are needed
+as in `sail_jax.align.matching`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +26,18 @@ __all__ = ["Moments", "activation_matching", "moments", "pool", "stream"]
 
 
 class Moments(NamedTuple):
-    """Joint moments of units x [.., m] and y [.., n] over `count` samples, central, per sample."""
+    """The means, variances and covariances of two sets of units over the same samples.
+
+    Variances and covariances are central moments, divided by `count`.
+
+    Attributes:
+      count: How many samples there were, a floating number.
+      mean_x: The means of the units of x, `(m,)`.
+      mean_y: The means of the units of y, `(n,)`.
+      var_x: The variances of the units of x, `(m,)`.
+      var_y: The variances of the units of y, `(n,)`.
+      cov: The covariance of each unit of x with each unit of y, `(m, n)`.
+    """
 
     count: Float[Array, ""]
     mean_x: Float[Array, "m"]
@@ -36,12 +48,29 @@ class Moments(NamedTuple):
 
 
 def moments(x: Float[Array, "... m"], y: Float[Array, "... n"]) -> Moments:
-    """The moments of one batch, in float32 at least; all leading axes are samples."""
+    """Compute the moments of one batch of activations.
+
+    Args:
+      x: Activations of one network, `(..., m)`. All leading axes count as samples.
+      y: Activations of the other network on the same samples, `(..., n)`.
+
+    Returns:
+      The moments, in float32, or in the dtype of the activations where that is wider.
+
+    References:
+      Neely, Comparison of several algorithms for computation of means, standard deviations and
+      correlation coefficients, 1966: the two-pass mean.
+
+    >>> x = jnp.array([[0.0], [2.0]])
+    >>> m = moments(x, 3 * x)
+    >>> m.mean_y.tolist(), m.var_x.tolist(), m.cov.tolist()
+    ([3.0], [1.0], [[3.0]])
+    """
     x, y = (v.reshape(-1, v.shape[-1]) for v in (x, y))
     x, y = (v.astype(jnp.promote_types(v.dtype, jnp.float32)) for v in (x, y))
     means = x.mean(0), y.mean(0)
     x, y = x - means[0], y - means[1]
-    # the mean of rounded differences: second pass of a two-pass mean (Neely 1966)
+    # the means are rounded; what that left in the differences is taken off in a second pass
     shift = x.mean(0), y.mean(0)
     x, y = x - shift[0], y - shift[1]
     count = jnp.asarray(len(x), x.dtype)
@@ -51,13 +80,35 @@ def moments(x: Float[Array, "... m"], y: Float[Array, "... n"]) -> Moments:
 
 
 def pool(one: Moments, two: Moments) -> Moments:
-    """The moments of both samples together (Chan, Golub & LeVeque 1983); associative."""
+    """Compute the moments of two samples together from the moments of each.
+
+    With p = n_2 / (n_1 + n_2) and d = mean_2 - mean_1,
+
+        mean = mean_1 + p d
+        var = (1 - p) var_1 + p var_2 + p (1 - p) d^2
+
+    and likewise for covariances. The operation is associative up to rounding.
+
+    Args:
+      one: The moments of the first sample.
+      two: The moments of the second sample, of the same units.
+
+    Returns:
+      The moments of all samples of both.
+
+    References:
+      Chan, Golub and LeVeque, Algorithms for computing the sample variance, 1983.
+
+    >>> parts = [moments(jnp.array([[a]]), jnp.array([[a]])) for a in (0.0, 2.0)]
+    >>> pool(*parts).var_x.tolist()
+    [1.0]
+    """
     count = one.count + two.count
     part = two.count / count
     dx, dy = two.mean_x - one.mean_x, two.mean_y - one.mean_y
     spread = Moments(
         count, dx, dy, part * dx**2, part * dy**2, part * dx[:, None] * dy
-    )  # times (1 - part), of what lies between the two means
+    )  # of what lies between the two means, but for a factor of (1 - part)
 
     def mix(a: Array, b: Array, between: Array) -> Array:
         return a + part * (b - a) + (1 - part) * between
@@ -77,7 +128,25 @@ def stream(
     y: Callable[[Any], Mapping[str, Array]],
     batches: Iterable[Any],
 ) -> dict[str, Moments]:
-    """The moments, by space, of `x(batch)` and `y(batch)` over batches; memory of one batch."""
+    """Accumulate the moments of each space over batches, with one batch in memory at a time.
+
+    Args:
+      x: A function of a batch that returns `{space: activations (..., m)}` of one network.
+      y: The same for the other network: the same spaces, the same leading axes.
+      batches: The batches, gone through once.
+
+    Returns:
+      The moments of each space over all batches.
+
+    Raises:
+      ValueError: If there are no batches or no activations, if only one network has activations of
+        a space, or if the activations of a space differ in their leading axes or have none.
+
+    >>> batches = [jnp.ones((2, 1)), jnp.zeros((2, 1))]
+    >>> total = stream(lambda b: {"h": b}, lambda b: {"h": -b}, batches)
+    >>> total["h"].count.item(), total["h"].cov.tolist()
+    (4.0, [[-0.25]])
+    """
     total: dict[str, Moments] = {}
     for batch in batches:
         total = _add(total, x(batch), y(batch))
@@ -97,21 +166,49 @@ def activation_matching(
     family: Families = None,
     assignment: Assign = hungarian,
 ) -> dict[str, SpaceMap]:
-    """The maps under which the activations of `params` are most like those of `reference`.
+    """Find the maps under which the activations of one network are most like those of another.
 
-    Either `reference` and `params` are the activations of the two networks on the same inputs,
-    `{space: [..., size]}`; or they are parameters, `activations(params, batch)` gives such a
-    dictionary, and `batches` are gone through once. Spaces without activations get no map. For
-    one that lies in several places (a residual stream) give them together, stacked as samples;
-    for heads, what stands for each head.
+    There are two ways to call this. Either `reference` and `params` are the activations of the two
+    networks on the same inputs. Or they are parameters, and `activations` and `batches` are given.
+    Spaces without activations get no map. If a space occurs in several places (a residual stream),
+    give its activations stacked as samples. For a space of heads, give one number for each head.
 
-    how: match by "correlation", which no unit's scale or offset changes, or by "covariance".
-    family: as in `match_weights`, without LINEAR; ORTHOGONAL is Procrustes on the covariance,
-    POSITIVE_MONOMIAL matches the units' standard deviations. Units that do not vary correlate
-    with none.
+    With the covariance C, the standard deviations s_x, s_y and R = C / (s_x s_y^T), each family of
+    maps has its criterion:
 
-    Raises ValueError, naming the space, for sizes that are not the spec's, activations that
-    differ in shape, are traced or are not finite, and for families as in `match_weights`.
+        PERMUTATION         max over index of sum_i B[i, index[i]], B = R or C as `how` says
+        SIGNED_PERMUTATION  the same with |B|, then the signs of B
+        POSITIVE_MONOMIAL   the same with R, then the scales s_x[i] / s_y[index[i]]
+        ORTHOGONAL          max over Q of sum(Q * C), the Procrustes problem
+
+    A unit that does not vary has correlation 0 with every unit.
+
+    Args:
+      reference: `{space: (..., size)}`, or the parameters of the network that stays.
+      params: The same of the network that is to be moved.
+      spec: The spec of the parameters. It says the sizes and nonlinearities of the spaces.
+      activations: A function `(params, batch) -> {space: (..., size)}`; None if `reference` and
+        `params` are activations.
+      batches: Inputs for `activations`, gone through once. Given together with it or not at all.
+      how: "correlation", which the scale and offset of a unit do not change, or "covariance". It
+        matters for permutations, with or without signs.
+      family: One family for all spaces, or families by patterns of space names. PERMUTATION where
+        not said. LINEAR has no criterion here.
+      assignment: Solves the assignment problem: from benefits `(n, n)` to an index `(n,)`.
+
+    Returns:
+      One map of float32 entries for each space with activations, for `change_basis(params, spec,
+      maps)`.
+
+    Raises:
+      ValueError: For an unknown `how`, only one of `activations` and `batches`, activations of the
+        wrong size, of different shapes, traced or not finite, no batches, a family that has no
+        criterion or that the nonlinearity of a space does not allow, and a space that occurs twice
+        in one leaf. Messages name the space.
+
+    References:
+      Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), Sec. 3.1; Li et al., Convergent
+      Learning, 2016 (arXiv 1511.07543).
 
     >>> from sail_jax.basis.spaces import spec
     >>> net = {"in": jnp.ones((1, 2)), "out": jnp.ones((2, 1))}
@@ -142,6 +239,7 @@ def activation_matching(
 
 
 def _match(name: str, m: Moments, family: Family, how: str, assign: Assign) -> SpaceMap:
+    """The best map of one space, given the moments of its activations in both networks."""
     host = [concrete(x) for x in m]
     if any(x is None for x in host):
         raise ValueError(f"the activations of {name!r} are traced: match outside jit")
@@ -161,6 +259,7 @@ def _match(name: str, m: Moments, family: Family, how: str, assign: Assign) -> S
         return select(index, n, write=signs, read=signs, family=family)
     if family == Family.POSITIVE_MONOMIAL:
         index = np.asarray(assign(correlation))
+        # a unit that does not vary in one of the networks has no scale to match: it keeps its own
         live = (sx > 0) & (sy[index] > 0)
         s = np.divide(sx, sy[index], out=np.ones(n), where=live)
         s = jnp.asarray(s, jnp.float32)
@@ -173,6 +272,7 @@ def _match(name: str, m: Moments, family: Family, how: str, assign: Assign) -> S
 def _add(
     total: dict[str, Moments], x: Mapping[str, Array], y: Mapping[str, Array]
 ) -> dict[str, Moments]:
+    """The moments so far, pooled with those of one more batch."""
     if x.keys() != y.keys():
         raise ValueError(f"only one network has activations of {sorted(x.keys() ^ y.keys())}")
     for name in x:
@@ -185,4 +285,5 @@ def _add(
     return {k: _pool(total[k], v) if k in total else v for k, v in new.items()}
 
 
+# compiled once for each shape, however many batches there are
 _moments, _pool = jax.jit(moments), jax.jit(pool)

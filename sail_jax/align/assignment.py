@@ -1,4 +1,8 @@
-"""The linear assignment problem: exactly on the host, and to a stated gap inside `jit`."""
+"""Solvers of the linear assignment problem, which pairs the units of two networks.
+
+`hungarian` is exact and runs on the host. `auction` runs inside `jit` and `vmap`, to within a
+stated gap.
+"""
 
 import math
 from typing import Any
@@ -14,10 +18,22 @@ __all__ = ["auction", "auction_gap", "hungarian"]
 
 
 def hungarian(benefit: Float[ArrayLike, "n n"]) -> Int[np.ndarray, "n"]:
-    """The permutation that maximises `sum_i benefit[i, index[i]]`: exact, float64, on the host.
+    """Find the permutation that maximises the sum of the chosen benefits, exactly.
 
-    The modified Jonker-Volgenant algorithm of `scipy.optimize.linear_sum_assignment`, O(n^3).
-    Raises ValueError unless `benefit` is a finite square matrix, TypeError if it is traced.
+        max over permutations of sum_i benefit[i, index[i]]
+
+    It runs on the host in float64, by the modified Jonker-Volgenant algorithm of
+    `scipy.optimize.linear_sum_assignment`, in O(n^3).
+
+    Args:
+      benefit: What is gained if row i takes column j, `(n, n)`.
+
+    Returns:
+      The column of each row, integers `(n,)`.
+
+    Raises:
+      TypeError: If `benefit` is traced.
+      ValueError: If `benefit` is not a square matrix or not finite.
 
     >>> hungarian(np.array([[1.0, 5.0], [0.0, 3.0]])).tolist()
     [1, 0]
@@ -41,17 +57,39 @@ def auction(
     bidders: int | None = None,
     max_rounds: int = 1_000_000,
 ) -> Int[Array, "n"]:
-    """A permutation whose `sum_i benefit[i, index[i]]` is within `auction_gap` of the largest.
+    """Find a permutation whose sum of benefits is within `auction_gap` of the largest.
 
-    Bertsekas' forward auction with scaling of epsilon (Bertsekas 1988; Bertsekas & Castanon
-    1989): rows that own no column bid for their best one the margin over the second best plus
-    epsilon, which falls by `shrink` from phase to phase, prices being kept. For use inside `jit`
-    and `vmap`: one `while_loop`, memory O(n) beside `benefit`. `bidders` rows bid at once (None:
-    an eighth of them, at least 16); a round costs `bidders * n`.
+    Rows bid for columns. A row without a column bids for the column that is worth most to it at the
+    current prices. Its bid raises that price by the margin over its second best column, plus
+    epsilon. Once every row has a column, a new phase begins with a smaller epsilon and the prices
+    so far.
 
-    Exact where the second best permutation is worse by more than the gap. `gap` is relative, see
-    `auction_gap`. If `max_rounds` are spent, rows without a column take the free ones in order: a
-    permutation still, without the guarantee. Values that are not finite count as the least.
+    This is Bertsekas' forward auction with scaling of epsilon, written as one `while_loop`, for use
+    inside `jit` and `vmap`. Beside a rescaled copy of `benefit` it holds `bidders` of its rows. The
+    result is exact where the second best permutation is worse by more than the gap.
+
+    Args:
+      benefit: What is gained if row i takes column j, `(n, n)`. Dtypes narrower than float32 are
+        widened. Values that are not finite count as much as the least finite one.
+      gap: The gap asked for, as a fraction of the range of `benefit`; see `auction_gap`.
+      shrink: What epsilon is divided by from phase to phase, above 1.
+      bidders: How many rows bid in one round, each round costing `bidders * n`. None: an eighth of
+        the rows, and at least 16.
+      max_rounds: If so many rounds were not enough, rows without a column take the free columns in
+        order. The result is still a permutation, but without the guarantee.
+
+    Returns:
+      The column of each row, int32 `(n,)`.
+
+    Raises:
+      ValueError: If `benefit` is not a square matrix, or `gap` is negative or not finite.
+
+    References:
+      Bertsekas, The auction algorithm, 1988; Bertsekas and Castanon, The auction algorithm for the
+      transportation problem, 1989.
+
+    >>> auction(jnp.array([[1.0, 5.0], [0.0, 3.0]])).tolist()
+    [1, 0]
     """
     a = jnp.asarray(benefit)
     _square(a)
@@ -62,7 +100,7 @@ def auction(
         return jnp.zeros(n, jnp.int32)
     a = jnp.where(jnp.isfinite(a), a, jnp.min(a, where=jnp.isfinite(a), initial=jnp.inf))
     low, high = jnp.min(a), jnp.max(a)
-    # the range is one: what follows needs no other scale
+    # with a range of one, epsilon, gap and the rounding of prices are all relative to it
     a = jnp.where(high > low, (a - low) / jnp.where(high > low, high - low, 1), 0)
     last = _epsilon(n, gap, a.dtype)
     k = min(n, max(16, n // 8) if bidders is None else bidders)
@@ -71,6 +109,7 @@ def auction(
 
     def bid(state):
         price, owner, column, epsilon, rounds = state
+        # fewer than k rows may be free: the rest is n, which offers -inf and wins nothing
         who = jnp.nonzero(column < 0, size=k, fill_value=n)[0].astype(jnp.int32)
         value = a.at[who].get(mode="clip") - price
         want = jnp.argmax(value, axis=1)
@@ -78,13 +117,15 @@ def auction(
         second = jnp.max(jnp.where(jnp.arange(n) == want[:, None], -jnp.inf, value), axis=1)
         offer = jnp.where(who < n, price[want] + (best - second) + epsilon, -jnp.inf)
         top = jnp.full(n, -jnp.inf, a.dtype).at[want].max(offer)
+        # of equal offers that of the first row wins, so that a column is sold to one row
         wins = (who < n) & (offer == top[want])
         winner = jnp.full(n, n, jnp.int32).at[want].min(jnp.where(wins, who, n))
         sold = winner < n
         column = column.at[jnp.where(sold & (owner >= 0), owner, n)].set(-1, mode="drop")
         column = column.at[winner].set(rows, mode="drop")
         owner, price = jnp.where(sold, winner, owner), jnp.where(sold, top, price)
-        # the next phase: everybody lets go, prices stay up to a constant
+        # the next phase: all rows are free again and prices stay, less a constant, which changes no
+        # bid and would cost them precision
         over = jnp.all(column >= 0) & (epsilon > last)
         return (
             jnp.where(over, price - jnp.min(price), price),
@@ -106,10 +147,25 @@ def auction(
 
 
 def auction_gap(benefit: Float[ArrayLike, "n n"], gap: float = 0.0) -> float:
-    """How much `auction` may fall short of the largest sum: n epsilon, and the rounding.
+    """Return how far the sum found by `auction` may fall short of the largest sum.
 
-    `gap` asks for n epsilon as a part of the range of values; it is at least what rounding
-    allows, 16 machine epsilons a row (6e-5 of the range for n = 32 in float32).
+        n (epsilon + 4 eps) (max(benefit) - min(benefit)),  epsilon = max(gap / n, 16 eps)
+
+    where eps is the machine epsilon in which the auction runs. For n = 32 in float32 and a gap of 0
+    this is 8e-5 of the range.
+
+    Args:
+      benefit: The matrix of the assignment problem, `(n, n)`, finite and not traced.
+      gap: As given to `auction`.
+
+    Returns:
+      The largest possible shortfall, in the units of `benefit`.
+
+    Raises:
+      ValueError: If `benefit` is not a square matrix, or `gap` is negative or not finite.
+
+    >>> f"{auction_gap(np.eye(4), gap=0.1):.2f}"
+    '0.10'
     """
     a = np.asarray(benefit)
     n = len(_square(a))
@@ -120,6 +176,7 @@ def auction_gap(benefit: Float[ArrayLike, "n n"], gap: float = 0.0) -> float:
 
 
 def _epsilon(n: int, gap: float, dtype: np.dtype) -> float:
+    """The last epsilon of the auction, for benefits whose range is one."""
     if not (math.isfinite(gap) and gap >= 0):
         raise ValueError(f"gap must be finite and not negative, got {gap}")
     # below, a raise would be lost in the rounding of a price, of the order of the range

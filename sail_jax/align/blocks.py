@@ -1,10 +1,11 @@
-"""Spaces inside blocks: one map per head, or per layer of a stack.
+"""Spaces inside blocks: one map for each head, or for each layer of a stack.
 
-A `SpaceMap` of the space `qk` moves the units of every head alike. The network allows more: each
-head may have its own. `within = {"qk": "head", "v": "head"}` says so; with grouped queries
-`{"qk": "kv", "v": "kv", "group": "kv"}`, with layers on one axis `{"hidden": "layer"}`. The map of
-such a space has a leading axis with one map for each unit of the block, numbered as they are
-after the block's own map.
+A `SpaceMap` of a space such as `qk` (the units of one head) moves the units of every head in the
+same way. The network allows more: each head may have a map of its own. The argument `within` says
+which spaces do: `{"qk": "head", "v": "head"}`. With grouped queries it is
+`{"qk": "kv", "v": "kv", "group": "kv"}`, with layers stacked on one axis `{"hidden": "layer"}`.
+The map of such a space has a leading axis, with one map for each unit of the block. If the block
+itself is permuted as well, its units are numbered as they are afterwards.
 """
 
 import math
@@ -30,11 +31,34 @@ __all__ = ["block_exactness", "change_blocks", "factors", "invert_blocks", "nest
 def change_blocks(
     params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]
 ) -> PyTree:
-    """`change_basis` where the maps of the spaces in `within` have a leading axis: one per block.
+    """Apply `change_basis` where the maps of some spaces differ from block to block.
 
-    The others are applied first. Index forms move gains without their scale, as `change_basis`
-    does; dense maps of a space with gains are refused. Pure, for use under jit and grad. Raises
-    ValueError as `check_within`, and for a map whose leading axis is not the size of its block.
+    Maps of spaces that are not in `within` are applied first. Gains are gathered by index forms,
+    without sign or scale, as `change_basis` does. Pure, for use under `jit` and `grad`.
+
+    Args:
+      params: The parameters, or some leaves of them.
+      spec: The spec of `params`.
+      maps: One map for each space that moves. For a space in `within`, the leaves of its map have a
+        leading axis with one entry for each unit of the block.
+      within: The block of each space that has a map per block. Entries without a map do nothing.
+
+    Returns:
+      The moved parameters, in their own dtypes. Sums run in float32 or wider.
+
+    Raises:
+      ValueError: For a `within` that the spec does not allow (`check_within`), a map whose leading
+        axis is not the size of its block, and a dense map of a space with gains.
+
+    >>> from sail_jax.basis.maps import select
+    >>> from sail_jax.basis.spaces import spec
+    >>> net = {"v": jnp.array([[1.0, 2.0, 3.0, 4.0]]), "o": jnp.ones((4, 1))}
+    >>> s = spec(net, {"v": "x* (head v)", "o": "(head v)* y"},
+    ...          spaces={"{x,y}": "outer", "head": "odd", "v": "linear"}, sizes={"v": 2})
+    >>> stay, swap = (select(jnp.array(i), 2) for i in ([0, 1], [1, 0]))
+    >>> per_head = jax.tree.map(lambda *x: jnp.stack(x), stay, swap)
+    >>> change_blocks(net, s, {"v": per_head}, {"v": "head"})["v"].tolist()
+    [[1.0, 2.0, 4.0, 3.0]]
     """
     check_within(spec, within)
     shared = {name: m for name, m in maps.items() if name not in within}
@@ -42,6 +66,7 @@ def change_blocks(
     new = change_basis(params, spec, shared)
     if not inner:
         return new
+    # maps of inner spaces number the blocks as the shared maps have left them
     resized = spec.resized(shared)
     check_blocks(resized, inner, within)
 
@@ -72,7 +97,24 @@ def change_blocks(
 
 
 def invert_blocks(maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> dict[str, SpaceMap]:
-    """The maps that undo `change_blocks`, all of them invertible, for use with it again."""
+    """Return the maps that undo `change_blocks`.
+
+    Args:
+      maps: Invertible maps, as `change_blocks` takes them.
+      within: As given to `change_blocks`.
+
+    Returns:
+      A map for each of `maps`, to be given to `change_blocks` with the same `within`.
+
+    Raises:
+      ValueError: If the map of a block with inner maps is dense.
+
+    >>> from sail_jax.basis.families import Family
+    >>> from sail_jax.basis.maps import select
+    >>> turn = select(jnp.array([1, 2, 0]), 3, family=Family.PERMUTATION)
+    >>> invert_blocks({"h": turn}, {})["h"].index.tolist()
+    [2, 0, 1]
+    """
     out = {name: invert(m) for name, m in maps.items() if name not in within}
     for name in within.keys() & maps.keys():
         inverse = jax.vmap(invert)(maps[name])
@@ -87,17 +129,40 @@ def invert_blocks(maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> di
 
 @partial(jax.jit, static_argnums=(2, 3, 4))
 def along_block(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role) -> Array:
-    """One factor axis of x re-expressed by m, or by one map for each index of the block axis."""
+    """Re-express one axis of an array by one map, or by one map for each index of a block axis.
+
+    Args:
+      m: A map; with `block`, maps stacked on a leading axis, one for each index of that axis.
+      x: An array with one axis per factor of a leaf (see `factors`).
+      axis: Which axis the space is on.
+      block: Which axis numbers the blocks; None for one map for all.
+      role: What the leaf does with the space: "write", "read" or "gain".
+
+    Returns:
+      The array with that axis re-expressed, of the new size.
+    """
     if block is None:
         return along(operator(m, role), x, axis)
     x = jnp.moveaxis(x, block, 0)
+    # the block axis, now in front, has pushed those before it back by one
     axis += axis < block
     y = jax.vmap(lambda m, x: along(operator(m, role), x, axis - 1))(m, x)
     return jnp.moveaxis(y, 0, block)
 
 
 def operator(m: SpaceMap, role: Role) -> Any:
-    """What an axis of that role is contracted with, [new, old]."""
+    """Return the matrix that an axis is contracted with, given its role.
+
+    Args:
+      m: The map of the space on that axis.
+      role: "write" gives `write`, "read" gives the transpose of `read`, "gain" a bare gather.
+
+    Returns:
+      An array or a `Selection`, `(new, old)`.
+
+    Raises:
+      ValueError: For the gain of a dense map, which would mix units that the gain keeps apart.
+    """
     write, read = m.entries
     if role != "gain":
         return m.operator(write if role == "write" else read)
@@ -107,7 +172,16 @@ def operator(m: SpaceMap, role: Role) -> Any:
 
 
 def check_within(spec: Spec, within: Mapping[str, str]) -> None:
-    """ValueError, naming the leaf, unless each leaf with the space has its block, used once."""
+    """Check that each space named in `within` occurs only together with its block.
+
+    Args:
+      spec: The spec of the network.
+      within: The block of each space.
+
+    Raises:
+      ValueError: If a space or block is unknown, a block lies within another space itself, or a
+        leaf has the space without its block, or either of them twice. Messages name the leaf.
+    """
     spec, _ = unfused(spec)
     for name, block in within.items():
         spec.space(name)
@@ -129,7 +203,16 @@ def check_within(spec: Spec, within: Mapping[str, str]) -> None:
 
 
 def check_blocks(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> None:
-    """ValueError unless each map has one map of its space for each unit of its block."""
+    """Check that each map holds one map of its space for each unit of its block.
+
+    Args:
+      spec: The spec of the network; it says the sizes.
+      maps: Maps of spaces in `within`, stacked on a leading axis.
+      within: The block of each of these spaces.
+
+    Raises:
+      ValueError: If the shape of a map is not `(blocks, new, size)`.
+    """
     for name, m in maps.items():
         n, blocks = spec.space(name).size, spec.space(within[name]).size
         if m.write.shape != (blocks, m.new, n):
@@ -140,12 +223,30 @@ def check_blocks(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, 
 
 
 def factors(spec: Spec, path: str, x: Array) -> Array:
-    """A leaf with one axis per factor of its axes, groups being split."""
+    """Reshape a leaf so that every factor of its grouped axes has an axis of its own.
+
+    Args:
+      spec: The spec of the network, without fused axes.
+      path: The path of the leaf.
+      x: The leaf.
+
+    Returns:
+      The same entries with one axis per factor, in row-major order.
+    """
     return jnp.reshape(x, factor_shape(spec, spec.axes(path), jnp.shape(x)))
 
 
 def factor_shape(spec: Spec, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> list[int]:
-    """The shape of an array with those axes, one entry per factor."""
+    """Return the shape of an array once its grouped axes are split into factors.
+
+    Args:
+      spec: The spec that says the sizes of the spaces.
+      axes: The axes of the array.
+      shape: The shape of the array; it gives the size of an axis in no space.
+
+    Returns:
+      The sizes, one for each factor.
+    """
     out: list[int] = []
     for n, axis in zip(shape, axes, strict=True):
         out += [spec.space(f.space).size for f in axis] or [n]
@@ -153,12 +254,20 @@ def factor_shape(spec: Spec, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> 
 
 
 def nested(spec: Spec) -> dict[str, str]:
-    """The widest `within` that the axes allow: which spaces may have a map of their own per block.
+    """Find which spaces may have a map of their own in each block of another space.
 
-    A space lies within another if every leaf that has it has the other as well, once each, and
-    the other only counts copies of it there: on the same array axis, in the same role, or always
-    written (what is stacked, heads of queries and keys, experts). Of two that always come
-    together, the one that stands first is the block; of several blocks, the outermost.
+    A space lies within a block if every leaf with the space has the block too, once each, and if
+    the block only counts copies of the space there. That is so if both are on one array axis, have
+    the same role, or the block is always written (stacked layers, heads of queries and keys,
+    experts). If two spaces always occur together, the one that stands first is the block. If a
+    space has several blocks, the outermost is taken.
+
+    Args:
+      spec: The spec of the network.
+
+    Returns:
+      The block of each space that has one, as `within` is given to `match_weights` and
+      `change_blocks`.
 
     >>> from sail_jax.basis.spaces import spec
     >>> net = {"v": jnp.ones((3, 8)), "o": jnp.ones((8, 3))}
@@ -195,7 +304,24 @@ def nested(spec: Spec) -> dict[str, str]:
 
 
 def block_exactness(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> Report:
-    """`exactness` of `change_blocks`: a space within blocks has the worst of its maps' entries."""
+    """Report whether `change_blocks` preserves the network, space by space.
+
+    Args:
+      spec: The spec of the network.
+      maps: As given to `change_blocks`.
+      within: As given to `change_blocks`.
+
+    Returns:
+      The report of `exactness`, one entry for each map. A space with a map per block gets the entry
+      of the worst of its maps.
+
+    >>> from sail_jax.basis.maps import identity
+    >>> from sail_jax.basis.spaces import spec
+    >>> net = {"in": jnp.ones((1, 2)), "out": jnp.ones((2, 1))}
+    >>> s = spec(net, {"in": "x* h", "out": "h* y"}, spaces={"{x,y}": "outer"})
+    >>> block_exactness(s, {"h": identity(2)}, {}).exact
+    True
+    """
     rows = []
     for name, m in maps.items():
         per_block = [m]
@@ -221,4 +347,5 @@ def _counts(name: str, block: str, leaves: list[list[tuple[int, Factor]]]) -> bo
 
 
 def _position(flat: list[Factor | None], name: str) -> int:
+    """The number of the factor axis that has the space."""
     return next(k for k, f in enumerate(flat) if f is not None and f.space == name)

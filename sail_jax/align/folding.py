@@ -1,4 +1,8 @@
-"""Scales of RMSNorm folded into the matrices that read the norm, which sets its rotations free."""
+"""The scales of RMSNorm folded into the matrices that read the norm.
+
+Once every scale is one, the space of the norm can be rotated without changing the network, which
+`match_weights` needs for orthogonal maps.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,21 +32,44 @@ def fold_scales(
     *,
     unscaled: Sequence[str] = (),
 ) -> tuple[PyTree, Spec]:
-    """The same function with every scale of an "rmsnorm" space at one, and its spec.
+    """Multiply the scales of each "rmsnorm" space into the leaves that read the norm.
 
-    (norm(x) * g) W = norm(x) (diag(g) W): SliceGPT (Ashkboos et al. 2024) and QuaRot fold so. The
-    new spec no longer names the scales' axes, so that orthogonal maps of the space are exact.
-    `readers` says which leaves read after which scale, by path patterns, `{i}` captured in the
-    first standing for the same text in the second:
+        (norm(x) * g) W = norm(x) (diag(g) W)
 
-        fold_scales(params, spec, {"blocks/{i}/norm1": "blocks/{i}/{q,k,v}", "norm": "head"})
+    The function of the network stays the same, and every scale becomes one. The new spec no longer
+    names the axes of the scales, so orthogonal maps of the space are exact.
 
-    Readers that no scale precedes are named by `unscaled`. `readers` may be left out where a
-    space has one scale only, which all its readers follow. Scales must be in front of readers, as
-    in RMSNorm: not LayerScale, and no bias may follow them.
+    A scale must stand directly in front of its readers, as in RMSNorm: no LayerScale, and no bias
+    after it.
 
-    Raises ValueError, naming the leaf, where a scale has no readers or unknown ones, a reader is
-    tied, has two scales, or has none while others of its space do.
+    Args:
+      params: The parameters, all leaves of the spec's scales among them.
+      spec: The spec of `params`.
+      readers: Which leaves read after which scale, by patterns of paths. A `{i}` captured in the
+        first pattern stands for the same text in the second:
+        `{"blocks/{i}/norm1": "blocks/{i}/{q,k,v}", "norm": "head"}`. None is possible where a space
+        has one scale only, which all of its readers follow.
+      unscaled: Patterns of leaves that read the space although no scale precedes them.
+
+    Returns:
+      The new parameters, in their own dtypes, and their spec.
+
+    Raises:
+      ValueError: If a scale is missing in `params`, has no readers or unknown ones, or has an axis
+        that its reader lacks; if a reader is tied or has two scales, or has none and is not in
+        `unscaled`. Messages name the leaf.
+
+    References:
+      Ashkboos et al., SliceGPT, 2024 (arXiv 2401.15024); Ashkboos et al., QuaRot, 2024
+      (arXiv 2404.00456).
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> net = {"in": jnp.ones((1, 2)), "norm": jnp.array([2.0, 3.0]), "out": jnp.ones((2, 1))}
+    >>> s = spec(net, {"in": "x* h", "norm": "diag(h)", "out": "h* y"},
+    ...          spaces={"h": "rmsnorm", "{x,y}": "outer"})
+    >>> folded, _ = fold_scales(net, s)
+    >>> folded["norm"].tolist(), folded["out"].tolist()
+    ([1.0, 1.0], [[2.0], [3.0]])
     """
     gains = _gains(spec)
     readers_of = (
@@ -82,7 +109,7 @@ def fold_scales(
 
 
 def _gains(spec: Spec) -> dict[str, str]:
-    """The space of each scale to fold."""
+    """The space of each scale that is to be folded, by the path of the scale."""
     out = {}
     for name, _, words in spec.spaces:
         if "rmsnorm" not in words.split():
@@ -94,7 +121,7 @@ def _gains(spec: Spec) -> dict[str, str]:
 
 
 def _beside(spec: Spec, gain: str, scale: Array, reader: str, axes: tuple[Axis, ...]) -> Array:
-    """A scale laid along the axes of a reader, an axis per factor (a stack's among them)."""
+    """A scale laid out beside a reader, so that the two can be multiplied by broadcasting."""
     own, its = ([f.space for axis in a for f in axis or _NONE] for a in (spec.axes(gain), axes))
     if odd := [name for name in own if name not in its]:
         raise ValueError(f"the scale {gain!r} has {odd[0] or '_'!r}, its reader {reader!r} has not")
@@ -108,6 +135,7 @@ def _is_gain(axis: Axis) -> bool:
 
 
 def _readers(spec: Spec, space: str) -> list[str]:
+    """The leaves that read a space; ValueError if one of its leaves is tied."""
     for use in spec.uses(space):
         if use.tied:
             raise ValueError(
@@ -118,6 +146,7 @@ def _readers(spec: Spec, space: str) -> list[str]:
 
 
 def _all_readers(spec: Spec, gains: Mapping[str, str]) -> dict[str, list[str]]:
+    """The readers of each scale where every space has one scale only."""
     spaces = list(gains.values())
     for gain, space in gains.items():
         if spaces.count(space) > 1:
@@ -131,6 +160,7 @@ def _all_readers(spec: Spec, gains: Mapping[str, str]) -> dict[str, list[str]]:
 def _named(
     spec: Spec, gains: Mapping[str, str], readers: Mapping[str, str], unscaled: Sequence[str]
 ) -> dict[str, list[str]]:
+    """The readers of each scale as `readers` names them, checked to be complete."""
     out: dict[str, list[str]] = {}
     for pattern, text in readers.items():
         matches = {gain: m for gain in gains if (m := path_pattern(pattern).fullmatch(gain))}

@@ -1,4 +1,8 @@
-"""Many networks in one frame, and their average (MergeMany, Ainsworth et al. 2023, algorithm 3)."""
+"""Many networks in one frame, and their average.
+
+This is MergeMany of Git Re-Basin (Ainsworth et al. 2023, algorithm 3), by `match_weights` of each
+model to the mean of the others.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,10 +24,13 @@ __all__ = ["Common", "match_many", "merge_many"]
 
 
 class Common(NamedTuple):
-    """One dictionary of maps for each model, that of the first changing nothing.
+    """Maps that bring several models into one frame, and how they were found.
 
-    distance: sum_k sum_t w_t |moved_kt - mean_t|^2, at the start and after each round; it never
-    rises. converged: the last round improved nothing.
+    Attributes:
+      maps: One dictionary of maps for each model, by space. Those of the first change nothing.
+      distance: sum_k sum_t w_t |moved_kt - mean_t|^2, after the first pass and after each round
+        that lowered it.
+      converged: Whether the last round lowered it no more, so that `max_rounds` was enough.
     """
 
     maps: tuple[dict[str, SpaceMap], ...]
@@ -40,15 +47,39 @@ def match_many(
     max_rounds: int = 100,
     **options: Any,
 ) -> Common:
-    """Maps that bring all models to the frame of the first.
+    """Find maps that bring all models into the frame of the first.
 
-    Each in turn is matched to the mean of those before it, then round after round to the mean of
-    all others, in order or, with a key, in random orders, until a round brings the models no
-    nearer to their mean beyond rounding. `options` are those of `match_weights`, `init`,
-    `weights` and `within` excepted; families must be isometric (a scale would shrink all models
-    onto a small mean). `normalize` weighs each tensor by M / sum_k |theta_kt|^2.
+    A first pass matches each model to the mean of those before it; it is undone if it brings the
+    models no nearer to their mean. Then, round after round, each model is matched to the mean of
+    all others, until a round lowers the distance no further beyond rounding.
 
-    Raises ValueError as `match_weights` does, and for fewer than two models.
+    Args:
+      models: At least two parameter trees with the leaves and shapes of `spec`.
+      spec: Their spec.
+      normalize: Whether tensor t weighs M / sum_k |theta_kt|^2 in the distance, for M models; if
+        not, every tensor weighs one.
+      key: A PRNG key for random orders of the models, another in each round. None: as they are
+        given.
+      max_rounds: The largest number of rounds.
+      **options: Arguments of `match_weights`, but for `init`, `weights` and `within`. Families must
+        be isometric: a scale would shrink all models onto a small mean.
+
+    Returns:
+      The maps of each model, the distances, and whether they converged.
+
+    Raises:
+      ValueError: For fewer than two models, an option that is not taken, a family that is not
+        isometric, and as `match_weights`.
+
+    References:
+      Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), algorithm 3.
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> a = {"in": np.array([[1.0, 2.0]], "f"), "out": np.array([[3.0], [4.0]], "f")}
+    >>> b = {"in": np.array([[2.0, 1.0]], "f"), "out": np.array([[4.0], [3.0]], "f")}
+    >>> s = spec(a, {"in": "x* h", "out": "h* y"}, spaces={"h": "relu", "{x,y}": "outer"})
+    >>> [maps["h"].index.tolist() for maps in match_many([a, b], s).maps]
+    [[0, 1], [1, 0]]
     """
     if len(models) < 2:
         raise ValueError(f"a common frame is for two models at least, got {len(models)}")
@@ -85,6 +116,7 @@ def match_many(
 
     for k in range(1, len(models)):
         improve(k, moved[:k], None)
+    # in the first pass a model sees those before it alone, which may bring it no nearer to all
     if not _spread(moved, spec, paths, weights) < before:
         maps, moved = [dict(start) for _ in models], list(models)
     history[0] = _spread(moved, spec, paths, weights)
@@ -96,17 +128,38 @@ def match_many(
         for k in order:
             improve(int(k), [m for j, m in enumerate(moved) if j != k], {})
         spread = _spread(moved, spec, paths, weights)
+        # smaller changes may be the rounding of float32
         if not spread < history[-1] * (1 - 8 * EPS):
             converged = True
             break
         history.append(spread)
+    # the first model has moved as well: all are turned back into its own frame
     back = {name: invert(m) for name, m in maps[0].items()}
     out = [{name: compose(back[name], m[name]) for name in m} for m in maps[1:]]
     return Common((start, *out), tuple(history), converged)
 
 
 def merge_many(models: Sequence[PyTree], spec: Spec, **options: Any) -> PyTree:
-    """The mean of all models in the frame of the first: `methods.linear` after `match_many`."""
+    """Average all models in the frame of the first.
+
+    Args:
+      models: As in `match_many`.
+      spec: As in `match_many`.
+      **options: Arguments of `match_many`.
+
+    Returns:
+      The mean of the moved models, by `methods.linear` with equal weights.
+
+    References:
+      Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), algorithm 3.
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> a = {"in": np.array([[1.0, 2.0]], "f"), "out": np.array([[3.0], [4.0]], "f")}
+    >>> b = {"in": np.array([[2.0, 1.0]], "f"), "out": np.array([[4.0], [3.0]], "f")}
+    >>> s = spec(a, {"in": "x* h", "out": "h* y"}, spaces={"h": "relu", "{x,y}": "outer"})
+    >>> merge_many([a, b], s)["in"].tolist()
+    [[1.0, 2.0]]
+    """
     common = match_many(models, spec, **options)
     moved = [change_basis(m, spec, maps) for m, maps in zip(models, common.maps, strict=True)]
     return linear()(moved)
@@ -115,6 +168,7 @@ def merge_many(models: Sequence[PyTree], spec: Spec, **options: Any) -> PyTree:
 def _spread(
     models: Sequence[PyTree], spec: Spec, paths: Sequence[str], weights: Mapping[str, float]
 ) -> float:
+    """The weighted sum of squared distances of all models from their mean, in float64."""
     hosts = [arrays(f"models[{k}]", model, spec, paths) for k, model in enumerate(models)]
     total = 0.0
     for path in paths:

@@ -1,8 +1,8 @@
-"""Weight matching: the maps that bring one network's units nearest to another's.
+"""Weight matching: the maps that bring the parameters of one network nearest to another's.
 
-Coordinate descent over spaces (Git Re-Basin, Ainsworth et al. 2023, algorithm 1): with all other
-spaces fixed, the best map of one is a small problem with a known solution, whose data are one
-matrix product for each tensor that touches the space.
+This is coordinate descent over spaces (Git Re-Basin, Ainsworth et al. 2023, algorithm 1). With all
+other spaces fixed, the best map of one space has a known solution (`sail_jax.align.solvers`). What
+it needs to know is one matrix product for each tensor with that space (`sail_jax.align.problem`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,10 +30,13 @@ Families = Family | Mapping[str, Family] | None
 
 
 class Matching(NamedTuple):
-    """`maps` for `change_basis`, and how they were found.
+    """The maps found by weight matching, and how they were found.
 
-    distance: sum_t w_t |reference_t - moved_t|^2 over the tensors t that the maps touch, at the
-    start and after each sweep; it never rises. converged: the last sweep improved nothing.
+    Attributes:
+      maps: One map for each matched space, for `change_basis` (with `within`, for `change_blocks`).
+      distance: sum_t w_t |reference_t - moved_t|^2 over the tensors t with a matched space, before
+        the first sweep and after each sweep that moved something. It never rises.
+      converged: Whether the last sweep found nothing to improve, so that `max_sweeps` was enough.
     """
 
     maps: dict[str, SpaceMap]
@@ -44,7 +47,22 @@ class Matching(NamedTuple):
 def weight_matching(
     reference: PyTree, params: PyTree, spec: Spec, **options: Any
 ) -> dict[str, SpaceMap]:
-    """The maps of `match_weights`: `change_basis(params, spec, maps)` is near `reference`.
+    """Find the maps that bring one network's parameters nearest to another's.
+
+    This is `match_weights` where only the maps are wanted: `change_basis(params, spec, maps)` is
+    near `reference`.
+
+    Args:
+      reference: The parameters of the network that stays.
+      params: The parameters of the network to be moved, of the same shapes.
+      spec: The spec of both.
+      **options: Arguments of `match_weights`.
+
+    Returns:
+      One map for each matched space.
+
+    References:
+      Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), algorithm 1.
 
     >>> import jax.numpy as jnp
     >>> from sail_jax.basis.change_basis import change_basis
@@ -75,40 +93,77 @@ def match_weights(
     keep: int | None = None,
     progress: Callable[[int, str], None] | None = None,
 ) -> Matching:
-    """Coordinate descent on sum_t w_t |reference_t - moved_t|^2 over the maps of inner spaces.
+    """Minimise the distance between two networks over the maps of their inner spaces.
 
-    `spaces`: those to match (None: all that are not "outer" or "stack"). `family`: the maps to
-    choose from, one for all or by patterns of space names, PERMUTATION where not said:
+        sum_t w_t |reference_t - moved_t|^2
 
-    - PERMUTATION: a linear assignment, solved by `assignment` ([n, n] benefit -> index).
+    Coordinate descent takes the best map of one space after another, the others fixed. What that is
+    depends on the family of maps:
+
+    - PERMUTATION: a linear assignment, solved by `assignment`.
     - SIGNED_PERMUTATION ("odd" spaces): an assignment by |benefit|, then the signs.
-    - POSITIVE_MONOMIAL ("relu"): an assignment by the distance at each pair's best scale.
-    - ORTHOGONAL ("rmsnorm", "linear"): Procrustes. Gains are to be folded (`fold_scales`).
-    - LINEAR ("linear"): any invertible map, by a Sylvester equation; taken where it is nearer.
+    - POSITIVE_MONOMIAL ("relu"): an assignment by the distance at the best scale of each pair.
+    - ORTHOGONAL ("rmsnorm", "linear"): the Procrustes problem. Fold gains first (`fold_scales`).
+    - LINEAR ("linear"): any invertible map, by a Sylvester equation; kept where it is nearer.
 
-    `within` gives each unit of a block (a head, a layer of a stack) its own map of an inner space,
-    see `sail_jax.align.blocks`; the maps then are for `change_blocks`. `normalize` weighs each
-    tensor by 1 / (|reference_t| |params_t|), so that none dominates by its norm; without, all
-    weigh one, as published. `weights`, by path, override either. A fused leaf (`resid* (qk + v)`)
-    counts as one tensor for each of its blocks.
+    1. A first visit goes through the spaces, from those beside the network's inputs and outputs
+    inward.
+       It matches a space by the tensors whose other spaces have been matched. Where these hold less
+       than half of the entries, the other tensors speak as well, through a bound (a nuclear norm)
+       that does not depend on the spaces not yet matched. If the visit brings `params` no nearer,
+       it is undone. `init` replaces it.
+    2. Sweeps follow. A step is taken only if it lowers the distance by more than rounding, and the
+       descent ends with a sweep that takes none.
 
-    A first visit goes outward from the outer spaces: each space is matched by the tensors whose
-    other spaces are settled, and where those are the lesser part, by the others through a bound
-    that does not depend on what is unsettled (a nuclear norm). If this is no nearer than `params`
-    as they are, these are kept. `init`, maps such as this function returned, takes the place of
-    that visit. Then sweeps run, in the spec's order or, with a key, in random orders, each step
-    taken only if it is nearer beyond rounding, until a sweep takes none, or `max_sweeps`. The
-    same arguments give the same maps. On a host; sums in float32, comparisons in float64.
+    Runs on the host, with sums in float32 (float64 for such leaves) and comparisons in float64. The
+    same arguments give the same maps.
 
-    Leaves may also be objects with a shape, a dtype and `__array__` (tensors on disk): such are
-    read whenever a space needs them, and at most `keep` bytes of them kept (None: all), so that
-    memory is that of one tensor of each network and of the [n, n] costs of one space.
-    `progress(sweep, space)` is called before each space, the first visit being sweep 0.
+    A leaf may also be an object with a shape, a dtype and `__array__`, such as a tensor on disk. It
+    is read when a space needs it. With `keep=0` memory is that of one tensor of each network and of
+    the `(n, n)` costs of one space.
 
-    Raises ValueError, naming leaf or space, for trees that are not the spec's, values that are
-    not finite or are traced, a family that the space's nonlinearity does not allow, a space
-    that occurs twice in one leaf (recurrence: its map enters quadratically), unless
-    `weights` give that leaf no say.
+    Args:
+      reference: The parameters of the network that stays.
+      params: The parameters of the network to be moved, of the same shapes.
+      spec: The spec of both. A fused leaf (`resid* (qk + v)`) counts as one tensor for each block.
+      family: One family for all spaces, or families by patterns of space names. PERMUTATION where
+        not said.
+      spaces: The names of the spaces to match. None: all that are not "outer" or "stack".
+      within: Spaces that get a map for each unit of a block (a head, a layer of a stack), and their
+        blocks; see `sail_jax.align.blocks`. The maps are then for `change_blocks`.
+      normalize: Whether tensor t weighs 1 / (|reference_t| |params_t|), so that none dominates by
+        its norm. If not, all weigh one, as published.
+      weights: Weights w_t by path, which replace those of `normalize`. Leaves with weight 0 have no
+        say but move with the others.
+      init: Maps to start from, such as this function returned. None: the first visit.
+      key: A PRNG key for random orders of the spaces, another in each sweep. None: as in the spec.
+      assignment: Solves the assignment problem: from benefits `(n, n)` to an index `(n,)`.
+      max_sweeps: The largest number of sweeps; 0 stops after the first visit.
+      keep: How many bytes of leaves that are read from objects are kept in memory. None: all.
+      progress: A function `(sweep, space)` called before each space is matched; the first visit is
+        sweep 0.
+
+    Returns:
+      The maps, the distances, and whether the descent converged.
+
+    Raises:
+      ValueError: For trees that are not the spec's, values that are traced, not finite or not real
+        floating numbers, a family that the nonlinearity of a space does not allow, weights, a
+        `within` or an `init` that do not fit, and a negative `max_sweeps`. Also for a space that
+        occurs twice in one leaf (recurrence), as its map enters quadratically, unless `weights`
+        give that leaf 0. Messages name the leaf or the space.
+
+    References:
+      Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), algorithm 1.
+
+    >>> import jax.numpy as jnp
+    >>> from sail_jax.basis.spaces import spec
+    >>> a = {"in": jnp.array([[1.0, 2.0]]), "out": jnp.array([[3.0], [4.0]])}
+    >>> b = {"in": jnp.array([[-2.0, 1.0]]), "out": jnp.array([[-4.0], [3.0]])}
+    >>> s = spec(a, {"in": "x* h", "out": "h* y"}, spaces={"h": "odd", "{x,y}": "outer"})
+    >>> found = match_weights(a, b, s, family=Family.SIGNED_PERMUTATION)
+    >>> found.maps["h"].index.tolist(), found.maps["h"].write.scale.tolist(), found.converged
+    ([1, 0], [1.0, -1.0], True)
     """
     within = dict(within or {})
     weights = _by_block(spec, weights or {})
@@ -155,7 +210,7 @@ def match_weights(
 
 
 def _by_block(spec: Spec, weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights of the blocks of fused leaves, which may be named together."""
+    """The weights of the blocks of fused leaves, which may be named one by one or together."""
     new, places = unfused(spec)
     out: dict[str, float] = {}
     for path, weight in weights.items():
@@ -169,9 +224,21 @@ def _by_block(spec: Spec, weights: Mapping[str, float]) -> dict[str, float]:
 def families(
     spec: Spec, family: Families, spaces: Iterable[str] | None, silent: Iterable[str] = ()
 ) -> dict[str, Family]:
-    """The family to match each space by, in the spec's order; ValueError where it is not exact.
+    """Choose the family of maps to match each space by, and check that it is exact there.
 
-    Leaves in `silent`, of the unfused spec, have no say in the matching.
+    Args:
+      spec: The spec of the network.
+      family: One family for all spaces, or families by patterns of space names. PERMUTATION where
+        not said.
+      spaces: The names of the spaces to match. None: all that are not "outer" or "stack".
+      silent: Paths of leaves of the unfused spec that have no say in the matching.
+
+    Returns:
+      The family of each space, in the order of the spec.
+
+    Raises:
+      ValueError: If a space is unknown or occurs twice in a leaf that is not silent, a pattern
+        names no space, no solver knows the family, or maps of that family would change the network.
     """
     inner = [s.name for s in spec.spaces if not {"outer", "stack"} & set(s.nonlinearity.split())]
     if spaces is not None:
@@ -198,6 +265,7 @@ def families(
             kinds = ", ".join(str(f) for f in SOLVERS)
             raise ValueError(f"no matching over {kind!s} maps of {name!r}; choose from {kinds}")
         n = spec.space(name).size
+        # the family is judged here, so any of its maps will do
         same = identity(n)
         stand_in = SpaceMap(same.write, same.read, kind | Family.INVERTIBLE)
         (report,) = exactness(spec, {name: stand_in}).spaces

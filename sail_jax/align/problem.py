@@ -1,4 +1,9 @@
-"""One network moved toward another, space by space: the state of a descent, and its products."""
+"""The state of weight matching: one network moved toward another, space by space.
+
+`match_weights` decides which space comes next. `Problem` keeps the leaves of both networks and the
+maps found so far. It sums up what all tensors say about a space (`Cost`), asks a solver for the
+best map, and moves the second network.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +33,14 @@ EPS = float(jnp.finfo(jnp.float32).eps)
 
 
 class Touch(NamedTuple):
-    """A tensor that touches a space: at which factor axis, as what, and where its block is."""
+    """A tensor that has a space, and where.
+
+    Attributes:
+      path: The path of the leaf.
+      axis: On which axis the space is, counting one axis per factor.
+      role: What the leaf does with the space.
+      block: Which axis numbers the blocks of the space; None if it has one map for all.
+    """
 
     path: str
     axis: int
@@ -37,12 +49,19 @@ class Touch(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What all tensors together say about a space, summed as they are read, in float64.
+    """What all tensors together say about a space, summed in float64.
 
-    products: sum_t w_t a_i . b_j [.., n, n] by what t does with the space: "write", "read",
-    "gain", or "bound" (an upper bound, where t has axes that are not settled); one sum, "all",
-    for permutations, which do not tell them apart. squares: sum_t w_t |b_j|^2 by role, for
-    scales; grams: w b b.T of writers, w a a.T of readers, for general maps.
+    For the units i of the reference and j of the moved network, a_i and b_j are the slices of a
+    tensor t that belong to them. With a map per block all arrays have a leading axis of blocks.
+
+    Attributes:
+      products: sum_t w_t a_i . b_j, `(..., n, n)`, by what the tensors do with the space: "write",
+        "read", "gain", or "bound" for an upper bound, where other spaces of t are not yet matched.
+        For permutations, which need no distinction, one sum under "all".
+      squares: sum_t w_t |b_j|^2, `(..., n)`, of tensors that write and that read, for maps with
+        scales; empty for others.
+      grams: sum_t w_t b_i . b_j of writers and sum_t w_t a_i . a_j of readers, `(..., n, n)`, for
+        general linear maps; empty for others.
     """
 
     products: dict[str, Float[np.ndarray, "... n n"]]
@@ -50,6 +69,14 @@ class Cost(NamedTuple):
     grams: dict[str, Float[np.ndarray, "... n n"]]
 
     def add(self, kind: str, part: str, value: Array, weight: float) -> None:
+        """Add one tensor's term to a sum.
+
+        Args:
+          kind: Which field: "products", "squares" or "grams".
+          part: Which entry of that field.
+          value: The term, without its weight.
+          weight: The weight w_t of the tensor.
+        """
         into = getattr(self, kind)
         term = np.multiply(np.asarray(value), weight, dtype=np.float64)
         if part in into:
@@ -59,10 +86,25 @@ class Cost(NamedTuple):
 
 
 class Problem:
-    """Both networks with an axis per factor, the second moved along as maps are found.
+    """Two networks with an axis per factor, of which the second is moved as maps are found.
 
-    A leaf is an array, or anything with a shape, a dtype and `__array__`, which is read when it
-    is needed: of those at most `keep` bytes are kept (None: all).
+    A leaf is an array, or anything with a shape, a dtype and `__array__`, which is read when it is
+    needed.
+
+    Attributes:
+      spec: The unfused spec of both.
+      chosen: The family of each space to match.
+      within: The block of each space that gets a map for each unit of it.
+      assign: Solves the assignment problem: from benefits `(n, n)` to an index `(n,)`.
+      flat: The factors of each leaf, one after another; None for an axis in no space.
+      touches: For each space the tensors that have it.
+      leaves: The leaves of the reference and of the second network as they were given, by path.
+      sizes: How many entries each leaf has.
+      kept: The leaves that stay in memory: of the reference, and of the second network as moved.
+      weight: The weight w_t of each leaf.
+      norms: |reference_t| |params_t| of each leaf.
+      maps: The map of each space so far.
+      best: The spaces whose map is the best one while no other space moves.
     """
 
     def __init__(
@@ -83,6 +125,7 @@ class Problem:
             ]
 
     def _position(self, path: str, name: str | None) -> int | None:
+        """The number of the factor axis of a leaf that has the space; None if none has."""
         axes = [k for k, f in enumerate(self.flat[path]) if f is not None and f.space == name]
         return axes[0] if axes else None
 
@@ -94,6 +137,20 @@ class Problem:
         weights: Mapping[str, float] | None,
         keep: int | None = None,
     ) -> None:
+        """Take both networks, check them, and start from maps that change nothing.
+
+        Args:
+          reference: The leaves of the network that stays, by path.
+          params: The leaves of the network to be moved, by path, of the same shapes.
+          normalize: Whether tensor t weighs 1 / (|reference_t| |params_t|); if not, all weigh one.
+          weights: Weights by path, which replace those.
+          keep: How many bytes of leaves that are not arrays are kept in memory. None: all.
+
+        Raises:
+          ValueError: For a space that no leaf with a weight has, leaves that are missing, of
+            different shapes, traced, not finite or not real floating numbers, and weights that are
+            negative, not finite or of no leaf.
+        """
         for path in recurrent(self.spec):
             if (weights or {}).get(path) == 0:  # it has no say, and cannot be moved by one axis
                 for name, touches in self.touches.items():
@@ -122,7 +179,7 @@ class Problem:
             scale = 1 / self.norms[path] if self.norms[path] else 0.0
             self.weight[path] = scale if normalize else 1.0
             lazy = [not isinstance(side[path], jax.Array | np.ndarray) for side in self.leaves]
-            # the second as it was before the first visit is kept as well
+            # the second network counts twice: as moved, and as it was, should the visit be undone
             need = sides[0].nbytes * lazy[0] + 2 * sides[1].nbytes * lazy[1]
             if keep is None or need <= keep:
                 self.kept[path] = sides
@@ -140,22 +197,38 @@ class Problem:
         return _factored(argument, path, self.leaves[side][path], self.spec)
 
     def reference(self, path: str) -> Array:
+        """Return a leaf of the reference.
+
+        Args:
+          path: The path of the leaf.
+
+        Returns:
+          The leaf with an axis per factor, in float32 or wider.
+        """
         return self.kept[path][0] if path in self.kept else self._read(0, path)
 
     def moved(self, path: str) -> Array:
-        """A leaf of the second network, as the maps so far move it."""
+        """Return a leaf of the second network, as the maps so far move it.
+
+        Args:
+          path: The path of the leaf.
+
+        Returns:
+          The moved leaf with an axis per factor, in float32 or wider.
+        """
         if path in self.kept:
             return self.kept[path][1]
         x = self._read(1, path)
         spaces = [f.space for f in self.flat[path] if f is not None and f.space in self.chosen]
-        for name in sorted(spaces, key=lambda name: name in self.within):  # blocks first
+        # maps of inner spaces number the blocks as their own map left them, so blocks come first
+        for name in sorted(spaces, key=lambda name: name in self.within):
             if Family.IDENTITY not in self.maps[name].family:
                 (touch,) = (t for t in self.touches[name] if t.path == path)
                 x = along_block(self.maps[name], x, touch.axis, touch.block, touch.role)
         return x
 
     def _unsettle(self, name: str) -> None:
-        """The best maps of the spaces beside one that moves are to be found again."""
+        """Count the maps of the spaces that share a tensor with this one as the best no more."""
         paths = {touch.path for touch in self.touches[name]}
         self.best -= {
             other
@@ -164,6 +237,11 @@ class Problem:
         }
 
     def identities(self) -> dict[str, SpaceMap]:
+        """Return a map that changes nothing for each space.
+
+        Returns:
+          The maps by space; those of spaces in `within` are stacked on a leading axis.
+        """
         out = {name: identity(self.spec.space(name).size) for name in self.chosen}
         for name in self.within:
             count = self.spec.space(self.within[name]).size
@@ -171,13 +249,32 @@ class Problem:
         return out
 
     def snapshot(self) -> Any:
+        """Copy the state of the second network.
+
+        Returns:
+          The maps and the kept leaves, for `restore`.
+        """
         return dict(self.maps), {path: list(sides) for path, sides in self.kept.items()}
 
     def restore(self, snapshot: Any) -> None:
+        """Go back to an earlier state of the second network.
+
+        Args:
+          snapshot: What `snapshot` returned.
+        """
         self.maps, self.kept = snapshot
         self.best = set()
 
     def start(self, init: Mapping[str, SpaceMap]) -> None:
+        """Move the second network by given maps.
+
+        Args:
+          init: Maps by space, such as `match_weights` returned.
+
+        Raises:
+          ValueError: If a map is for a space that is not matched, or does not fit its size or
+            block.
+        """
         for name in init:
             if name not in self.chosen:
                 raise ValueError(f"init has a map of {name!r}, which is not matched")
@@ -188,6 +285,14 @@ class Problem:
             self.take(name, init[name])
 
     def distance(self, paths: Iterable[str] | None = None) -> float:
+        """Return how far the networks are apart: sum_t w_t |reference_t - moved_t|^2.
+
+        Args:
+          paths: The leaves t to sum over. None: all that have a matched space.
+
+        Returns:
+          The weighted squared distance.
+        """
         paths = self.weight if paths is None else paths
         return sum(
             self.weight[p] * _distance(self.reference(p), self.moved(p))
@@ -196,7 +301,12 @@ class Problem:
         )
 
     def take(self, name: str, m: SpaceMap) -> None:
-        """Move the second network by m, and remember it."""
+        """Move the second network by one more map of a space, and remember it.
+
+        Args:
+          name: The space.
+          m: The map, which follows the map so far.
+        """
         for path, axis, role, block in self.touches[name]:
             if path in self.kept:
                 sides = self.kept[path]
@@ -204,6 +314,7 @@ class Problem:
         self._unsettle(name)
         together = jax.vmap(compose) if name in self.within else compose
         self.maps[name] = together(m, self.maps[name])
+        # maps of spaces inside this one are numbered by its units, which have moved
         for inner, block in self.within.items():
             if block == name and m.index is not None:
                 index = m.index
@@ -212,11 +323,21 @@ class Problem:
                 )
 
     def cost(self, name: str, settled: set[str] | None = None) -> Cost:
-        """What each tensor says about a space, or all that is settled, by one product each."""
+        """Sum up what the tensors say about a space, by one matrix product each.
+
+        Args:
+          name: The space.
+          settled: During the first visit, the spaces matched so far. Tensors with spaces not yet
+            matched are left out or enter by a bound. None: all tensors enter as they are.
+
+        Returns:
+          The sums, for a solver.
+        """
         family, out = self.chosen[name], Cost({}, {}, {})
         touches = self.touches[name]
         loose = {touch: self._loose(touch, name, settled) for touch in touches}
         settled_size = sum(self.sizes[touch.path] for touch in touches if not loose[touch])
+        # a bound says less than a product: it is used where the products cover the lesser part
         bounds = 2 * settled_size < sum(self.sizes[touch.path] for touch in touches)
         for touch in touches:
             weight = self.weight[touch.path]
@@ -236,6 +357,7 @@ class Problem:
         return out
 
     def _loose(self, touch: Touch, name: str, settled: set[str] | None) -> tuple[int, ...]:
+        """The axes of a tensor whose spaces are still to be matched, the space itself left out."""
         if settled is None:
             return ()
         return tuple(
@@ -245,7 +367,11 @@ class Problem:
         )
 
     def visit(self, tell: Callable[[int, str], None]) -> None:
-        """The first visit, outward from the outer spaces."""
+        """Match every space once, always the one with the largest part of its tensors settled.
+
+        Args:
+          tell: Called with 0 and the name of each space, before it is matched.
+        """
         settled: set[str] = set()
         while rest := [name for name in self.chosen if name not in settled]:
             ready = [name for name in rest if self.within.get(name) not in rest]
@@ -267,7 +393,14 @@ class Problem:
                 self.best.add(name)
 
     def step(self, name: str) -> bool:
-        """The best map of one space, all others fixed, if it is nearer; whether it was."""
+        """Take the best map of one space, all others fixed, if it brings the networks nearer.
+
+        Args:
+          name: The space.
+
+        Returns:
+          Whether the map was taken.
+        """
         if name in self.best:
             return False
         cost = self.cost(name)
@@ -283,7 +416,8 @@ class Problem:
             best = self.best
             self.restore(as_it_was)
             self.best = best
-        # sums of products in float32, each relative to |reference_t| |params_t|
+        # the products are float32 sums, rounded relative to |reference_t| |params_t|: a smaller
+        # gain may be rounding, and such steps need not come to an end
         scale = sum(self.weight[t.path] * self.norms[t.path] for t in self.touches[name])
         self.best.add(name)
         if not gained > 8 * EPS * scale:  # a NaN is no gain
@@ -293,7 +427,14 @@ class Problem:
 
 
 def recurrent(spec: Spec) -> dict[str, str]:
-    """The leaves of an unfused spec with a space on more than one of their axes, and which."""
+    """Find the leaves that have one space on more than one axis.
+
+    Args:
+      spec: An unfused spec.
+
+    Returns:
+      For each such leaf the space, the first if there are several.
+    """
     repeated = {}
     for path, axes in spec.leaves:
         names = [f.space for axis in axes for f in axis]
@@ -303,18 +444,57 @@ def recurrent(spec: Spec) -> dict[str, str]:
 
 
 def apart(argument: str, tree: PyTree, spec: Spec) -> dict[str, Any]:
-    """The leaves of a tree by path, fused ones block by block; their shapes checked."""
+    """Take a tree apart into leaves by path, fused leaves into one leaf per block.
+
+    Args:
+      argument: What error messages call the tree.
+      tree: The parameters.
+      spec: The spec that the leaves must fit.
+
+    Returns:
+      The leaves by path; block k of a fused leaf `path` is `path[k]`.
+
+    Raises:
+      ValueError: For a leaf that is not the spec's, or not of its shape.
+    """
     return unfuse(checked_leaves(argument, tree, spec, leaf_paths(tree)), spec)[0]
 
 
 def arrays(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dict[str, Array]:
-    """The named leaves of a tree, one axis per factor, in float32 at least; checked."""
+    """Return named leaves of a tree as checked arrays with one axis per factor.
+
+    Args:
+      argument: What error messages call the tree.
+      tree: The parameters.
+      spec: An unfused spec that the leaves must fit.
+      paths: The paths of the leaves.
+
+    Returns:
+      The arrays by path, in float32 or wider.
+
+    Raises:
+      ValueError: For a leaf that is missing, not the spec's or not of its shape, or whose values
+        are traced, not finite or not real floating numbers of 16 bits or more.
+    """
     leaves = checked_leaves(argument, tree, spec, paths)
     return {path: _factored(argument, path, x, spec) for path, x in leaves.items()}
 
 
 def checked_leaves(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dict[str, Any]:
-    """The named leaves of a tree, their shapes checked."""
+    """Return named leaves of a tree, once their shapes are checked against the spec.
+
+    Args:
+      argument: What error messages call the tree.
+      tree: The parameters.
+      spec: The spec that the leaves must fit.
+      paths: The paths of the leaves.
+
+    Returns:
+      The leaves as they are, by path.
+
+    Raises:
+      ValueError: For a leaf that is missing, not the spec's, or not of its shape.
+    """
     leaves = dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))
     for path in leaves:
         spec.axes(path)
@@ -336,6 +516,7 @@ def checked_leaves(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]
 
 
 def _factored(argument: str, path: str, x: Any, spec: Spec) -> Array:
+    """A leaf as an array with one axis per factor, in float32 or wider, its values checked."""
     values = x if isinstance(x, jax.Array) else np.asarray(x)
     host = concrete(values)
     if host is None:
@@ -371,7 +552,7 @@ def _gained(m: SpaceMap, cost: Cost) -> float:
 
 @partial(jax.jit, static_argnums=(2, 3))
 def _product(a: Array, b: Array, axis: int, block: int | None) -> Float[Array, "... n n"]:
-    """a @ b.T along one axis, for each index of the block axis if there is one."""
+    """The products a_i . b_j over all axes but one, for each index of a block axis."""
     if block is None:
         a, b = (jnp.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (a, b))
         return jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST)
@@ -382,6 +563,7 @@ def _product(a: Array, b: Array, axis: int, block: int | None) -> Float[Array, "
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _squares(b: Array, axis: int, block: int | None) -> Float[Array, "... n"]:
+    """The squares |b_j|^2 over all axes but one (and the block axis, which then comes first)."""
     keep = (axis,) if block is None else (block, axis)
     total = jnp.sum(b**2, axis=tuple(k for k in range(b.ndim) if k not in keep))
     return total if block is None or block < axis else total.T
@@ -391,9 +573,10 @@ def _squares(b: Array, axis: int, block: int | None) -> Float[Array, "... n"]:
 def _bound(
     a: Array, b: Array, axis: int, block: int | None, loose: tuple[int, ...]
 ) -> Float[Array, "... n n"]:
-    """max over isometries U of the loose axes of <a_i, U b_j>: the nuclear norm of a_i.T b_j.
+    """An upper bound on a_i . b_j that holds whatever isometric map the loose axes get.
 
-    |a_i| |b_j|, which is no less, where the matrices would be too many to be worth it.
+    max over isometries U of <a_i, U b_j> is the nuclear norm of a_i^T b_j. Where these matrices
+    would be too many, the bound is |a_i| |b_j|, which is no less.
     """
     front = (axis,) if block is None else (block, axis)
     back = tuple(range(-len(loose), 0))
@@ -405,6 +588,7 @@ def _bound(
 
     a, b = split(a), split(b)
     n, rest, free = a.shape[-3:]
+    # 2^24 float32 entries of all pairs are 64 MiB
     if rest == 1 or n * n * free * free > 2**24:
         a, b = (jnp.sqrt(jnp.sum(x**2, axis=(-1, -2))) for x in (a, b))
         return a[..., :, None] * b[..., None, :]

@@ -1,7 +1,7 @@
-"""The best map of one space, all others fixed, for each family of maps.
+"""The best map of one space for each family of maps, all other spaces fixed.
 
-A `cost` (`sail_jax.align.problem.Cost`) holds sums of w_t a_i . b_j for the units i of the
-reference and j of the other network, [n, n], or [blocks, n, n] if blocked.
+A `cost` is a `sail_jax.align.problem.Cost`. It holds sums of w_t a_i . b_j for the units i of the
+reference and j of the other network, `(n, n)`, or `(blocks, n, n)` with a map per block.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,16 @@ SCALED = Family.POSITIVE_MONOMIAL | Family.INVERTIBLE
 
 
 def solver(family: Family) -> Callable[[Any, Any, bool], SpaceMap]:
-    """The solver of a family, applied to each block if there are some."""
+    """Return the solver of a family of maps.
+
+    Args:
+      family: One of the keys of `SOLVERS`.
+
+    Returns:
+      A function `(cost, assign, blocked) -> map`. `cost` is a `Cost`, `assign` solves assignment
+      problems. If `blocked`, each block is solved on its own, and the leaves of the maps are
+      stacked.
+    """
     solve_block = SOLVERS[family]
 
     def solve(cost: Any, assign: Any, blocked: bool) -> SpaceMap:
@@ -40,12 +49,14 @@ def solver(family: Family) -> Callable[[Any, Any, bool], SpaceMap]:
 
 
 def _permutation(cost: Any, assign: Any) -> SpaceMap:
+    """The permutation of the largest sum of products."""
     benefit = reduce(np.add, cost.products.values())
     index = as_array(assign(benefit))
     return select(index, len(benefit), family=Family.PERMUTATION)
 
 
 def _signed_permutation(cost: Any, assign: Any) -> SpaceMap:
+    """The permutation and the signs of the largest sum of products."""
     signed, unsigned = _sides(cost)
     index = np.asarray(assign(np.abs(signed) + unsigned))
     n = len(index)
@@ -54,20 +65,35 @@ def _signed_permutation(cost: Any, assign: Any) -> SpaceMap:
 
 
 def _orthogonal(cost: Any, _: Any) -> SpaceMap:
-    """Schonemann 1966: the Q nearest to sum_t w_t a b.T, its polar factor."""
+    """The orthogonal matrix nearest to sum_t w_t a b^T: its polar factor (Schonemann 1966)."""
     signed, _unsigned = _sides(cost)
     Q = procrustes(signed)
     return SpaceMap(jnp.asarray(Q, jnp.float32), jnp.asarray(Q.T, jnp.float32), Family.ORTHOGONAL)
 
 
 def procrustes(benefit: Matrix) -> Matrix:
-    """The orthogonal Q that maximises sum(Q * benefit)."""
+    """Find the orthogonal matrix Q that maximises sum(Q * benefit).
+
+    It is U V^T for the singular value decomposition benefit = U S V^T.
+
+    Args:
+      benefit: A matrix, `(n, n)`.
+
+    Returns:
+      Q, `(n, n)`, in the dtype of `benefit`.
+
+    References:
+      Schonemann, A generalized solution of the orthogonal Procrustes problem, 1966.
+    """
     U, _, Vt = np.linalg.svd(benefit)
     return U @ Vt
 
 
 def _positive_monomial(cost: Any, assign: Any) -> SpaceMap:
-    """For each pair of units the scale s > 0 that minimises |a_w - s b_w|^2 + |a_r - b_r / s|^2."""
+    """The permutation and the scales s > 0 that minimise |a_w - s b_w|^2 + |a_r - b_r / s|^2.
+
+    Index w stands for tensors that write the space, r for those that read it.
+    """
     parts = cost.products
     n = len(next(iter(parts.values())))
     none, zero = np.zeros(n), np.zeros((n, n))
@@ -83,16 +109,17 @@ def _positive_monomial(cost: Any, assign: Any) -> SpaceMap:
 
 
 def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Matrix, Matrix]:
-    """argmin and min over s > 0 of p s^2 / 2 - P s + r / (2 s^2) - R / s, for each entry.
+    """Where and how low p s^2 / 2 - P s + r / (2 s^2) - R / s is least over s > 0, entry by entry.
 
-    Stationary points solve p s^4 - P s^3 + R s - r = 0. The lowest value on a grid of ratios that
-    spans its positive roots (Cauchy's bound), then Newton's steps in log s where they descend.
+    Stationary points solve p s^4 - P s^3 + R s - r = 0. A grid that spans its positive roots
+    (Cauchy's bound) gives the lowest value nearby, Newton's steps in log s then go down from there.
     """
 
     def cost(u: Any) -> Matrix:
         s = np.exp(u)
         return p * s**2 / 2 - P * s + r / (2 * s**2) - R / s
 
+    # no tensor with scales, or those of one side alone, where the minimum is explicit
     if not (p.any() or r.any()):
         return np.ones_like(P), np.zeros_like(P)
     if not (p.any() and r.any()):
@@ -100,8 +127,10 @@ def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Ma
         u = np.log(np.clip(side / np.maximum(own, 1e-12 * own.max()), 1e-3, 1e3))
         u = u if p.any() else -u
         return np.exp(u), cost(u)
+    # keeps log(r / p) finite for a unit that is zero on one side
     tiny = 1e-12 * max(p.max(), r.max())
     p, r = np.maximum(p, tiny), np.maximum(r, tiny)
+    # in s = z exp(step), with z^4 = r / p, the outer coefficients are equal
     middle = np.broadcast_to(np.log(r / p) / 4, P.shape)
     z = np.exp(middle)
     reach = np.log1p(max(1.0, np.abs(P / (p * z)).max(), np.abs(R * z / r).max()))
@@ -112,6 +141,7 @@ def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Ma
     for _ in range(6):
         s = np.exp(u)
         slope = p * s**2 - P * s - r / s**2 + R / s
+        # the magnitude of the second derivative, so that steps go down where it is negative
         curve = np.abs(2 * p * s**2 - P * s + 2 * r / s**2 - R / s) + 1e-300
         trial = u - np.clip(slope / curve, -0.5, 0.5)
         value = cost(trial)
@@ -120,15 +150,17 @@ def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Ma
 
 
 def _general(cost: Any, _: Any) -> SpaceMap:
-    """M that minimises |a_w - M b_w|^2 + |M.T a_r - b_r|^2, the second residue seen from b.
+    """The matrix M that minimises |a_w - M b_w|^2 + |M^T a_r - b_r|^2.
 
-    Its normal equations are M (b_w b_w.T) + (a_r a_r.T) M = a_w b_w.T + a_r b_r.T, a Sylvester
-    equation with two positive semidefinite sides, solved in their eigenbases.
+    The second residual is seen from b, as this makes the problem linear. The normal equations are
+    M (b_w b_w^T) + (a_r a_r^T) M = a_w b_w^T + a_r b_r^T: a Sylvester equation with two positive
+    semidefinite sides, which is solved in their eigenbases.
     """
     signed, _unsigned = _sides(cost)
     none = np.zeros_like(signed)
     left, right = (cost.grams.get(role, none) for role in ("read", "write"))
     (mu, U), (nu, V) = np.linalg.eigh(left), np.linalg.eigh(right)
+    # where both sides are singular the equation says nothing: keep the quotient finite
     sums = np.maximum(mu[:, None] + nu, 1e-12 * (mu.max() + nu.max()) + 1e-300)
     M = U @ ((U.T @ signed @ V) / sums) @ V.T
     if not np.linalg.cond(M) < 1e6:  # not a change of basis that float32 could undo
@@ -139,7 +171,7 @@ def _general(cost: Any, _: Any) -> SpaceMap:
 
 
 def _sides(cost: Any) -> tuple[Any, Any]:
-    """Sums over terms that change sign with the unit, and over those that do not."""
+    """The sum of the products that change sign with the unit, and of those that do not."""
     zero = np.zeros_like(next(iter(cost.products.values())))
     odd, even = ("write", "read"), ("gain", "bound")
     signed, unsigned = (

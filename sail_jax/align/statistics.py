@@ -1,4 +1,9 @@
-"""What averaging does to activations, undone: variances collapse, running statistics go stale."""
+"""Repairs of the activations of merged networks.
+
+Averaging parameters shrinks the variances of activations and leaves the running statistics of
+BatchNorm stale. `repair` corrects the first by the endpoints' statistics, `reset_statistics` the
+second by data.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,17 +33,39 @@ def repair(
     *,
     weights: Float[Array, "models"] | Sequence[float] | None = None,
 ) -> PyTree:
-    """REPAIR (Jordan et al. 2023): give units the mean and deviation of the endpoints, averaged.
+    """Give the units of a merge the mean and standard deviation that its endpoints have on average.
 
-    `params` is a merge of `endpoints`, which are aligned. `preactivations(params, batch)` gives
-    `{space: [..., size]}`, what the writers of each space add up to, before its nonlinearity. For
-    each of `spaces`, from the input to the output, both are measured with the spaces before it
-    already repaired, and the space's writers changed to give E = sum_k w_k E_k and
-    std = sum_k w_k std_k (weights equal by default, and summing to one). Units that do not vary
-    are only shifted. Batches are gone through once per space and network.
+    For each space, from the input to the output, preactivations are measured with the spaces before
+    it already repaired. Then every tensor that writes the space is scaled, and its bias shifted, so
+    that
 
-    Raises ValueError, naming the leaf, unless a bias writes each space, nothing multiplies it (a
-    normalised network needs `reset_statistics` instead) and no writer is tied.
+        mean = sum_k w_k mean_k,  std = sum_k w_k std_k
+
+    for endpoint k. Units that do not vary are only shifted. Each endpoint is measured once, the
+    merge once for each space, over all batches.
+
+    Args:
+      params: The merge of the endpoints.
+      endpoints: The networks that were merged, aligned with one another.
+      spec: The spec of all of them.
+      preactivations: A function `(params, batch) -> {space: (..., size)}`: what all tensors that
+        write a space add up to, before its nonlinearity.
+      batches: Inputs. They are held in a list.
+      spaces: The spaces to repair, from the input to the output.
+      weights: The weights w_k, one for each endpoint, which sum to one. None: equal ones.
+
+    Returns:
+      The repaired parameters, in their own dtypes.
+
+    Raises:
+      ValueError: If the weights do not fit, `preactivations` lack a space or give another size, or
+        there are no batches. Also if a space has not exactly one bias, a leaf multiplies it (give a
+        normalised network to `reset_statistics` instead), or a tied leaf has it; messages name the
+        leaf.
+
+    References:
+      Jordan et al., REPAIR: REnormalizing Permuted Activations for Interpolation Repair, 2023
+      (arXiv 2211.08403).
     """
     inputs = list(batches)
     M = len(endpoints)
@@ -68,12 +95,31 @@ def reset_statistics(
     batches: Iterable[Any],
     leaves: Mapping[str, tuple[str, str]],
 ) -> PyTree:
-    """Running means and variances set to those of the data, as after a merge of BatchNorm nets.
+    """Set running means and variances to those of data, as a merge of BatchNorm networks needs.
 
-    `inputs(params, batch)` gives `{name: [..., size]}`, what each normalisation normalises, when
-    it uses its running statistics; `leaves` gives, from the input to the output, the paths of
-    the running mean and (biased) variance of each name. Each is measured with those before it
-    already set, so that the result does not depend on the batch size. Returns new parameters.
+    Each normalisation is measured with those before it already set, so that the result does not
+    depend on the batch size.
+
+    Args:
+      params: The merged parameters, running statistics included.
+      inputs: A function `(params, batch) -> {name: (..., size)}`: what each normalisation
+        normalises, when it uses its running statistics.
+      batches: Inputs. They are held in a list.
+      leaves: For each name, from the input to the output, the paths of its running mean and of its
+        running variance, which is set to the biased one.
+
+    Returns:
+      New parameters, in their own dtypes.
+
+    Raises:
+      ValueError: If a path names no leaf, `inputs` give nothing for a name or another size than the
+        leaf has, or there are no batches.
+
+    >>> net = {"mean": jnp.zeros(1), "var": jnp.ones(1)}
+    >>> data = [jnp.array([[0.0], [4.0]])]
+    >>> new = reset_statistics(net, lambda p, x: {"norm": x}, data, {"norm": ("mean", "var")})
+    >>> new["mean"].tolist(), new["var"].tolist()
+    ([2.0], [4.0])
     """
     data = list(batches)
     paths = leaf_paths(params)
@@ -91,7 +137,11 @@ def reset_statistics(
 
 
 def _measure(f: Activations, params: PyTree, batches: Sequence[Any]) -> dict[str, Moments]:
-    """Moments of each space with a constant: its own are those of x."""
+    """The moments of each space over batches.
+
+    `stream` wants two networks. The second is a constant here, so the moments of interest are those
+    of x.
+    """
     return stream(
         lambda batch: f(params, batch),
         lambda batch: {k: jnp.zeros((*v.shape[:-1], 1)) for k, v in f(params, batch).items()},
@@ -100,6 +150,7 @@ def _measure(f: Activations, params: PyTree, batches: Sequence[Any]) -> dict[str
 
 
 def _bias(spec: Spec, name: str) -> str:
+    """The path of the one bias of a space; ValueError if the space cannot be rescaled."""
     paths = []
     for use in spec.uses(name):
         spaces = [f.space for axis in spec.axes(use.path) for f in axis]
@@ -120,7 +171,7 @@ def _bias(spec: Spec, name: str) -> str:
 
 
 def _affine(params: PyTree, spec: Spec, name: str, bias: str, scale: Array, shift: Array) -> PyTree:
-    """Every writer of a space times `scale`, its bias plus `shift`."""
+    """Multiply every tensor that writes a space by `scale`, and add `shift` to its bias."""
     writers = {use.path: use for use in spec.uses(name) if use.role == "write"}
 
     def move(path: str, x: Array) -> Array:
@@ -138,12 +189,15 @@ def _affine(params: PyTree, spec: Spec, name: str, bias: str, scale: Array, shif
 
 
 def _as(path: str, new: Array, old: Array) -> Array:
+    """What was measured, in the dtype of the leaf it replaces; ValueError if the shapes differ."""
     if new.shape != old.shape:
         raise ValueError(f"leaf {path!r} has shape {old.shape}, what was measured {new.shape}")
     return new.astype(old.dtype)
 
 
 def _replace(params: PyTree, f: Callable[[str, Array], Array], paths: Any) -> PyTree:
+    """The tree with `f(path, leaf)` in place of the leaves named by `paths`."""
+
     def at(path: tuple[Any, ...], x: Array) -> Array:
         named = path_str(path)
         return f(named, x) if named in paths else x

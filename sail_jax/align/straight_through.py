@@ -1,4 +1,7 @@
-"""Maps found by their loss: straight-through estimation (Git Re-Basin, algorithm 2)."""
+"""Maps found by the loss of the midpoint: straight-through estimation (Git Re-Basin, algorithm 2).
+
+Each step is a `match_weights` of the second network to a proxy, which an optimiser moves.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -15,7 +18,12 @@ __all__ = ["StraightThrough", "straight_through"]
 
 
 class StraightThrough(NamedTuple):
-    """`maps` of the lowest loss seen, and the loss of the midpoint at each step."""
+    """The maps that straight-through estimation found, and the losses on its way.
+
+    Attributes:
+      maps: The maps of the step with the lowest loss.
+      loss: The loss of the midpoint at each step.
+    """
 
     maps: dict[str, SpaceMap]
     loss: tuple[float, ...]
@@ -32,16 +40,35 @@ def straight_through(
     init: Mapping[str, SpaceMap] | None = None,
     **options: Any,
 ) -> StraightThrough:
-    """Learn maps that minimise `loss` of the midpoint of `reference` and the moved `params`.
+    """Learn maps that minimise the loss of the midpoint of two networks.
 
-    A proxy network, which starts at the reference, is moved by an optax optimiser (None: SGD of
-    rate 0.01 and momentum 0.9, as published). At each batch `params` are matched to the proxy by
-    `match_weights` (`options` are its own), starting from the maps before; the midpoint is taken
-    with the matched network, and its gradient passed to the proxy as if it were taken with that.
-    Float leaves only. `init` (None: a first visit) is what the first matching starts from.
+    A proxy network starts at `reference`. At each batch `params` are matched to the proxy by
+    `match_weights`, starting from the maps of the step before. The loss and its gradient are taken
+    at the midpoint of `reference` and the matched network. The gradient is passed to the proxy as
+    if the midpoint had been taken with the proxy.
 
-    The loss kept is that of one batch: give the same large batch each time, or compare the maps
-    on held-out data. Raises ValueError as `match_weights` does, and if there are no batches.
+    The loss that decides which maps are kept is that of one batch. Give the same large batch each
+    time, or compare the maps on held-out data.
+
+    Args:
+      reference: The parameters of the network that stays; floating leaves only.
+      params: The parameters of the network to be moved, of the same shapes.
+      spec: The spec of both.
+      loss: A function `(params, batch) -> scalar`, which is compiled.
+      batches: One batch for each step.
+      optimizer: An optax optimiser of the proxy. None: SGD at rate 0.01 with momentum 0.9, as
+        published.
+      init: Maps that the first matching starts from. None: a first visit of `match_weights`.
+      **options: Other arguments of `match_weights`.
+
+    Returns:
+      The best maps, for `change_basis` (with `within`, for `change_blocks`), and the losses.
+
+    Raises:
+      ValueError: If there are no batches, and as `match_weights`.
+
+    References:
+      Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), algorithm 2.
     """
     import optax
 
@@ -51,6 +78,7 @@ def straight_through(
     def step(a: PyTree, b: PyTree, proxy: PyTree, state: Any, batch: Any) -> tuple[Any, Any, Array]:
         def midpoint_loss(proxy: PyTree) -> Array:
             def midpoint(a: Array, b: Array, p: Array) -> Array:
+                # the value is that of b, the gradient that of p
                 return (a + (p + jax.lax.stop_gradient(b - p))) / 2
 
             return loss(jax.tree.map(midpoint, a, b, proxy), batch)
