@@ -1,9 +1,10 @@
 """Probes: measurements on trained models that say whether, and how well, they will merge.
 
-Pure functions of (apply, params, batch) or (loss, params, data), compiled inside and to be used
-inside `jax.jit` as well; a probe is compiled again for every new function object, so pass the same
-one. Networks: `networks`, for which `flax_network` and `sequential` make any Flax module or chain
-of plain functions. Results are named tuples of arrays.
+A probe is a pure function of (apply, params, batch) or of (loss, params, data). It is compiled
+inside and may be used inside `jax.jit` as well. A new function object is compiled again, so pass
+the same one each time. What a network has to offer is said in `networks`, where `flax_network` and
+`sequential` make networks of Flax modules and of chains of plain functions. Results are named
+tuples of arrays.
 
 Connectivity: `barrier`, `simplex_barrier`. Features: `cross_task_linearity`, `k_model_linearity`,
 `addition`, `negation`, `stitching`; outputs: `averaging`. Curvature: `hessian_spectrum`,

@@ -1,4 +1,8 @@
-"""Models as points: stacks of them, their combinations, and the weights of these."""
+"""Weighted combinations of models, and the weights of such combinations.
+
+The probes stack their models once (`stack`), mix them at each point (`mixer`), and evaluate many
+points in chunks (`sweep`).
+"""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -19,8 +23,20 @@ __all__ = ["line", "mixer", "numbers", "points", "simplex_grid", "stack", "sweep
 
 
 def stack(models: Sequence[PyTree]) -> PyTree:
-    """The floating leaves of models on a leading axis, in float32 at least. ValueError, naming
-    model and leaf, for models of different structure, values not finite, unequal integers."""
+    """Stack the floating leaves of models on a leading axis.
+
+    Args:
+      models: Parameter trees of one structure.
+
+    Returns:
+      A tree of arrays `(model, ...)` in float32 or wider; None for each leaf that is not floating.
+
+    Raises:
+      ValueError: If there are no models, they differ in structure or shapes, have values that are
+        not finite, or leaves that are not floating and not equal. Messages name the model and the
+        leaf.
+      TypeError: If `models` is no sequence, or leaves have dtypes that cannot be merged.
+    """
     if isinstance(models, str) or not isinstance(models, Sequence) or not models:
         return task_vectors(models, None).delta  # which says what is wrong
     try:
@@ -34,7 +50,10 @@ def stack(models: Sequence[PyTree]) -> PyTree:
 
 @jax.jit
 def _stack(models: tuple[PyTree, ...]) -> tuple[PyTree, Array]:
-    """And whether all values are as they should be: `task_vectors` cannot see them here."""
+    """The stacked models, and whether their values are finite and equal where they have to be.
+
+    `task_vectors` cannot see values while they are traced.
+    """
     stacked = task_vectors(models, origin(models[0])).delta
     well = [jnp.isfinite(x).all() for x in jax.tree.leaves(stacked)]
     first, *others = map(jax.tree.leaves, models)
@@ -45,7 +64,15 @@ def _stack(models: tuple[PyTree, ...]) -> tuple[PyTree, Array]:
 
 
 def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], PyTree]:
-    """weights -> sum_k w_k theta_k, in the dtypes of `like`, whose other leaves it keeps."""
+    """Make the function that combines models: weights -> sum_k w_k theta_k.
+
+    Args:
+      like: A parameter tree, which gives the dtypes and the leaves that are not floating.
+      stacked: The models, as `stack` returns them.
+
+    Returns:
+      A function of weights `(model,)` that returns a parameter tree.
+    """
 
     def leaf(x: Array | None, template: Any, w: Float[Array, "model"]) -> Any:
         if x is None:
@@ -64,18 +91,46 @@ def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], Py
 
 
 def weighted(w: Float[Array, "n"], x: Float[Array, "n ..."]) -> Float[Array, "..."]:
-    """sum_n w_n x_n, in full precision on every device."""
+    """Compute the weighted sum sum_n w_n x_n in full precision.
+
+    Args:
+      w: Weights, `(n,)`.
+      x: An array, `(n, ...)`.
+
+    Returns:
+      The sum, `(...)`, in the dtype of `x`.
+    """
     return jnp.tensordot(w.astype(x.dtype), x, 1, precision=lax.Precision.HIGHEST)
 
 
 def sweep(f: Callable[[Any], Any], over: Any, chunk_size: int) -> Any:
-    """f of every entry, `chunk_size` side by side; one by one without the cost of batched code."""
+    """Apply a function to every entry of a tree of arrays, several entries at a time.
+
+    Args:
+      f: A function of one entry: the tree without its leading axis.
+      over: A tree of arrays `(n, ...)`.
+      chunk_size: How many entries are evaluated side by side. For 1 there is no batching at all.
+
+    Returns:
+      What `f` returned, stacked on a leading axis of n.
+    """
     n = len(jax.tree.leaves(over)[0])
     return lax.map(f, over, batch_size=min(chunk_size, n) if chunk_size > 1 else None)
 
 
 def numbers(name: str, x: Any) -> Numbers:
-    """A vector of finite numbers, at least one."""
+    """Return a vector of finite numbers.
+
+    Args:
+      name: What error messages call it.
+      x: Numbers; while they are traced, their values are taken on trust.
+
+    Returns:
+      The vector, `(n,)` with n >= 1: float64 in NumPy if the values are known, else a JAX array.
+
+    Raises:
+      ValueError: If `x` is not a vector of finite numbers, or is empty.
+    """
     vector = _real(name, x)
     if vector.ndim != 1 or not vector.size:
         raise ValueError(f"{name}: expected a vector of numbers, got shape {vector.shape}")
@@ -83,12 +138,31 @@ def numbers(name: str, x: Any) -> Numbers:
 
 
 def line(alphas: Any) -> Numbers:
-    """Weights alpha and 1 - alpha of two models, [point, 2]."""
+    """Return the weights of the points alpha theta_a + (1 - alpha) theta_b.
+
+    Args:
+      alphas: The weight of the first model at each point, `(point,)`.
+
+    Returns:
+      The weights of both models, `(point, 2)`.
+    """
     return numbers("alphas", alphas)[:, None] * np.array([1, -1]) + np.array([0, 1])
 
 
 def points(weights: Any, models: int, sum_to_one: bool = True) -> Numbers:
-    """Finite weights of each model, [point, model]; uniform ones, one point, if None."""
+    """Return checked weights of models, point by point.
+
+    Args:
+      weights: `(point, model)`. None: one point of equal weights.
+      models: How many models there are.
+      sum_to_one: Whether every row has to sum to 1, up to rounding.
+
+    Returns:
+      The weights, `(point, model)`: float64 in NumPy if they are known, else a JAX array.
+
+    Raises:
+      ValueError: If the weights have another shape, are not finite, or do not sum to 1.
+    """
     if weights is None:
         return np.full((1, models), 1 / models)
     w = _real("weights", weights)
@@ -104,7 +178,7 @@ def points(weights: Any, models: int, sum_to_one: bool = True) -> Numbers:
 
 
 def _real(name: str, x: ArrayLike | Sequence[float]) -> Numbers:
-    """On the host where the values are known: arithmetic on a few of them compiles nothing."""
+    """Finite numbers as an array, on the host where they are known, which compiles no program."""
     try:
         host = concrete(x)
         values = jnp.asarray(x, jnp.result_type(float)) if host is None else host.astype(float)
@@ -116,8 +190,20 @@ def _real(name: str, x: ArrayLike | Sequence[float]) -> Numbers:
 
 
 def simplex_grid(models: int, divisions: int) -> Float[np.ndarray, "point model"]:
-    """All weights on the simplex that are multiples of 1 / divisions; for samples in place of a
-    grid `jax.random.dirichlet(key, jnp.ones(models), (n,))`.
+    """Return all weights on the simplex that are multiples of 1 / divisions.
+
+    There are (divisions + models - 1) choose (models - 1) of them. For random weights instead of a
+    grid use `jax.random.dirichlet(key, jnp.ones(models), (n,))`.
+
+    Args:
+      models: How many models there are, at least 1.
+      divisions: Into how many parts a weight of 1 is divided, at least 1.
+
+    Returns:
+      The weights, `(point, model)`. Every row sums to 1.
+
+    Raises:
+      ValueError: If `models` or `divisions` is less than 1.
 
     >>> simplex_grid(2, 2).tolist(), len(simplex_grid(4, 6))
     ([[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]], 84)

@@ -1,4 +1,4 @@
-"""Models combined in parameters, in outputs, and at a layer in between."""
+"""Models combined in their parameters, in their outputs, and at a layer in between."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,8 +28,14 @@ Metric = Callable[[Any, Any], Float[Array, "example"]]  # (outputs, batch): a lo
 
 
 class Averaging(NamedTuple):
-    """The metric of the averaged model, of the ensemble (each [point]) and of the members
-    ([model]); agreement: [point], how often the first two predict the same class."""
+    """What `averaging` measured: means of a metric over examples, with standard errors.
+
+    Attributes:
+      average: The metric of the averaged model, `(point,)`.
+      ensemble: The metric of the averaged logits, `(point,)`.
+      members: The metric of each model, `(model,)`.
+      agreement: How often the averaged model and the ensemble predict the same class, `(point,)`.
+    """
 
     average: Estimate
     ensemble: Estimate
@@ -38,7 +44,13 @@ class Averaging(NamedTuple):
 
 
 class Stitching(NamedTuple):
-    """The metric of the stitched network, [layer], and of the upper one as it is."""
+    """What `stitching` measured: means of a metric over examples, with standard errors.
+
+    Attributes:
+      layers: The layers, in the order of the network.
+      stitched: The metric with features put in at each layer, `(layer,)`.
+      upper: The metric of the upper network as it is, a scalar.
+    """
 
     layers: Names
     stitched: Estimate
@@ -55,15 +67,37 @@ def averaging(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Averaging:
-    """Model averaging f(sum_i w_i theta_i) beside the ensemble of logits sum_i w_i f(theta_i)
-    (cross-task linearity, Figure 4).
+    """Compare the averaged model f(sum_i w_i theta_i) with the ensemble sum_i w_i f(theta_i).
 
-    apply(params, batch): logits [example, ..., class]. metric(outputs, batch): a value for every
-    example, such as its loss, or whether the class is right. weights: rows that sum to 1, by
-    default one of equal ones. data: leaves [n, ...] with n >= 2. k + points passes forward.
+    It takes k passes forward for the k models and one for each point.
 
-    Raises ValueError for models, data, weights, outputs or values of the metric that do not fit or
-    are not finite.
+    Args:
+      apply: A network (see `sail_jax.probe.networks`) whose outputs are logits `(example, ...,
+        class)`.
+      models: The parameters of k models.
+      data: A tree of arrays `(n, ...)` with n >= 2 examples.
+      metric: A function `(outputs, batch) -> (example,)`, such as the loss of each example, or
+        whether its class is right.
+      weights: `(point, model)`, rows that sum to 1. None: one point of equal weights.
+      batch_size: How many examples are in memory at a time. None: all.
+      chunk_size: How many combinations of models are evaluated side by side.
+
+    Returns:
+      The metric of the averages, the ensembles and the models, and how often the first two agree.
+
+    Raises:
+      ValueError: For models, data, weights, sizes, outputs or values of the metric that do not fit
+        or are not finite.
+      TypeError: For leaves of dtypes that cannot be combined, such as complex ones.
+
+    References:
+      Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figure 4.
+
+    >>> net = lambda w, x: jnp.stack([x * w, -x * w], -1)
+    >>> correct = lambda logits, x: logits.argmax(-1) == 0
+    >>> found = averaging(net, [jnp.array(1.0), jnp.array(-0.5)], jnp.array([1.0, 2.0]), correct)
+    >>> found.average.value.tolist(), found.members.value.tolist(), found.agreement.value.tolist()
+    ([1.0], [1.0, 0.0], [1.0])
     """
     stacked, w = stack(models), points(weights, len(models))
     examples(data, least=2)
@@ -117,25 +151,51 @@ def stitching(
     layers: Sequence[str] | None = None,
     batch_size: int | None = None,
 ) -> Stitching:
-    """Features of lower networks put into an upper one: at each layer l the metric of
-    f^(L <- l+1)(upper; sum_i w_i f^(l)(theta_i)), of cross-task linearity's Section 4.3.
+    """Put features of lower networks into an upper one, at each layer in turn.
 
-    One model, by default: plain stitching, without a layer trained in between. Equal weights, the
-    default, and the pre-trained network as upper: addition (Figure 9). weights (2, -1) of the
-    pre-trained network and theta + s tau: negation in features (Figure 10). They need not sum to 1.
+    At each layer l this measures the metric of f^(L <- l+1)(upper; sum_i w_i f^(l)(theta_i)), the
+    upper network from layer l + 1 on. Special cases:
 
-    apply takes a third argument (`sail_jax.probe.networks`, which has them made of plain functions
-    and Flax modules). layers: those to stitch at, by default all. k passes forward, and one from
-    each layer on.
+    - One lower model: plain stitching, without a trained layer in between.
+    - Several with equal weights, and the pre-trained network as upper: addition (Figure 9).
+    - Weights (2, -1) of the pre-trained network and of theta + s tau: negation (Figure 10).
 
-    Raises TypeError for networks that take no features, and ValueError for layers they do not
-    have, and models, data, weights or values of the metric that do not fit or are not finite.
+    It takes k passes forward for the k lower models, and one from each layer on.
+
+    Args:
+      apply: A network that takes a third argument, features to use in place of its own (see
+        `sail_jax.probe.networks`).
+      models: The parameters of k lower networks.
+      upper: The parameters of the upper network.
+      data: A tree of arrays `(n, ...)` with n >= 2 examples.
+      metric: A function `(outputs, batch) -> (example,)`.
+      weights: One weight for each lower network; they need not sum to 1. None: equal ones that do.
+      layers: The layers to stitch at. None: all but the outputs.
+      batch_size: How many examples are in memory at a time. None: all.
+
+    Returns:
+      The metric at each layer, and that of the upper network.
+
+    Raises:
+      TypeError: If the network takes no features.
+      ValueError: For layers that the network does not have, and for models, data, weights or values
+        of the metric that do not fit or are not finite.
+
+    References:
+      Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Sec. 4.3.
+
+    >>> from sail_jax.probe import sequential
+    >>> net = sequential({"hidden": lambda p, x: p["a"] * x, "out": lambda p, x: p["b"] * x})
+    >>> one, two = ({"a": jnp.array(a), "b": jnp.array(b)} for a, b in ((2.0, 1.0), (3.0, 5.0)))
+    >>> found = stitching(net, [one], two, jnp.ones(2), lambda out, x: out, layers=["hidden"])
+    >>> found.stitched.value.tolist(), found.upper.value.item()  # 5 * 2, 5 * 3
+    ([10.0], 15.0)
     """
     if not accepts_override(apply):
         raise TypeError(
             "apply: expected apply(params, batch, override), where override maps layers to features"
         )
-    # the last is the upper one
+    # the upper network is stacked too, so that its structure and values are checked with the others
     stacked = stack([*models, upper])
     w = points(None if weights is None else [list(weights)], len(models), sum_to_one=False)[0]
     examples(data, least=2)
@@ -164,6 +224,7 @@ def _stitching(
             by_layer = features(apply, mix(w), batch)
             return [by_layer[name] for name in names]
 
+        # one lower network after another; the upper one, last in the stack, has weight 0
         lower_features = lax.map(lower, jnp.eye(len(w), len(w) + 1))
         out = [
             outputs(apply, upper, batch, {name: weighted(w, x)})
@@ -176,6 +237,7 @@ def _stitching(
 
 
 def _scored(metric: Metric, out: Any, batch: PyTree) -> Float[Array, "example"]:
+    """The metric in float32 or wider, checked to be one value per example."""
     score, n = jnp.asarray(metric(out, batch)), examples(batch)
     if score.shape != (n,):
         raise ValueError(f"metric: expected a value for each of {n} examples, got {score.shape}")

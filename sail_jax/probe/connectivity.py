@@ -1,4 +1,4 @@
-"""Linear mode connectivity: what the loss does between models."""
+"""Linear mode connectivity: how much the loss rises between models."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,9 +19,14 @@ Loss = Callable[[PyTree, Any], Float[Array, ""]]  # the mean over the examples o
 
 
 class Barrier(NamedTuple):
-    """height: the largest excess, at least 0, which the models themselves have. weights: where.
+    """The losses of combinations of models, and by how much they exceed those of the models.
 
-    excess: losses less what the losses of the models, `endpoints`, interpolate to there.
+    Attributes:
+      height: The largest excess, and at least 0, the excess at the models themselves.
+      weights: The weights of the models where that is, `(model,)`.
+      losses: The loss at each point, `(point,)`.
+      excess: The loss less the weighted mean of the losses of the models, `(point,)`.
+      endpoints: The loss of each model, `(model,)`.
     """
 
     height: Float[Array, ""]
@@ -41,12 +46,36 @@ def barrier(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Barrier:
-    """The loss barrier on the line alpha theta_a + (1 - alpha) theta_b, at 11 points by default:
-    max over alpha of L(theta_alpha) - alpha L(theta_a) - (1 - alpha) L(theta_b) (Entezari et al.
-    2022, Git Re-Basin). Frankle et al. 2020 subtract the mean of both losses instead, as does
-    LMC as cross-task linearity's Definition 1 states it: the same for models of equal loss.
+    """Measure the loss barrier on the line between two models.
 
-    Arguments and errors otherwise as in `simplex_barrier`.
+        max over alpha of L(theta_alpha) - alpha L(theta_a) - (1 - alpha) L(theta_b)
+        with theta_alpha = alpha theta_a + (1 - alpha) theta_b
+
+    This is the barrier of Entezari et al. and of Git Re-Basin. Frankle et al., and Definition 1 of
+    cross-task linearity, subtract the mean of both losses instead. For models of equal loss the two
+    are the same.
+
+    Args:
+      loss: A function `(params, batch) -> scalar`, the mean over the examples of a batch.
+      params_a: The parameters of the first model.
+      params_b: The parameters of the second model.
+      data: A tree of arrays `(n, ...)`.
+      alphas: The weights of the first model, `(point,)`. None: 11 points from 0 to 1.
+      batch_size: How many examples are in memory at a time, which changes the results by rounding
+        alone. None: all.
+      chunk_size: How many points are evaluated side by side.
+
+    Returns:
+      The height of the barrier, where it is, and the losses along the line.
+
+    Raises:
+      ValueError: As `simplex_barrier`.
+
+    References:
+      Entezari et al., The Role of Permutation Invariance in Linear Mode Connectivity of Neural
+      Networks, 2022 (arXiv 2110.06296); Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836);
+      Frankle et al., Linear Mode Connectivity and the Lottery Ticket Hypothesis, 2020
+      (arXiv 1912.05671); Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660).
 
     >>> height = barrier(lambda w, x: jnp.mean((w**2 - x) ** 2), 1.0, -1.0, jnp.ones(3)).height
     >>> float(height)
@@ -72,15 +101,35 @@ def simplex_barrier(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Barrier:
-    """The barrier among k models: the largest L(sum_i w_i theta_i) - sum_i w_i L(theta_i).
+    """Measure the loss barrier among several models.
 
-    loss(params, batch): the mean over the examples of a batch. data: leaves [n, ...], taken
-    `batch_size` at a time, which changes memory alone. weights: rows that sum to 1, as from
-    `simplex_grid` or a Dirichlet distribution; `chunk_size` of them are evaluated side by side
-    and held at once beside a copy of all models.
+        max over w of L(sum_i w_i theta_i) - sum_i w_i L(theta_i)
 
-    Raises ValueError for models that do not share structure, naming the leaf, for weights, data
-    and sizes that do not fit, and for losses of the models that are not finite, or NaN elsewhere.
+    Memory holds a copy of all models, and `chunk_size` combinations of them.
+
+    Args:
+      loss: A function `(params, batch) -> scalar`, the mean over the examples of a batch.
+      models: The parameters of the models.
+      data: A tree of arrays `(n, ...)`.
+      weights: The points w, `(point, model)`, rows that sum to 1, as from `simplex_grid` or a
+        Dirichlet distribution.
+      batch_size: How many examples are in memory at a time, which changes the results by rounding
+        alone. None: all.
+      chunk_size: How many points are evaluated side by side.
+
+    Returns:
+      The height of the barrier, where it is, and the losses at all points.
+
+    Raises:
+      ValueError: For models that differ in structure (naming the leaf), weights, data or sizes that
+        do not fit, losses of the models that are not finite, and a loss that is NaN at a point.
+      TypeError: For leaves of dtypes that cannot be combined, such as complex ones.
+
+    >>> loss = lambda w, x: jnp.mean(x * (1 - w @ w))
+    >>> models = list(jnp.eye(3))
+    >>> found = simplex_barrier(loss, models, jnp.ones(2), [[0.5, 0.5, 0.0], [0.5, 0.25, 0.25]])
+    >>> found.losses.tolist(), found.weights.tolist()
+    ([0.5, 0.625], [0.5, 0.25, 0.25])
     """
     stacked = stack(models)
     w = points(weights, len(models))
@@ -110,6 +159,7 @@ def _barrier(
     )
     ends, losses = losses[:k], losses[k:]
     excess = losses - jnp.sum(w * ends, 1)
+    # the models themselves are points too, of excess 0
     everywhere = jnp.concatenate([jnp.zeros(k), excess])
     at = jnp.argmax(everywhere)
     where = jnp.concatenate([jnp.eye(k), w])[at]

@@ -1,8 +1,8 @@
 """The Hessian of a loss by its products with vectors: eigenvalues, trace and spectral density.
 
-Stochastic Lanczos quadrature (Ubaru, Chen & Saad 2017; Ghorbani, Krishnan & Xiao 2019) with full
-reorthogonalisation; products are forward over reverse (Pearlmutter 1994), with all floating
-parameters as one vector, in float32 at least.
+The method is stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017; Ghorbani, Krishnan and Xiao
+2019) with full reorthogonalisation. A product is a forward derivative of the gradient (Pearlmutter
+1994). All floating parameters are taken as one vector, in float32 or wider.
 """
 
 from collections.abc import Callable
@@ -35,12 +35,20 @@ dot = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 class Spectrum(NamedTuple):
-    """largest: eigenvalues from the top, descending; smallest: from the bottom, ascending. An
-    eigenvalue of the matrix lies within its residual of each (Lanczos' bound |beta_m s_mi|); the
-    r-th is never beyond the matrix's own r-th. The spectral norm is the larger of |largest[0]| and
-    |smallest[0]|.
-    trace: Hutchinson's, over probes.
-    nodes, weights: Gauss quadrature of the density of eigenvalues, [probe, step]; weights sum to 1.
+    """Estimates of the eigenvalues of a symmetric matrix, such as a Hessian.
+
+    Within its residual of each estimate lies an eigenvalue of the matrix (the bound |beta_m s_mi|
+    of Lanczos' iteration). The r-th estimate never lies beyond the r-th eigenvalue. The spectral
+    norm is estimated by the larger of |largest[0]| and |smallest[0]|.
+
+    Attributes:
+      largest: Estimates of the largest eigenvalues, descending, `(top,)`.
+      largest_residual: Their residuals, `(top,)`.
+      smallest: Estimates of the smallest eigenvalues, ascending, `(top,)`.
+      smallest_residual: Their residuals, `(top,)`.
+      trace: Hutchinson's estimate of the trace, its standard error over probes.
+      nodes: Nodes of Gauss quadrature of the density of eigenvalues, `(probe, step)`.
+      weights: Weights of that quadrature, `(probe, step)`; those of a probe sum to 1.
     """
 
     largest: Float[Array, "top"]
@@ -64,18 +72,39 @@ def hessian_spectrum(
     network: Apply | None = None,
     batch_size: int | None = None,
 ) -> Spectrum:
-    """The spectrum of the Hessian of loss(params, batch), the mean over the examples of a batch.
+    """Estimate the spectrum of the Hessian of a loss.
 
-    With a `network` that of the Gauss-Newton matrix of loss(network(params, batch), batch), as the
-    outputs' Hessian lies between the network's Jacobians; it has no negative eigenvalue if that has
-    none. steps: of Lanczos' iteration, at most as many as there are parameters, when all is exact
-    up to rounding. probes: Rademacher vectors, at least 2 for standard errors.
+    With a `network` it is the spectrum of the Gauss-Newton matrix of loss(network(params, batch),
+    batch): the Hessian in the outputs, between the Jacobians of the network. That matrix has no
+    negative eigenvalue if the Hessian in the outputs has none.
 
-    steps x probes products, each about two gradients (over all `data`, `batch_size` examples at a
-    time). Memory: a matrix of Krylov vectors, `steps` times the parameters, and one product's.
+    It takes steps * probes products with the matrix, each of about two gradients over all data.
+    Memory holds `steps` vectors of the size of the parameters, and what one product needs.
 
-    Raises ValueError for data and sizes that do not fit, for values that are not finite, and
-    fewer than 2 probes.
+    Args:
+      loss: A function `(params, batch) -> scalar`, the mean over the examples of a batch; with a
+        `network`, `(outputs, batch) -> scalar`.
+      params: The parameters at which the matrix is taken.
+      data: A tree of arrays `(n, ...)`.
+      key: A PRNG key for the probe vectors.
+      top: How many eigenvalues are estimated at each end.
+      steps: How many steps Lanczos' iteration takes. With as many as there are parameters, which is
+        the most, the results are exact up to rounding.
+      probes: How many Rademacher vectors are averaged over, at least 2 for standard errors.
+      network: A function `(params, batch) -> outputs`.
+      batch_size: How many examples are in memory at a time. None: all.
+
+    Returns:
+      The extreme eigenvalues, the trace and the quadrature of the density.
+
+    Raises:
+      ValueError: For data and sizes that do not fit, fewer than 2 probes, parameters without
+        floating leaves, and values that are not finite.
+
+    References:
+      Ubaru, Chen and Saad, Fast estimation of tr(f(A)) via stochastic Lanczos quadrature, 2017;
+      Ghorbani, Krishnan and Xiao, An Investigation into Neural Net Optimization via Hessian
+      Eigenvalue Density, 2019 (arXiv 1901.10159).
 
     >>> d = jnp.array([3.0, 1.0, -2.0])
     >>> found = hessian_spectrum(
@@ -104,8 +133,21 @@ def hessian_spectrum(
 def spectral_density(
     spectrum: Spectrum, grid: Float[ArrayLike, "point"], width: ArrayLike
 ) -> Estimate:
-    """The density of eigenvalues at the points of a grid, smoothed by a Gaussian of that standard
-    deviation, with standard errors over probes. It integrates to 1."""
+    """Estimate the density of eigenvalues, smoothed by a Gaussian.
+
+    It integrates to 1 over the real line.
+
+    Args:
+      spectrum: What `hessian_spectrum` returned.
+      grid: Where the density is evaluated, `(point,)`.
+      width: The standard deviation of the Gaussian, positive.
+
+    Returns:
+      The density at the points of the grid, `(point,)`, with standard errors over probes.
+
+    Raises:
+      ValueError: If `grid` is not a vector of finite numbers, or `width` not a positive number.
+    """
     t, width = numbers("grid", grid), jnp.asarray(width, jnp.result_type(float))
     if width.shape or not (width > 0):
         raise ValueError(f"width: expected a number > 0, got {width}")
@@ -114,8 +156,18 @@ def spectral_density(
 
 
 def flatten(params: PyTree) -> tuple[Vector, Callable[[Vector], PyTree]]:
-    """The floating leaves as one vector, in float32 at least, and the way back, where they stay as
-    wide; the other leaves are kept."""
+    """Flatten the floating leaves of parameters into one vector.
+
+    Args:
+      params: The parameters.
+
+    Returns:
+      The vector `(p,)`, in float32 or wider, and the function that makes parameters of such a
+      vector. These keep the wider dtype, and the leaves that are not floating.
+
+    Raises:
+      ValueError: If there are no floating leaves with entries.
+    """
     leaves, treedef = jax.tree.flatten(params)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     at = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
@@ -138,7 +190,19 @@ def product(
     batch_size: int | None = None,
     network: Apply | None = None,
 ) -> tuple[int, Callable[[Vector], Vector]]:
-    """How many parameters there are, and v -> H v, the mean over the data."""
+    """Make the function that multiplies vectors with the Hessian, or with the Gauss-Newton matrix.
+
+    Args:
+      loss: As in `hessian_spectrum`.
+      params: As in `hessian_spectrum`.
+      data: As in `hessian_spectrum`.
+      batch_size: As in `hessian_spectrum`.
+      network: As in `hessian_spectrum`.
+
+    Returns:
+      How many parameters p there are, and the function v -> H v of vectors `(p,)`, H being the mean
+      over the data.
+    """
     theta, back = flatten(params)
 
     def hessian(v: Vector, batch: Any) -> Vector:
@@ -167,6 +231,7 @@ def _spectrum(
 
     def probe(key: Array) -> tuple[Array, ...]:
         begin, fresh = jax.random.split(key)
+        # of length one, so that alpha[0] times the size is Hutchinson's estimate of the trace
         start = jax.random.rademacher(begin, (size,), dtype) / jnp.sqrt(size).astype(dtype)
         alpha, beta = lanczos(multiply, start, steps, fresh)
         nodes, first, residuals = ritz(alpha, beta)
@@ -192,12 +257,24 @@ def _spectrum(
 def lanczos(
     multiply: Callable[[Vector], Vector], start: Vector, steps: int, key: Array
 ) -> tuple[Float[Array, "step"], Float[Array, "step"]]:
-    """Diagonal and off-diagonal of T = V^T A V, for a symmetric A and V from a unit vector; the
-    last off-diagonal is what a further step would have.
+    """Reduce a symmetric matrix A to a tridiagonal one, T = V^T A V.
 
-    Vectors are orthogonalised against all before, again where that cancels ("twice is enough",
-    Parlett 1980). Where the Krylov space is exhausted the iteration goes on from a random vector
-    outside it, by which T falls into blocks.
+    Every new vector is made orthogonal to all before it, a second and third time where much of it
+    cancels ("twice is enough", Parlett 1980). Where the Krylov space is exhausted, the iteration
+    goes on from a random vector outside it, and T falls into blocks.
+
+    Args:
+      multiply: The function v -> A v of vectors `(p,)`.
+      start: The first column of V, a unit vector `(p,)`.
+      steps: The size of T.
+      key: A PRNG key for vectors outside of exhausted Krylov spaces.
+
+    Returns:
+      The diagonal of T, `(steps,)`, and its off-diagonal, `(steps,)`, whose last entry is the one
+      that a further step would use.
+
+    References:
+      Parlett, The Symmetric Eigenvalue Problem, 1980.
     """
     eps = jnp.finfo(start.dtype).eps
 
@@ -220,7 +297,7 @@ def lanczos(
         w = orthogonal(V, w)
         beta = jnp.linalg.norm(w)
         scale = jnp.maximum(scale, jnp.abs(alpha) + beta)
-        # what is left of a product is its rounding
+        # nothing but rounding is left of the product: the Krylov space has no further direction
         exhausted = beta <= 10 * eps * jnp.sqrt(v.size) * scale
 
         def fresh(_: Vector) -> Vector:
@@ -241,8 +318,16 @@ def lanczos(
 def ritz(
     alpha: Float[Array, "step"], beta: Float[Array, "step"]
 ) -> tuple[Float[Array, "step"], Float[Array, "step"], Float[Array, "step"]]:
-    """The eigenvalues of T, ascending, the first entries of their vectors, and how far off at most
-    an eigenvalue of A is from each, |beta_m s_mi|."""
+    """Compute the eigenvalues of the tridiagonal matrix T, and what they say about A.
+
+    Args:
+      alpha: The diagonal of T, `(step,)`.
+      beta: The off-diagonal, `(step,)`, as `lanczos` returns it.
+
+    Returns:
+      The eigenvalues, ascending; the first entries of their eigenvectors; and how far from each an
+      eigenvalue of A is at most, |beta_m s_mi|. All are `(step,)`.
+    """
     T = jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
     nodes, S = jnp.linalg.eigh(T)
     return nodes, S[0], jnp.abs(beta[-1] * S[-1])

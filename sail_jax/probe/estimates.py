@@ -1,4 +1,4 @@
-"""Means over data that come in batches, and estimates with their standard errors."""
+"""Means over data in batches, and estimates with their standard errors."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,14 +23,30 @@ __all__ = [
 
 
 class Estimate(NamedTuple):
-    """A mean and its standard error, arrays of one shape."""
+    """A mean and its standard error.
+
+    Attributes:
+      value: The mean.
+      stderr: Its standard error, of the same shape.
+    """
 
     value: Float[Array, "..."]
     stderr: Float[Array, "..."]
 
 
 def examples(data: PyTree, least: int = 1) -> int:
-    """How many there are: the length of every leaf; ValueError for others, or fewer than least."""
+    """Count the examples in data.
+
+    Args:
+      data: A tree of arrays `(n, ...)`.
+      least: How many examples are needed.
+
+    Returns:
+      n, the length of the leading axis of every leaf.
+
+    Raises:
+      ValueError: If leaves differ in length or have no leading axis, or there are too few examples.
+    """
     shapes = [np.shape(x) for x in jax.tree.leaves(data)]
     lengths = {shape[:1] for shape in shapes}
     if len(lengths) != 1 or lengths & {(), (0,)}:
@@ -42,21 +58,45 @@ def examples(data: PyTree, least: int = 1) -> int:
 
 
 def check_size(**sizes: Any) -> None:
-    """ValueError unless each is None or an integer >= 1."""
+    """Check that sizes are integers from 1 on.
+
+    Args:
+      **sizes: Values by name; None passes.
+
+    Raises:
+      ValueError: If a size is not an integer, or less than 1.
+    """
     for name, size in sizes.items():
         if size is not None and (not isinstance(size, int | np.integer) or size < 1):
             raise ValueError(f"{name}: expected an integer >= 1, got {size!r}")
 
 
 def check_finite(what: str, x: Any) -> None:
-    """ValueError unless the values of x, where they are known, are finite."""
+    """Check that values are finite, where they are known.
+
+    Args:
+      what: What error messages call them.
+      x: An array. While it is traced nothing is checked.
+
+    Raises:
+      ValueError: If a value is not finite.
+    """
     values = concrete(x)
     if values is not None and not np.isfinite(values).all():
         raise ValueError(f"{what}: expected finite values, got {values}")
 
 
 def batches(data: PyTree, batch_size: int | None) -> tuple[int, PyTree, PyTree | None]:
-    """The size of a batch, full batches [batch, size, ...], and the rest [n % size, ...]."""
+    """Split data into full batches and a rest.
+
+    Args:
+      data: A tree of arrays `(n, ...)`.
+      batch_size: How many examples a batch has, at most all. None: all.
+
+    Returns:
+      The size of a batch; the full batches, arrays `(batch, size, ...)`; and the examples that are
+      left over, arrays `(n % size, ...)`, or None.
+    """
     n = examples(data)
     size = min(batch_size or n, n)
     end = n - n % size
@@ -66,7 +106,16 @@ def batches(data: PyTree, batch_size: int | None) -> tuple[int, PyTree, PyTree |
 
 
 def mean(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int | None) -> PyTree:
-    """The mean over all examples of f, the mean over those of a batch; every one counts as much."""
+    """Average a function over data batch by batch, so that every example counts the same.
+
+    Args:
+      f: A function of a batch that returns a tree of means over its examples.
+      data: A tree of arrays `(n, ...)`.
+      batch_size: How many examples a batch has. None: all.
+
+    Returns:
+      The mean over all examples, a tree such as `f` returns.
+    """
     n = examples(data)
     size, full, rest = batches(data, batch_size)
     if size == n:
@@ -83,8 +132,21 @@ def mean(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int | None) ->
 
 
 def over_examples(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int | None) -> PyTree:
-    """An `Estimate` for every leaf of f(batch), [example, ...]; moments are pooled batch by batch
-    (Chan, Golub & LeVeque 1983)."""
+    """Estimate the means of values that each example has, with standard errors over examples.
+
+    Args:
+      f: A function of a batch that returns a tree of arrays `(example, ...)`.
+      data: A tree of arrays `(n, ...)` with n >= 2 examples.
+      batch_size: How many examples a batch has. None: all.
+
+    Returns:
+      The tree with an `Estimate` in place of each array, of the shape `(...)`.
+
+    References:
+      Chan, Golub and LeVeque, Algorithms for computing the sample variance, 1983: how the moments
+        of
+      batches are pooled.
+    """
     n = examples(data, least=2)
     size, full, rest = batches(data, batch_size)
 
@@ -117,7 +179,7 @@ def over_examples(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int |
 
 
 class _Moments(NamedTuple):
-    """A mean, and the sum of squares about it."""
+    """The mean of some examples, and the sum of their squared deviations from it."""
 
     mean: Array
     square: Array
@@ -128,5 +190,12 @@ def _is_moments(x: Any) -> bool:
 
 
 def estimate(draws: Float[Array, "draw ..."]) -> Estimate:
-    """The mean of independent draws, at least two."""
+    """Estimate a mean from independent draws.
+
+    Args:
+      draws: At least two draws, `(draw, ...)`.
+
+    Returns:
+      Their mean and its standard error, `(...)`.
+    """
     return Estimate(draws.mean(0), draws.std(0, ddof=1) / jnp.sqrt(len(draws)))

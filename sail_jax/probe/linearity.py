@@ -1,13 +1,13 @@
-"""Cross-task linearity (arXiv 2402.03660): are networks linear in their parameters, layer by layer?
+"""Cross-task linearity: are networks linear in their parameters, layer by layer?
 
-All identities of the paper have one form: features of a combination of models beside the same
-combination of the features of those models,
+All identities of the paper (Zhou et al. 2024, arXiv 2402.03660) have one form. They compare the
+features of a combination of models with the same combination of the features of those models,
 
     f(sum_m s_m theta_m)  and  sum_m s_m f(theta_m),
 
-with the cosine between the two and the coefficient |f| cos / |sum_m s_m f_m|. Layerwise linear
-feature connectivity (LLFC, Zhou et al. 2023) asks for cosines near 1, cross-task linearity (CTL)
-for coefficients near 1 as well.
+by the cosine between the two and by the coefficient |f| cos / |sum_m s_m f_m|. Layerwise linear
+feature connectivity (LLFC, Zhou et al. 2023, arXiv 2307.08286) asks for cosines near 1, cross-task
+linearity (CTL) for coefficients near 1 as well.
 """
 
 from collections.abc import Sequence
@@ -40,16 +40,21 @@ Shares = Float[ArrayLike, "point share member"]
 
 
 class Linearity(NamedTuple):
-    """Estimates over examples, each flattened to one vector per layer.
+    """How linear a network is in its parameters, as means over examples with standard errors.
 
-    layers: names, in order, the outputs last. cosine, coefficient: [layer, point].
-    gap: [layer, point], the root mean square of the difference of both sides relative to that of
-    the second, which resolves what a cosine of nearly 1 cannot.
-    baseline: cosines between the features of the models themselves, [layer, model, model] (the
-    paper's baseline); [layer, point, model, model] where they differ from point to point.
+    The features of an example are flattened to one vector per layer. If the vectors of both sides
+    are 0, the cosine and the coefficient are 1; if one of them is 0, they are 0.
 
-    Where both sides are 0 they agree, with cosine and coefficient 1; where only one is, both
-    are 0.
+    Attributes:
+      layers: The names of the layers, in order, the outputs last.
+      cosine: The cosine between both sides, `(layer, point)`.
+      coefficient: The length of the left side along the right one, relative to the length of the
+        right one, `(layer, point)`.
+      gap: The root mean square of the difference of both sides, relative to that of the right side,
+        `(layer, point)`. It resolves what a cosine of nearly 1 cannot.
+      baseline: The cosines between the features of the models themselves, `(layer, model, model)`;
+        `(layer, point, model, model)` where these models differ from point to point, as for
+        `addition` and `negation`.
     """
 
     layers: Names
@@ -69,10 +74,28 @@ def cross_task_linearity(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Linearity:
-    """f(alpha theta_a + (1 - alpha) theta_b) beside alpha f(theta_a) + (1 - alpha) f(theta_b).
+    """Compare features between two models with what interpolating their features gives.
 
-    apply: a network that shows its features (`sail_jax.probe.networks`); one that does not is
-    probed at its outputs. Other arguments, memory and errors as in `k_model_linearity`.
+        f(alpha theta_a + (1 - alpha) theta_b)  and  alpha f(theta_a) + (1 - alpha) f(theta_b)
+
+    Args:
+      apply: A network that shows its features (see `sail_jax.probe.networks`). One that does not is
+        probed at its outputs.
+      params_a: The parameters of the first model.
+      params_b: The parameters of the second model.
+      batch: The examples, a tree of arrays `(n, ...)` with n >= 2.
+      alphas: The weights of the first model, `(point,)`.
+      batch_size: How many examples are in memory at a time. None: all.
+      chunk_size: How many combinations of models are evaluated side by side.
+
+    Returns:
+      Cosines, coefficients and gaps of both sides, by layer and point.
+
+    Raises:
+      ValueError: As `k_model_linearity`.
+
+    References:
+      Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660).
 
     >>> net = lambda w, x: (x @ w @ w, {"first": x @ w})
     >>> found = cross_task_linearity(net, jnp.eye(2), 3 * jnp.eye(2), jnp.eye(2), jnp.array([0.5]))
@@ -98,15 +121,36 @@ def k_model_linearity(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Linearity:
-    """f(sum_i w_i theta_i) beside sum_i w_i f(theta_i), eq. 1 and Lemma 2 of the paper.
+    """Compare features of averages of several models with averages of their features.
 
-    weights: rows that sum to 1, by default one of equal ones. batch: leaves [n, ...] with n >= 2,
-    `batch_size` at a time. Memory beside a copy of the models: the features of a batch for all
-    of them and for `chunk_size` combinations. k + points passes forward.
+        f(sum_i w_i theta_i)  and  sum_i w_i f(theta_i)
 
-    Raises ValueError for models that do not share structure, naming the leaf, for features that
-    are not [example, ...], naming the layer, for data, weights and sizes that do not fit, and for
-    features that are not finite.
+    It takes k passes forward for the k models and one for each point. Memory holds a copy of the
+    models, and the features of a batch for all of them and for `chunk_size` combinations.
+
+    Args:
+      apply: A network that shows its features, as in `cross_task_linearity`.
+      models: The parameters of the models.
+      batch: The examples, a tree of arrays `(n, ...)` with n >= 2.
+      weights: `(point, model)`, rows that sum to 1. None: one point of equal weights.
+      batch_size: How many examples are in memory at a time. None: all.
+      chunk_size: How many combinations of models are evaluated side by side.
+
+    Returns:
+      Cosines, coefficients and gaps of both sides, by layer and point.
+
+    Raises:
+      ValueError: For models that differ in structure (naming the leaf), features that are not
+        `(example, ...)` (naming the layer) or not finite, and data, weights or sizes that do not
+        fit.
+      TypeError: For leaves of dtypes that cannot be combined, such as complex ones.
+
+    References:
+      Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), eq. 1 and Lemma 2.
+
+    >>> found = k_model_linearity(lambda w, x: x * w, [1.0, 2.0, 6.0], jnp.ones(2))
+    >>> found.layers, found.gap.tolist()  # a network that is linear in its parameters
+    (('output',), [[0.0]])
     """
     stacked, k = stack(models), len(models)
     linearity = _measure(
@@ -127,10 +171,30 @@ def addition(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Linearity:
-    """Learning by addition, eq. 2: f(theta + s sum_i tau_i) beside the mean over the k models of
-    f(theta + k s tau_i), for each scale s; two models in the paper.
+    """Compare features under a sum of task vectors with the mean of features under each.
 
-    k + 1 passes forward per scale. Arguments and errors as in `k_model_linearity`.
+        f(theta + s sum_i tau_i)  and  (1 / k) sum_i f(theta + k s tau_i)
+
+    for the task vectors tau_i of k models and each scale s. This is learning by addition, eq. 2 of
+    cross-task linearity, which has two models. It takes k + 1 passes forward for each scale.
+
+    Args:
+      apply: A network that shows its features, as in `cross_task_linearity`.
+      base: The parameters theta that the models were tuned from.
+      models: The parameters of the models, theta + tau_i.
+      batch: The examples, a tree of arrays `(n, ...)` with n >= 2.
+      scales: The scales s, `(point,)`.
+      batch_size: How many examples are in memory at a time. None: all.
+      chunk_size: How many combinations of models are evaluated side by side.
+
+    Returns:
+      Cosines, coefficients and gaps of both sides, by layer and scale.
+
+    Raises:
+      ValueError: If there are no models, and as `k_model_linearity`.
+
+    References:
+      Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), eq. 2.
     """
     stacked, k, s = stack([base, *models]), len(models), numbers("scales", scales)
     if not k:
@@ -152,11 +216,36 @@ def negation(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Linearity:
-    """Forgetting by negation, for each scale s. "midpoint", eq. 3: f(theta) beside
-    f(theta + s tau) / 2 + f(theta - s tau) / 2. "reflection", eq. 4: f(theta - s tau) beside
-    2 f(theta) - f(theta + s tau).
+    """Compare features under a task vector and under its negative.
 
-    Three passes forward per scale. Arguments and errors as in `k_model_linearity`.
+    For each scale s, "midpoint" (eq. 3) compares
+
+        f(theta)  and  f(theta + s tau) / 2 + f(theta - s tau) / 2,
+
+    and "reflection" (eq. 4), which is forgetting by negation,
+
+        f(theta - s tau)  and  2 f(theta) - f(theta + s tau).
+
+    It takes three passes forward for each scale.
+
+    Args:
+      apply: A network that shows its features, as in `cross_task_linearity`.
+      base: The parameters theta that the model was tuned from.
+      params: The parameters of the model, theta + tau.
+      batch: The examples, a tree of arrays `(n, ...)` with n >= 2.
+      scales: The scales s, `(point,)`.
+      form: "midpoint" or "reflection".
+      batch_size: How many examples are in memory at a time. None: all.
+      chunk_size: How many combinations of models are evaluated side by side.
+
+    Returns:
+      Cosines, coefficients and gaps of both sides, by layer and scale.
+
+    Raises:
+      ValueError: For an unknown form, and as `k_model_linearity`.
+
+    References:
+      Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), eq. 3 and 4.
     """
     if form not in get_args(Literal["midpoint", "reflection"]):
         raise ValueError(f"form: expected 'midpoint' or 'reflection', got {form!r}")
@@ -171,12 +260,12 @@ def negation(
 
 
 def _along(s: Numbers, steps: np.ndarray, origin: np.ndarray) -> Combinations:
-    """origin + s steps, [point, member, model], weights of the base and of the models."""
+    """The members origin + s steps, as weights of base and models, `(point, member, model)`."""
     return origin + s[:, None, None] * steps
 
 
 def _each(linearity: Linearity) -> Linearity:
-    """One share per set of members."""
+    """The results where each set of members has one set of shares: without the axis of shares."""
     drop = partial(jax.tree.map, lambda x: x[:, :, 0])
     sides = {name: drop(getattr(linearity, name)) for name in ("cosine", "coefficient", "gap")}
     return linearity._replace(**sides)
@@ -186,6 +275,7 @@ def _measure(
     apply: Apply, like: PyTree, stacked: PyTree, batch: PyTree, members: Combinations,
     shares: Shares, batch_size: int | None, chunk_size: int,
 ) -> Linearity:  # fmt: skip
+    """Check the arguments and the outcome around `_linearity`."""
     examples(batch, least=2)
     check_size(batch_size=batch_size, chunk_size=chunk_size)
     linearity = _linearity(apply, like, stacked, batch, members, shares, batch_size, chunk_size)
@@ -198,7 +288,11 @@ def _linearity(
     apply: Apply, like: PyTree, stacked: PyTree, data: PyTree, members: Combinations,
     shares: Shares, batch_size: int | None, chunk_size: int,
 ) -> Linearity:  # fmt: skip
-    """All arrays [layer, point, share, ...], the baseline [layer, point, member, member]."""
+    """Compare both sides for all sets of members and of shares.
+
+    Arrays of the result are `(layer, point, share, ...)`, the baseline `(layer, point, member,
+    member)`.
+    """
     names, mix = layers(apply, like, data), mixer(like, stacked)
     members, shares = (jnp.asarray(x, jnp.result_type(float)) for x in (members, shares))
 
@@ -232,18 +326,25 @@ def _linearity(
         names,
         cosine,
         coefficient,
+        # 0 where both sides are, as in dead layers, instead of 0 / 0
         jnp.where(difference.value == 0, 0, jnp.sqrt(difference.value / right.value)),
         jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), baseline),
     )
 
 
 def _flat(x: Array) -> Float[Array, "example unit"]:
+    """The features of each example as one vector, in float32 or wider."""
     wide = jnp.promote_types(jnp.promote_types(x.dtype, jnp.float32), x.dtype)
     return x.reshape(len(x), -1).astype(wide)
 
 
 class _Features(NamedTuple):
-    """Unit vectors, 0 for 0, and lengths."""
+    """Features as directions and lengths.
+
+    Attributes:
+      units: Unit vectors, 0 for a vector that is 0.
+      sizes: The lengths of the vectors.
+    """
 
     units: Float[Array, "... example unit"]
     sizes: Float[Array, "... example"]
@@ -255,12 +356,16 @@ def _polar(x: Array) -> _Features:
 
 
 def _cosine(a: _Features, b: _Features) -> Float[Array, "... example"]:
-    """1 - |u - v|^2 / 2 of the unit vectors: of the angles, and not their squares, to rounding."""
+    """The cosine 1 - |u - v|^2 / 2 of unit vectors.
+
+    For nearly equal vectors it is as exact as their angle, where the product u . v would round it.
+    """
     one_is_zero = (a.sizes == 0) != (b.sizes == 0)
     return jnp.where(one_is_zero, 0, 1 - jnp.sum((a.units - b.units) ** 2, -1) / 2)
 
 
 def _compare(a: Array, b: Array) -> Float[Array, "quantity example"]:
+    """For each example the cosine, the coefficient, and the squares of the difference and of b."""
     left, right = _polar(a), _polar(b)
     cosine = _cosine(left, right)
     neither = (left.sizes == 0) & (right.sizes == 0)
@@ -269,10 +374,11 @@ def _compare(a: Array, b: Array) -> Float[Array, "quantity example"]:
 
 
 def _baseline(x: Float[Array, "member example unit"]) -> Float[Array, "member member example"]:
+    """The cosines between the features of all pairs of members."""
     all_of_them = _polar(x)
     return lax.map(lambda member: _cosine(member, all_of_them), all_of_them)
 
 
 def _inverse(x: Array) -> Array:
-    """1 / x, but 0 of 0."""
+    """1 / x, but 0 for 0."""
     return jnp.where(x == 0, 0, 1 / jnp.where(x == 0, 1, x))

@@ -4,8 +4,9 @@
     apply(params, batch) -> (outputs, features)
     apply(params, batch, override) -> (outputs, features)
 
-features: a mapping, in the order of the layers, from layer to array [example, ...]. The third
-form takes a mapping of such features to use in place of its own and is what `stitching` needs.
+The features are a mapping from layer to array `(example, ...)`, in the order of the layers. The
+third form takes a mapping of such features, to use in place of the network's own. `stitching`
+needs it.
 """
 
 import fnmatch
@@ -35,18 +36,37 @@ OUTPUT = "output"
 
 @jax.tree_util.register_static
 class Names(tuple):
-    """Names in order: a tuple of strings that results may carry through jit."""
+    """Names in order: a tuple of strings that results may carry through `jit`."""
 
     __slots__ = ()
 
 
 def outputs(apply: Apply, params: PyTree, batch: Any, *override: Any) -> Any:
-    """The outputs alone."""
+    """Run a network and return its outputs alone.
+
+    Args:
+      apply: The network, in any of the three forms.
+      params: Its parameters.
+      batch: Its inputs.
+      *override: Features to use in place of its own, if it takes them.
+
+    Returns:
+      The outputs.
+    """
     return _split(apply(params, batch, *override))[0]
 
 
 def features(apply: Apply, params: PyTree, batch: Any) -> dict[str, Array]:
-    """The features of each layer, in order; the outputs are those of the last one, "output".
+    """Run a network and return the features of each layer.
+
+    Args:
+      apply: The network, in any of the three forms.
+      params: Its parameters.
+      batch: Its inputs.
+
+    Returns:
+      The features by layer, in order. The outputs are those of the last layer, "output", unless the
+      network has a layer of that name.
 
     >>> import jax.numpy as jnp
     >>> features(lambda params, x: params * x, 2.0, jnp.array([[3.0]]))
@@ -57,8 +77,20 @@ def features(apply: Apply, params: PyTree, batch: Any) -> dict[str, Array]:
 
 
 def layers(apply: Apply, params: PyTree, batch: Any) -> Names:
-    """The layers of a network; ValueError, naming it, for one whose features are not an array with
-    an entry for every example. Nothing is computed."""
+    """Return the names of a network's layers, without running it.
+
+    Args:
+      apply: The network, in any of the three forms.
+      params: Its parameters.
+      batch: Its inputs, a tree of arrays `(example, ...)`.
+
+    Returns:
+      The names, in order, the outputs last.
+
+    Raises:
+      ValueError: If the features of a layer are not an array `(example, ...)`; the message names
+        it.
+    """
     seen: list[str] = []
 
     def look(params: PyTree, batch: Any) -> list[Any]:
@@ -79,13 +111,21 @@ def layers(apply: Apply, params: PyTree, batch: Any) -> Names:
 
 
 def _split(returned: Any) -> tuple[Any, Mapping[str, Array]]:
+    """The outputs and the features; no features where the network shows none."""
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
         return returned
     return returned, {}
 
 
 def accepts_override(apply: Apply) -> bool:
-    """Whether a network can be called with a third argument."""
+    """Return whether a network can be called with a third argument.
+
+    Args:
+      apply: The network.
+
+    Returns:
+      True if it can.
+    """
     try:
         inspect.signature(apply).bind(None, None, {})
     except TypeError:
@@ -94,7 +134,13 @@ def accepts_override(apply: Apply) -> bool:
 
 
 def sequential(functions: Mapping[str, Callable[[PyTree, Array], Array]]) -> Apply:
-    """The network that applies `function(params, x)` of each layer in turn.
+    """Make a network of functions that are applied one after another.
+
+    Args:
+      functions: A function `(params, x) -> x` for each layer, by name, in order.
+
+    Returns:
+      A network of the third form, whose features are what the functions return.
 
     >>> net = sequential({"hidden": lambda p, x: x * p["a"], "out": lambda p, x: x + p["b"]})
     >>> import jax.numpy as jnp
@@ -123,13 +169,23 @@ def flax_network(
     intercept: Callable[..., Any] | None = None,
     inputs: Callable[[Any], Any] = lambda batch: batch,
 ) -> Apply:
-    """A Flax module as a network: `flax_network(module.apply)`, whose params are the variables.
+    """Make a network of a Flax module, as `flax_network(module.apply)`.
 
-    Its features are what submodules return (and sow as "intermediates"), in the order in which
-    they do so, by path, "block_0/in"; from the second call of a submodule on ":1" and so on is
-    added. A `Dense` returns pre-activations: sow what comes after, or make it a module.
-    layers: glob patterns of those to show; "*" crosses "/". inputs: of the module, in a batch.
-    intercept: `flax.linen.intercept_methods`, for a network whose features can be overridden.
+    Its params are the module's variables. Its features are what the submodules return, and what
+    they sow as "intermediates", in the order in which they do so. They are named by path,
+    "block_0/in"; from the second call of a submodule on, ":1" and so on is added. A `Dense` returns
+    what comes before its nonlinearity: to see what comes after, sow it, or make it a module.
+
+    Args:
+      apply: The module's `apply`.
+      layers: Glob patterns of the layers to show. "*" crosses "/".
+      intercept: `flax.linen.intercept_methods`, for a network that takes features to use in place
+        of its own. None: it takes none.
+      inputs: A function that gives the module's input, of a batch.
+
+    Returns:
+      A network of the third form. It raises ValueError if no layer matches `layers`, or an override
+      names a layer that no submodule returned, and TypeError for an override without `intercept`.
     """
     patterns = [layers] if isinstance(layers, str) else list(layers)
 
@@ -168,13 +224,14 @@ def flax_network(
 
 
 class _Replace:
-    """An interceptor of methods that returns what is to be used in place of a module's own."""
+    """An interceptor of methods that returns given features in place of a module's own."""
 
     def __init__(self, override: Mapping[str, Array]):
         self.override, self.calls, self.used = override, {}, set()
 
     def __call__(self, call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         path = "/".join(context.module.path)
+        # only what `capture_intermediates` records has a name: what submodules' __call__ return
         if not path or context.method_name != "__call__":
             return call(*args, **kwargs)
         n = self.calls[path] = self.calls.get(path, -1) + 1
@@ -186,10 +243,12 @@ class _Replace:
 
 
 def _nth(path: str, n: int) -> str:
+    """The name of the n-th call of the module at a path, counting from 0."""
     return f"{path}:{n}" if n else path
 
 
 def _walk(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The arrays of nested intermediates, each with the name of its layer."""
     for key, value in tree.items():
         name = f"{path}/{key}" if path else key
         if isinstance(value, Mapping):

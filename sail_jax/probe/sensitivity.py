@@ -1,5 +1,8 @@
-"""How much a loss rises when its parameters move: Gaussian noise, and fine-tuning (overtrained,
-Springer et al. 2025), beside what its second derivatives predict."""
+"""How much a loss rises when its parameters move: by Gaussian noise, and by fine-tuning.
+
+Both are measured beside what second derivatives predict. The measures are those of Springer et al.,
+Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv 2503.19206).
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,8 +26,15 @@ __all__ = ["Sensitivity", "TuningSensitivity", "fine_tuning_sensitivity", "gauss
 
 
 class Sensitivity(NamedTuple):
-    """loss: unperturbed. increase, predicted: [scale], by measurement and s^2 tr(H Sigma) / 2; both
-    from the same draws. An increase that is not finite is one of a loss that overflows."""
+    """How much a loss rises under Gaussian noise.
+
+    Attributes:
+      loss: The loss at the parameters as they are, a scalar.
+      increase: The measured increase for each scale, `(scale,)`. It is not finite where the loss
+        overflows.
+      predicted: The increase s^2 tr(H Sigma) / 2 by second derivatives, from the same draws,
+        `(scale,)`.
+    """
 
     loss: Float[Array, ""]
     increase: Estimate
@@ -32,8 +42,15 @@ class Sensitivity(NamedTuple):
 
 
 class TuningSensitivity(NamedTuple):
-    """loss: unperturbed. increase: [scale]. slope, curvature: g.tau and tau.H tau, of which
-    `predicted`, [scale], is s g.tau + s^2 tau.H tau / 2."""
+    """How a loss changes on the line through a model and its fine-tuned version.
+
+    Attributes:
+      loss: The loss at the parameters as they are, a scalar.
+      increase: The measured increase for each scale, `(scale,)`.
+      predicted: s slope + s^2 curvature / 2 for each scale, `(scale,)`.
+      slope: The first derivative g . tau along the task vector, a scalar.
+      curvature: The second derivative tau . H tau along the task vector, a scalar.
+    """
 
     loss: Float[Array, ""]
     increase: Float[Array, "scale"]
@@ -53,19 +70,44 @@ def gaussian_sensitivity(
     draws: int = 8,
     batch_size: int | None = None,
 ) -> Sensitivity:
-    """E L(theta + s epsilon) - L(theta) with epsilon ~ N(0, Sigma), eq. 1 of overtrained.
+    """Measure how much a loss rises on average when Gaussian noise is added to the parameters.
 
-    loss(params, batch): the mean over the examples of a batch. deviation: standard deviations, the
-    roots of a diagonal Sigma: a tree like params whose leaves broadcast to theirs, such as those of
-    the initialisation, or one number for all. Draws come in pairs +epsilon and -epsilon, by which
-    the gradient drops out: for a quadratic loss both estimates agree draw by draw (Proposition
-    D.1, s^2 tr(H Sigma) / 2). Standard errors are over the pairs, at least 2.
+        E L(theta + s epsilon) - L(theta),  epsilon ~ N(0, Sigma)
 
-    One product with the Hessian and two losses per scale for each of `draws`, one after the other:
-    memory of a few copies of the parameters and one product's.
+    Draws come in pairs +epsilon and -epsilon, so that the gradient drops out. For a quadratic loss
+    the measured and the predicted increase, s^2 tr(H Sigma) / 2, then agree draw by draw.
 
-    Raises ValueError for a deviation, scales, data or sizes that do not fit, naming the leaf, for
-    values that are not finite, and for fewer than 2 draws.
+    Each draw takes one product with the Hessian and two losses for each scale, one draw after the
+    other. Memory holds a few copies of the parameters, and what one product needs.
+
+    Args:
+      loss: A function `(params, batch) -> scalar`, the mean over the examples of a batch.
+      params: The parameters theta.
+      data: A tree of arrays `(n, ...)`.
+      key: A PRNG key for the draws.
+      scales: The scales s, `(scale,)`.
+      deviation: Standard deviations, the roots of a diagonal Sigma: one number for all parameters,
+        or a tree like `params` with leaves that broadcast to theirs, such as those of the
+        initialisation.
+      draws: How many pairs are averaged over, at least 2 for standard errors.
+      batch_size: How many examples are in memory at a time. None: all.
+
+    Returns:
+      The loss, and the measured and the predicted increase for each scale, with standard errors
+      over the pairs.
+
+    Raises:
+      ValueError: For a deviation (naming the leaf), scales, data or sizes that do not fit, fewer
+        than 2 draws, and a loss or second derivatives that are not finite.
+
+    References:
+      Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv 2503.19206),
+      eq. 1 and Proposition D.1.
+
+    >>> loss = lambda w, x: jnp.mean(x) * jnp.sum(w**2) / 2
+    >>> found = gaussian_sensitivity(loss, jnp.ones(3), jnp.ones(1), jax.random.key(0), [0.5])
+    >>> bool(jnp.allclose(found.increase.value, found.predicted.value, rtol=1e-4))
+    True
     """
     examples(data)
     stack([params])
@@ -89,10 +131,30 @@ def fine_tuning_sensitivity(
     *,
     batch_size: int | None = None,
 ) -> TuningSensitivity:
-    """L(theta + s tau) - L(theta) with the task vector tau = tuned - theta, so that s = 1 is the
-    tuned model (Figure 10 of overtrained), beside its Taylor polynomial of second order.
+    """Measure how a loss changes along the task vector of a fine-tuned model.
 
-    Arguments and errors otherwise as in `gaussian_sensitivity`.
+        L(theta + s tau) - L(theta),  tau = tuned - theta
+
+    s = 1 is the fine-tuned model. Beside it stands the Taylor polynomial of second order.
+
+    Args:
+      loss: A function `(params, batch) -> scalar`, the mean over the examples of a batch.
+      params: The parameters theta.
+      tuned: The parameters of the fine-tuned model, of the same structure.
+      data: A tree of arrays `(n, ...)`.
+      scales: The scales s, `(scale,)`.
+      batch_size: How many examples are in memory at a time. None: all.
+
+    Returns:
+      The loss, and the measured and the predicted increase for each scale.
+
+    Raises:
+      ValueError: For models that differ in structure, scales, data or sizes that do not fit, and a
+        loss or derivatives that are not finite.
+
+    References:
+      Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv 2503.19206),
+      Figure 10.
 
     >>> found = fine_tuning_sensitivity(
     ...     lambda w, x: jnp.mean(x * w**3), 1.0, 2.0, jnp.ones(2), [1.0])
@@ -120,6 +182,7 @@ def _gaussian(
 
     def draw(key: Array) -> tuple[Array, Array]:
         noise = std * jax.random.normal(key, (size,), theta.dtype)
+        # odd orders drop out of the mean over both signs, the gradient among them
         pairs = lax.map(lambda t: (at(theta + t * noise) + at(theta - t * noise)) / 2, s)
         return pairs - start, s**2 * dot(noise, multiply(noise)) / 2
 
@@ -144,9 +207,11 @@ def _fine_tuning(
 def _at(
     loss: Loss, params: PyTree, data: PyTree, batch_size: int | None
 ) -> Callable[[Array], Array]:
+    """The loss over all data as a function of the flattened parameters."""
     back = flatten(params)[1]
 
     def at(theta: Array) -> Array:
+        # moved once, and not again by every consumer that XLA could fuse it into
         moved = lax.optimization_barrier(back(theta))
         return mean(lambda batch: loss(moved, batch), data, batch_size)
 
@@ -154,7 +219,7 @@ def _at(
 
 
 def _deviation(deviation: PyTree, params: PyTree) -> Float[Array, "p"]:
-    """Standard deviations, entry by entry of the floating leaves."""
+    """The standard deviation of each entry of the floating leaves, as one vector."""
     paths, leaves = leaf_paths(params), jax.tree.leaves(params)
     if jax.tree.structure(deviation) == jax.tree.structure(0):
         given = dict.fromkeys(paths, deviation)

@@ -1,4 +1,7 @@
-"""Task vectors beside each other: where the changes of several models are at odds."""
+"""Task vectors beside each other: where the changes of several models are at odds.
+
+This needs the parameters alone, no data and no network.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,12 +26,16 @@ Sums = tuple[Array, Array, Array]
 
 
 class Conflict(NamedTuple):
-    """Of one leaf, of each ([leaf, ...]), or of all together.
+    """How task vectors disagree in one leaf, in each of several leaves, or in all together.
 
-    norms: [model], |Delta_i|. cosines: [model, model], 0 where a norm is. sign_conflict: the
-    fraction of entries that some models raise and others lower (what TIES elects signs for, Yadav
-    et al. 2023). heterogeneity: sum_i w_i |Delta_i - sum_k w_k Delta_k|^2 (unified merging,
-    Corollary 1).
+    For each of several leaves, all arrays have a leading axis of leaves.
+
+    Attributes:
+      norms: The norms |Delta_i| of the task vectors, `(model,)`.
+      cosines: The cosines between them, `(model, model)`; 0 where a norm is 0.
+      sign_conflict: The fraction of entries that some models raise and others lower, a scalar.
+        These are the entries for which TIES elects a sign.
+      heterogeneity: sum_i w_i |Delta_i - sum_k w_k Delta_k|^2, a scalar.
     """
 
     norms: Float[Array, "*leaf model"]
@@ -38,11 +45,17 @@ class Conflict(NamedTuple):
 
 
 class Interference(NamedTuple):
-    """total, and for each of `leaves`: the conflict. matrices: the leaves with two axes or more.
+    """How the task vectors of several models disagree, in total and leaf by leaf.
 
-    overlap: [matrix, side, model, model], of the spans of the top singular vectors, of the rows'
-    space and of the columns': |U_i^T U_j|_F^2 / rank, from 0 to 1. chance: [matrix, side], what
-    random spans have, rank / size.
+    Attributes:
+      total: The conflict over all leaves together.
+      leaves: The paths of the floating leaves.
+      each: The conflict in each of `leaves`, `(leaf, ...)`.
+      matrices: The paths of the leaves with two axes or more.
+      overlap: How much the spans of the top singular vectors of two task vectors have in common,
+        `(matrix, side, model, model)`: |U_i^T U_j|_F^2 / rank, from 0 to 1. Side 0 is that of the
+        first axes, side 1 that of the last.
+      chance: The mean overlap of random spans, rank / size, `(matrix, side)`.
     """
 
     total: Conflict
@@ -56,16 +69,32 @@ class Interference(NamedTuple):
 def interference(
     base: PyTree, models: Sequence[PyTree], weights: Weights = None, *, rank: int = 8
 ) -> Interference:
-    """How the task vectors Delta_i = theta_i - base disagree, leaf by leaf and in total.
+    """Measure how the task vectors Delta_i = theta_i - base of several models disagree.
 
-    weights: of the models in the heterogeneity, equal by default, not negative, divided by their
-    sum. rank: of the subspaces, or the size of the smaller side where that is less; where a task
-    vector has fewer directions, the lesser number counts. Leaves of more axes are matrices
-    [rest, last]. Leaves that are not floating take no part and must agree. Memory: the task
-    vectors, and singular vectors of one leaf.
+    Memory holds the task vectors, and the singular vectors of one leaf.
 
-    Raises ValueError, naming model and leaf, for models that do not share the base's structure or
-    are not finite, and for weights or a rank that do not fit.
+    Args:
+      base: The parameters that the models were tuned from. Leaves that are not floating take no
+        part, and must be equal in all models.
+      models: The parameters of the models.
+      weights: The weights of the models in the heterogeneity, `(model,)`. They are divided by their
+        sum. None: equal ones.
+      rank: How many singular vectors span the subspaces that are compared; fewer where a side of a
+        leaf is smaller. Where a task vector has fewer directions, the overlap is divided by their
+        number. Leaves with more than two axes are taken as matrices `(rest, last)`.
+
+    Returns:
+      Norms, cosines, sign conflicts, heterogeneity and overlaps.
+
+    Raises:
+      ValueError: For models that differ from the base in structure or are not finite (naming model
+        and leaf), no floating leaves, and weights or a rank that do not fit.
+      TypeError: For leaves of dtypes that cannot be merged, such as complex ones.
+
+    References:
+      Yadav et al., TIES-Merging, 2023 (arXiv 2306.01708): sign conflicts; Li et al., A Unified
+      Generalization Framework for Model Merging, 2026 (arXiv 2601.21690), Corollary 1:
+      heterogeneity.
 
     >>> one, two = jnp.array([[1.0, 1.0], [0.0, 0.0]]), jnp.array([[1.0, -1.0], [0.0, 0.0]])
     >>> found = interference({"w": jnp.zeros((2, 2))}, [{"w": one}, {"w": two}], rank=1)
@@ -101,18 +130,30 @@ def interference(
 
 @jax.jit
 def _stacked(parts: list[Sums]) -> Sums:
+    """The sums of all leaves stacked, `(leaf, ...)`."""
     return jax.tree.map(lambda *x: jnp.stack(x), *parts)
 
 
 @jax.jit
 def _total(parts: Sums) -> Sums:
+    """The sums over all leaves together."""
     return jax.tree.map(lambda x: x.sum(0), parts)
 
 
 @jax.jit
 def sums(delta: Float[Array, "model ..."], w: Float[Array, "model"]) -> Sums:
-    """Inner products, entries of both signs, and the weighted square of deviations: these add up
-    over the parts of a leaf, and over leaves."""
+    """Compute what `conflict` needs to know of one leaf, or of a part of it.
+
+    All three add up over the parts of a leaf, and over leaves.
+
+    Args:
+      delta: The task vectors, `(model, ...)`.
+      w: The weights of the models, `(model,)`, of sum 1.
+
+    Returns:
+      The inner products of the task vectors, `(model, model)`; how many entries have both signs;
+      and sum_i w_i |Delta_i - sum_k w_k Delta_k|^2.
+    """
     wide = w.astype(delta.dtype).reshape(-1, *(1,) * (delta.ndim - 1))
     opposed = (delta > 0).any(0) & (delta < 0).any(0)
     apart = task_sum(wide * (delta - task_sum(wide * delta)) ** 2)
@@ -121,7 +162,15 @@ def sums(delta: Float[Array, "model ..."], w: Float[Array, "model"]) -> Sums:
 
 @jax.jit
 def conflict(totals: Sums, size: Float[Array, "*leaf"]) -> Conflict:
-    """Of what `sums` found, of so many entries."""
+    """Make norms, cosines and fractions of what `sums` returned.
+
+    Args:
+      totals: What `sums` returned, summed over parts or leaves, or stacked `(leaf, ...)`.
+      size: How many entries a task vector has there, `()` or `(leaf,)`.
+
+    Returns:
+      The conflict.
+    """
     products, opposed, apart = totals
     norms = jnp.sqrt(jnp.diagonal(products, axis1=-2, axis2=-1))
     outer = norms[..., :, None] * norms[..., None, :]
@@ -130,17 +179,20 @@ def conflict(totals: Sums, size: Float[Array, "*leaf"]) -> Conflict:
 
 
 def _chance(shape: tuple[int, ...], rank: int) -> list[float]:
+    """The mean overlap of random spans of both sides of a leaf."""
     sides = int(np.prod(shape[1:-1])), shape[-1]
     return [min(rank, *sides) / n for n in sides]
 
 
 @partial(jax.jit, static_argnames="rank")
 def _overlap(delta: Float[Array, "model ..."], rank: int) -> Float[Array, "side model model"]:
+    """The overlaps of the top singular subspaces of all pairs of task vectors, on both sides."""
     matrices = delta.reshape(len(delta), -1, delta.shape[-1])
     k = min(rank, *matrices.shape[1:])
 
     def spans(matrix: Array) -> tuple[Array, Array, Array]:
         U, s, Vt = jnp.linalg.svd(matrix, full_matrices=False)
+        # vectors of singular values that are rounding point anywhere: they do not count
         live = s[:k] > max(matrix.shape) * jnp.finfo(s.dtype).eps * s[0]
         return U[:, :k] * live, Vt[:k].T * live, live.sum(dtype=s.dtype)
 
