@@ -1,7 +1,8 @@
-"""Architectures as data: which spaces the tensors of known models live in.
+"""Architectures as data: in which feature space each tensor axis of a known model lives.
 
-`<family>(config)` gives `Rules`, whose `spec(params)` is the spec; `of(config)` finds the family;
-`draft(params)` starts the rules of a model that is not known.
+A table such as `llama(config)` gives `Rules`, and `rules.spec(params)` gives the spec that
+`change_basis`, `growth` and `align` need. `of(config)` finds the architecture of a configuration.
+For a model that no table knows, `draft(params)` makes rules to start from.
 """
 
 from sail_jax.architectures import forward

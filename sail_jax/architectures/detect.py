@@ -1,4 +1,4 @@
-"""The known architectures, and which of them a configuration asks for."""
+"""The registry of known architectures, and which of them a configuration asks for."""
 
 import re
 from collections.abc import Callable
@@ -11,14 +11,14 @@ __all__ = ["Architecture", "architecture", "of"]
 
 
 class Architecture(NamedTuple):
-    """A family of networks.
+    """A family of networks: its table, and how to run it.
 
     Attributes:
       name: What errors and reports call it.
-      rules: Its table at a configuration.
-      logits: `logits(params, config, inputs)`, None where no forward pass is known.
-      inputs: `inputs(config, rng)`, random inputs to run it on.
-      causal: Whether outputs at a token predict the next.
+      rules: A function from a configuration to its rules.
+      logits: A function `(params, config, inputs) -> logits`; None where no forward pass is known.
+      inputs: A function `(config, rng) -> inputs` that draws random inputs to run the network on.
+      causal: Whether the outputs at a token predict the next token.
     """
 
     name: str
@@ -37,11 +37,16 @@ def architecture(
     inputs: Inputs = tokens,
     causal: bool = False,
 ) -> Callable[[Callable[[Config], Rules]], Callable[[Config], Rules]]:
-    """Registers a table under its name, which configurations call their `model_type`.
+    """Register a table under its name, which configurations call their `model_type`.
 
     Args:
-      others: Further model types that have the same table.
-      logits: As of `Architecture`, like `inputs` and `causal`.
+      *others: Further model types that have the same table.
+      logits: As the attribute of `Architecture`.
+      inputs: As the attribute of `Architecture`.
+      causal: As the attribute of `Architecture`.
+
+    Returns:
+      A decorator of tables, which returns the table as it is.
     """
 
     def register(rules: Callable[[Config], Rules]) -> Callable[[Config], Rules]:
@@ -53,10 +58,20 @@ def architecture(
 
 
 def of(config: Config) -> Architecture:
-    """The family of a configuration, by its `model_type`, or else by its `architectures`.
+    """Find the architecture that a configuration asks for.
 
-    Raises ValueError, naming the known types, if there is none: a type that is nearly spelt like
-    one of them is another architecture.
+    It goes by the `model_type`, or else by the first of the `architectures`. A type that is spelt
+    nearly like a known one is another architecture, so no guess is made.
+
+    Args:
+      config: A configuration, as in a `config.json` of Hugging Face.
+
+    Returns:
+      The architecture.
+
+    Raises:
+      ValueError: If the configuration states neither entry, or one that is not text, or a type that
+        is not known; the message lists the known ones.
 
     >>> of({"model_type": "mistral"}).name, of({"architectures": ["BertForMaskedLM"]}).name
     ('llama', 'bert')

@@ -1,7 +1,8 @@
 """A first spec of a model that no table knows, from the names and shapes of its tensors.
 
-Where shapes leave a choice, it is asked, not made: the axes in doubt are in no space, and every
-space that they might belong to is "outer", so that nothing reports exact before the answer.
+Where names and shapes leave a choice, a question is asked instead of a guess made. Until it is
+answered, the axes in doubt are in no space, and every space that they might belong to is "outer",
+so that no map of it is reported as exact.
 """
 
 import math
@@ -24,7 +25,14 @@ __all__ = ["Draft", "Question", "draft"]
 
 
 class Question(NamedTuple):
-    """What shapes do not settle about a leaf; `options` are axes strings to answer with."""
+    """What names and shapes leave open about a leaf.
+
+    Attributes:
+      path: The path of the leaf, or a pattern of paths for all layers alike; "settings" or "layers"
+        for a question about the configuration.
+      text: The question.
+      options: Axes strings to answer with. For the configuration: an entry, and what it may state.
+    """
 
     path: str
     text: str
@@ -32,7 +40,12 @@ class Question(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """Rules that hold for now, and what they leave open; `print` shows both."""
+    """Rules that hold for now, and the questions they leave open; `print` shows both.
+
+    Attributes:
+      rules: The rules. They give a valid spec of the parameters, unless answers leave sizes open.
+      questions: What is left open; empty if nothing is.
+    """
 
     rules: Rules
     questions: tuple[Question, ...]
@@ -47,6 +60,18 @@ class Draft(NamedTuple):
 
 
 class _Leaf(NamedTuple):
+    """What is known of a leaf from its path and shape.
+
+    Attributes:
+      path: Its path.
+      module: The path without the last name.
+      name: The last name.
+      layer: The path of the layer that it is in, "" outside of layers.
+      tag: What the names of the layer's spaces end with, to tell them from those of other layers.
+      shape: Its shape.
+      floating: Whether it holds floating numbers.
+    """
+
     path: str
     module: str
     name: str
@@ -57,7 +82,13 @@ class _Leaf(NamedTuple):
 
 
 class _Matrix(NamedTuple):
-    """A leaf that reads `fan_in` units along one axis and writes `fan_out` along another."""
+    """A leaf that reads `fan_in` units along one axis and writes `fan_out` along another.
+
+    Attributes:
+      leaf: The leaf.
+      reads: The number of the axis that is read.
+      writes: The number of the axis that is written.
+    """
 
     leaf: _Leaf
     reads: int
@@ -96,18 +127,28 @@ def draft(
     answers: Mapping[str, str] | None = None,
     config: Config | None = None,
 ) -> Draft:
-    """Draft the rules of an unknown model, and ask about what names and shapes leave open.
+    """Draft the rules of an unknown model, and ask about what its names and shapes leave open.
 
-    Sizes name the spaces: one that layers read and write is their stream `resid`, one inside a
-    layer is its own, one only read or written is an end of the network. Spaces of equal size are
-    one where structure does not tell them apart, which permutations allow in any case.
-    Nonlinearities are not seen in shapes, so none is stated: only permutations are exact.
+    Spaces are named by their sizes. A size that every layer reads and writes is the width of their
+    stream, `resid`; one inside a layer belongs to that layer; one that is only read or only written
+    is an input or output of the network. Spaces of equal size are taken as one where structure does
+    not tell them apart, which is sound: a permutation of all of them at once is exact in any case.
+    Shapes do not show nonlinearities, so none is stated, and permutations alone are exact.
 
-    `heads`, of queries, splits attention projections; `stream` is the width of the stream, where
-    it is asked. `answers` map path patterns to axes strings, as rules do, and settle these
-    leaves. `config` tells the heads, where they are not given, and becomes `settings` and `layers`
-    of the rules where its entries are sizes of one space alone. Raises ValueError for an answer
-    that matches no leaf, or heads that do not divide a projection.
+    Args:
+      params: The parameters, arrays or ShapeDtypeStructs.
+      heads: How many heads of queries there are, to split attention projections. None: as `config`
+        says, or else it is asked.
+      stream: The width of the stream. None: as found, or else it is asked.
+      answers: Axes strings by patterns of paths, as in rules. They decide on these leaves.
+      config: The configuration. Entries that state the size of one space, or count the layers,
+        become `settings` and `layers` of the rules; those that may state several are asked.
+
+    Returns:
+      The rules, and the open questions.
+
+    Raises:
+      ValueError: For an answer that matches no leaf, and heads that do not divide a projection.
 
     >>> net = {"fc1": {"kernel": np.zeros((3, 8)), "bias": np.zeros(8)}}
     >>> net["fc2"] = {"kernel": np.zeros((8, 2)), "bias": np.zeros(2)}
@@ -118,6 +159,7 @@ def draft(
     'fc2/kernel': 'units8* units2'
     spaces: {'units2': 'outer', 'units3': 'outer'}
     """
+    # whole numbers that may be sizes, not names of tokens or of releases
     sizes = {
         key: n
         for key, n in (config or {}).items()
@@ -133,8 +175,11 @@ _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_atte
 
 
 def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft:
-    """With the entries of a configuration that are sizes of spaces, or count layers; those that may
-    be several are asked."""
+    """Add the configuration's entries to a draft.
+
+    Entries that are the size of one space, or the number of layers, become settings and layers of
+    the rules. Those that may be several become questions.
+    """
     rules = drafted.rules
     # answers may leave sizes open, of which only entries would speak
     sized = rules.spec(params).spaces if entries else ()
@@ -175,7 +220,7 @@ def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft
 
 
 def _speaks_of(key: str, names: str) -> bool:
-    """Whether the name of an entry may be about these spaces: those of heads are named so."""
+    """Whether an entry of this name may be about these spaces; those about heads say so."""
     if "head" not in key:
         return not re.match(r"(head|group|qk|v)(\.|$)", names)
     if "dim" in key or "size" in key:
@@ -185,10 +230,16 @@ def _speaks_of(key: str, names: str) -> bool:
 
 
 def _speaks_of_layers(key: str) -> bool:
+    """Whether an entry of this name may count layers."""
     return bool(re.search("layer|block|depth", key))
 
 
 class _Drafter:
+    """The state of a draft: the rules so far, the questions, and the spaces in doubt.
+
+    Spaces known by their size alone are written "@size" in the rules, until `_plain` names them.
+    """
+
     def __init__(
         self,
         params: PyTree,
@@ -217,6 +268,11 @@ class _Drafter:
             self.modules[leaf.module].append(leaf)
 
     def run(self) -> Draft:
+        """Draft the rules: matrices first, then attention, the other matrices, and vectors.
+
+        Returns:
+          The draft, without what a configuration states.
+        """
         open_leaves = [leaf for leaf in self.leaves if leaf.path not in self.answered]
         matrices = []
         for leaf in open_leaves:
@@ -232,11 +288,12 @@ class _Drafter:
         return self._finish()
 
     def _ask(self, leaf: _Leaf, text: str, options: Iterable[str] = ()) -> None:
-        """Ask, and leave the leaf alone for now, and every space of a size that it has."""
+        """Ask about a leaf, and until the answer leave it in no space and its sizes outer."""
         self.questions.append(Question(leaf.path, text, tuple(options)))
         self._leave(leaf)
 
     def _leave(self, leaf: _Leaf) -> None:
+        """Leave a leaf and the vectors of its module in no space, and spaces of its sizes outer."""
         self.rules[leaf.path] = " ".join("_" * len(leaf.shape))
         self._freeze(leaf.shape)
         for other in self.modules[leaf.module] if len(leaf.shape) > 1 else ():
@@ -247,7 +304,7 @@ class _Drafter:
         self.frozen |= {str(n) for n in sizes}
 
     def _orient(self, leaf: _Leaf) -> _Matrix | None:
-        """Which axis is read and which written; None, having asked or answered, otherwise."""
+        """Which axis of a leaf is read and which written; None for embeddings and in doubt."""
         shape, n = leaf.shape, len(leaf.shape)
         table = self._table(leaf)
         if table == "positions":
@@ -257,15 +314,18 @@ class _Drafter:
             self.rules[leaf.path] = f"@{shape[0]}* @{shape[1]}"
             self.tables[leaf.path] = shape[0]
             return None
+        # kernels of convolutions have two or three axes more than channels
         spatial = n - 2 if n in (4, 5) else 0
         last, first = _Matrix(leaf, n - 2, n - 1), _Matrix(leaf, 1, 0)
         bias = [
             x.shape[0] for x in self.modules[leaf.module] if x.name in {"bias", "b"} and x.shape
         ]
+        # a bias has as many entries as its matrix writes
         if n == 2 and bias and shape[0] != shape[1] and bias[0] in shape:
             return last if bias[0] == shape[1] else first
         if leaf.name == "kernel" and (n == 2 or spatial):
             return last
+        # with one input channel it may be depthwise, which multiplies instead of mixing
         if leaf.name == "weight" and (n == 2 or (spatial and shape[1] > 1)):
             return first
         if n == 2:
@@ -287,7 +347,7 @@ class _Drafter:
         return "tokens" if tokens and len(leaf.shape) == 2 else ""
 
     def _find_stream(self, matrices: list[_Matrix]) -> int | None:
-        """The size that every layer reads and writes; None if there are no layers."""
+        """The size that every layer reads and writes; None without layers, or if it is asked."""
         layers = sorted({m.leaf.layer for m in matrices if m.leaf.layer})
         if not layers:
             return None
@@ -313,7 +373,7 @@ class _Drafter:
         return None
 
     def _attention(self, matrices: list[_Matrix]) -> list[_Matrix]:
-        """Rules for queries, keys, values and outputs; the other matrices."""
+        """Write rules for queries, keys, values and outputs, and return the other matrices."""
         rest = []
         groups: dict[str, dict[str, _Matrix]] = defaultdict(dict)
         for m in matrices:
@@ -328,6 +388,7 @@ class _Drafter:
             else:
                 rest.append(m)
         for group in groups.values():
+            # names such as "out" and "dense" occur elsewhere too: only all four mean attention
             if set(group) != set("qkvo"):
                 rest += group.values()
                 continue
@@ -335,6 +396,7 @@ class _Drafter:
         return rest
 
     def _fused(self, m: _Matrix) -> None:
+        """Ask how queries, keys and values lie in one fused matrix."""
         i = m.leaf.tag
         apart = f"(head{i} qk{i} + head{i} qk{i}* + head{i} v{i})"
         text = "queries, keys and values are fused: laid end to end, or head by head?"
@@ -342,11 +404,13 @@ class _Drafter:
         self._ask(m.leaf, text, options)
 
     def _heads(self, group: Mapping[str, _Matrix]) -> None:
+        """Write the rules of one attention module, or ask how many heads it has."""
         q, k, v, o = (group[name] for name in "qkvo")
         i = q.leaf.tag
         heads = self.heads
         if heads is None and self.stated and q.fan_out % self.stated == 0:
             size = q.fan_out // self.stated
+            # the configuration may speak of other heads: these must share keys evenly
             even = k.fan_out % size == 0 and self.stated % (k.fan_out // size) == 0
             heads = self.stated if even else None
         if heads is None:
@@ -385,12 +449,13 @@ class _Drafter:
         self.frozen.add(f"qk{i}")
 
     def _bias(self, m: _Matrix, axes: str) -> None:
+        """Give the bias of a matrix the axes of what the matrix writes."""
         for leaf in self.modules[m.leaf.module]:
             if leaf.path not in self.rules and leaf.shape == (m.fan_out,):
                 self.rules[leaf.path] = axes
 
     def _assign(self, matrices: list[_Matrix]) -> None:
-        """Spaces by size: of the stream, of a layer, of the whole."""
+        """Write rules for matrices by their sizes: of the stream, of a layer, or of the network."""
         stream = self.stream
         matrices = [m for m in matrices if m.leaf.path not in self.rules]
         for m in matrices:
@@ -421,7 +486,7 @@ class _Drafter:
         self._ends(matrices)
 
     def _merged(self, matrices: list[_Matrix]) -> None:
-        """Without layers: ask where units of one size are written more than once."""
+        """In a network without layers, ask where units of one size are written more than once."""
         writers: dict[int, list[_Matrix]] = defaultdict(list)
         for m in matrices:
             writers[m.fan_out].append(m)
@@ -438,7 +503,7 @@ class _Drafter:
                 )
 
     def _ends(self, matrices: list[_Matrix]) -> None:
-        """Something must come in and go out: if no size is only read or written, ask."""
+        """Ask what the input and output are where every size is both read and written."""
         embeds = any(self._table(leaf) == "tokens" for leaf in self.leaves)
         roles = list(_roles(map(self._plain, self.rules.values())).values())
         inner = sorted({m.fan_in for m in matrices} & {m.fan_out for m in matrices})
@@ -449,6 +514,7 @@ class _Drafter:
                 self._freeze(inner)
 
     def _vector(self, leaf: _Leaf) -> None:
+        """Write the rule of a leaf that is not a matrix: a bias, a gain, or a question."""
         if len(leaf.shape) > 1:
             self._ask(leaf, f"what are its axes of sizes {list(leaf.shape)}?")
             return
@@ -465,6 +531,7 @@ class _Drafter:
         self.rules[leaf.path] = options[0] if leaf.name in _BIASES else f"diag({options[0]})"
 
     def _finish(self) -> Draft:
+        """Name the spaces, decide which are outer, and make one rule for all layers alike."""
         rules = {path: self._plain(axes) for path, axes in self.rules.items()}
         # an embedding that nothing else reads back may be the head as well
         matrices = {leaf.path for leaf in self.leaves if len(leaf.shape) > 1} - set(self.tables)
@@ -491,17 +558,22 @@ class _Drafter:
         return _templates(self.leaves, rules, outer, sizes, asked)
 
     def _plain(self, axes: str) -> str:
-        """With the names of the spaces that are known by size so far, written @size."""
+        """Axes with the names of spaces that were written "@size" so far."""
         stream = str(self.stream)
         return re.sub(r"@(\d+)", lambda m: "resid" if m[1] == stream else f"units{m[1]}", axes)
 
     def _is_frozen(self, name: str) -> bool:
+        """Whether a space is in doubt, by its name or by a size that it may have."""
         units = re.match(r"units(\d+)", name)
         size = str(self.stream) if name == "resid" else units[1] if units else name
         return bool({name, size, *self.within.get(name, ())} & self.frozen)
 
 
 def _leaves(paths: list[str], arrays: list[Any]) -> list[_Leaf]:
+    """What paths and shapes tell of each leaf.
+
+    A layer is a numbered module with two matrices or more.
+    """
     shapes = [tuple(np.shape(x)) for x in arrays]
     matrices = [path for path, shape in zip(paths, shapes, strict=True) if len(shape) > 1]
     out, layers = [], []
@@ -529,6 +601,7 @@ def _parent(leaf: _Leaf) -> tuple[str, str]:
 
 
 def _words(text: str) -> set[str]:
+    """The words of a name, in lower case."""
     return set(re.split(r"[/._\d]+", text.lower()))
 
 

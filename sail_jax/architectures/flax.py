@@ -1,6 +1,6 @@
-"""Tables for the parameter trees of Flax modules, as `experiments.models` has them.
+"""Tables for the parameter trees of Flax modules, such as those of `experiments.models`.
 
-Kernels are [..., in, out]; a tree may start at its collections ("params/...") or inside one.
+Kernels are `(..., in, out)`. A tree may start at its collections ("params/...") or inside one.
 """
 
 from sail_jax.architectures import forward
@@ -13,13 +13,44 @@ __all__ = ["flax_gpt", "flax_llama", "flax_mlp", "flax_resnet", "flax_sit", "fla
 
 @architecture()
 def flax_mlp(config: Config) -> Rules:
-    """Layers `hidden_0, hidden_1, ..., out` of ReLU units; `config` has their `widths`."""
+    """Give the rules of an MLP with layers `hidden_0, hidden_1, ..., out` of ReLU units.
+
+    Args:
+      config: A configuration with `widths`, a list of the sizes of the hidden layers.
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: If `widths` is missing or not a list.
+
+    >>> import numpy as np
+    >>> net = {"hidden_0": {"kernel": np.zeros((3, 8)), "bias": np.zeros(8)}}
+    >>> net["out"] = {"kernel": np.zeros((8, 2)), "bias": np.zeros(2)}
+    >>> print(flax_mlp({"widths": [8]}).spec(net))
+    space     size  nonlinearity  writers                          readers          gains
+    hidden.0  8     relu          hidden_0/bias, hidden_0/kernel   out/kernel       -
+    inputs    3     outer         -                                hidden_0/kernel  -
+    outputs   2     outer         out/bias, out/kernel             -                -
+    """
     return _mlp(config, "**hidden_#/", "**out/")
 
 
 @architecture(logits=forward.mlp, inputs=vectors)
 def mlp(config: Config) -> Rules:
-    """The same in a flat checkpoint: `layers.0.kernel, layers.0.bias, ..., out.kernel`."""
+    """Give the rules of the same MLP in a flat checkpoint.
+
+    Its tensors are `layers.0.kernel, layers.0.bias, ..., out.kernel, out.bias`.
+
+    Args:
+      config: A configuration with `widths`, a list of the sizes of the hidden layers.
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: If `widths` is missing or not a list.
+    """
     return _mlp(config, "layers.#.", "out.")
 
 
@@ -38,11 +69,20 @@ def _mlp(config: Config, layer: str, last: str) -> Rules:
 
 @architecture()
 def flax_resnet(config: Config) -> Rules:
-    """A ResNet with BatchNorm, its running statistics in `batch_stats`; `config` has `widths`,
-    one per stage, `blocks` of each stage or a list of them by stage, and may have `inner`, the
-    widths inside the blocks. A stage is one space; its first block projects.
+    """Give the rules of a ResNet with BatchNorm, its running statistics in `batch_stats`.
 
-    A running variance is a gain: it stays beside its unit, with neither sign nor scale.
+    Each stage is one space, and the first block of every stage but the first projects into it. A
+    running variance is a gain: it stays beside its unit, with neither sign nor scale.
+
+    Args:
+      config: A configuration with `widths`, one for each stage, and `blocks`, how many of them each
+        stage has, one number or a list. It may have `inner`, the widths inside the blocks.
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: If an entry is missing, not of its kind, or does not name every stage.
     """
     stages, listed = len(_widths(config)), setting(config, "blocks")
     per_stage = isinstance(listed, list | tuple)
@@ -73,6 +113,7 @@ def flax_resnet(config: Config) -> Rules:
 
 
 def _widths(config: Config) -> list[int] | tuple[int, ...]:
+    """The entry `widths` of a configuration, checked to be a list."""
     widths = setting(config, "widths")
     if not isinstance(widths, list | tuple):
         raise ValueError(f"the configuration's 'widths' must be a list of sizes, got {widths!r}")
@@ -81,7 +122,18 @@ def _widths(config: Config) -> list[int] | tuple[int, ...]:
 
 @architecture()
 def flax_gpt(config: Config) -> Rules:
-    """A decoder of pre-norm blocks; `config` has `tied`, false where not stated."""
+    """Give the rules of a decoder of pre-norm blocks.
+
+    Args:
+      config: A configuration. `tied` says whether the embeddings are the output's table too, false
+        where not stated.
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: If `tied` is not true or false.
+    """
     tied = flag(config, "tied", default=False)
     table = {
         "**token_embed/embedding": "vocab* resid | vocab resid*" if tied else "vocab* resid",
@@ -95,9 +147,21 @@ def flax_gpt(config: Config) -> Rules:
 
 @architecture()
 def flax_llama(config: Config) -> Rules:
-    """A decoder of RMSNorm, SwiGLU and rotary positions, whose units are told apart; `config` has
-    `heads` and `head_dim`, and may have `kv_heads` (each serving a group of queries), `tied`, and
-    `norm`: "rmsnorm", or "layernorm" without parameters."""
+    """Give the rules of a decoder with RMSNorm, SwiGLU and rotary positions.
+
+    Rotary positions tell the units of a query apart, so these cannot be permuted.
+
+    Args:
+      config: A configuration with `heads` and `head_dim`. It may have `kv_heads` (each serves a
+        group of queries), `tied`, and `norm`: "rmsnorm" (the default), or "layernorm" without
+        parameters.
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: If an entry is missing or not of its kind, or `kv_heads` do not divide `heads`.
+    """
     tied, norm = flag(config, "tied", default=False), setting(config, "norm", default="rmsnorm")
     if norm not in ("rmsnorm", "layernorm"):
         raise ValueError(
@@ -134,7 +198,14 @@ def flax_llama(config: Config) -> Rules:
 
 @architecture()
 def flax_vit(config: Config) -> Rules:
-    """A vision transformer: convolved patches, the mean of the last norm classified."""
+    """Give the rules of a vision transformer that classifies the mean of its last norm.
+
+    Args:
+      config: A configuration; nothing in it matters to the rules.
+
+    Returns:
+      The rules.
+    """
     table = {
         "**patch_embed/kernel": "_ _ _ resid",
         "**patch_embed/bias": "resid",
@@ -148,11 +219,21 @@ def flax_vit(config: Config) -> Rules:
 
 @architecture()
 def flax_sit(config: Config) -> Rules:
-    """A diffusion transformer whose norms have no parameters of their own: shifts, scales and gates
-    are read, layer by layer, from one condition of time and class.
+    """Give the rules of a diffusion transformer with conditional norms (SiT).
 
-    A gate or a scale multiplies the stream unit by unit, so that no unit of that is an average of
-    others ("odd"); the condition is read through a nonlinearity.
+    Its norms have no parameters of their own. Their shifts, scales and gates are read, layer by
+    layer, from one condition of time and class. A gate or a scale multiplies the stream unit by
+    unit, so the stream is "odd" beside "layernorm": no unit of it may become an average of others.
+    The condition is read through a nonlinearity.
+
+    Args:
+      config: A configuration with `width`.
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: If `width` is missing.
     """
     setting(config, "width")
     table = {
@@ -198,6 +279,7 @@ _LAYERS = {"layers": "**block_{i}/"}
 
 
 def _blocks() -> dict[str, str]:
+    """The rules of the transformer blocks and of the last norm."""
     x = "**block_{i}/"
     return {
         f"{x}ln_{{1,2}}/scale": "diag(resid)",
@@ -220,6 +302,7 @@ def _blocks() -> dict[str, str]:
 
 
 def _batchnorm(path: str, space: str) -> dict[str, str]:
+    """The rules of one BatchNorm; its running statistics are optional."""
     return {
         f"{path}/scale": f"diag({space})",
         f"{path}/bias": space,
@@ -229,5 +312,6 @@ def _batchnorm(path: str, space: str) -> dict[str, str]:
 
 
 def _with(table: dict[str, str], spaces: dict[str, str]):
+    """Rules of a table as the first arguments of `Rules`."""
     axes, optional = pairs(table)
     return axes, spaces, {}, optional

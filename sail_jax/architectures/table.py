@@ -1,4 +1,4 @@
-"""What a table of an architecture holds, and what is asked of it."""
+"""What the table of an architecture holds (`Rules`), and helpers that read configurations."""
 
 import re
 import sys
@@ -35,20 +35,24 @@ Config = Mapping[str, Any]
 class Rules(NamedTuple):
     """The table of one architecture at one configuration; `rules.spec(params)` applies it.
 
-    - axes: path pattern and axes string per tensor, see `sail_jax.basis.axes`;
-    - spaces, sizes: as `sail_jax.spec` takes them, keys as they stand in the axes strings;
-    - optional: the patterns that need not match (biases, heads, buffers of some releases);
-    - ends: spaces that are the network's output, unless one of these patterns matches (a head);
-    - settings: which entry of the configuration states the product of which spaces;
-    - folds: for each norm scale, the tensors that read the norm it belongs to;
-    - layers: which entry of the configuration counts the tensors of which prefix (or lists
-      something of each);
-    - single: the patterns under such a prefix that one layer alone has;
-    - head_power: of the width that outputs are multiplied by, while their head is the tied table;
-    - untied: entries of the configuration, beside the one that ties them, of a network whose head
-      is a tensor of its own;
-    - scales: by pattern, the size ("resid", or the entry that counts layers) and its power that the
-      network multiplies by what it makes of the tensor.
+    Attributes:
+      axes: For each tensor a pattern of its path, and its axes string (see `sail_jax.basis.axes`).
+      spaces: What is applied to each space, as `sail_jax.spec` takes it.
+      sizes: The sizes of spaces that tensors do not tell, as `sail_jax.spec` takes them.
+      optional: Patterns that need not match: biases, heads, buffers of some releases.
+      ends: Spaces that are the network's output, unless one of these patterns (of a head) matches.
+      settings: Pairs of an entry of the configuration and the names of spaces, separated by blanks,
+        the product of whose sizes it states.
+      folds: For each norm scale, patterns of the tensors that read the norm.
+      layers: For an entry that counts layers, or lists something of each, the prefix of the layers'
+        tensors, with `{i}` for the number of the layer.
+      single: Patterns under such a prefix that one layer alone has.
+      head_power: The network multiplies its outputs by this power of the width while its head is
+        the tied table.
+      untied: What else the configuration states once the head is a tensor of its own, beside the
+        entry that tells so.
+      scales: By pattern, a size and a power: the network multiplies what it makes of the tensor by
+        size^power. The size is the name of a space, or an entry that counts layers.
     """
 
     axes: tuple[tuple[str, str], ...]
@@ -65,7 +69,17 @@ class Rules(NamedTuple):
     scales: Mapping[str, tuple[str, float]] = {}
 
     def spec(self, params: PyTree) -> Spec:
-        """The checked spec of parameters (arrays or ShapeDtypeStructs); raises as `spec` does."""
+        """Apply the rules to parameters.
+
+        Args:
+          params: The parameters, arrays or ShapeDtypeStructs.
+
+        Returns:
+          The checked spec.
+
+        Raises:
+          ValueError: If the parameters do not fit the rules; see `sail_jax.spec`.
+        """
         paths = leaf_paths(params)
 
         def there(pattern: str) -> bool:
@@ -73,6 +87,7 @@ class Rules(NamedTuple):
 
         present = [(p, axes) for p, axes in self.axes if p not in self.optional or there(p)]
         words = {word for _, axes in present for word in re.findall(r"[\w./:{}-]+\*?", axes)}
+        # without a head the network hands out these spaces themselves, so they cannot change basis
         unread = {name for name, heads in self.ends.items() if not any(map(there, heads))}
         names = {word.rstrip("*") for word in words}
         spaces = {k: "outer" if k in unread else v for k, v in self.spaces.items() if k in names}
@@ -80,15 +95,27 @@ class Rules(NamedTuple):
         return spec(params, present, spaces=spaces, sizes=sizes)
 
     def loose(self) -> "Rules":
-        """The rules of the network untied: each tied leaf is used in the first way alone."""
+        """Return the rules of the network untied.
+
+        Returns:
+          The rules where each tied leaf is used in the first of its ways alone.
+        """
         axes = tuple((p, text.split("|")[0].strip()) for p, text in self.axes)
         return self._replace(axes=axes)
 
     def resized(self, config: Config, spec: Spec) -> dict[str, Any]:
-        """The configuration with the sizes of a spec, such as `spec.resized(maps)`.
+        """State the sizes of a spec in a configuration.
 
-        Raises ValueError if the configuration cannot state them: one number for layers that
-        differ, or a head size that the architecture derives from the width.
+        Args:
+          config: The configuration of the network as it was.
+          spec: The spec as it is now, such as `spec.resized(maps)`.
+
+        Returns:
+          The new configuration.
+
+        Raises:
+          ValueError: If one entry would have to state two sizes: layers that differ, or a head size
+            that the architecture derives from the width.
         """
         sizes: dict[str, tuple[int, str]] = {}
         for key, text in self.settings:
@@ -108,11 +135,19 @@ class Rules(NamedTuple):
         return out
 
     def fold(self, params: PyTree) -> tuple[PyTree, "Rules"]:
-        """Norm scales multiplied into the tensors that read the norm, and left at one.
+        """Multiply norm scales into the tensors that read the norm, and set them to one.
 
-        The function stays, and the rules returned let the normalised spaces be rotated: a scale
-        at one is in no space. Exact up to one rounding per entry.
-        Raises ValueError where a norm's reader is a tied table, or norms have more than a scale.
+        The function of the network stays the same, up to one rounding per entry. With the rules
+        returned, the normalised spaces may be rotated, as a scale of one is in no space.
+
+        Args:
+          params: The parameters.
+
+        Returns:
+          The new parameters, and their rules.
+
+        Raises:
+          ValueError: If the table has no norms to fold, or nothing but a tied table reads a norm.
         """
         if not self.folds:
             raise ValueError("only the scale of RMSNorm can be folded: this table has none")
@@ -140,13 +175,33 @@ class Rules(NamedTuple):
 def pairs(
     table: Mapping[str, str],
 ) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
-    """The rules of a table, and which are optional: those whose pattern starts with a "?"."""
+    """Split a table into its rules and the patterns that are optional.
+
+    Args:
+      table: Axes strings by pattern. A "?" in front of a pattern makes it optional.
+
+    Returns:
+      The pairs of pattern and axes, without "?", and the optional patterns.
+    """
     optional = frozenset(p[1:] for p in table if p[0] == "?")
     return tuple((p.removeprefix("?"), text) for p, text in table.items()), optional
 
 
 def setting(config: Config, *keys: str, default: Any = None) -> Any:
-    """The first of the keys that the configuration states; ValueError, naming it, if none does."""
+    """Return the first of several entries that a configuration states.
+
+    Args:
+      config: The configuration.
+      *keys: Names of entries. One that is null counts as not stated.
+      default: What is returned if none is stated. None: that is an error.
+
+    Returns:
+      The entry's value.
+
+    Raises:
+      ValueError: If no entry is stated and there is no default.
+      TypeError: If `config` is not a mapping.
+    """
     if not isinstance(config, Mapping):
         raise TypeError(f"a configuration is a mapping (config.json), got {type(config).__name__}")
     for key in keys:
@@ -158,7 +213,19 @@ def setting(config: Config, *keys: str, default: Any = None) -> Any:
 
 
 def count(config: Config, *keys: str, default: int | None = None) -> int:
-    """As `setting`, of a whole number from 1; ValueError, naming the key, for anything else."""
+    """Return the first of several entries that a configuration states, a whole number from 1.
+
+    Args:
+      config: The configuration.
+      *keys: Names of entries.
+      default: What is returned if none is stated. None: that is an error.
+
+    Returns:
+      The number.
+
+    Raises:
+      ValueError: If no entry is stated and there is no default, or the value is something else.
+    """
     value = setting(config, *keys, default=default)
     if value is not default and (
         isinstance(value, bool) or not isinstance(value, int) or value < 1
@@ -171,7 +238,19 @@ def count(config: Config, *keys: str, default: int | None = None) -> int:
 
 
 def flag(config: Config, key: str, *, default: bool) -> bool:
-    """As `setting`, of true or false; ValueError, naming the key, for anything else."""
+    """Return an entry of a configuration that is true or false.
+
+    Args:
+      config: The configuration.
+      key: The name of the entry.
+      default: What is returned if it is not stated.
+
+    Returns:
+      The value.
+
+    Raises:
+      ValueError: If the value is something else.
+    """
     value = setting(config, key, default=default)
     if not isinstance(value, bool):
         raise ValueError(f"the configuration's {key!r} must be true or false, got {value!r}")
@@ -182,10 +261,12 @@ EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
 
 
 def _is_number(x: Any) -> bool:
+    """Whether x is a number that fits a float and is not negative."""
     return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= sys.float_info.max
 
 
 def _is_whole(x: Any) -> bool:
+    """Whether x is a whole number that fits 31 bits."""
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 31
 
 
@@ -223,15 +304,25 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 class _Stated(dict[str, Any]):
+    """A dictionary that answers for what is missing with a ValueError that users can read."""
+
     def __missing__(self, key: str) -> Any:
         raise ValueError(f"the configuration does not state {key!r}{nearest(key, self)}")
 
 
 def stated(config: Config, prefix: str = "") -> dict[str, Any]:
-    """What a configuration states, nulls left out; what is missing when it is asked for is a
-    ValueError.
+    """Return what a configuration states, checked, without entries that are null.
 
-    Raises ValueError, naming the entry, where one is not of the kind that it is read as.
+    Args:
+      config: The configuration.
+      prefix: What error messages put in front of the names of entries.
+
+    Returns:
+      The entries. Numbers are floats where forward passes take them for real ones. Asking for an
+      entry that is missing raises a ValueError that names it.
+
+    Raises:
+      ValueError: If an entry is not of the kind that tables and forward passes take it for.
 
     >>> stated({"vocab_size": 5, "head_dim": None})
     {'vocab_size': 5}
@@ -253,7 +344,14 @@ def stated(config: Config, prefix: str = "") -> dict[str, Any]:
 
 
 def look(config: Config, key: str) -> Any:
-    """The entry of that dotted key, numbers counting into lists; None where it is not stated.
+    """Return the entry of a configuration at a dotted key.
+
+    Args:
+      config: The configuration.
+      key: Names joined by dots; a number is a position in a list.
+
+    Returns:
+      The value, or None where it is not stated.
 
     >>> look({"text_config": {"hidden_size": 8}, "widths": [4, 6]}, "widths.1")
     6
@@ -269,7 +367,15 @@ def look(config: Config, key: str) -> Any:
 
 
 def put(config: Config, key: str, value: Any) -> dict[str, Any]:
-    """The configuration with another value at that dotted key.
+    """Return a configuration with another value at a dotted key.
+
+    Args:
+      config: The configuration, which is not changed.
+      key: Names joined by dots; a number is a position in a list.
+      value: The value to state there.
+
+    Returns:
+      The new configuration; tuples on the way to the key become lists.
 
     >>> put({"widths": (4, 6)}, "widths.1", 12)
     {'widths': [4, 12]}
@@ -291,13 +397,26 @@ def put(config: Config, key: str, value: Any) -> dict[str, Any]:
 
 
 def divided(whole: int, parts: int, what: str) -> int:
-    """whole / parts; ValueError, saying of what, unless it is an integer."""
+    """Divide two whole numbers without a remainder.
+
+    Args:
+      whole: What is divided.
+      parts: What it is divided by.
+      what: What error messages say of the two.
+
+    Returns:
+      The quotient.
+
+    Raises:
+      ValueError: If there is a remainder, or `parts` is less than 1.
+    """
     if parts < 1 or whole % parts:
         raise ValueError(f"{what}: {parts} does not divide {whole}")
     return whole // parts
 
 
 def _matches(pattern: str, paths: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """The paths that match a pattern, each with what the pattern captured."""
     compiled = path_pattern(pattern)
     for path in paths:
         if match := compiled.fullmatch(path):
@@ -305,7 +424,15 @@ def _matches(pattern: str, paths: list[str]) -> Iterator[tuple[str, dict[str, st
 
 
 def fill(pattern: str, captures: Mapping[str, str]) -> str:
-    """The pattern (or axes string) with what was captured in place."""
+    """Put what was captured in its place in a pattern or an axes string.
+
+    Args:
+      pattern: Text with names in braces, such as `{i}`.
+      captures: What stands for each name.
+
+    Returns:
+      The text with these names replaced.
+    """
     for name, value in captures.items():
         pattern = pattern.replace(f"{{{name}}}", value)
     return pattern

@@ -1,5 +1,8 @@
-"""Tables of language models, for the tensor names of Hugging Face: GPT-2, Llama and its kin,
-BERT, RoBERTa, T5. Torch's linear layers are [out, in], GPT-2's [in, out]."""
+"""Tables of language models, for the tensor names of Hugging Face.
+
+They are GPT-2, Llama and its kin, BERT, RoBERTa and T5. Linear layers of PyTorch are `(out, in)`,
+those of GPT-2 `(in, out)`.
+"""
 
 from sail_jax.architectures import forward
 from sail_jax.architectures.detect import architecture
@@ -12,10 +15,20 @@ __all__ = ["attention", "bert", "gpt2", "llama", "roberta", "t5"]
 def attention(
     names: str, *, tag: str, tower: str = "", resid: str = "resid", group: bool = False
 ) -> dict[str, str]:
-    """Query, key, value and output projections [out, in], `names` being their four patterns.
+    """Give the rules of the query, key, value and output projections of an attention layer.
 
-    A head of keys and values serves a `group` of queries: the axis of queries is (head, group,
-    unit), row-major. Biases are optional.
+    Weights are `(out, in)`, biases are optional. With `group`, each head of keys and values serves
+    a group of queries: the units of queries are numbered by (head, group, unit), row-major.
+
+    Args:
+      names: The four patterns of query, key, value and output, separated by blanks.
+      tag: What the names of the spaces inside the layer end with, such as ".{i}".
+      tower: What these names begin with, for networks of several towers.
+      resid: The space that the layer reads and writes.
+      group: Whether heads of keys and values are shared.
+
+    Returns:
+      Axes strings by pattern, as `pairs` takes them.
     """
     head, group_, qk, v = (f"{tower}{x}{tag}" for x in ("head", "group", "qk", "v"))
     query_heads = f"{head} {group_}" if group else head
@@ -32,7 +45,21 @@ def attention(
 
 @architecture(logits=forward.gpt2, causal=True)
 def gpt2(config: Config) -> Rules:
-    """GPT-2 (Radford et al. 2019): fused queries, keys and values; tied unless said otherwise."""
+    """Give the rules of GPT-2, whose queries, keys and values are fused.
+
+    Args:
+      config: A configuration with `n_embd` and `n_head`. It may have `tie_word_embeddings` (true
+        where not stated) and `architectures` (a model with a head where not stated).
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: If an entry is missing or not of its kind, or `n_head` does not divide `n_embd`.
+
+    References:
+      Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
+    """
     h = "{transformer.,}h.{i}."
     tied = flag(config, "tie_word_embeddings", default=True) and _has_head(config)
     table = {
@@ -77,8 +104,33 @@ def gpt2(config: Config) -> Rules:
 
 @architecture("mistral", "qwen2", "qwen3", logits=forward.llama, causal=True)
 def llama(config: Config) -> Rules:
-    """Llama, Mistral, Qwen2 (biases) and Qwen3 (normed queries and keys): RMSNorm, SwiGLU, rotary
-    positions (so the units of a query are told apart), heads of keys and values shared."""
+    """Give the rules of Llama, Mistral, Qwen2 and Qwen3.
+
+    These have RMSNorm, SwiGLU, and heads of keys and values that groups of queries share. Qwen2 has
+    biases, Qwen3 norms of queries and keys. Rotary positions tell the units of a query apart, so
+    these cannot be permuted.
+
+    Args:
+      config: A configuration with `num_attention_heads`, and `hidden_size` or `head_dim`. It may
+        have `num_key_value_heads`, `tie_word_embeddings` (false where not stated) and
+        `architectures`.
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: If an entry is missing or not of its kind, or numbers of heads do not divide.
+
+    References:
+      Touvron et al., LLaMA, 2023 (arXiv 2302.13971); Jiang et al., Mistral 7B, 2023
+      (arXiv 2310.06825).
+
+    >>> rules = llama({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8})
+    >>> dict(rules.axes)["{model.,}layers.{i}.self_attn.q_proj.weight"]
+    '(head.{i} group.{i} qk.{i}) resid*'
+    >>> rules.sizes["group.{i}"]
+    2
+    """
     x = "{model.,}layers.{i}."
     heads = count(config, "num_attention_heads")
     shared = count(config, "num_key_value_heads", default=heads)
@@ -129,8 +181,25 @@ def llama(config: Config) -> Rules:
 
 @architecture(logits=forward.bert)
 def bert(config: Config) -> Rules:
-    """BERT (Devlin et al. 2019): norms after the sums; the head for masked words is tied, and
-    so applies its nonlinearity in the space of the embeddings."""
+    """Give the rules of BERT, whose norms come after the sums.
+
+    The head for masked words is tied. It applies its nonlinearity in the space of the embeddings,
+    so the stream is "elementwise" beside "layernorm".
+
+    Args:
+      config: A configuration with `hidden_size` and `num_attention_heads`. It may have
+        `tie_word_embeddings` (true where not stated) and `architectures` (with the head for masked
+        words where not stated).
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: If an entry is missing or not of its kind, or the heads do not divide the width.
+
+    References:
+      Devlin et al., BERT, 2019 (arXiv 1810.04805).
+    """
     token = (config.get("architectures") or [""])[0].endswith("ForTokenClassification")
     head = {
         "?cls.predictions.transform.dense.weight": "resid resid*",
@@ -149,7 +218,20 @@ def bert(config: Config) -> Rules:
 
 @architecture("xlm-roberta", logits=forward.roberta)
 def roberta(config: Config) -> Rules:
-    """RoBERTa (Liu et al. 2019), also XLM-R: BERT with other names at the head."""
+    """Give the rules of RoBERTa and XLM-R: BERT with other names at the head.
+
+    Args:
+      config: As in `bert`.
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: As `bert`.
+
+    References:
+      Liu et al., RoBERTa, 2019 (arXiv 1907.11692).
+    """
     head = {
         "?lm_head.dense.weight": "resid resid*",
         "?lm_head.dense.bias": "resid",
@@ -166,6 +248,7 @@ def roberta(config: Config) -> Rules:
 
 
 def _bert(config: Config, p: str, head: dict[str, str]) -> Rules:
+    """The rules that BERT and RoBERTa share, with their own head and prefix of names."""
     x = f"{p}encoder.layer.{{i}}."
     kind = (config.get("architectures") or ["ForMaskedLM"])[0]
     masked = kind.endswith(("ForMaskedLM", "ForPreTraining"))
@@ -222,9 +305,26 @@ def _bert(config: Config, p: str, head: dict[str, str]) -> Rules:
 
 @architecture(logits=forward.t5, inputs=both(tokens, tokens))
 def t5(config: Config) -> Rules:
-    """T5 (Raffel et al. 2020), also v1.1: encoder and decoder in the one space of their shared
-    embeddings, RMSNorm, no biases; the biases by relative position, held by the first layer,
-    make the heads of all layers of a tower one space."""
+    """Give the rules of T5, also of its version 1.1.
+
+    Encoder and decoder live in the one space of their shared embeddings, with RMSNorm and without
+    biases. The first layer of each tower holds biases by relative position for the heads of all its
+    layers, so that these are one space.
+
+    Args:
+      config: A configuration with `num_heads` and `d_kv`. It may have `feed_forward_proj` ("relu"
+        where not stated), `tie_word_embeddings`, `scale_decoder_outputs` and `architectures`.
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: If an entry is missing or not of its kind.
+
+    References:
+      Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+      Transformer, 2020 (arXiv 1910.10683).
+    """
     tied = flag(config, "tie_word_embeddings", default=True) and _has_head(config)
     table = {
         "shared.weight": _table(tied),
@@ -301,25 +401,27 @@ def t5(config: Config) -> Rules:
 
 
 def _has_head(config: Config) -> bool:
-    """Whether it is a model with a head, as a checkpoint that does not say is taken to be."""
+    """Whether the model has a head, as one that does not say is taken to have."""
     name = (config.get("architectures") or [""])[0]
     return name.endswith(("LMHeadModel", "DoubleHeadsModel")) or not name.endswith("Model")
 
 
 def _lm_head(config: Config, tied: bool) -> str:
-    """Its pattern: a head that is not tied is there, or the stream itself is the output."""
+    """The pattern of the head: required if it is not tied, else optional."""
     return "lm_head.weight" if _has_head(config) and not tied else "?lm_head.weight"
 
 
 def _table(tied: bool) -> str:
+    """The axes of the embeddings, which if tied are the output's table too."""
     return "vocab* resid | vocab resid*" if tied else "vocab* resid"
 
 
 def _resid(config: Config, norm: str) -> dict[str, str]:
-    """The base model, without a head, hands out the stream itself."""
+    """The spaces of the stream and of tokens; without a head the stream itself is the output."""
     return {"resid": norm if _has_head(config) else "outer", "vocab": "outer"}
 
 
 def _inner(i: str, qk: str, hidden: str) -> dict[str, str]:
+    """What is applied to the spaces inside a layer."""
     names = {"head": "odd", "qk": qk, "v": "linear", "hidden": hidden}
     return {f"{name}.{i}": word for name, word in names.items()}

@@ -1,4 +1,4 @@
-"""Tables of vision transformers for the tensor names of Hugging Face: ViT, CLIP's two towers."""
+"""Tables of vision transformers, for the tensor names of Hugging Face: ViT and CLIP's towers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,22 @@ __all__ = ["clip", "vit"]
 
 @architecture(logits=forward.vit, inputs=images)
 def vit(config: Config) -> Rules:
-    """ViT (Dosovitskiy et al. 2021), also DeiT without distillation: pixels are in no space."""
+    """Give the rules of ViT, also of DeiT without distillation.
+
+    Pixels are in no space.
+
+    Args:
+      config: A configuration with `hidden_size` and `num_attention_heads`.
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: If an entry is missing or not of its kind, or the heads do not divide the width.
+
+    References:
+      Dosovitskiy et al., An Image is Worth 16x16 Words, 2021 (arXiv 2010.11929).
+    """
     x = "{vit.,}encoder.layer.{i}."
     inner = f"{x}attention.attention."
     table = {
@@ -51,7 +66,22 @@ def vit(config: Config) -> Rules:
     inputs=both(of_part("text_config", tokens), of_part("vision_config", images)),
 )
 def clip(config: Config) -> Rules:
-    """CLIP (Radford et al. 2021): two towers whose projections meet in one space, normalised."""
+    """Give the rules of CLIP: two towers whose projections meet in one space, normalised.
+
+    Args:
+      config: A configuration with `text_config` and `vision_config`, each with `hidden_size` and
+        `num_attention_heads`.
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: If an entry is missing or not of its kind, or heads do not divide a width.
+
+    References:
+      Radford et al., Learning Transferable Visual Models From Natural Language Supervision, 2021
+      (arXiv 2103.00020).
+    """
     table = {
         "logit_scale": "",
         "text_model.embeddings.token_embedding.weight": "vocab* text.resid",
@@ -98,7 +128,7 @@ def clip(config: Config) -> Rules:
 
 
 def _tower(config: Config, tower: str = "", key: str = "") -> tuple[Any, ...]:
-    """The spaces, their sizes and the settings of one stack of layers."""
+    """The spaces, the sizes and the settings of one stack of layers."""
     width, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
     size = divided(width, heads, f"{key}num_attention_heads heads in hidden_size units")
     words = {"resid": "layernorm"} | {

@@ -1,5 +1,8 @@
-"""Forward passes, pure functions `(params, config, inputs) -> logits` of a flat dictionary of
-tensors by their Hugging Face names, for certificates; in the precision of the tensors."""
+"""Forward passes of known architectures, for certificates.
+
+Each is a pure function `(params, config, inputs) -> logits` of a flat dictionary of tensors by
+their Hugging Face names. It runs in the precision of the tensors.
+"""
 
 from sail_jax.architectures.forward.text import bert, gpt2, llama, roberta, t5
 from sail_jax.architectures.forward.vision import clip, mlp, vit

@@ -1,4 +1,7 @@
-"""Random inputs to run a network on: two of each kind."""
+"""Random inputs to run a network on, two of each kind.
+
+A kind is a function `(config, rng) -> inputs`.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,26 +14,72 @@ Inputs = Callable[[Mapping[str, Any], np.random.Generator], Any]
 
 
 def tokens(config: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
-    """Sequences of sixteen tokens, or as long as the network takes."""
+    """Draw two sequences of at most 16 random tokens.
+
+    They have two tokens fewer than the network has positions, where that is less.
+
+    Args:
+      config: A configuration with `vocab_size`. It may have `max_position_embeddings` or
+        `n_positions`; where it states neither, 16 positions are assumed.
+      rng: A generator of random numbers.
+
+    Returns:
+      Token numbers, `(2, length)`.
+    """
     longest = config.get("max_position_embeddings") or config.get("n_positions") or 16
+    # RoBERTa counts positions from 2, after that of padding, so it takes two tokens fewer
     length = max(1, min(16, longest - 2))
     return rng.integers(0, config["vocab_size"], (2, length))
 
 
 def images(config: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
+    """Draw two random images of normal pixels.
+
+    Args:
+      config: A configuration. It may have `image_size` (224 where not stated) and `num_channels`
+        (3).
+      rng: A generator of random numbers.
+
+    Returns:
+      Images, `(2, channel, side, side)`, float32.
+    """
     side = config.get("image_size", 224)
     return rng.standard_normal((2, config.get("num_channels", 3), side, side), np.float32)
 
 
 def vectors(config: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
+    """Draw two random vectors of normal numbers.
+
+    Args:
+      config: A configuration with `inputs`, their length.
+      rng: A generator of random numbers.
+
+    Returns:
+      Vectors, `(2, inputs)`, float32.
+    """
     return rng.standard_normal((2, config["inputs"]), np.float32)
 
 
 def both(*kinds: Inputs) -> Inputs:
-    """Of a network that takes several inputs."""
+    """Make the inputs of a network that takes several.
+
+    Args:
+      *kinds: How each of them is drawn.
+
+    Returns:
+      A function that draws a tuple of inputs.
+    """
     return lambda config, rng: tuple(kind(config, rng) for kind in kinds)
 
 
 def of_part(part: str, kind: Inputs) -> Inputs:
-    """Of a part of the network, which has a configuration of its own."""
+    """Make the inputs of a part of a network, which has a configuration of its own.
+
+    Args:
+      part: The entry that holds the configuration of the part.
+      kind: How the inputs are drawn from that configuration.
+
+    Returns:
+      A function that draws them from the whole configuration.
+    """
     return lambda config, rng: kind(config[part], rng)

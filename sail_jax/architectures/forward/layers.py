@@ -26,7 +26,15 @@ __all__ = [
 
 
 class Tensors:
-    """Tensors of a checkpoint under a prefix: `t["wte.weight"]`, `t / "h.0."`."""
+    """The tensors of a checkpoint under a prefix: `t["wte.weight"]`, `t / "h.0."`.
+
+    `t[name]` raises ValueError, naming the nearest, if there is no such tensor. `name in t` tells
+    whether there is. `t / prefix` goes one prefix deeper.
+
+    Attributes:
+      params: All tensors by their full names.
+      prefix: What the names asked for are preceded by.
+    """
 
     def __init__(self, params: Mapping[str, Any], prefix: str = ""):
         self.params, self.prefix = params, prefix
@@ -44,24 +52,62 @@ class Tensors:
         return Tensors(self.params, self.prefix + prefix)
 
     def maybe(self, prefix: str) -> "Tensors":
-        """Under the prefix if any tensor is: base models are saved without it."""
+        """Go under a prefix if any tensor has it; base models are saved without it.
+
+        Args:
+          prefix: The prefix, such as "model.".
+
+        Returns:
+          The tensors under it, or these where no name begins with it.
+        """
         full_prefix = self.prefix + prefix
         return self / prefix if any(path.startswith(full_prefix) for path in self.params) else self
 
 
 def linear(t: Tensors, name: str, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
-    """`x @ weight.T + bias`, if there is one."""
+    """Apply a linear layer: `x @ weight.T + bias`, without bias if there is none.
+
+    Args:
+      t: The tensors.
+      name: The name of the layer.
+      x: Its inputs, `(..., n)`.
+
+    Returns:
+      Its outputs, `(..., m)`, for a weight `(m, n)`.
+    """
     y = x @ t[f"{name}.weight"].T
     return y + t[f"{name}.bias"] if f"{name}.bias" in t else y
 
 
 def layer_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
+    """Apply LayerNorm over the last axis: (x - mean) / sqrt(variance + eps) * weight + bias.
+
+    Args:
+      t: The tensors.
+      name: The name of the norm.
+      x: Its inputs, `(..., n)`.
+      eps: What is added to the variance.
+
+    Returns:
+      The normalised inputs, `(..., n)`.
+    """
     centred = x - x.mean(-1, keepdims=True)
     variance = jnp.mean(centred**2, axis=-1, keepdims=True)
     return centred * jax.lax.rsqrt(variance + eps) * t[f"{name}.weight"] + t[f"{name}.bias"]
 
 
 def rms_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
+    """Apply RMSNorm over the last axis: x / sqrt(mean(x^2) + eps) * weight.
+
+    Args:
+      t: The tensors.
+      name: The name of the norm.
+      x: Its inputs, `(..., n)`.
+      eps: What is added to the mean square.
+
+    Returns:
+      The normalised inputs, `(..., n)`.
+    """
     return x * jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps) * t[f"{name}.weight"]
 
 
@@ -78,7 +124,17 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def activation(name: str) -> Callable[[Array], Array]:
-    """By the name that configurations use; ValueError, naming the nearest, if unknown."""
+    """Return a nonlinearity by the name that configurations use.
+
+    Args:
+      name: The name, such as "gelu_new".
+
+    Returns:
+      The function of arrays.
+
+    Raises:
+      ValueError: If the name is unknown; the message says the nearest.
+    """
     if name not in _ACTIVATIONS:
         raise ValueError(f"unknown activation {name!r}{nearest(name, _ACTIVATIONS)}")
     return _ACTIVATIONS[name]
@@ -93,7 +149,21 @@ def attend(
     mask: Bool[Array, "..."] | None = None,
     bias: Float[Array, "..."] | None = None,
 ) -> Float[Array, "b t hv"]:
-    """Softmax attention, each head of keys and values serving h / g consecutive queries."""
+    """Compute softmax attention, where several heads of queries may share one of keys and values.
+
+        softmax(scale q k^T + bias) v
+
+    Args:
+      q: Queries, `(b, t, h, k)`.
+      k: Keys, `(b, s, g, k)`. Each of the g heads serves h / g heads of queries in a row.
+      v: Values, `(b, s, g, v)`.
+      scale: What the products are multiplied by.
+      mask: Where a query may attend to a key, broadcastable to `(b, h, t, s)`. None: everywhere.
+      bias: What is added to the products, broadcastable to `(b, h, t, s)`.
+
+    Returns:
+      The mixed values, heads side by side, `(b, t, h * v)`.
+    """
     share = q.shape[2] // k.shape[2]
     k, v = (jnp.repeat(x, share, axis=2) for x in (k, v))
     logits = jnp.einsum("bthk,bshk->bhts", q, k) * scale
@@ -115,7 +185,20 @@ def attention(
     scale: float | None = None,
     **kwargs: Any,
 ) -> Float[Array, "b t n"]:
-    """Attention by four linear layers (query, key, value, output), `scale` 1/sqrt(size)."""
+    """Apply an attention layer: four linear layers around softmax attention.
+
+    Args:
+      t: The tensors.
+      names: The names of query, key, value and output layers, separated by blanks.
+      x: The inputs that queries are made of, `(b, t, n)`.
+      heads: How many heads there are.
+      source: What keys and values are made of, `(b, s, m)`. None: `x`.
+      scale: What the products are multiplied by. None: 1 / sqrt(size of a head).
+      **kwargs: `mask` and `bias` of `attend`.
+
+    Returns:
+      The outputs, `(b, t, n)`.
+    """
     q, k, v, o = names.split()
     source = x if source is None else source
     Q, K, V = (
@@ -127,7 +210,19 @@ def attention(
 
 
 def rotary(x: Float[Array, "b t h k"], frequencies: Float[Array, "k/2"]) -> Float[Array, "b t h k"]:
-    """Rotary positions (Su et al. 2021), unit i paired with unit i + k/2."""
+    """Rotate queries or keys by their positions; unit i is paired with unit i + k/2.
+
+    Args:
+      x: Queries or keys, `(b, t, h, k)`.
+      frequencies: The angle per position of each pair, `(k / 2,)`.
+
+    Returns:
+      The rotated array, `(b, t, h, k)`.
+
+    References:
+      Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021
+      (arXiv 2104.09864).
+    """
     angles = jnp.arange(x.shape[1])[:, None, None] * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     a, b = jnp.split(x, 2, axis=-1)
@@ -137,7 +232,15 @@ def rotary(x: Float[Array, "b t h k"], frequencies: Float[Array, "k/2"]) -> Floa
 def patches(
     x: Float[Array, "b c h w"], kernel: Float[Array, "n c p p"]
 ) -> Float[Array, "b patches n"]:
-    """Each patch of the image against the kernel, row by row."""
+    """Embed the patches of images by a convolution whose stride is the size of its kernel.
+
+    Args:
+      x: Images, `(b, c, h, w)`.
+      kernel: The kernel, `(n, c, p, p)`.
+
+    Returns:
+      The embedded patches, row by row, `(b, patches, n)`.
+    """
     size = kernel.shape[2:]
     y = jax.lax.conv_general_dilated(x, kernel, size, "VALID")
     return jnp.moveaxis(y.reshape(*y.shape[:2], -1), 1, 2)
@@ -150,7 +253,21 @@ def embed_patches(
     first: Int[Array, "n"] | Float[Array, "n"],
     positions: Float[Array, "t n"],
 ) -> Float[Array, "b t n"]:
-    """A class token, then the patches, plus their positions."""
+    """Embed images as a class token, followed by their patches, plus positions.
+
+    Args:
+      pixels: Images, `(b, c, h, w)`.
+      kernel: The kernel of the patches, `(n, c, p, p)`.
+      bias: What is added to every patch, `(n,)`, or None.
+      first: The class token, `(n,)`.
+      positions: The embeddings of positions, `(t, n)`.
+
+    Returns:
+      The embedded tokens, `(b, t, n)`.
+
+    Raises:
+      ValueError: If the number of patches does not fit that of positions.
+    """
     x = patches(pixels, kernel)
     x = x if bias is None else x + bias
     x = jnp.concatenate([jnp.broadcast_to(first, (len(x), 1, x.shape[-1])), x], axis=1)

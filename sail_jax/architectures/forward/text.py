@@ -1,4 +1,7 @@
-"""GPT-2, the Llama family, BERT, RoBERTa and T5, straight from the tensors of a checkpoint."""
+"""Forward passes of language models, from the tensors of a checkpoint.
+
+They are GPT-2, the Llama family, BERT, RoBERTa and T5.
+"""
 
 import math
 from collections.abc import Mapping
@@ -28,7 +31,19 @@ Logits = Float[Array, "batch time vocab"]
 
 
 def gpt2(params: Params, config: Config, tokens: Tokens) -> Logits:
-    """GPT-2; without a head tensor, the embeddings read out."""
+    """Run GPT-2. Without a head tensor the embeddings are the head.
+
+    Args:
+      params: The tensors by name.
+      config: The configuration; it must have `n_head` and `n_layer`.
+      tokens: Token numbers, `(batch, time)`.
+
+    Returns:
+      The logits, `(batch, time, vocab)`.
+
+    Raises:
+      ValueError: If a tensor is missing, or the activation is unknown.
+    """
     t = Tensors(params)
     body = t.maybe("transformer.")
     heads, eps = config["n_head"], config.get("layer_norm_epsilon", 1e-5)
@@ -57,7 +72,21 @@ def gpt2(params: Params, config: Config, tokens: Tokens) -> Logits:
 
 
 def llama(params: Params, config: Config, tokens: Tokens) -> Logits:
-    """Llama, Mistral (sliding window), Qwen2, Qwen3; without a head tensor, tied."""
+    """Run Llama, Mistral (with its sliding window), Qwen2 or Qwen3.
+
+    Without a head tensor the embeddings are the head.
+
+    Args:
+      params: The tensors by name.
+      config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`.
+      tokens: Token numbers, `(batch, time)`.
+
+    Returns:
+      The logits, `(batch, time, vocab)`.
+
+    Raises:
+      ValueError: If a tensor is missing, or the activation or the kind of rotary positions unknown.
+    """
     t = Tensors(params)
     body = t.maybe("model.")
     heads = config["num_attention_heads"]
@@ -90,11 +119,12 @@ def llama(params: Params, config: Config, tokens: Tokens) -> Logits:
 
 
 def _head(t: Tensors, table: Array) -> Array:
+    """The head, which is the table of embeddings if it has no tensor."""
     return t["lm_head.weight"] if "lm_head.weight" in t else table  # noqa: SIM401 no mapping
 
 
 def _frequencies(config: Config, size: int) -> Float[Array, "size/2"]:
-    """Of the rotary positions, plain, "linear"ly stretched, or as Llama 3.1 stretches them."""
+    """The frequencies of rotary positions: plain, stretched "linear"ly, or as Llama 3.1 does."""
     rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
@@ -112,7 +142,7 @@ def _frequencies(config: Config, size: int) -> Float[Array, "size/2"]:
 
 
 def _window(config: Config, layer: int) -> int | None:
-    """How far back a layer looks, itself included; None for all the way."""
+    """How many tokens back a layer looks, counting the token itself; None for all."""
     window = config.get("sliding_window")
     kinds = config.get("layer_types")
     if kinds:
@@ -124,7 +154,20 @@ def _window(config: Config, layer: int) -> int | None:
 
 
 def bert(params: Params, config: Config, tokens: Tokens) -> Logits:
-    """BERT of one segment: logits of masked words, or the last states where there is no head."""
+    """Run BERT on one segment.
+
+    Args:
+      params: The tensors by name.
+      config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`.
+      tokens: Token numbers, `(batch, time)`, without padding.
+
+    Returns:
+      The logits of masked words, `(batch, time, vocab)`, or the last states, `(batch, time,
+      width)`, where there is no such head.
+
+    Raises:
+      ValueError: If a tensor is missing, or the activation is unknown.
+    """
     t = Tensors(params)
     positions = jnp.arange(tokens.shape[-1])
     x = _bert(t.maybe("bert."), config, tokens, positions)
@@ -137,11 +180,27 @@ def bert(params: Params, config: Config, tokens: Tokens) -> Logits:
 
 
 def roberta(params: Params, config: Config, tokens: Tokens) -> Logits:
-    """RoBERTa, whose positions start after that of padding and do not count padding."""
+    """Run RoBERTa, whose positions start after that of padding and do not count padding.
+
+    Args:
+      params: The tensors by name.
+      config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`, and may
+        have `pad_token_id` (1 where not stated).
+      tokens: Token numbers, `(batch, time)`. Padding is masked.
+
+    Returns:
+      The logits of masked words, `(batch, time, vocab)`, or the last states, `(batch, time,
+      width)`, where there is no such head.
+
+    Raises:
+      ValueError: If `pad_token_id` is not a whole number, a tensor is missing, or the activation is
+        unknown.
+    """
     t = Tensors(params)
     pad = setting(config, "pad_token_id", default=1)
     if not isinstance(pad, int):
         raise ValueError(f"the configuration's 'pad_token_id' must be a whole number, got {pad!r}")
+    # padding has the position `pad`, real tokens have those from `pad + 1` on
     real = tokens != pad
     positions = jnp.cumsum(real, axis=-1) * real + pad
     x = _bert(t.maybe("roberta."), config, tokens, positions, real)
@@ -154,11 +213,13 @@ def roberta(params: Params, config: Config, tokens: Tokens) -> Logits:
 
 
 def _decoder(head: Tensors, body: Tensors) -> Array:
+    """The table that reads words out, which is that of the embeddings if tied."""
     tied = "decoder.weight" not in head
     return body["embeddings.word_embeddings.weight"] if tied else head["decoder.weight"]
 
 
 def _bert(t: Tensors, config: Config, tokens: Tokens, positions: Array, real: Array | None = None):
+    """The last states of BERT; `real` says which tokens are not padding."""
     eps, act = config.get("layer_norm_eps", 1e-12), activation(config.get("hidden_act", "gelu"))
     e = t / "embeddings."
     x = e["word_embeddings.weight"][tokens] + e["position_embeddings.weight"][positions]
@@ -175,9 +236,20 @@ def _bert(t: Tensors, config: Config, tokens: Tokens, positions: Array, real: Ar
 
 
 def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens]) -> Logits:
-    """T5 of (tokens, decoder tokens), without padding; logits of the decoder.
+    """Run T5 on tokens of the encoder and of the decoder, both without padding.
 
-    The head of the first release, tied, reads the stream divided by the root of its width.
+    The head of the first release is tied, and reads the stream divided by the root of its width.
+
+    Args:
+      params: The tensors by name.
+      config: The configuration; it must have `num_heads`, `num_layers` and `d_model`.
+      tokens: Token numbers of the encoder and of the decoder, each `(batch, time)`.
+
+    Returns:
+      The logits of the decoder, `(batch, time, vocab)`.
+
+    Raises:
+      ValueError: If a tensor is missing, or the activation is unknown.
     """
     t, (source, target) = Tensors(params), tokens
     table = t["shared.weight"]
@@ -190,6 +262,7 @@ def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens]) -> Logits:
 
 
 def _t5(t: Tensors, config: Config, tower: str, x: Array, memory: Array | None) -> Array:
+    """The last states of one tower; `memory`, the encoder's, makes it the decoder."""
     heads, eps = config["num_heads"], config.get("layer_norm_epsilon", 1e-6)
     kind = config.get("feed_forward_proj", "relu")
     act = activation("gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-"))
@@ -219,11 +292,12 @@ def _t5(t: Tensors, config: Config, tower: str, x: Array, memory: Array | None) 
 
 
 def _buckets(n: int, config: Config, *, bidirectional: bool) -> Int[np.ndarray, "query key"]:
-    """The bucket of each relative position: half of them one each, the rest logarithmic."""
+    """The bucket of each relative position: near distances have their own, far ones share."""
     count = config.get("relative_attention_num_buckets", 32)
     far = config.get("relative_attention_max_distance", 128)
     ahead = np.arange(n) - np.arange(n)[:, None]
     offset = np.zeros_like(ahead)
+    # an encoder has half of its buckets for each direction, a decoder looks back only
     if bidirectional:
         count //= 2
         offset = count * (ahead > 0)

@@ -1,4 +1,7 @@
-"""ViT and CLIP, straight from the tensors of a checkpoint. Images are [batch, channel, y, x]."""
+"""Forward passes of ViT, CLIP and the ReLU MLP, from the tensors of a checkpoint.
+
+Images are `(batch, channel, y, x)`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +27,21 @@ Images = Float[Array, "batch c y x"]
 
 
 def vit(params: Params, config: Config, images: Images) -> Float[Array, "batch labels"]:
-    """ViT: logits of its classifier, or the last states where there is none."""
+    """Run ViT.
+
+    Args:
+      params: The tensors by name.
+      config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`.
+      images: Images, `(batch, channel, y, x)`.
+
+    Returns:
+      The logits of its classifier, `(batch, labels)`, or the last states, `(batch, time, width)`,
+      where there is none.
+
+    Raises:
+      ValueError: If a tensor is missing, the images do not fit the positions, or the activation is
+        unknown.
+    """
     t = Tensors(params)
     body = t.maybe("vit.")
     eps, act = config.get("layer_norm_eps", 1e-12), activation(config.get("hidden_act", "gelu"))
@@ -47,7 +64,25 @@ def vit(params: Params, config: Config, images: Images) -> Float[Array, "batch l
 def mlp(
     params: Params, config: Config, inputs: Float[Array, "batch n"]
 ) -> Float[Array, "batch outputs"]:
-    """ReLU layers `layers.0, layers.1, ..., out`, kernels [in, out]."""
+    """Run a ReLU MLP with layers `layers.0, layers.1, ..., out`, whose kernels are `(in, out)`.
+
+    Args:
+      params: The tensors by name.
+      config: The configuration; `widths` lists the sizes of the hidden layers.
+      inputs: Inputs, `(batch, n)`.
+
+    Returns:
+      The outputs, `(batch, outputs)`.
+
+    Raises:
+      ValueError: If a tensor or `widths` is missing.
+
+    >>> import numpy as np
+    >>> net = {"layers.0.kernel": np.eye(2), "layers.0.bias": np.zeros(2)}
+    >>> net |= {"out.kernel": np.ones((2, 1)), "out.bias": np.zeros(1)}
+    >>> mlp(net, {"widths": [2]}, np.array([[3.0, -1.0]])).tolist()
+    [[3.0]]
+    """
     t, x = Tensors(params), inputs
     for k in range(len(setting(config, "widths"))):
         x = jax.nn.relu(x @ t[f"layers.{k}.kernel"] + t[f"layers.{k}.bias"])
@@ -57,7 +92,23 @@ def mlp(
 def clip(
     params: Params, config: Config, inputs: tuple[Int[Array, "texts time"], Images]
 ) -> Float[Array, "images texts"]:
-    """CLIP of (tokens, images), without padding but after the end: scaled cosines."""
+    """Run CLIP on texts and images: the scaled cosines between them.
+
+    Texts have no padding but after their end.
+
+    Args:
+      params: The tensors by name.
+      config: The configuration; it must have `text_config` and `vision_config`, each with
+        `num_attention_heads` and `num_hidden_layers`.
+      inputs: Token numbers, `(texts, time)`, and images, `(images, channel, y, x)`.
+
+    Returns:
+      The logits, `(images, texts)`.
+
+    Raises:
+      ValueError: If a tensor or a part of the configuration is missing, the images do not fit the
+        positions, or an activation is unknown.
+    """
     tokens, images = inputs
     t = Tensors(params)
     text, vision = setting(config, "text_config"), setting(config, "vision_config")
@@ -83,6 +134,7 @@ def clip(
 
 
 def _clip_layers(body: Tensors, config: Config, x: Array, mask: Array | None) -> Array:
+    """Apply the layers of one tower of CLIP."""
     eps = config.get("layer_norm_eps", 1e-5)
     act = activation(config.get("hidden_act", "quick_gelu"))
     qkvo = " ".join(f"self_attn.{p}_proj" for p in ("q", "k", "v", "out"))
