@@ -50,14 +50,13 @@ def change_blocks(
       ValueError: For a `within` that the spec does not allow (`check_within`), a map whose leading
         axis is not the size of its block, and a dense map of a space with gains.
 
-    >>> from sail_jax.basis.maps import select
     >>> from sail_jax.basis.spaces import spec
     >>> net = {"v": jnp.array([[1.0, 2.0, 3.0, 4.0]]), "o": jnp.ones((4, 1))}
     >>> s = spec(net, {"v": "x* (head v)", "o": "(head v)* y"},
     ...          spaces={"{x,y}": "outer", "head": "odd", "v": "linear"}, sizes={"v": 2})
-    >>> stay, swap = (select(jnp.array(i), 2) for i in ([0, 1], [1, 0]))
-    >>> per_head = jax.tree.map(lambda *x: jnp.stack(x), stay, swap)
-    >>> change_blocks(net, s, {"v": per_head}, {"v": "head"})["v"].tolist()
+    >>> stay, swap = jnp.eye(2), jnp.eye(2)[::-1]
+    >>> per_head = jnp.stack([stay, swap])  # each is its own inverse
+    >>> change_blocks(net, s, {"v": SpaceMap(per_head, per_head)}, {"v": "head"})["v"].tolist()
     [[1.0, 2.0, 4.0, 3.0]]
     """
     check_within(spec, within)
@@ -75,6 +74,7 @@ def change_blocks(
         inner_factors = [f for f in flat if f is not None and f.space in inner]
         if not inner_factors:
             return x
+        # an axis for each factor, so that a map meets one axis; they are grouped again below
         y = jnp.reshape(x, factor_shape(resized, axes, x.shape))
         y = y.astype(jnp.promote_types(x.dtype, jnp.float32))
         for f in inner_factors:
@@ -292,6 +292,7 @@ def nested(spec: Spec) -> dict[str, str]:
     out: dict[str, str] = {}
     for name, options in candidates.items():
         order = [f.space for _, f in flat[spec.uses(name)[0].path]] if options else []
+        # two spaces may each count the other: then the one that stands first is the block
         options = [
             block
             for block in options
@@ -329,6 +330,7 @@ def block_exactness(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[st
             count = spec.space(within[name]).size
             per_block = [jax.tree.map(lambda x, k=k: x[k], m) for k in range(count)]
         block_rows = [exactness(spec, {name: block_map}).spaces[0] for block_map in per_block]
+        # one that is not exact is worse than any that is, and then the larger defect
         rows.append(max(block_rows, key=lambda row: (not row.exact, row.defect or 0.0)))
     return Report(tuple(rows))
 

@@ -74,9 +74,10 @@ def match_many(
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), algorithm 3.
 
+    >>> import jax.numpy as jnp
     >>> from sail_jax.basis.spaces import spec
-    >>> a = {"in": np.array([[1.0, 2.0]], "f"), "out": np.array([[3.0], [4.0]], "f")}
-    >>> b = {"in": np.array([[2.0, 1.0]], "f"), "out": np.array([[4.0], [3.0]], "f")}
+    >>> a = {"in": jnp.array([[1.0, 2.0]]), "out": jnp.array([[3.0], [4.0]])}
+    >>> b = {"in": jnp.array([[2.0, 1.0]]), "out": jnp.array([[4.0], [3.0]])}
     >>> s = spec(a, {"in": "x* h", "out": "h* y"}, spaces={"h": "relu", "{x,y}": "outer"})
     >>> [maps["h"].index.tolist() for maps in match_many([a, b], s).maps]
     [[0, 1], [1, 0]]
@@ -153,9 +154,10 @@ def merge_many(models: Sequence[PyTree], spec: Spec, **options: Any) -> PyTree:
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), algorithm 3.
 
+    >>> import jax.numpy as jnp
     >>> from sail_jax.basis.spaces import spec
-    >>> a = {"in": np.array([[1.0, 2.0]], "f"), "out": np.array([[3.0], [4.0]], "f")}
-    >>> b = {"in": np.array([[2.0, 1.0]], "f"), "out": np.array([[4.0], [3.0]], "f")}
+    >>> a = {"in": jnp.array([[1.0, 2.0]]), "out": jnp.array([[3.0], [4.0]])}
+    >>> b = {"in": jnp.array([[2.0, 1.0]]), "out": jnp.array([[4.0], [3.0]])}
     >>> s = spec(a, {"in": "x* h", "out": "h* y"}, spaces={"h": "relu", "{x,y}": "outer"})
     >>> merge_many([a, b], s)["in"].tolist()
     [[1.0, 2.0]]

@@ -106,14 +106,14 @@ def match_weights(
     - ORTHOGONAL ("rmsnorm", "linear"): the Procrustes problem. Fold gains first (`fold_scales`).
     - LINEAR ("linear"): any invertible map, by a Sylvester equation; kept where it is nearer.
 
-    1. A first visit goes through the spaces, from those beside the network's inputs and outputs
-    inward.
-       It matches a space by the tensors whose other spaces have been matched. Where these hold less
-       than half of the entries, the other tensors speak as well, through a bound (a nuclear norm)
-       that does not depend on the spaces not yet matched. If the visit brings `params` no nearer,
-       it is undone. `init` replaces it.
-    2. Sweeps follow. A step is taken only if it lowers the distance by more than rounding, and the
-       descent ends with a sweep that takes none.
+    A first visit goes through the spaces, from those beside the network's inputs and outputs
+    inward. It matches a space by the tensors whose other spaces have been matched. Where these hold
+    less than half of the entries, the other tensors have a say as well, through a bound (a nuclear
+    norm) that does not depend on the spaces not yet matched. If the visit brings `params` no
+    nearer, it is undone. With `init` there is no such visit.
+
+    Sweeps over all spaces follow. A step is taken only if it lowers the distance by more than
+    rounding, and the descent ends with a sweep that takes none.
 
     Runs on the host, with sums in float32 (float64 for such leaves) and comparisons in float64. The
     same arguments give the same maps.
@@ -175,6 +175,7 @@ def match_weights(
     for name in within:
         if name not in chosen:
             raise ValueError(f"within names {name!r}, which is not matched")
+        # inner maps are numbered by the units of their block, which other maps sign, scale or mix
         if chosen.get(within[name], Family.PERMUTATION) != Family.PERMUTATION:
             raise ValueError(f"the block {within[name]!r} of {name!r} can only be permuted")
     if max_sweeps < 0:

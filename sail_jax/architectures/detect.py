@@ -82,6 +82,7 @@ def of(config: Config) -> Architecture:
     if not isinstance(classes, list | tuple) or not all(isinstance(c, str) for c in classes):
         raise ValueError(f"the configuration's 'architectures' must be texts, got {classes!r}")
     if name is None:
+        # from the name of a class to the model type, as in BertForMaskedLM
         name = re.sub(r"(For\w+|LMHeadModel|Model)$", "", classes[0]).lower()
         name = {"xlmroberta": "xlm-roberta"}.get(name, name)
     if not name:

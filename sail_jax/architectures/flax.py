@@ -92,6 +92,7 @@ def flax_resnet(config: Config) -> Rules:
     table = {"**stem/kernel": "_ _ image* stage.0", **_batchnorm("**stem_bn", "stage.0")}
     for s in range(stages):
         for b in range(blocks[s]):
+            # the first block of a stage reads the stage before, and projects it
             x, source = f"**stage{s}_block{b}/", f"stage.{s - (s > 0 and b == 0)}"
             hidden, out = f"hidden.{s}.{b}", f"stage.{s}"
             table[f"{x}conv1/kernel"] = f"_ _ {source}* {hidden}"

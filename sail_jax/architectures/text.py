@@ -71,6 +71,7 @@ def gpt2(config: Config) -> Rules:
         f"{h}attn.c_attn.bias": "(head.{i} qk.{i} + head.{i} qk.{i}* + head.{i} v.{i})",
         f"{h}attn.c_proj.weight": "(head.{i} v.{i})* resid",
         f"{h}attn.c_proj.bias": "resid",
+        # buffers of old releases: the causal mask, and what it fills in
         f"?{h}attn.bias": "_ _ _ _",
         f"?{h}attn.masked_bias": "",
         f"{h}mlp.c_fc.weight": "resid* hidden.{i}",
@@ -210,6 +211,7 @@ def bert(config: Config) -> Rules:
         "?cls.predictions.{bias,decoder.bias}": "vocab",
         "?cls.seq_relationship.weight": "labels pooled*",
         "?cls.seq_relationship.bias": "labels",
+        # tokens are classified by the stream, texts by what is pooled of it
         "?classifier.weight": "labels resid*" if token else "labels pooled*",
         "?classifier.bias": "labels",
     }

@@ -126,8 +126,8 @@ def simplex_barrier(
       TypeError: For leaves of dtypes that cannot be combined, such as complex ones.
 
     >>> loss = lambda w, x: jnp.mean(x * (1 - w @ w))
-    >>> models = list(jnp.eye(3))
-    >>> found = simplex_barrier(loss, models, jnp.ones(2), [[0.5, 0.5, 0.0], [0.5, 0.25, 0.25]])
+    >>> weights = jnp.array([[0.5, 0.5, 0.0], [0.5, 0.25, 0.25]])
+    >>> found = simplex_barrier(loss, list(jnp.eye(3)), jnp.ones(2), weights)
     >>> found.losses.tolist(), found.weights.tolist()
     ([0.5, 0.625], [0.5, 0.25, 0.25])
     """

@@ -253,6 +253,7 @@ def _walk(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
         name = f"{path}/{key}" if path else key
         if isinstance(value, Mapping):
             yield from _walk(value, name)
+        # what the network itself returns is its output, which is no layer
         elif key != "__call__" or path:
             name = path if key == "__call__" else name
             yield from ((_nth(name, n), x) for n, x in enumerate(value))

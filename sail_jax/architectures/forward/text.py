@@ -268,6 +268,7 @@ def _t5(t: Tensors, config: Config, tower: str, x: Array, memory: Array | None) 
     act = activation("gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-"))
     decodes = memory is not None
     buckets = _buckets(x.shape[1], config, bidirectional=not decodes)
+    # the first layer of a tower holds the biases by relative position of all its layers
     first = t / f"{tower}.block.0.layer.0.SelfAttention."
     bias = jnp.moveaxis(first["relative_attention_bias.weight"][buckets], -1, 0)
     mask = jnp.tri(x.shape[1], dtype=bool) if decodes else None

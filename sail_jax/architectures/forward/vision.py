@@ -77,10 +77,9 @@ def mlp(
     Raises:
       ValueError: If a tensor or `widths` is missing.
 
-    >>> import numpy as np
-    >>> net = {"layers.0.kernel": np.eye(2), "layers.0.bias": np.zeros(2)}
-    >>> net |= {"out.kernel": np.ones((2, 1)), "out.bias": np.zeros(1)}
-    >>> mlp(net, {"widths": [2]}, np.array([[3.0, -1.0]])).tolist()
+    >>> net = {"layers.0.kernel": jnp.eye(2), "layers.0.bias": jnp.zeros(2)}
+    >>> net |= {"out.kernel": jnp.ones((2, 1)), "out.bias": jnp.zeros(1)}
+    >>> mlp(net, {"widths": [2]}, jnp.array([[3.0, -1.0]])).tolist()
     [[3.0]]
     """
     t, x = Tensors(params), inputs
