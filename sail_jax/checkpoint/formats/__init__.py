@@ -1,1 +1,1 @@
-"""Files of tensors: what lies in them, and their bytes when asked for."""
+"""Readers and layouts of checkpoint formats: what lies in a file, and its bytes when asked for."""

@@ -1,4 +1,4 @@
-"""The plain files beside the tensors of a checkpoint."""
+"""The plain files beside the tensors of a checkpoint, such as config.json."""
 
 import json
 from collections.abc import Mapping
@@ -12,8 +12,17 @@ __all__ = ["carried", "config_of"]
 
 
 def carried(file: str) -> bool:
-    """Whether a file beside the tensors goes along: indices and records of training speak of the
-    input's files, not of the output's."""
+    """Tells whether a file beside the tensors of an input is copied to an output.
+
+    Indexes of shards and records of training, alignment or growth are not copied: they describe the
+    input's files, not the output's.
+
+    Args:
+      file: The file's name, without its folder.
+
+    Returns:
+      True if the file is copied.
+    """
     return not file.endswith(".index.json") and file not in (
         "align.json",
         "growth.json",
@@ -23,7 +32,19 @@ def carried(file: str) -> bool:
 
 
 def config_of(extras: Mapping[str, Path | bytes], name: str = "config.json") -> dict[str, Any]:
-    """The JSON object in a file beside the tensors; ValueError, naming it, if it is none."""
+    """Reads the JSON object in a file beside the tensors.
+
+    Args:
+      extras: The files by name; each is a path, or the content itself.
+      name: Which of the files.
+
+    Returns:
+      The object; an empty dictionary if there is no such file.
+
+    Raises:
+      ValueError: If the file cannot be read, is too large, or holds something other than a JSON
+        object.
+    """
     if name not in extras:
         return {}
     path = extras[name]

@@ -1,4 +1,9 @@
-"""Bytes on disk: read at an offset straight into the caller's buffer, checked before believed."""
+"""Access to the bytes of checkpoint files, shared by the readers of all formats.
+
+`File` reads at any offset straight into the caller's buffer. `StoredTensor` and `LoadedTensor` are
+the two kinds of tensor that readers hand out. The other functions check what a file claims about
+itself before anything is allocated for it, and turn whatever goes wrong into `CheckpointError`.
+"""
 
 import contextlib
 import errno
@@ -47,12 +52,29 @@ DTYPES = {
 
 
 class CheckpointError(disk.StoreError, ValueError):
-    """A checkpoint cannot be read, written or believed; the message names it, in one line."""
+    """Raised when a checkpoint cannot be read, written or trusted.
+
+    It is a `ValueError`. Its message is one line and names the file, tensor or option at fault.
+    """
 
 
 @contextlib.contextmanager
 def explained(doing: str, path: Path) -> Iterator[None]:
-    """Turns an `OSError` into one line: what failed, where, and what to do about it."""
+    """Turns an `OSError` inside a `with` statement into a one-line `CheckpointError`.
+
+    The message says what failed, where, and what to do about it. Errors of `sail_jax.disk` become
+    `CheckpointError` as well, with the same message.
+
+    Args:
+      doing: What is being done to the path, as the message says it: "write" in "cannot write ...".
+      path: The file or folder that the message names.
+
+    Yields:
+      Nothing.
+
+    Raises:
+      CheckpointError: If the body of the `with` statement raises `OSError` or `StoreError`.
+    """
     try:
         yield
     except disk.StoreError as exc:
@@ -65,6 +87,8 @@ def explained(doing: str, path: Path) -> Iterator[None]:
         raise CheckpointError(f"cannot {doing} {path}: {why}; {advice}") from exc
 
 
+# What parsers (of the standard library, NumPy and this package) raise for damaged bytes. A file may
+# claim any size and any depth of nesting: hence MemoryError and RecursionError.
 _PARSING = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AssertionError, SyntaxError),
     *(RecursionError, NotImplementedError, EOFError, AttributeError, MemoryError, RuntimeError),
@@ -74,7 +98,20 @@ _PARSING = (
 
 @contextlib.contextmanager
 def reading(what: object) -> Iterator[None]:
-    """Whatever a parser stumbles over becomes a `CheckpointError` that names `what`."""
+    """Turns whatever a parser raises inside a `with` statement into a `CheckpointError`.
+
+    An `OSError` becomes "cannot read ...", any other error that parsers raise "... is damaged".
+    `StoreError`, of which `CheckpointError` is a kind, passes unchanged.
+
+    Args:
+      what: What is being read, as the message names it; usually its path.
+
+    Yields:
+      Nothing.
+
+    Raises:
+      CheckpointError: If the body of the `with` statement raises an error of reading or parsing.
+    """
     try:
         yield
     except disk.StoreError:
@@ -88,7 +125,20 @@ def reading(what: object) -> Iterator[None]:
 
 
 def strict_json(data: bytes, what: object) -> dict[str, Any]:
-    """A JSON object without repeated keys, NaN or text that is not Unicode."""
+    """Parses a JSON object and refuses everything that JSON parsers read in different ways.
+
+    Args:
+      data: The bytes of the object, in UTF-8.
+      what: What the bytes are, for messages; usually a path.
+
+    Returns:
+      The object as a dictionary.
+
+    Raises:
+      CheckpointError: If the bytes are not a JSON object in UTF-8, a key is repeated at any depth,
+        a number is NaN or infinite, or a key or a text value in an object has half of a surrogate
+        pair.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         mapping = dict(pairs)
@@ -96,6 +146,7 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
             seen = set()
             again = next(key for key, _ in pairs if key in seen or seen.add(key))
             raise ValueError(f"the key {again!r} is repeated")
+        # JSON can spell half of a surrogate pair as an escape; encoding that fails.
         for text in (*mapping, *mapping.values()):
             if isinstance(text, str):
                 text.encode()
@@ -112,24 +163,50 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
 
 
 def checked_shape(shape: Any, itemsize: int, what: str) -> Shape:
-    """The shape as a tuple, if an array can have it."""
+    """Checks that an array can have a shape, and returns the shape as a tuple.
+
+    Args:
+      shape: What a file gives as a shape, of any type.
+      itemsize: Bytes of one entry.
+      what: The file and the tensor, as the message names them.
+
+    Returns:
+      The shape.
+
+    Raises:
+      CheckpointError: If it is not a list or tuple of non-negative integers, has more than 32 axes,
+        or describes 2^62 bytes or more.
+    """
     if not isinstance(shape, list | tuple) or not all(type(n) is int and n >= 0 for n in shape):
         raise CheckpointError(f"{what}: expected a shape of non-negative integers, got {shape!r}")
+    # Axes of length 0 do not excuse the others: NumPy refuses (0, 2**62, 8) as too big, too.
     if len(shape) > 32 or math.prod(filter(None, shape)) * itemsize >= 2**62:
         raise CheckpointError(f"{what}: no array can have the shape {_short(shape)}")
     return tuple(shape)
 
 
 def _short(value: object) -> str:
+    """The `repr` of a value, cut to 100 characters."""
     text = repr(value)
     return text if len(text) < 100 else text[:97] + "..."
 
 
 def contained(folder: Path, name: str) -> Path:
-    """The file `name` of `folder`, refused if it lies elsewhere.
+    """Returns the path of a file in a folder, if it really lies in that folder.
 
-    A link may lead within the folder, or from a hub cache's `snapshots/<revision>/` to the
-    `blobs/` beside it.
+    A symbolic link may lead to another place within the folder or, from `snapshots/<revision>/` of
+    a Hugging Face cache, to the `blobs/` beside `snapshots`.
+
+    Args:
+      folder: The folder of the checkpoint.
+      name: A plain file name, without separators. It may come from an untrusted index.
+
+    Returns:
+      `folder / name`, with links not resolved.
+
+    Raises:
+      CheckpointError: If the name is not a plain file name, no such file exists, or it is a link
+        that leads out of the folder.
     """
     if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise CheckpointError(f"{folder}: {name!r} is not a plain file name")
@@ -144,13 +221,26 @@ def contained(folder: Path, name: str) -> Path:
 
 
 class File:
-    """A plain file, open for reading at any offset by any thread; `about` is what the system said
-    of it before anything was read."""
+    """A plain file, open for reading at any offset by any number of threads.
+
+    Attributes:
+      path: Where the file lies.
+      about: What the system said of the file (`os.fstat`) before anything was read.
+      size: The size in bytes at that time.
+    """
 
     def __init__(self, path: Path) -> None:
+        """Opens a file.
+
+        Args:
+          path: Where the file lies.
+
+        Raises:
+          CheckpointError: If it cannot be opened, or is a pipe, a device or a folder.
+        """
         self.path = path
         with reading(path):
-            # Opening a pipe would wait for its writer.
+            # O_NONBLOCK: opening a pipe would otherwise wait for its writer.
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
             self.about = os.fstat(self._fd)
         if not stat.S_ISREG(self.about.st_mode):
@@ -159,12 +249,22 @@ class File:
         self.size = self.about.st_size
 
     def close(self) -> None:
+        """Closes the file; closing it again does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def fill(self, view: memoryview, offset: int) -> None:
-        """Fills a byte view from `offset` on; `CheckpointError` if the file ends before."""
+        """Fills a buffer with the bytes of the file from an offset on.
+
+        Args:
+          view: The buffer, a writable view of single bytes.
+          offset: The place in the file of the first byte.
+
+        Raises:
+          CheckpointError: If the file ends before the buffer is full, was closed, or cannot be
+            read.
+        """
         if self._fd < 0:
             raise CheckpointError(f"{self.path} was closed")
         with reading(self.path):
@@ -175,7 +275,18 @@ class File:
                 view, offset = view[got:], offset + got
 
     def array_at(self, offset: int, count: int) -> np.ndarray:
-        """`count` bytes from `offset` on; nothing is allocated beyond the file's own size."""
+        """Reads bytes into a new array, without allocating more than the file can fill.
+
+        Args:
+          offset: The place in the file of the first byte.
+          count: How many bytes are wanted.
+
+        Returns:
+          The bytes, a uint8 array of shape `(count,)`.
+
+        Raises:
+          CheckpointError: If the file does not have that many bytes from `offset` on.
+        """
         if offset < 0 or count < 0 or offset + count > self.size:
             raise CheckpointError(
                 f"{self.path} is truncated or damaged: bytes {offset} to {offset + count} of "
@@ -186,11 +297,28 @@ class File:
         return data
 
     def bytes_at(self, offset: int, count: int) -> bytes:
+        """Reads bytes, as `array_at` does.
+
+        Args:
+          offset: The place in the file of the first byte.
+          count: How many bytes are wanted.
+
+        Returns:
+          The bytes.
+        """
         return self.array_at(offset, count).tobytes()
 
 
 class StoredTensor:
-    """A tensor whose bytes lie in a file as they are in memory, in one run or several."""
+    """A tensor whose entries lie in a file as they do in memory, in one run of bytes or several.
+
+    Any range of entries can be read without the others. It is a `sail_jax.merging.tensors.Tensor`.
+
+    Attributes:
+      name: The tensor's name in the checkpoint.
+      dtype: The type of its entries, in native byte order.
+      shape: Its shape.
+    """
 
     def __init__(
         self,
@@ -201,7 +329,19 @@ class StoredTensor:
         runs: Sequence[tuple[int, int]],
         swap: bool = False,
     ) -> None:
-        """`runs` holds the offset and length of each run of bytes; `swap` if big-endian."""
+        """Describes a tensor; nothing of it is read.
+
+        Args:
+          name: The tensor's name in the checkpoint.
+          dtype: The type of its entries, in native byte order.
+          shape: Its shape.
+          file: The file that holds it, which must stay open.
+          runs: The (offset, length) in bytes of each run, in the order of the entries.
+          swap: Whether the bytes of each entry are stored in the other order (big-endian).
+
+        Raises:
+          CheckpointError: If the runs are not as long as the tensor, or reach beyond the file.
+        """
         self.name, self.dtype, self.shape = name, dtype, shape
         self._file, self._runs, self._swap = file, tuple(runs), swap
         size = math.prod(shape) * dtype.itemsize
@@ -219,11 +359,23 @@ class StoredTensor:
 
     @property
     def source(self) -> str:
+        """The path of the file, for messages."""
         return str(self._file.path)
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
+        """Fills a buffer with entries of the tensor, in row-major order.
+
+        Args:
+          out: A flat, contiguous array of the tensor's dtype.
+          start: The index of the first entry that is read.
+
+        Raises:
+          ValueError: If the buffer has another dtype or layout, or reaches beyond the tensor.
+          CheckpointError: If the file is shorter than it was when it was opened.
+        """
         check_read(self, out, start)
         view = out.view(np.uint8).data
+        # Bytes before `start` that still have to be passed over, in this run and those behind it.
         skip = start * self.dtype.itemsize
         for offset, length in self._runs:
             count = min(length - skip, len(view))
@@ -236,7 +388,10 @@ class StoredTensor:
 
 
 class LoadedTensor(OnDemand):
-    """A tensor that cannot be read in part (compressed, strided): it is loaded whole."""
+    """A tensor that can only be loaded whole.
+
+    Its bytes are compressed, strided, or in the store of another library.
+    """
 
     def __init__(
         self,
@@ -247,19 +402,29 @@ class LoadedTensor(OnDemand):
         load: Callable[[], np.ndarray],
         span: int | None = None,
     ) -> None:
-        """`span`: the bytes that `load` takes, if not those of the tensor."""
+        """Describes a tensor; nothing of it is loaded yet.
+
+        Args:
+          name: The tensor's name in the checkpoint.
+          dtype: The type of its entries.
+          shape: Its shape.
+          source: Where it lies, for messages.
+          load: Returns the whole tensor, with this dtype and shape.
+          span: Bytes that `load` takes; by default those of the tensor.
+        """
         super().__init__(name, dtype, shape, source)
         self._load = load
         self._span = math.prod(shape) * dtype.itemsize if span is None else span
 
     @property
     def needs(self) -> int:
-        """Bytes of what is loaded."""
+        """Bytes held while the tensor is loaded."""
         return self._span
 
     def form(self) -> np.ndarray:
         with reading(f"{self.source}: '{self.name}'"):
             array = self._load()
+        # The description was read when the checkpoint was opened; the file may have changed since.
         if array.shape != self.shape or array.dtype != self.dtype:
             raise CheckpointError(
                 f"{self.source}: '{self.name}' was {self.dtype}{list(self.shape)} in the "

@@ -1,4 +1,4 @@
-"""What an output needs of the file system: a folder of its own, room, and whole writes."""
+"""What an output needs of the file system: a folder of its own, room on the disk, whole writes."""
 
 import contextlib
 import errno
@@ -18,14 +18,29 @@ __all__ = ["Flusher", "admit", "hold", "is_empty_folder", "pwrite", "reserve"]
 
 
 def is_empty_folder(path: Path) -> bool:
-    """Whether a rename may replace it."""
+    """Tells whether a path is an empty folder, which a rename may replace.
+
+    Args:
+      path: The path, which need not exist.
+
+    Returns:
+      True for an empty folder; False for a link to one.
+    """
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
 def admit(out: Path, inputs: Iterable[str | os.PathLike[str]], resume: bool = False) -> None:
-    """CheckpointError if an output cannot stand there: it does already, or lies in an input.
+    """Checks that an output can be written at a path, before any work is done for it.
 
-    To `resume` is to be asked of the writer, which knows what it left.
+    Args:
+      out: Where the output is to go.
+      inputs: The checkpoints that are read.
+      resume: Whether an output that is there already is admitted. Whether it is the right one is
+        for the writer to say.
+
+    Raises:
+      CheckpointError: If the path cannot be a file name, something stands there already (an empty
+        folder may), or it lies within an input.
     """
     try:
         named = bool(out.name.encode()) and str(out).encode()
@@ -33,12 +48,13 @@ def admit(out: Path, inputs: Iterable[str | os.PathLike[str]], resume: bool = Fa
         named = False
     if not named:
         raise CheckpointError(f"{out}: expected a name for the output, in UTF-8")
+    # lexists sees a link that leads nowhere as well: it exists for a rename, but is no output.
     there = os.path.lexists(out) and not is_empty_folder(out)
     if there and not (resume and os.path.exists(out)):
         raise CheckpointError(f"{out} exists already; choose another place for the output")
     with explained("write", out), contextlib.suppress(FileNotFoundError):
         os.lstat(out.with_name(f".{out.name}.partial"))  # raises where no name can stand
-    # not Path.resolve, which raises for a link that leads to itself
+    # Path.resolve would raise for a link that leads to itself.
     real = Path(os.path.realpath(out))
     for path in inputs:
         if Path(os.path.realpath(path)) in (real, *real.parents):
@@ -46,7 +62,20 @@ def admit(out: Path, inputs: Iterable[str | os.PathLike[str]], resume: bool = Fa
 
 
 def hold(partial: Path, out: Path) -> int | None:
-    """The folder of unfinished work, made if need be and held by this process alone."""
+    """Makes the folder of unfinished work, if need be, and locks it for this process.
+
+    Args:
+      partial: The folder of unfinished work.
+      out: The output that it is for, as messages name it.
+
+    Returns:
+      An open file descriptor: the lock lasts until it is closed. None if the system or the file
+      system has no locks.
+
+    Raises:
+      CheckpointError: If another process holds the lock.
+      OSError: If the folder cannot be made or opened.
+    """
     for _ in range(10):
         partial.mkdir(exist_ok=True)
         if fcntl is None:
@@ -69,9 +98,18 @@ def hold(partial: Path, out: Path) -> int | None:
 
 
 def reserve(fd: int, size: int) -> None:
-    """Room on the disk for `size` bytes, where the file system can promise it."""
+    """Reserves room on the disk for a file, where the file system can promise it.
+
+    Args:
+      fd: The file, open for writing.
+      size: Bytes that the file will have, at least 1.
+
+    Raises:
+      OSError: If there is not enough room.
+    """
     try:
         os.posix_fallocate(fd, 0, size)
+    # Systems without the function, and file systems that cannot promise room, are let pass.
     except (AttributeError, OSError) as exc:
         unsupported = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
         if isinstance(exc, OSError) and exc.errno not in unsupported:
@@ -79,19 +117,29 @@ def reserve(fd: int, size: int) -> None:
 
 
 def pwrite(fd: int, view: memoryview, offset: int) -> None:
-    """All of `view`, however often the system has to be asked."""
+    """Writes a whole buffer to a file, in as many calls as the system needs.
+
+    Args:
+      fd: The file, open for writing.
+      view: The bytes to write.
+      offset: The place in the file of the first byte.
+
+    Raises:
+      OSError: If the system cannot write.
+    """
     while len(view):
         wrote = os.pwrite(fd, view, offset)
         view, offset = view[wrote:], offset + wrote
 
 
-FLUSH = 64 << 20  # bytes
+FLUSH = 64 << 20  # bytes written to a file before it is flushed
 
 
 class Flusher:
-    """Sends what is written on to the disk meanwhile: little is left to wait for at the end.
+    """Flushes written data to the disk in the background, so that the end need not wait for all.
 
-    What the disk refuses is raised by `close`, since the system says it once only.
+    A thread flushes each file whenever 64 MiB were written to it. If the disk refuses data, the
+    system reports that once only, here in the thread; `close` therefore raises it again.
     """
 
     def __init__(self) -> None:
@@ -102,6 +150,12 @@ class Flusher:
         self._thread: threading.Thread | None = None
 
     def wrote(self, fd: int, count: int) -> None:
+        """Counts bytes that were written to a file, and wakes the thread when there are enough.
+
+        Args:
+          fd: The file, which stays open until `close`.
+          count: How many bytes were written.
+        """
         with self._changed:
             self._dirty[fd] = self._dirty.get(fd, 0) + count
             if self._dirty[fd] >= FLUSH:
@@ -117,6 +171,7 @@ class Flusher:
                 full = self._full()
                 if self._closing or not full:
                     return
+                # Cleared before the flush: what is written during it counts towards the next.
                 for fd in full:
                     self._dirty[fd] = 0
             try:
@@ -127,10 +182,15 @@ class Flusher:
                 return
 
     def _full(self) -> list[int]:
+        """The files with enough unflushed bytes."""
         return [fd for fd, count in self._dirty.items() if count >= FLUSH]
 
     def close(self) -> None:
-        """Waits for what is under way; OSError if any of it failed."""
+        """Waits for flushes that are under way and ends the thread; further calls do nothing.
+
+        Raises:
+          OSError: If any flush failed.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify()

@@ -1,4 +1,8 @@
-"""Where every byte of an output lies, computed before the first is written."""
+"""The byte layout of an output: where each tensor goes, computed before anything is written.
+
+Each format that can be written has a function that makes such a `Layout`; the writer in
+`sail_jax.checkpoint.output` then puts tensors in their places, in any order.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +20,13 @@ _ALIGNED = 64  # bytes, so that tensors of any type can be used where they lie
 
 
 class Region(NamedTuple):
-    """A run of a tensor's bytes in a file."""
+    """A run of consecutive bytes of a tensor in a file.
+
+    Attributes:
+      file: The name of the file, within the output or its stage.
+      offset: The place in the file of the first byte.
+      length: How many bytes there are.
+    """
 
     file: str
     offset: int
@@ -24,12 +34,15 @@ class Region(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The files of an output: which bytes are tensors and which are known from the start.
+    """The files of an output, and where in them each tensor lies.
 
-    `regions` holds the runs of each tensor in order, `fixed` the (file, offset, bytes) between
-    them, `sizes` that of each file. Where a library writes the output in one go, these files are
-    a stage on the way, and `convert(stage, out)` makes the output at `out` of those in the folder
-    `stage`.
+    Attributes:
+      regions: For each tensor the runs of its bytes, in the order of its entries.
+      fixed: Everything between the tensors, such as headers: (file, offset, bytes) each.
+      sizes: The size in bytes of each file.
+      convert: None if these files are the output. Otherwise they are a stage, because a library
+        writes the output in one go: `convert(stage, out)` makes the output at `out` from the files
+        in the folder `stage`.
     """
 
     regions: Mapping[str, Sequence[Region]]
@@ -39,7 +52,15 @@ class Layout(NamedTuple):
 
 
 def staged(tensors: Wanted, file: str) -> Layout:
-    """The tensors one after another in one file, and nothing else."""
+    """Lays out tensors one after another in a single file, for formats that a library writes.
+
+    Args:
+      tensors: The dtype and shape of each tensor, by name.
+      file: The name of the file.
+
+    Returns:
+      A layout with nothing but the tensors, each at a multiple of 64 bytes.
+    """
     regions, end = {}, 0
     for name, (dtype, shape) in tensors.items():
         size = math.prod(shape) * dtype.itemsize

@@ -1,8 +1,9 @@
-"""Flax's msgpack serialisation (`flax.serialization`), read in place.
+"""Flax's msgpack serialisation (`flax.serialization`), read in place and written in any order.
 
-Arrays are extensions of type 1 that hold (shape, dtype, bytes), those above 2^30 bytes in chunks;
-the keys above them are joined by "/". The library writes what is between arrays; it cannot read it,
-since it hands out every array as bytes in memory, and never says where in the file they lie.
+An array is an extension of type 1 that holds (shape, dtype, bytes); above 2^30 bytes it is split
+into chunks. The keys above an array are joined by "/". The msgpack library writes what lies between
+arrays, but cannot read it: it returns each array as bytes in memory, and does not say where in the
+file they lie.
 """
 
 import math
@@ -29,15 +30,15 @@ __all__ = ["layout", "read_file"]
 
 CHUNK = 2**30  # bytes of an array that flax keeps in one piece
 _CHUNKED = "__msgpack_chunked_array__"
-_COMPLEX = 2  # the type of extensions that are Python's complex numbers; 1 and 3 are NumPy's
-_DEPTH = 100
-_WINDOW = 1 << 16
-_VALUES = 1 << 20  # keys, arrays and other values of a file: some seconds
-_OF_ARRAY = 100  # its shape, type and bytes
+_COMPLEX = 2  # type of an extension with a Python complex number; 1 and 3 are those of NumPy
+_DEPTH = 100  # of nesting, far below the limit on recursion in Python
+_WINDOW = 1 << 16  # bytes that are read from the file at once
+_VALUES = 1 << 20  # keys, arrays and other values of a file; reading as many takes seconds
+_OF_ARRAY = 100  # values inside of an extension: the shape, dtype and bytes of an array
 
 
 class _Blob(NamedTuple):
-    """Bytes that stay in the file: raw (kind None) or an extension of that kind."""
+    """Bytes that stay in the file: raw bytes (kind None), or an extension of that kind."""
 
     kind: int | None
     offset: int
@@ -45,19 +46,25 @@ class _Blob(NamedTuple):
 
 
 class _Array(NamedTuple):
+    """An array in the file: where its runs of bytes lie, as (offset, length)."""
+
     dtype: np.dtype
     shape: Shape
     runs: list[tuple[int, int]]
 
 
 class _Scan:
-    """Reads msgpack's structure, of at most so many values, and steps over its bytes."""
+    """A parser of msgpack's structure that steps over the bytes of arrays.
+
+    It reads at most `values` values, so that no file can keep it busy for long.
+    """
 
     def __init__(self, file: File, at: int, end: int, values: int) -> None:
         self.file, self.at, self.end, self.values = file, at, end, values
         self._window, self._first = b"", 0
 
     def take(self, count: int) -> bytes:
+        """The next bytes, from a window of the file that is read at once."""
         start = self.at - self._first
         if count < 0 or self.at + count > self.end:
             raise ValueError(f"it ends within a value, at byte {self.at}")
@@ -68,9 +75,11 @@ class _Scan:
         return self._window[start : start + count]
 
     def uint(self, size: int) -> int:
+        """The next bytes as an unsigned integer."""
         return int.from_bytes(self.take(size), "big")
 
     def blob(self, length: int, kind: int | None = None) -> _Blob:
+        """Steps over bytes, and notes where they lie."""
         blob = _Blob(kind, self.at, length)
         if self.at + length > self.end:
             raise ValueError(f"it ends within the {length} bytes from {self.at} on")
@@ -81,6 +90,7 @@ class _Scan:
         return self.take(length).decode()
 
     def value(self, depth: int = 0) -> Any:
+        """The next value, by the first byte that msgpack's specification gives each kind."""
         if depth > _DEPTH:
             raise ValueError(f"it is nested more than {_DEPTH} deep")
         self.values -= 1
@@ -142,7 +152,19 @@ class _Scan:
 
 
 def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The arrays of one file by path; what is not an array is left out."""
+    """Reads the structure of a file of Flax's; the bytes of arrays stay in the file.
+
+    Args:
+      file: The file.
+
+    Returns:
+      The arrays by path, and empty metadata. What is not an array is left out.
+
+    Raises:
+      CheckpointError: If the file is damaged, does not hold a dictionary, is nested more than 100
+        deep, has more than 2^20 keys and values (an array counts as one), or holds an array of
+        unknown dtype.
+    """
     with reading(file.path):
         scan = _Scan(file, 0, file.size, _VALUES)
         tree = scan.value()
@@ -159,11 +181,12 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _arrays(file: File, node: Any, at: str) -> Iterator[tuple[str, _Array]]:
+    """Yields the arrays in a tree with their paths."""
     if isinstance(node, _Blob) and node.kind == _COMPLEX:
         match _Scan(file, node.offset, node.offset + node.length, _OF_ARRAY).value():
             case [float(), float()]:
                 pass
-            case _:  # it might have been an array
+            case _:  # refused, not left out: it may be a damaged array
                 raise ValueError(f"'{at}' is not a complex number as flax writes it")
     elif isinstance(node, _Blob) and node.kind is not None:
         yield at, _array(file, node, at)
@@ -189,6 +212,7 @@ def _ordered(node: Any) -> list[Any]:
 
 
 def _array(file: File, blob: Any, at: str) -> _Array:
+    """Checks an extension that holds an array, or a chunk of one."""
     if not isinstance(blob, _Blob) or blob.kind not in (1, 3):
         raise ValueError(f"'{at}' is not an array, or a chunk of one, as flax writes them")
     scan = _Scan(file, blob.offset, blob.offset + blob.length, _OF_ARRAY)
@@ -209,8 +233,21 @@ def _array(file: File, blob: Any, at: str) -> _Array:
 def layout(
     tensors: Wanted, name: str, metadata: Mapping[str, str], shard_bytes: int | None
 ) -> Layout:
-    """One file, never several, byte for byte what `flax.serialization.msgpack_serialize` gives
-    (in_place=True)."""
+    """Lays out one file, with the bytes that `flax.serialization.msgpack_serialize` would write.
+
+    Args:
+      tensors: The dtype and shape of each tensor, by path.
+      name: The name of the file.
+      metadata: Must be empty: the format has no place for it.
+      shard_bytes: Not used: there is always one file.
+
+    Returns:
+      The layout of the output itself.
+
+    Raises:
+      CheckpointError: If there is metadata, the paths are not those of a tree, or the format cannot
+        hold a dtype.
+    """
     if metadata:
         raise CheckpointError("msgpack has no place for metadata")
     regions: dict[str, list[Region]] = {key: [] for key in tensors}
@@ -230,6 +267,7 @@ _Pieces = Iterable[bytes | tuple[str, int]]
 
 
 def _pack(node: Any, tensors: Wanted) -> _Pieces:
+    """Yields a tree's bytes in order; a (path, size) pair stands for the bytes of a tensor."""
     if isinstance(node, dict):
         yield _map_head(len(node))
         for key, child in node.items():
@@ -255,6 +293,7 @@ def _pack(node: Any, tensors: Wanted) -> _Pieces:
 
 
 def _pack_array(name: str, dtype: np.dtype, shape: Shape) -> _Pieces:
+    """Yields the start of an array's extension, and the (path, size) pair of its bytes."""
     size = math.prod(shape) * dtype.itemsize
     head = b"\x93" + _packed(shape) + _packed(dtype.name)
     head += _length(size, (0xC4, 0xC5, 0xC6))
@@ -266,14 +305,19 @@ def _pack_array(name: str, dtype: np.dtype, shape: Shape) -> _Pieces:
 
 
 def _packed(value: Any) -> bytes:
+    """A value packed by the msgpack library."""
     return cast(bytes, msgpack.packb(value))
 
 
 def _map_head(count: int) -> bytes:
+    """The start of a map with this many keys."""
     return cast(bytes, msgpack.Packer().pack_map_header(count))
 
 
 def _length(count: int, codes: tuple[int, int, int]) -> bytes:
-    """The start of bytes that are written apart: msgpack's packer wants them in hand."""
+    """The start of raw bytes or an extension of this length.
+
+    The msgpack library packs these only together with the bytes, which are written apart.
+    """
     i = 0 if count < 1 << 8 else 1 if count < 1 << 16 else 2
     return bytes([codes[i]]) + count.to_bytes(1 << i, "big")

@@ -1,5 +1,8 @@
-"""NumPy's .npz: a zip archive of .npy members, no objects. Bfloat16 and the float8s, which the .npy
-format spells as raw bytes, carry their type in the comment of their member."""
+"""NumPy's .npz: a zip archive with a .npy member for each array, and no Python objects.
+
+The .npy format spells bfloat16 and the float8 types as raw bytes, so the comment of such a member
+names its type.
+"""
 
 import io
 import json
@@ -30,12 +33,22 @@ from sail_jax.merging.tensors import Tensor
 __all__ = ["layout", "read_file"]
 
 _HEADER = 1 << 16  # bytes of a .npy header that are read
-_BLOCK = 1 << 20
+_BLOCK = 1 << 20  # bytes that are copied at once
 _STAGE = "tensors"
 
 
 def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of one archive, and what we wrote into its comment."""
+    """Reads the description of an .npz file; the entries of arrays stay in the file.
+
+    Args:
+      file: The archive.
+
+    Returns:
+      The tensors by name, and the metadata: the archive's comment, if it is a JSON object.
+
+    Raises:
+      CheckpointError: If the archive is damaged, or a member is not an array of numbers.
+    """
     entries, comment = members(file)
     tensors: dict[str, Tensor] = {}
     for name, member in entries.items():
@@ -49,6 +62,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _tensor(name: str, file: File, member: Member) -> Tensor:
+    """Reads the .npy header of a member, and makes a tensor of it."""
     head = io.BytesIO(inflate(file, member, 0, _HEADER).tobytes())
     version = np.lib.format.read_magic(head)
     if version not in ((1, 0), (2, 0)):
@@ -62,6 +76,7 @@ def _tensor(name: str, file: File, member: Member) -> Tensor:
     if first + math.prod(shape) * dtype.itemsize != member.size:
         raise ValueError(f"{dtype}{list(shape)} does not fill its {member.size} bytes")
     swap = spelt.byteorder == ">"
+    # In column-major order the entries are not one run, unless there is a single axis.
     if not member.deflated and (not fortran or len(shape) < 2):
         run = (member.offset + first, member.size - first)
         return StoredTensor(name, dtype, shape, file, [run], swap)
@@ -76,6 +91,7 @@ def _tensor(name: str, file: File, member: Member) -> Tensor:
 
 
 def _dtype(spelt: np.dtype, comment: str) -> np.dtype:
+    """The type of a member's entries, from its .npy header and its comment."""
     if spelt.hasobject:
         raise ValueError("it holds Python objects, which are never unpickled")
     if spelt.kind == "V" and spelt.names is None and spelt.subdtype is None:
@@ -91,7 +107,23 @@ def _dtype(spelt: np.dtype, comment: str) -> np.dtype:
 def layout(
     tensors: Wanted, name: str, metadata: Mapping[str, str], shard_bytes: int | None
 ) -> Layout:
-    """A stage of all tensors, for one archive: a member has its checksum before its bytes."""
+    """Lays out a stage with all tensors, from which the archive is written at the end.
+
+    The archive cannot be written in any order: a member's header has its checksum, and comes first.
+
+    Args:
+      tensors: The dtype and shape of each tensor, by name.
+      name: The name of the file, for messages.
+      metadata: Text by key, stored as the archive's comment.
+      shard_bytes: Not used: an .npz is one file.
+
+    Returns:
+      The layout of the stage, with the function that writes the archive from it.
+
+    Raises:
+      CheckpointError: If the metadata or a name is too long for a zip archive, or .npz cannot hold
+        a dtype.
+    """
     comment = json.dumps(dict(metadata), separators=(",", ":")).encode() if metadata else b""
     if len(comment) > 0xFFFF:
         raise CheckpointError(f"{name}: metadata of {len(comment)} bytes does not fit an .npz")
@@ -108,12 +140,16 @@ def layout(
 def _write(
     tensors: Wanted, starts: Mapping[str, int], comment: bytes, folder: Path, out: Path
 ) -> None:
-    """Members as they are, of 1 January 1980: the same bytes always."""
+    """Writes the archive from the stage, with members unpacked and dated 1 January 1980.
+
+    The date, which is that of `zipfile.ZipInfo`, makes the same tensors the same bytes always.
+    """
     with zipfile.ZipFile(out, "w") as archive, closing(File(folder / _STAGE)) as stage:
         archive.comment = comment
         for key, (dtype, shape) in tensors.items():
             member, kind = zipfile.ZipInfo(f"{key}.npy"), dtype
             if re.match(r"bfloat16|float8", dtype.name):
+                # Spelt as raw bytes; the comment says what they are.
                 member.comment, kind = dtype.name.encode(), np.dtype(f"V{dtype.itemsize}")
             descr = np.lib.format.dtype_to_descr(kind)
             head = {"descr": descr, "fortran_order": False, "shape": shape}

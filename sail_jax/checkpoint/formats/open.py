@@ -1,4 +1,4 @@
-"""A checkpoint on disk, whatever its format: names, types and shapes now, bytes when asked for."""
+"""Opening checkpoints of any format: names, types and shapes at once, bytes when asked for."""
 
 import fnmatch
 import math
@@ -29,10 +29,19 @@ _WEIGHTS = (_INDEX, ".h5", *SUFFIXES)
 
 
 class Checkpoint:
-    """The tensors of a checkpoint in file order, its format by name, its metadata, and the plain
-    files beside them; `files` are all that it is read from, as the system described them before.
+    """An open checkpoint: its tensors, and what lies beside them.
 
-    A context manager: its files stay open, for reading by any thread, until it is left.
+    No tensor is read before it is asked for. It is a context manager: its files stay open, for
+    reading by any thread, until it is left or closed.
+
+    Attributes:
+      path: The file or folder that was opened.
+      format: The name of its format, a key of `formats.table.FORMATS`.
+      tensors: The tensors by name, in the order of the files.
+      metadata: Text that the format stores beside the tensors, by key.
+      extras: The plain files beside the tensors, such as config.json and the tokenizer's: the path,
+        or the content, by file name.
+      files: Every file that the checkpoint is read from, with what the system said of it before.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,12 +60,18 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
+        """Closes its files; tensors cannot be read afterwards."""
         for file in self._open:
             file.close()
 
     def check_unchanged(self) -> None:
-        """`CheckpointError` if a file was written, replaced or removed since it was opened: what
-        was read of it may be of two versions."""
+        """Checks that no file was written, replaced or removed since the checkpoint was opened.
+
+        Otherwise what was read may come from two versions of a file.
+
+        Raises:
+          CheckpointError: If the size or a time of a file differs, or the file is gone.
+        """
         for path, before in self.files.items():
             try:
                 same = _version(path.stat()) == _version(before)
@@ -66,13 +81,14 @@ class Checkpoint:
                 raise changed(path)
 
     def _file(self, path: Path) -> File:
+        """Opens a file that is closed with the checkpoint and watched by `check_unchanged`."""
         file = File(path)
         self._open.append(file)
         self.files[path] = file.about
         return file
 
     def _add(self, path: Path, allow_pickle: bool, names: list[str] | None = None) -> None:
-        """The tensors of one file, which must be `names` if they are given."""
+        """Adds the tensors of one file, which must be exactly `names` if they are given."""
         format = of_file(path)
         if format is None or format.read_file is None:
             suffixes = ", ".join(SUFFIXES)
@@ -100,25 +116,52 @@ class Checkpoint:
 
 
 def changed(path: str | Path) -> CheckpointError:
-    """What to raise when a file was not left alone."""
+    """Makes the error for a file that was changed while it was read.
+
+    Args:
+      path: The file.
+
+    Returns:
+      The error, for the caller to raise.
+    """
     return CheckpointError(
         f"{path} was changed while it was read; run again when nothing writes to it"
     )
 
 
 def _version(about: os.stat_result) -> tuple[int, int, int]:
+    """What of a file's status changes whenever its content does."""
     # The last is the time of any change: a program can set the time of writing back, not this.
     return about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
 def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
-    """Opens a file, or a folder with the weights of one model.
+    """Opens a checkpoint file, or a folder with the weights of one model.
 
-    Formats: safetensors (also in shards, with or without their index), orbax, Flax msgpack, NumPy
-    .npz and, with `allow_pickle`, PyTorch's .bin and .pt, whose pickles are interpreted without
-    running anything. Where a folder holds several formats the first of this list is read.
+    The formats are safetensors (also in shards, with or without their index), orbax, Flax's
+    msgpack, NumPy's .npz and, with `allow_pickle`, PyTorch's .bin and .pt. Where a folder holds
+    several, the first of this list is read. Only names, dtypes and shapes are read; use the result
+    as a context manager to close its files.
 
-    Raises `CheckpointError`, which is a ValueError, naming what is wrong with which file.
+    Args:
+      path: The file, the index of shards, or the folder.
+      allow_pickle: Whether PyTorch's pickles are read. They are interpreted without running
+        anything that is in them.
+
+    Returns:
+      The open checkpoint.
+
+    Raises:
+      CheckpointError: If there is no checkpoint, or something in it is damaged, missing or
+        repeated; a `ValueError` whose message names the file.
+
+    >>> import numpy as np, tempfile
+    >>> from sail_jax.checkpoint import save_checkpoint
+    >>> path = f"{tempfile.mkdtemp()}/model.npz"
+    >>> save_checkpoint(path, {"w": np.ones((2, 3), np.float32)})
+    >>> with open_checkpoint(path) as checkpoint:
+    ...     checkpoint.format, checkpoint.tensors["w"].shape
+    ('npz', (2, 3))
     """
     path = Path(path)
     checkpoint = Checkpoint(path)
@@ -141,8 +184,19 @@ def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoi
 
 
 def open_values(path: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
-    """As `open_checkpoint`, for arithmetic: `CheckpointError` if the tensors are codes, of which
-    there is none."""
+    """Opens a checkpoint for arithmetic, and refuses one whose tensors are quantised.
+
+    Args:
+      path: As `open_checkpoint` takes it.
+      allow_pickle: As `open_checkpoint` takes it.
+
+    Returns:
+      The open checkpoint.
+
+    Raises:
+      CheckpointError: As `open_checkpoint` does, and if the tensors are codes of a quantisation,
+        whose sums and means say nothing.
+    """
     checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
     try:
         if scheme := quantization(checkpoint.tensors, config_of(checkpoint.extras)):
@@ -158,7 +212,25 @@ def open_values(path: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
 
 
 def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str, np.ndarray]:
-    """Every tensor of a checkpoint, in memory; `open_checkpoint` says what it may be."""
+    """Loads all tensors of a checkpoint into memory.
+
+    Args:
+      path: As `open_checkpoint` takes it.
+      allow_pickle: As `open_checkpoint` takes it.
+
+    Returns:
+      NumPy arrays by name. Bfloat16 and the float8 types are those of `ml_dtypes`.
+
+    Raises:
+      CheckpointError: As `open_checkpoint` does, and if a file is truncated or changes meanwhile.
+
+    >>> import numpy as np, tempfile
+    >>> from sail_jax.checkpoint import save_checkpoint
+    >>> path = f"{tempfile.mkdtemp()}/model.safetensors"
+    >>> save_checkpoint(path, {"w": np.arange(3, dtype=np.float32)})
+    >>> load_checkpoint(path)["w"]
+    array([0., 1., 2.], dtype=float32)
+    """
     with open_checkpoint(path, allow_pickle=allow_pickle) as checkpoint:
         arrays = {}
         for name, tensor in checkpoint.tensors.items():
@@ -170,6 +242,7 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
 
 
 def _open_folder(checkpoint: Checkpoint, allow_pickle: bool) -> None:
+    """Adds the weights of a folder, in its first format by the table, and its extras."""
     folder = checkpoint.path
     names = sorted(entry.name for entry in folder.iterdir())
     extras = {
@@ -184,6 +257,7 @@ def _open_folder(checkpoint: Checkpoint, allow_pickle: bool) -> None:
     for format in FORMATS.values():
         if format.read_folder and (contents := format.read_folder(folder)):
             checkpoint.tensors, checkpoint.metadata = contents
+            # A library reads these files by itself, so all of them are watched for changes.
             below = (path for path in sorted(folder.rglob("*")) if path.is_file())
             checkpoint.files |= {path: path.stat() for path in below}
             checkpoint.format = format.name
@@ -204,7 +278,7 @@ def _open_folder(checkpoint: Checkpoint, allow_pickle: bool) -> None:
 
 
 def _weights(folder: Path, names: list[str], format: Format, usual: str) -> list[str]:
-    """The file, the index or the files of one format in a folder, in this order of preference."""
+    """The file names of one format in a folder: the usual file, else an index, else all files."""
     suffix, usual_index = Path(usual).suffix, usual + _INDEX
     alike = [
         name
@@ -223,7 +297,7 @@ def _weights(folder: Path, names: list[str], format: Format, usual: str) -> list
 
 
 def _check_shards(path: Path, files: Iterable[str]) -> None:
-    """CheckpointError unless of files that say how many they are all are there."""
+    """Raises CheckpointError if some of a set of files named "x-00001-of-00003" are missing."""
     found: dict[tuple[str, ...], set[str]] = {}
     for file in files:
         if match := _SHARD.fullmatch(file):
@@ -237,6 +311,7 @@ def _check_shards(path: Path, files: Iterable[str]) -> None:
 
 
 def _open_index(checkpoint: Checkpoint, index: Path, allow_pickle: bool) -> None:
+    """Adds the tensors of all files that an index lists."""
     shards = read_index(checkpoint._file(index))
     for shard, names in shards.items():
         if of_file(shard) is None:

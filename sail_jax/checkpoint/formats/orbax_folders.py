@@ -1,5 +1,8 @@
-"""Orbax checkpoints (StandardCheckpointer, PyTreeCheckpointer, a CheckpointManager's step), leaf by
-leaf into NumPy. Orbax itself is imported only here, and only when there is such a checkpoint."""
+"""Orbax checkpoints, read leaf by leaf into NumPy and written as whole trees.
+
+The reader takes what StandardCheckpointer and PyTreeCheckpointer write, and the steps of a
+CheckpointManager. Orbax is imported by this module alone, and only when there is such a checkpoint.
+"""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,9 +27,10 @@ _STAGE = "tensors"
 
 
 def _find(folder: Path) -> Path | None:
-    """The folder of the one item that lies in or below `folder`, None if it is not orbax's.
+    """Returns the folder of the one orbax item in or below a folder, or None if there is none.
 
-    Of a manager's steps the latest, of several items "default".
+    Of several steps of a CheckpointManager it is the latest that has one, of several items
+    "default".
     """
     if (folder / _MARK).is_file():
         return folder
@@ -41,8 +45,19 @@ def _find(folder: Path) -> Path | None:
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-    """The arrays and numbers of one item by path ("/" between keys), None if `folder` is not
-    orbax's; what is text is left out."""
+    """Reads the description of an orbax checkpoint; its arrays are loaded when they are asked for.
+
+    Args:
+      folder: The folder of an item, of a step, or of all steps of a CheckpointManager.
+
+    Returns:
+      The arrays and numbers by path, with "/" between keys, and empty metadata. Text is left out.
+      None if the folder is not one of orbax's.
+
+    Raises:
+      CheckpointError: If orbax cannot read it, it holds several items and none is "default", a path
+        occurs twice, or a dtype is not one of `DTYPES`.
+    """
     if (item := _find(folder)) is None:
         return None
     import orbax.checkpoint as ocp
@@ -55,6 +70,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None
         tree = about.tree if hasattr(about, "tree") else about
     tensors: dict[str, Tensor] = {}
     for keys, leaf in _leaves(tree):
+        # Text has neither.
         shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
         if shape is None or dtype is None:
             continue
@@ -74,6 +90,7 @@ _Key = tuple[str, int | None]  # of a dictionary, or a place in a list of so man
 
 
 def _leaves(node: Any, keys: tuple[_Key, ...] = ()) -> Iterator[tuple[tuple[_Key, ...], Any]]:
+    """Yields each leaf of orbax's description with the keys that lead to it."""
     if isinstance(node, Mapping):
         for key, child in node.items():
             yield from _leaves(child, (*keys, (str(key), None)))
@@ -85,6 +102,7 @@ def _leaves(node: Any, keys: tuple[_Key, ...] = ()) -> Iterator[tuple[tuple[_Key
 
 
 def _leaf(path: Path, keys: tuple[_Key, ...], dtype: np.dtype) -> np.ndarray:
+    """Restores a single leaf: orbax is asked for a tree that is empty but for this one."""
     import orbax.checkpoint as ocp
 
     item: Any = 0
@@ -104,7 +122,16 @@ def _leaf(path: Path, keys: tuple[_Key, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def admit(names: Iterable[str]) -> None:
-    """`CheckpointError` unless the paths make a tree that orbax can tell apart: it joins by "."."""
+    """Checks that orbax can store leaves under these paths.
+
+    Orbax joins the keys of a path by ".", so "a/b.c" and "a.b/c" would be the same to it.
+
+    Args:
+      names: Paths with "/" between keys.
+
+    Raises:
+      CheckpointError: If the paths are not those of a tree, or two of them are the same to orbax.
+    """
     nested(names)
     joined: dict[str, str] = {}
     for name in names:
@@ -116,13 +143,27 @@ def admit(names: Iterable[str]) -> None:
 def layout(
     tensors: Wanted, name: str, metadata: Mapping[str, str], shard_bytes: int | None
 ) -> Layout:
-    """A stage of all tensors, since orbax writes whole trees."""
+    """Lays out a stage with all tensors, since orbax writes whole trees.
+
+    Args:
+      tensors: The dtype and shape of each tensor, by path.
+      name: Not used: orbax names its own files.
+      metadata: Must be empty: orbax has no place for it.
+      shard_bytes: Not used: orbax chooses the sizes of its files.
+
+    Returns:
+      The layout of the stage, with the function that makes orbax's folder from it.
+
+    Raises:
+      CheckpointError: If there is metadata, or orbax cannot store leaves under these paths.
+    """
     if metadata:
         raise CheckpointError("orbax has no place for metadata")
     admit(tensors)
     stage = staged(tensors, _STAGE)
 
     def convert(folder: Path, out: Path) -> None:
+        # An empty file cannot be mapped into memory.
         raw = np.empty(0, np.uint8)
         if stage.sizes[_STAGE]:
             raw = np.memmap(folder / _STAGE, np.uint8, "r").view(np.ndarray)
@@ -136,8 +177,17 @@ def layout(
 
 
 def write_folder(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes the leaves as nested dictionaries by `StandardCheckpointer`, which copies them all
-    into memory, about twice."""
+    """Writes arrays as nested dictionaries with orbax's StandardCheckpointer.
+
+    Orbax copies all arrays into memory, about twice.
+
+    Args:
+      path: The folder to write; there must be none yet.
+      arrays: The leaves by path, with "/" between keys.
+
+    Raises:
+      CheckpointError: If the paths are not those of a tree, or orbax cannot write.
+    """
     import orbax.checkpoint as ocp
 
     def filled(node: Any) -> Any:
@@ -152,7 +202,10 @@ def write_folder(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 @contextlib.contextmanager
 def _failing(path: Path) -> Iterator[None]:
-    """Whatever orbax and tensorstore raise: their errors are of many types and lines."""
+    """Turns any exception of orbax or tensorstore into a one-line `CheckpointError`.
+
+    Their errors are of many types, and their messages have many lines.
+    """
     try:
         yield
     except disk.StoreError:

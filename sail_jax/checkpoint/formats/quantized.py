@@ -1,4 +1,4 @@
-"""Checkpoints whose tensors are codes, which mean values only together with their scales."""
+"""Recognition of quantised checkpoints: their tensors are codes, which need scales to be values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from sail_jax.merging.tensors import Tensor, Tensors
 
 __all__ = ["quantization"]
 
-# How the names of codes end, and what lies beside them with this end exchanged.
+# Scheme, how the names of its codes end, and how those of the scales (or the like) beside them do.
 _PAIRS = (
     ("FP8", "", ("_scale_inv", "_scale")),
     ("FP8", "weight", ("scale_inv", "scale_weight", "scale")),
@@ -23,11 +23,19 @@ _PAIRS = (
 
 
 def quantization(tensors: Tensors, config: Mapping[str, Any]) -> str:
-    """What a checkpoint's tensors are codes of, and how that shows; "" if they are values.
+    """Names the quantisation scheme of a checkpoint, if its tensors are codes.
 
-    Numbers of few bits alone are none: a network may be in float8, or keep counts. It takes a scale
-    beside them, or the `quantization_config` of config.json. That alone is none either: it is often
-    left where the tensors are dequantised.
+    Numbers of few bits alone do not make a checkpoint quantised: a network may be kept in float8,
+    and buffers may count. There must also be a tensor of scales beside one of them, or a
+    `quantization_config` in config.json. That entry alone does not count either, since it often
+    stays behind when the tensors have been dequantised.
+
+    Args:
+      tensors: The tensors of the checkpoint, by name; none is read.
+      config: The content of its config.json; empty if there is none.
+
+    Returns:
+      The scheme and how it shows, for messages; "" if the tensors are values.
     """
     narrow = {name: tensor for name, tensor in tensors.items() if _narrow(tensor)}
     method = _method(config)
@@ -47,18 +55,19 @@ def quantization(tensors: Tensors, config: Mapping[str, Any]) -> str:
 
 
 def _narrow(tensor: Tensor) -> bool:
-    """Whether its entries are of a type that codes have."""
+    """Whether the entries have a type that codes have: a float8, or integers of up to 4 bytes."""
     return tensor.dtype.name.startswith("float8") or (
         tensor.dtype.kind in "iu" and tensor.dtype.itemsize <= 4
     )
 
 
 def _told(tensor: Tensor) -> str:
+    """Names a tensor and its dtype."""
     return f"{tensor.dtype} in '{tensor.name}'"
 
 
 def _method(config: Mapping[str, Any]) -> str:
-    """What the configuration calls it, "" if it speaks of none."""
+    """The scheme that a configuration names, "" if it names none."""
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
         for key in ("quantization_config", "compression_config"):

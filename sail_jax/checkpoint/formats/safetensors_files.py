@@ -1,6 +1,7 @@
-"""The safetensors format: eight bytes of length, a JSON header, then every byte accounted for.
+"""The safetensors format: eight bytes of length, a JSON header, then the bytes of all tensors.
 
-https://huggingface.co/docs/safetensors, read strictly: no gaps, no overlaps, no repeated names.
+It is read strictly, as its specification asks for: no gaps, no overlaps, no repeated names
+(https://huggingface.co/docs/safetensors).
 """
 
 import json
@@ -38,7 +39,18 @@ _NAMES = {DTYPES[name]: code for code, name in _CODES.items()}
 
 
 def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of one file in the order of their bytes, and its metadata."""
+    """Reads the header of a safetensors file; the bytes of tensors stay in the file.
+
+    Args:
+      file: The file.
+
+    Returns:
+      The tensors by name, in the order of their bytes, and the metadata of the header.
+
+    Raises:
+      CheckpointError: If the header is damaged, a dtype is unknown, or the tensors do not cover the
+        rest of the file exactly once.
+    """
     path = file.path
     length = int.from_bytes(file.bytes_at(0, 8), "little")
     if length > MAX_HEADER or length > file.size - 8:
@@ -71,6 +83,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _entry(path: Path, name: str, about: Any) -> tuple[int, int, np.dtype, tuple[int, ...]]:
+    """The first and last byte, dtype and shape in a header's entry, checked."""
     match about:
         case {"dtype": str(code), "shape": list(shape), "data_offsets": [start, stop]}:
             pass
@@ -87,7 +100,18 @@ def _entry(path: Path, name: str, about: Any) -> tuple[int, int, np.dtype, tuple
 
 
 def read_index(file: File) -> dict[str, list[str]]:
-    """The names of the tensors in each file that an index (`*.index.json`) lists."""
+    """Reads the index (`*.index.json`) of a checkpoint in shards: which file holds which tensors.
+
+    Args:
+      file: The index.
+
+    Returns:
+      The names of tensors by file name, both in the order of the index.
+
+    Raises:
+      CheckpointError: If the index is damaged, too large or empty, or names a file that is missing
+        or lies outside of its folder.
+    """
     path = file.path
     if file.size > MAX_HEADER:
         raise CheckpointError(f"{path} is damaged: it has {file.size} bytes")
@@ -107,12 +131,27 @@ def read_index(file: File) -> dict[str, list[str]]:
 def layout(
     tensors: Wanted, name: str, metadata: Mapping[str, str], shard_bytes: int | None
 ) -> Layout:
-    """Files `name`, in shards of at most `shard_bytes` (or one tensor) with an index if several."""
+    """Lays out one safetensors file, or several shards with an index.
+
+    Args:
+      tensors: The dtype and shape of each tensor, by name.
+      name: The name of the file; shards get a number in it, the index ".index.json" behind it.
+      metadata: Text by key, for the header of each file.
+      shard_bytes: The most bytes of tensors in a file; a larger tensor has a shard to itself. None
+        for one file.
+
+    Returns:
+      The layout of the output itself.
+
+    Raises:
+      CheckpointError: If safetensors cannot hold a dtype, or a header would be too long.
+    """
     shards: list[dict[str, int]] = [{}]
     for key, (dtype, shape) in tensors.items():
         if dtype not in _NAMES:
             raise CheckpointError(f"'{key}': safetensors cannot hold {dtype}")
         size = math.prod(shape) * dtype.itemsize
+        # An empty shard takes any tensor, however large.
         full = sum(shards[-1].values()) + size if shards[-1] and shard_bytes else 0
         if full > (shard_bytes or 0):
             shards.append({})
@@ -132,6 +171,7 @@ def layout(
             }
             end += size
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        # Spaces, which JSON ignores, so that the tensors begin at a multiple of eight bytes.
         text += b" " * (-len(text) % 8)
         if len(text) > MAX_HEADER:
             raise CheckpointError(f"{file}: its header would have {len(text)} bytes; use shards")

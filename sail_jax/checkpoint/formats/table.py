@@ -1,4 +1,8 @@
-"""Every format of checkpoints, one row each: whatever reads, writes or lists formats asks here."""
+"""The table of checkpoint formats, one row each.
+
+Whatever reads, writes or lists formats looks here, so that a new format is a module with a reader
+(and a layout, if it can be written) and a row of this table.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,15 +31,17 @@ class Format:
 
     Attributes:
       name: What options and messages call it.
-      files: The usual name of its file, once for each suffix that such files have; an output's is
-        the first. None if a checkpoint is a folder of the format's own making.
-      read_file: What lies in a file.
-      read_folder: What lies in a folder of the format's own making; None if it is no such folder.
-      layout: Of an output, from its tensors, its file, its metadata and the size from which there
-        are several files (None: never). A format without is only read.
-      sharded: Whether several files in a folder are one checkpoint, without an index, too.
+      files: The usual names of its file, one for each suffix that such files have. An output gets
+        the first. Empty if a checkpoint of this format is a folder made by a library.
+      read_file: Reads a file: its tensors by name, and its metadata. None if there are no such
+        files.
+      read_folder: Reads a folder made by a library; returns None if the folder is no such folder.
+      layout: Lays out an output from its tensors, file name, metadata and the size in bytes from
+        which there are several files (None: never). None if this format is only read.
+      sharded: Whether several files of this format in a folder are one checkpoint even without an
+        index.
       pickled: Whether it is read only with `allow_pickle`.
-      not_weights: Files with its suffix that hold something else.
+      not_weights: Names of files with its suffix that hold something else.
     """
 
     name: str
@@ -49,11 +55,11 @@ class Format:
 
     @property
     def file(self) -> str:
-        """The name of an output's file, "" if the format makes a folder."""
+        """The name of an output's file, "" if the output is a folder made by a library."""
         return self.files[0] if self.files else ""
 
 
-# Of the formats that lie in a folder the first of this table is read.
+# The order counts: where a folder holds several formats, the first of this table is read.
 _TABLE = (
     Format(
         name="safetensors",
@@ -100,17 +106,39 @@ LAYOUTS = {format.name: format.layout for format in _TABLE if format.layout}
 
 
 def of_file(path: str | Path) -> Format | None:
-    """The format that the suffix of a file tells, if any."""
+    """Looks up the format of a file by its suffix.
+
+    Args:
+      path: The file, which need not exist.
+
+    Returns:
+      The format, or None if no format has this suffix.
+    """
     return SUFFIXES.get(Path(path).suffix)
 
 
 def of_output(out: Path) -> Format | None:
-    """The format of an output that is to be one file, by its suffix; None if it is a folder."""
+    """Looks up the format of an output that is to be one file, by its suffix.
+
+    Args:
+      out: Where the output goes.
+
+    Returns:
+      The format, or None if the output is to be a folder: its name has no suffix of a format that
+      is written.
+    """
     format = of_file(out)
     return format if format and format.name in LAYOUTS else None
 
 
 def check_written(name: str | None) -> None:
-    """`CheckpointError` if outputs cannot have the format of this name; None leaves the choice."""
+    """Checks that outputs can have the format of this name.
+
+    Args:
+      name: The name of a format; None leaves the choice to the writer and is always right.
+
+    Raises:
+      CheckpointError: If there is no such format, or it is only read.
+    """
     if name is not None and name not in LAYOUTS:
         raise CheckpointError(f"format: expected one of {', '.join(LAYOUTS)}, got {name!r}")

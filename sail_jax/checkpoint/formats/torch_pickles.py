@@ -1,12 +1,12 @@
-"""PyTorch's zip checkpoints (.bin, .pt) without PyTorch, and without trusting their pickle.
+"""PyTorch's zip checkpoints (.bin, .pt), read without PyTorch and without running their pickle.
 
-The standard library's unpickler reads it, cut down to the opcodes of plain data. Names of PyTorch's
-mean stand-ins of this module, all others are refused: nothing is imported, called or built on
-behalf of the stream.
+The pickle is read by the standard library's unpickler, reduced to the opcodes of plain data. The
+few names of PyTorch that it may use stand for functions and types of this module; every other name
+is refused. So nothing is imported, called or built on behalf of the stream.
 
-It is the unpickler written in Python, since the one in C hashes every key that a stream makes: of
-tuples nested a million deep it crashes, of tuples that hold the one before twice it never returns.
-It also makes room in its memo for any number that a stream names.
+The unpickler is the one written in Python. The one in C hashes every key of a stream: tuples nested
+a million deep crash it, and tuples that hold the one before twice keep it busy for ever. It also
+makes room in its memo for any number that a stream names.
 """
 
 import io
@@ -33,6 +33,8 @@ from sail_jax.merging.tensors import Tensor
 
 __all__ = ["read_file"]
 
+# Plain data, the memo, persistent ids (storages), and calls of the stand-ins below. Everything else
+# that a pickle can do, such as building instances of classes, is left out.
 _OPCODES = (
     *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.STACK_GLOBAL),
     *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT),
@@ -51,13 +53,17 @@ _STORAGES = {
     **{"Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128"},
 }
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
+# Limits on what a small file can make this process copy or allocate.
 _AXES = 64  # more than any tensor has
 _ARGUMENTS = 16  # more than any function has
-_REPEATED = 1 << 30  # bytes of a tensor with entries in the same place
+_REPEATED = 1 << 30  # bytes of a tensor that repeats entries of its storage
 
 
 class _Dict(dict[str | int, Any]):
-    """A dictionary of the stream; other keys than text and numbers would need its code to hash."""
+    """A dictionary of the stream, with text and integers as its only keys.
+
+    Other keys are refused before they are hashed, which nested tuples could draw out for ever.
+    """
 
     __slots__ = ()
 
@@ -68,15 +74,21 @@ class _Dict(dict[str | int, Any]):
 
 
 class _StorageType(NamedTuple):
+    """A type of storage, such as `torch.FloatStorage`; dtype None if tensors name their own."""
+
     dtype: np.dtype | None
 
 
 class _Storage(NamedTuple):
+    """A storage: its type, and the name of the archive's member that holds its bytes."""
+
     dtype: np.dtype | None
     key: str
 
 
 class _Strided(NamedTuple):
+    """A tensor as PyTorch describes it: a strided view, in entries, of a storage."""
+
     key: str
     dtype: np.dtype
     offset: int
@@ -85,11 +97,15 @@ class _Strided(NamedTuple):
 
 
 def _ordered_dict() -> _Dict:
+    """Stands for `collections.OrderedDict`."""
     return _Dict()
 
 
 def _size(numbers: Any) -> tuple[int, ...]:
-    """A shape or strides. It is short, since a stream could have a long list copied many times."""
+    """A shape or strides as a tuple; also stands for `torch.Size`.
+
+    Its length is limited, since a stream could have a long list copied many times.
+    """
     short = isinstance(numbers, list | tuple) and len(numbers) <= _AXES
     if not short or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
         raise ValueError("a tensor has an impossible offset, shape or stride")
@@ -97,12 +113,14 @@ def _size(numbers: Any) -> tuple[int, ...]:
 
 
 def _rebuild_parameter(tensor: Any, *_: Any) -> _Strided:
+    """Stands for PyTorch's function of this name: a parameter is its tensor."""
     if not isinstance(tensor, _Strided):
         raise ValueError("a parameter is no tensor")
     return tensor
 
 
 def _rebuild_tensor_v2(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Strided:
+    """Stands for PyTorch's function of this name, for storages that have a type."""
     if not isinstance(storage, _Storage) or storage.dtype is None:
         raise ValueError("a tensor has no storage of a type that is read")
     (offset,), shape, strides = _size([offset]), _size(shape), _size(strides)
@@ -114,6 +132,7 @@ def _rebuild_tensor_v2(storage: Any, offset: Any, shape: Any, strides: Any, *_: 
 def _rebuild_tensor_v3(
     storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any, *_: Any
 ) -> _Strided:
+    """Stands for PyTorch's function of this name, for untyped storages."""
     if not isinstance(storage, _Storage) or not isinstance(dtype, np.dtype):
         raise ValueError("a tensor has no storage or no type")
     return _rebuild_tensor_v2(storage._replace(dtype=dtype), offset, shape, strides)
@@ -134,12 +153,17 @@ _STAND_INS = {
 
 
 class _Dispatch(dict[int, Callable[[Any], None]]):
+    """The unpickler's methods by opcode; an opcode that is not among them is refused."""
+
     def __missing__(self, opcode: int) -> Callable[[Any], None]:
         raise ValueError(f"the opcode {bytes([opcode])!r} has no place in a checkpoint")
 
 
 class _Unpickler(pickle._Unpickler):
-    """Whatever a stream says, its stack holds numbers, text, bytes, lists, tuples and stand-ins."""
+    """The standard library's unpickler for plain data.
+
+    Whatever a stream says, its stack holds numbers, text, bytes, lists, tuples and stand-ins only.
+    """
 
     stack: list[Any]
     append: Callable[[Any], None]
@@ -160,13 +184,16 @@ class _Unpickler(pickle._Unpickler):
         self.append(_Dict())
 
     def load_reduce(self) -> None:
-        """With few arguments, since a stream could have a long tuple copied many times."""
+        """Calls a stand-in.
+
+        It may have few arguments only, since a stream could have a long tuple copied many times.
+        """
         if not isinstance(self.stack[-1], tuple) or len(self.stack[-1]) > _ARGUMENTS:
             raise ValueError("a function is called with what is no arguments of it")
         pickle._Unpickler.load_reduce(self)  # type: ignore[attr-defined]
 
     def load_build(self) -> None:
-        """Attributes of a dictionary or a parameter are not ours to keep."""
+        """Drops the attributes that a stream gives to a dictionary or a parameter."""
         self.stack.pop()
         if not isinstance(self.stack[-1], _Dict | _Strided):
             raise ValueError("state is given to what has none")
@@ -178,8 +205,20 @@ class _Unpickler(pickle._Unpickler):
 
 
 def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of one file by name, nested dictionaries joined by "."; what is not a tensor is
-    left out. Of a trainer's checkpoint the "state_dict"."""
+    """Reads the description of a PyTorch checkpoint; the bytes of tensors stay in the file.
+
+    Args:
+      file: The archive.
+
+    Returns:
+      The tensors by name, with "." between the keys of nested dictionaries, and empty metadata. If
+      the checkpoint has a "state_dict", as trainers write it, only that is read. What is not a
+      tensor is left out.
+
+    Raises:
+      CheckpointError: If the file is not a zip archive (PyTorch before 1.6 wrote others), holds no
+        PyTorch checkpoint, is damaged, or has a pickle that wants more than plain data.
+    """
     if file.bytes_at(0, min(4, file.size)) != b"PK\3\4":
         raise CheckpointError(
             f"{file.path} is not a zip archive: PyTorch's format before 1.6 is not read, "
@@ -200,7 +239,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     with reading(file.path):
         try:
             stream = io.BytesIO(inflate(file, entries[pickles[0]]).data)
-            # Texts of Python 2 are bytes of any kind.
+            # Texts that Python 2 wrote are any bytes, and latin-1 decodes them all.
             tree = _Unpickler(stream, encoding="latin-1").load()
         except CheckpointError as exc:
             raise CheckpointError(f"{file.path} is refused: {exc}") from None
@@ -217,9 +256,12 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _tensors(node: Any, at: str, seen: set[int]) -> Iterator[tuple[str, _Strided]]:
+    """Yields the tensors in nested dictionaries with their names."""
     if isinstance(node, _Strided):
         yield at, node
     elif isinstance(node, _Dict):
+        # The memo lets a stream put one dictionary in many places: walking them all might never
+        # end.
         if id(node) in seen:
             raise ValueError("a dictionary lies in it twice, or in itself")
         seen.add(id(node))
@@ -228,6 +270,7 @@ def _tensors(node: Any, at: str, seen: set[int]) -> Iterator[tuple[str, _Strided
 
 
 def _tensor(file: File, name: str, strided: _Strided, member: Member, swap: bool) -> Tensor:
+    """Checks a strided view against its storage, and makes a tensor of it."""
     dtype = strided.dtype
     shape = checked_shape(strided.shape, dtype.itemsize, f"{file.path}: '{name}'")
     numel, first = math.prod(shape), strided.offset * dtype.itemsize
@@ -235,8 +278,11 @@ def _tensor(file: File, name: str, strided: _Strided, member: Member, swap: bool
     span = (1 + sum((n - 1) * step for n, step in steps)) * dtype.itemsize if numel else 0
     if first + span > member.size:
         raise ValueError(f"'{name}' reaches beyond the {member.size} bytes of its storage")
+    # A stride of 0 repeats entries, so that a small file could describe a tensor of any size.
     if (size := numel * dtype.itemsize) > max(span, _REPEATED):
         raise ValueError(f"'{name}' repeats {span} bytes until they are {size}")
+    # Contiguous: each stride is that of row-major order, where an axis has more than one entry.
+    # Only then, and if the storage is not packed, can entries be read in place.
     wanted, contiguous = numel, True
     for n, step in zip(shape, strided.strides, strict=True):
         wanted //= max(n, 1)

@@ -1,4 +1,7 @@
-"""Paths "a/b/c" and the nested dictionaries that they spell."""
+"""Conversion between paths such as "a/b/c" and the nested dictionaries that they describe.
+
+Some formats store a tree of arrays, while a checkpoint here has one flat name for each tensor.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +14,19 @@ _LONGEST = 4096  # characters of a path: deep trees of long keys would fill the 
 
 
 def joined(at: str, separator: str, key: str | int) -> str:
-    """The path of what lies below `at` (the root: "") under a key."""
+    """Returns the path of what a tree holds under a key.
+
+    Args:
+      at: The path of the node, "" for the root.
+      separator: What stands between the keys of a path, "/" or ".".
+      key: The key below the node.
+
+    Returns:
+      The path, such as "a/b" for "b" below "a".
+
+    Raises:
+      CheckpointError: If the path has more than 4096 characters.
+    """
     path = f"{at}{separator}{key}" if at else str(key)
     if len(path) > _LONGEST:
         raise CheckpointError(f"a path has more than {_LONGEST} characters: '{path[:60]}...'")
@@ -19,7 +34,16 @@ def joined(at: str, separator: str, key: str | int) -> str:
 
 
 def nested(paths: Iterable[str]) -> dict[str, Any]:
-    """The tree whose leaves are the paths themselves.
+    """Builds the tree of nested dictionaries whose leaves are the given paths.
+
+    Args:
+      paths: Paths with "/" between their keys.
+
+    Returns:
+      The nested dictionaries. Each leaf is its own full path.
+
+    Raises:
+      CheckpointError: If a path occurs twice, or lies below another one.
 
     >>> nested(["a/b", "c", "a/d"])
     {'a': {'b': 'a/b', 'd': 'a/d'}, 'c': 'c'}

@@ -1,4 +1,4 @@
-"""Zip archives whose stored members are read in place: NumPy's .npz and PyTorch's .pt."""
+"""Zip archives with members that can be read in place: NumPy's .npz and PyTorch's .pt."""
 
 import zipfile
 from itertools import pairwise
@@ -10,11 +10,20 @@ from sail_jax.checkpoint.formats.files import MAX_HEADER, CheckpointError, File,
 
 __all__ = ["Member", "inflate", "members"]
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 20  # bytes that are unpacked at once
 
 
 class Member(NamedTuple):
-    """One file of an archive: where its bytes lie, packed or as they are."""
+    """One file in an archive.
+
+    Attributes:
+      archive: The archive, as the standard library opened it.
+      name: The member's name.
+      offset: The place in the archive's file of its first byte, packed or not.
+      size: Its size in bytes, unpacked.
+      deflated: Whether it is packed (by deflate).
+      comment: Its comment, as bytes.
+    """
 
     archive: zipfile.ZipFile
     name: str
@@ -25,7 +34,7 @@ class Member(NamedTuple):
 
 
 class _Reader:
-    """What zipfile needs of a file."""
+    """A `File` with the methods of a file object that `zipfile` needs."""
 
     def __init__(self, file: File) -> None:
         self._file, self._at = file, 0
@@ -46,6 +55,7 @@ class _Reader:
     def read(self, count: int = -1) -> bytes:
         left = max(0, self._file.size - self._at)
         count = left if count is None or count < 0 else min(count, left)
+        # zipfile reads the directory in one go, of whatever size the file claims for it.
         if count > MAX_HEADER:
             raise ValueError(f"its directory would have {count} bytes")
         data = self._file.bytes_at(self._at, count)
@@ -54,7 +64,19 @@ class _Reader:
 
 
 def members(file: File) -> tuple[dict[str, Member], bytes]:
-    """The members by name and the archive's comment; none may be encrypted, exotic or overlap."""
+    """Reads the directory of an archive, and checks it against the bytes it describes.
+
+    Args:
+      file: The archive.
+
+    Returns:
+      The members by name, and the archive's comment.
+
+    Raises:
+      CheckpointError: If the archive is damaged, or a member is encrypted, packed by anything but
+        deflate, occurs twice, shares bytes with another, claims a size that it cannot have, or has
+        another name where its bytes lie.
+    """
     entries: dict[str, Member] = {}
     places: list[tuple[int, int, str]] = []
     with reading(file.path):
@@ -66,6 +88,8 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
                 raise ValueError(f"'{info.filename}' is compressed by method {info.compress_type}")
             if info.filename in entries:
                 raise ValueError(f"it holds '{info.filename}' twice")
+            # The header in front of a member: 30 bytes, then a name and an extra field whose
+            # lengths they end with.
             local = file.bytes_at(info.header_offset, 30)
             if local[:4] != b"PK\3\4":
                 raise ValueError(f"'{info.filename}' is not where the directory says")
@@ -76,18 +100,22 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
             deflated = info.compress_type == zipfile.ZIP_DEFLATED
             if not deflated and info.compress_size != info.file_size:
                 raise ValueError(f"'{info.filename}' is stored with two sizes")
-            # Deflate packs at most 1032 to 1: a larger claim is a lie, or a bomb.
+            # Deflate packs at most 1032 to 1. A larger claim is false, and may be meant to fill the
+            # memory.
             if deflated and info.file_size > 1032 * info.compress_size + 64:
                 raise ValueError(f"'{info.filename}' cannot unpack to {info.file_size} bytes")
             places.append((info.header_offset, offset + info.compress_size, info.filename))
             entries[info.filename] = Member(
                 *(archive, info.filename, offset, info.file_size, deflated, info.comment)
             )
+        # Members that share bytes are how a small archive can claim a large content.
         places.sort()
         for (_, end, name), (start, _, other) in pairwise([*places, (archive.start_dir, 0, "")]):
             if end > start:
                 what = f"'{other}'" if other else "its directory"
                 raise ValueError(f"'{name}' and {what} lie in the same bytes")
+        # zipfile compares these names when it opens a member. Members that are not packed are read
+        # without it.
         for info in archive.infolist():
             spelt = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
             at = info.header_offset + 26
@@ -98,8 +126,20 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
 
 
 def inflate(file: File, member: Member, start: int = 0, count: int | None = None) -> np.ndarray:
-    """The bytes of a member from `start` on, `count` of them if there are as many; nothing else
-    of it is kept."""
+    """Reads bytes of a member, unpacked; nothing else of it stays in memory.
+
+    Args:
+      file: The archive.
+      member: Which member.
+      start: The first byte, counted in the unpacked member.
+      count: How many bytes at most; None for all that follow.
+
+    Returns:
+      The bytes, uint8 of shape `(min(count, member.size - start),)`.
+
+    Raises:
+      CheckpointError: If the member is damaged, or shorter than the directory says.
+    """
     left = member.size - start
     count = left if count is None else min(count, left)
     if not member.deflated:
