@@ -1,1 +1,1 @@
-"""Works carried out by threads, under a memory limit."""
+"""Works (one tensor each) carried out by threads, under a memory limit."""

@@ -1,4 +1,9 @@
-"""Plans carried out: tensors read, merged and written at once, under a memory limit."""
+"""The executor: carries out the works of a plan under a memory limit.
+
+A `Work` describes one tensor: what it is made of, and how. Worker threads read its inputs, merge
+them piece by piece with `sail_jax.merging.engine`, and hand the outcome to a `Sink`, usually the
+writer in `sail_jax.checkpoint.output`. `limits` says beforehand how many workers fit in memory.
+"""
 
 import math
 import os
@@ -41,42 +46,74 @@ __all__ = [
     "summary",
 ]
 
-CONSTANT = 330 << 20  # bytes of an interpreter with JAX and compiled kernels, measured
-KEPT = 64 << 20  # bytes a worker keeps of a tensor between visits, unless told otherwise
+CONSTANT = 330 << 20  # bytes of an interpreter with JAX and compiled kernels, as measured
+KEPT = 64 << 20  # bytes of a tensor that a worker keeps between visits, at most
 
 
 class MergeError(ValueError):
-    """A merge that cannot go on; the message names the tensors."""
+    """Raised when a merge cannot go on; the message names the tensors."""
 
 
 class MergeRefusedError(MergeError, disk.RefusedError):
-    """A merge that cannot be done as it was asked for; raised before any tensor is read."""
+    """Raised when a merge cannot be done as it was asked for, before any tensor is read."""
 
 
 class Sink(Protocol):
-    """Where merged tensors go: `Writer`, or a dictionary in disguise."""
+    """A place where merged tensors go, such as the `Writer` of an output.
+
+    Attributes:
+      finished: The names of the tensors that it has already; they are not merged again.
+    """
 
     finished: frozenset[str]
 
-    def write(self, name: str, array: np.ndarray, start: int = 0) -> None: ...
+    def write(self, name: str, array: np.ndarray, start: int = 0) -> None:
+        """Takes entries of a tensor, in row-major order; called by any worker.
 
-    def done(self, name: str) -> None: ...
+        Args:
+          name: The tensor.
+          array: The entries, flat or not, in the dtype of the output.
+          start: The index of the first of them in the flat tensor.
+        """
+
+    def done(self, name: str) -> None:
+        """Notes that all entries of a tensor have been written.
+
+        Args:
+          name: The tensor.
+        """
 
 
 class Limits(NamedTuple):
-    """How many workers, and the bytes that each may keep of a tensor between visits."""
+    """How much may be done at once.
+
+    Attributes:
+      threads: How many workers there are.
+      hold: Bytes of inputs that each worker may keep when it needs a tensor more than once.
+    """
 
     threads: int
     hold: int
 
 
 class Record(NamedTuple):
-    """What was measured of one tensor, from sums in float32 over pieces, added in float64.
+    """Measurements of one merged tensor.
 
-    norms `[model]` of the task vectors, cosines `[model, model]`, norm of the update and its
-    cosines `[model]` with them; fractions of entries: conflicts (task vectors of both signs) and
-    changed; moved `[model]`: how many entries a model moved, and kept `[model]`: the fraction of
-    them that is kept, 0 if there are none.
+    Delta_i is the task vector of model i; the update is what the merge adds to the base (or to 0,
+    if there is none). Sums are taken in float32 over pieces and added in float64.
+
+    Attributes:
+      name: The tensor.
+      size: Its number of entries.
+      norms: |Delta_i|, `[model]`.
+      cosines: Cosines between the task vectors, `[model, model]`; 0 where a norm is 0.
+      update: The norm of the update.
+      alignment: Cosines of the update with the task vectors, `[model]`.
+      conflicts: The fraction of entries that some models raise and others lower.
+      changed: The fraction of entries in which the update is not 0.
+      moved: How many entries each model changed, `[model]`.
+      kept: Which fraction of those still counts when task vectors are added up, `[model]`; 0 if
+        there are none.
     """
 
     name: str
@@ -95,7 +132,14 @@ Progress = Callable[[int, int, str], None]  # (bytes done, bytes in all, tensor 
 
 
 def memory(work: Work) -> int:
-    """Bytes that a worker needs at least for this tensor."""
+    """Computes how many bytes a worker needs at least to merge a tensor.
+
+    Args:
+      work: What is done to the tensor.
+
+    Returns:
+      The bytes, without those of the program itself (`CONSTANT`).
+    """
     inputs = len(work.inputs)
     entries = min(work.size, ENTRIES) if work.needs == "entry" else work.size
     if work.needs == "row" and len(work.shape) > 1:
@@ -105,8 +149,10 @@ def memory(work: Work) -> int:
     own = {tensor.dtype for tensor in work.inputs}
     width = read_as(work).itemsize
     cast = 0 if own == {read_as(work)} else max(dtype.itemsize for dtype in own) + width
-    # what is computed to be read; inputs as read, and one before it is cast; float32 task vectors
-    # and weights and what kernels hold beside them; the outcome
+    # Of the whole tensor: what inputs that are computed hold, and what statistics keep between
+    # visits. Of the entries at hand: inputs as they are read and one before it is cast (`width`,
+    # `cast`); for each model task vectors and weights in float32 with what kernels hold beside them
+    # (`each`); the outcome (12).
     needs = sum(held(tensor) for tensor in work.inputs)
     needs += math.ceil(kept_bytes(work) * work.size * len(work.models))
     each = (3 * 4 + visiting_bytes(work)) * len(work.models)
@@ -114,8 +160,22 @@ def memory(work: Work) -> int:
 
 
 def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = None) -> Limits:
-    """As many workers as there are cores, fewer if memory forbids, and what is left to keep
-    tensors in. MergeRefusedError, naming the largest tensor, if not even one fits."""
+    """Chooses how many workers there are, and how much of a tensor each may keep.
+
+    As many workers as there are cores (up to 8) run, or fewer if memory forbids. What memory is
+    left goes to keeping inputs that are needed more than once.
+
+    Args:
+      works: All that is to be done.
+      max_memory: Bytes that the process may use, the program included. None for no limit.
+      threads: The most workers; None for one per core, up to 8.
+
+    Returns:
+      The limits, for `execute`.
+
+    Raises:
+      MergeRefusedError: If the largest tensor does not fit in `max_memory`; it is named.
+    """
     wanted = threads or min(8, os.cpu_count() or 1)
     needs = sorted((memory(work) for work in works), reverse=True) or [0]
     if max_memory is None:
@@ -127,24 +187,45 @@ def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = 
             f"max_memory: {largest.name} needs {_mib(CONSTANT + needs[0])} "
             f"({_mib(CONSTANT)} of it for the program), got {_mib(max_memory)}"
         )
+    # Workers may meet the largest tensors all at once, so these have to fit together.
     fitting = max(k for k in range(1, wanted + 1) if sum(needs[:k]) <= room)
     return Limits(fitting, max(0, min(KEPT, room // fitting - needs[0])))
 
 
 def peak(works: Sequence[Work], limits: Limits) -> int:
-    """Bytes that the process takes at most, as far as it is planned."""
+    """Computes how many bytes the process is expected to use at most.
+
+    Args:
+      works: All that is to be done.
+      limits: What `limits` chose for them.
+
+    Returns:
+      The bytes, the program included.
+    """
     needs = sorted(map(memory, works), reverse=True)
     return CONSTANT + sum(needs[: limits.threads]) + limits.threads * limits.hold
 
 
 def summary(works: Sequence[Work], limits: Limits) -> str:
-    """One line on memory and threads."""
+    """Describes memory and threads in one line, for plans that are shown.
+
+    Args:
+      works: All that is to be done.
+      limits: What `limits` chose for them.
+
+    Returns:
+      The line, without a line break.
+    """
     threads = f"{limits.threads} thread{'s' * (limits.threads > 1)}"
     return f"peak memory: at most {peak(works, limits) / 1e9:.2f} GB, in {threads}"
 
 
 def resident() -> int:
-    """Bytes that the process holds now; CONSTANT where the system does not say."""
+    """Measures how many bytes of memory the process holds now.
+
+    Returns:
+      The bytes; `CONSTANT` on systems that do not say (others than Linux).
+    """
     statm = Path("/proc/self/statm")
     return (
         int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -154,11 +235,12 @@ def resident() -> int:
 
 
 def _mib(size: int) -> str:
+    """Bytes as MiB, rounded up."""
     return f"{-(-size // (1 << 20))} MiB"
 
 
 class _Run:
-    """What workers share: the sink, what was measured, and how far they are."""
+    """What the workers of one call of `execute` share: the sink, the measurements, the progress."""
 
     def __init__(self, works: Sequence[Work], sink: Sink, measure: bool, progress: Progress | None):
         self.sink, self.measure, self.progress = sink, measure, progress
@@ -168,10 +250,11 @@ class _Run:
         self.records: dict[str, Record] = {}
 
     def wanted(self, work: Work) -> bool:
+        """Whether the sink has not got this tensor yet."""
         return work.name not in self.sink.finished
 
     def finish(self, unit: Unit, engine: Engine) -> None:
-        """From the inputs to the sink."""
+        """Takes a unit of work from its inputs to the sink."""
         todo = [work for work in unit.works if self.wanted(work)]
         if unit.merge is None:
             for work in todo:
@@ -186,6 +269,7 @@ class _Run:
                     self.progress(self.done_bytes, self.total, work.name)
 
     def _merge(self, unit: Unit, engine: Engine) -> None:
+        """Merges a unit piece by piece, and adds up the measurements of each tensor."""
         sums: dict[str, dict[str, np.ndarray]] = {}
         works = {work.name: work for work in unit.works}
         with engine.reader(unit) as reader:
@@ -200,12 +284,17 @@ class _Run:
         unit.forget()
 
     def _copy(self, work: Work, engine: Engine) -> None:
+        """Copies a tensor of the first model, after comparing it with those of the others.
+
+        Tensors that are not floating are treated like this: integers and flags have no mean.
+        """
         first, *others = work.models
         buffers = engine.buffers()
         for start in range(0, work.size, ENTRIES):
             shape = (min(ENTRIES, work.size - start),)
             entries = buffers.take("copy", shape, first.dtype)
             first.read(entries, start)
+            # Another worker failed, or the run was interrupted.
             if engine.stopped.is_set():
                 raise KeyboardInterrupt
             for other in others:
@@ -228,29 +317,33 @@ def execute(
     measure: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Record]:
-    """Merges all that the sink has not yet.
+    """Carries out works: reads inputs, merges them, and writes the outcome to a sink.
+
+    Tensors that the sink has already are left out. On an exception or an interrupt the workers stop
+    within one piece.
 
     Args:
-      works: Those of one merge (the same object) share its statistics of the tree; when some of
-        them are still to do, all are read.
+      works: What is to be done. Those of one merge (the same object) share its statistics of the
+        whole tree; while any of them is still to do, all of them are read.
       sink: Where the outcome goes.
-      limits: How many workers, and what they may keep.
-      allow_nonfinite: Whether NaN and infinities are merged, and outcomes may overflow.
+      limits: How many workers there are, and what they may keep.
+      allow_nonfinite: Whether NaN and infinities are merged like other values, and outcomes may
+        overflow.
       measure: Whether norms, cosines and conflicts are recorded.
-      progress: Told when a tensor is finished.
+      progress: Called as `progress(bytes_done, bytes_in_all, name)` when a tensor is finished.
 
     Returns:
-      What was measured, by name.
+      The measurements by tensor name; empty unless `measure`.
 
     Raises:
-      MergeError: For inputs with NaN or infinities, naming them all, and for outcomes that
-        overflow. On an exception or interrupt workers stop within a piece.
+      MergeError: If inputs hold NaN or infinities (all are named), outcomes do not fit their dtype,
+        tensors that are copied differ between models, or a step of a merge refuses its input.
     """
     run = _Run(works, sink, measure, progress)
     try:
         with Engine(works, limits.threads, limits.hold, not allow_nonfinite) as engine:
             todo = engine.prepared(works, run.wanted)
-            # the largest first, so that none is left for a single worker in the end
+            # The largest first, so that none is left for a single worker at the end.
             cost = {id(unit): sum(w.reads for w in unit.works) * unit.passes for unit in todo}
             todo.sort(key=lambda unit: -cost[id(unit)])
             engine.each(lambda unit: run.finish(unit, engine), todo)
@@ -259,6 +352,7 @@ def execute(
             raise MergeError(_overflow(error.tensor)) from None
         raise MergeError(_all_nonfinite(works, error.tensor)) from None
     except ValueError as error:
+        # Subclasses, such as CheckpointError, already have a message for users.
         if type(error) is not ValueError:
             raise
         raise MergeError(str(error)) from error
@@ -266,6 +360,7 @@ def execute(
 
 
 def _overflow(work: Work) -> str:
+    """The message about outcomes that do not fit the dtype of the output."""
     remedy = f"; {work.merge.remedy}" if work.merge and work.merge.remedy else ""
     return (
         f"{work.name}: the merged values do not fit {work.dtype}, whose largest is "
@@ -274,7 +369,10 @@ def _overflow(work: Work) -> str:
 
 
 def _all_nonfinite(works: Sequence[Work], first: Tensor, limit: int = 10) -> str:
-    """The sentence about NaN and infinities, after a look at the inputs that are left."""
+    """The message about NaN and infinities, which names every tensor that has any.
+
+    The inputs that no worker has reached yet are read for it, for 20 seconds at most.
+    """
     tensors = [first]
     until = time.monotonic() + 20
     for work in works:
@@ -287,6 +385,7 @@ def _all_nonfinite(works: Sequence[Work], first: Tensor, limit: int = 10) -> str
 
 
 def _all_finite(tensor: Tensor) -> bool:
+    """Whether a tensor has neither NaN nor infinities."""
     size = int(np.prod(tensor.shape))
     buffer = np.empty(min(size, ENTRIES), tensor.dtype)
     for start in range(0, size, ENTRIES):
@@ -298,12 +397,17 @@ def _all_finite(tensor: Tensor) -> bool:
 
 
 def _largest(dtype: np.dtype) -> float:
+    """The largest finite number of a dtype."""
     import ml_dtypes
 
     return float(ml_dtypes.finfo(dtype).max)
 
 
 def _record(work: Work, sums: Mapping[str, np.ndarray]) -> Record:
+    """The measurements of a tensor from sums over its entries.
+
+    `sums["gram"]` holds the inner products of the task vectors and, in the last place, the update.
+    """
     lengths = np.sqrt(np.maximum(np.diag(sums["gram"]), 0))
     outer = np.outer(lengths, lengths)
     cosines = np.divide(sums["gram"], outer, out=np.zeros_like(outer), where=outer > 0)
