@@ -1,1 +1,1 @@
-"""Checkpoints written, whole or not at all, and resumed."""
+"""Checkpoints written whole or not at all, by runs that can be resumed."""

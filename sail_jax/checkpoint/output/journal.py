@@ -1,5 +1,8 @@
-"""Which tensors of an unfinished output are whole: lines added after their bytes were written, each
-with its checksum, and believed only if the bytes still have theirs."""
+"""The journal of an unfinished output: which of its tensors are complete.
+
+A line is added when the bytes of a tensor have been written. Each line has a checksum of its own,
+and digests of the tensor's bytes: a later run trusts a line only if the bytes still have them.
+"""
 
 import json
 import os
@@ -15,11 +18,17 @@ from sail_jax.checkpoint.formats.files import CheckpointError, explained, readin
 
 __all__ = ["Journal", "Piece", "digest", "gap"]
 
-_PAGE = 512  # words of eight bytes
+_PAGE = 512  # integers of eight bytes
 
 
 class Piece(NamedTuple):
-    """A run of a tensor's entries, and the digest of their bytes."""
+    """A run of a tensor's entries that was written.
+
+    Attributes:
+      start: The index of the first entry.
+      count: How many entries there are.
+      digest: The `digest` of their bytes.
+    """
 
     start: int
     count: int
@@ -27,25 +36,35 @@ class Piece(NamedTuple):
 
 
 def digest(data: np.ndarray) -> int:
-    """A checksum of bytes at the speed of memory: the sums of their pages of 4 KiB, weighted by odd
-    numbers modulo 2^64, with the CRC-32 of what follows the last whole page.
+    """Computes a 64-bit checksum of bytes, about as fast as memory can be read.
 
-    It tells pages that were lost, swapped or changed by accident; it is no defence against intent.
+    The sums of pages of 4 KiB (as 512 integers), weighted by odd numbers modulo 2^64, are combined
+    with the CRC-32 of what follows the last whole page. Lost, swapped and accidentally changed
+    pages show; it is no protection against intent.
+
+    Args:
+      data: The bytes, uint8 of shape `(n,)`.
+
+    Returns:
+      The checksum, from 0 to 2^64 - 1.
     """
     count = data.size // (8 * _PAGE)
     pages = data[: count * 8 * _PAGE].view(np.uint64).reshape(count, _PAGE).sum(1)
+    # Odd numbers have an inverse modulo 2^64: no change of a single page's sum is lost. They
+    # differ, so swapped pages show.
     weights = np.arange(1, 2 * count, 2, dtype=np.uint64)
     rest = zlib.crc32(data[count * 8 * _PAGE :].data, data.size & 0xFFFFFFFF)
     return (int((pages * weights).sum()) * 0x9E3779B97F4A7C15 + rest) % 2**64
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
+    """A line of the journal: the CRC-32 of a record, then the record as JSON."""
     text = json.dumps(record, separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """What a line says; None if it is torn or damaged."""
+    """The record in a line, or None if the line is torn or damaged."""
     mark, _, text = line.partition(b" ")
     try:
         if mark != b"%08x" % zlib.crc32(text):
@@ -56,12 +75,27 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 class Journal:
-    """An append-only file of such lines; the first says whose output this is."""
+    """An append-only file of records, each on a line with its checksum.
+
+    The first line is the header: it says which output the work belongs to.
+
+    Attributes:
+      path: Where the file lies.
+    """
 
     def __init__(
         self, path: Path, head: Mapping[str, Any], lines: Iterable[Mapping[str, Any]] = ()
     ):
-        """Starts it anew, whole, with what is still believed of an earlier one."""
+        """Starts a new journal, in the place of an earlier one if there is any.
+
+        Args:
+          path: Where the file lies.
+          head: The header.
+          lines: Records of the earlier journal that are still trusted.
+
+        Raises:
+          CheckpointError: If the disk refuses.
+        """
         disk.write_atomic(path, b"".join(map(_line, (head, *lines))))
         self.path = path
         with explained("write", path):
@@ -69,9 +103,17 @@ class Journal:
 
     @staticmethod
     def read(path: Path) -> tuple[dict[str, Any], dict[str, list[Piece]], int | None]:
-        """The first line, the pieces of each finished tensor, and the inode about to be committed.
+        """Reads a journal; lines that are torn or damaged count as never written.
 
-        `CheckpointError` if the first line is damaged; other damaged lines are as if never written.
+        Args:
+          path: Where the file lies.
+
+        Returns:
+          The header; the pieces of each finished tensor, by name; and the inode number of the
+          output that was about to be committed, None if there was none.
+
+        Raises:
+          CheckpointError: If the header is damaged.
         """
         with reading(path):
             head, *rest = [_record(line) for line in path.read_bytes().split(b"\n")]
@@ -88,9 +130,26 @@ class Journal:
         return head, finished, inode
 
     def tensor(self, name: str, pieces: Iterable[Piece]) -> None:
+        """Adds the record that a tensor is complete.
+
+        Args:
+          name: The tensor.
+          pieces: Its pieces, in order.
+
+        Raises:
+          CheckpointError: If the disk refuses.
+        """
         self._add({"name": name, "pieces": list(pieces)})
 
     def commit(self, inode: int) -> None:
+        """Notes that the output is about to be renamed, and flushes the journal to the disk.
+
+        Args:
+          inode: The inode number of the output, by which a later run recognises it.
+
+        Raises:
+          CheckpointError: If the disk refuses.
+        """
         self._add({"commit": inode})
         with explained("write", self.path):
             os.fsync(self._fd)
@@ -104,12 +163,14 @@ class Journal:
                 raise CheckpointError(f"cannot write {self.path}: the disk is full")
 
     def close(self) -> None:
+        """Closes the file; closing it again does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def _is_piece(piece: Any) -> bool:
+    """Whether a value from a record has the three numbers of a `Piece`."""
     return (
         isinstance(piece, list)
         and len(piece) == 3
@@ -118,7 +179,15 @@ def _is_piece(piece: Any) -> bool:
 
 
 def gap(pieces: list[Piece], numel: int) -> str:
-    """Where the pieces, in order, fail to cover the entries exactly once; "" if nowhere."""
+    """Finds where pieces fail to cover the entries of a tensor exactly once.
+
+    Args:
+      pieces: The pieces, in order of their first entries.
+      numel: How many entries the tensor has.
+
+    Returns:
+      The first gap or overlap, for messages; "" if there is none.
+    """
     end = 0
     for piece in pieces:
         if piece.start != end:

@@ -1,13 +1,12 @@
-"""Checkpoints written in any order by any thread, visible whole or not at all, and resumable.
+"""The writer of checkpoints: in any order, by any thread, visible whole or not at all, resumable.
 
-Work happens in `.<name>.partial` beside the output:
+Work happens in the folder `.<name>.partial` beside the output:
 
-    journal    whose output it is, and which tensors are whole
-    data/      the output, every file at its full size from the start
-    stage/     where a library writes the whole output in one go: the tensors until then
-    extras/    the plain files that go along
+    journal    which output the work belongs to, and which tensors are complete data/      the
+    output, every file at its full size from the start stage/     only where a library writes the
+    whole output at once: the tensors until then extras/    the plain files beside the tensors
 
-At the end everything is flushed to the device and `data` renamed.
+At the end everything is flushed to the disk and `data` is renamed to the output.
 """
 
 import contextlib
@@ -40,7 +39,7 @@ from sail_jax.merging.tensors import Shape
 
 __all__ = ["Writer", "create", "save_checkpoint"]
 
-_PIECE = 1 << 22  # bytes under one digest
+_PIECE = 1 << 22  # bytes of a tensor that have one digest
 _OURS = {"journal", "data", "stage", "extras"}
 
 
@@ -55,16 +54,42 @@ def create(
     resume: bool = False,
     sync: bool = True,
 ) -> "Writer":
-    """Takes `out` for these tensors (dtype and shape by name, in output order).
+    """Opens an output for the tensors of a checkpoint, to be written in any order.
 
-    A name with the suffix of a format that is written, such as .npz, is one file; any other a
-    folder, by default of safetensors in shards of at most `shard_bytes` (a larger tensor has a
-    shard to itself). `fingerprint` tells what is written: with `resume`, unfinished work of the
-    same fingerprint and tensors is continued, and an output that is there with these tensors is
-    compared with what would be written. `sync=False` leaves the flushing to the system: for
-    measurements only.
+    If the name of `out` ends in the suffix of a format that is written, such as .npz, the output is
+    one file; otherwise it is a folder. Use the result as a context manager: `write` and `done` for
+    each tensor, then `commit`.
 
-    Raises `CheckpointError` if `out` is taken, in use, or has no room, before anything is computed.
+    Args:
+      out: Where the output goes.
+      tensors: The dtype and shape of each tensor by name, in the order of the output.
+      fingerprint: A text that identifies what is written. Unfinished work is resumed only if its
+        fingerprint is the same.
+      format: The name of the format. By default that of the suffix, or safetensors for a folder.
+      shard_bytes: The most bytes in a file of a folder of safetensors; a larger tensor has a file
+        to itself.
+      metadata: Text by key that the format stores; orbax and msgpack have no place for any.
+      resume: Whether unfinished work of the same fingerprint and tensors is continued. An output
+        that is finished already, with these tensors, is compared with what would be written.
+      sync: Whether everything is flushed to the disk before the output takes its name. False is for
+        measurements only: a crash of the machine may then lose data.
+
+    Returns:
+      The writer.
+
+    Raises:
+      CheckpointError: If `out` is taken or in use, there is no room for it, or the format cannot
+        hold the tensors. Nothing has to be computed to find this out.
+
+    >>> import tempfile
+    >>> path = f"{tempfile.mkdtemp()}/model.npz"
+    >>> with create(path, {"w": (np.float32, (4,))}, fingerprint="an example") as writer:
+    ...     writer.write("w", np.ones(2, np.float32), start=2)
+    ...     writer.write("w", np.zeros(2, np.float32))
+    ...     writer.done("w")
+    ...     writer.commit()
+    >>> np.load(path)["w"]
+    array([0., 0., 1., 1.], dtype=float32)
     """
     out = Path(out)
     wanted = _checked(tensors)
@@ -81,6 +106,7 @@ def create(
 
 
 def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
+    """Checks names, dtypes and shapes, and returns them in their plain forms."""
     wanted = {}
     for name, (dtype, shape) in tensors.items():
         try:
@@ -97,11 +123,18 @@ def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
 
 
 class Writer:
-    """An output in the making. A context manager: leaving it before `commit` keeps the work.
+    """An output in the making; `create` makes it.
 
-    `finished` names the tensors already whole from an earlier run; `folder` says whether the output
-    is one (a file carries no extras); `unchanged` whether an earlier run had finished it. Nothing
-    is written to it then: what `write` is given has to be there, else it raises.
+    It is a context manager. Leaving it before `commit` keeps the unfinished work, for a later run
+    to resume. Tensors may be written by several threads.
+
+    Attributes:
+      out: Where the output goes.
+      partial: The folder of unfinished work.
+      folder: Whether the output is a folder. A single file has no files beside it.
+      finished: The names of the tensors that an earlier run completed.
+      unchanged: Whether an earlier run had finished the output. Nothing is written to it then:
+        `write` compares what it is given with what is there.
     """
 
     def __init__(
@@ -115,6 +148,21 @@ class Writer:
         resume: bool,
         sync: bool,
     ) -> None:
+        """Takes the place of the output, and finds out what an earlier run left; see `create`.
+
+        Args:
+          out: Where the output goes.
+          wanted: The dtype and shape of each tensor.
+          layout: Where the bytes of each tensor go.
+          fingerprint: What identifies the work.
+          format: The format of the output.
+          folder: Whether the output is a folder.
+          resume: Whether unfinished work is continued.
+          sync: Whether everything is flushed to the disk at the end.
+
+        Raises:
+          CheckpointError: If the output cannot be written, is taken, or is in use.
+        """
         self.out, self.folder, self._wanted, self._layout = out, folder, wanted, layout
         self.partial = out.with_name(f".{out.name}.partial")
         self._root = self.partial / ("stage" if layout.convert else "data")
@@ -155,7 +203,7 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the files; what is unfinished stays, for a later run to resume."""
+        """Closes all files and gives up the lock; unfinished work stays and can be resumed."""
         with contextlib.suppress(OSError):  # commit raises it
             self._flusher.close()
         for fd in self._fds.values():
@@ -174,6 +222,7 @@ class Writer:
             self._lock = None
 
     def _claim(self, head: dict[str, Any], resume: bool) -> None:
+        """Starts anew, resumes, or finds the output finished; refuses everything else."""
         path = self.partial / "journal"
         with explained("read", self.partial):
             names = {p.name for p in self.partial.iterdir() if not p.name.endswith(".part")}
@@ -233,7 +282,7 @@ class Writer:
         self._done, self.finished = set(valid), frozenset(valid)
 
     def _is_there(self) -> bool:
-        """Whether the output holds such tensors in such files; they are open then."""
+        """Opens an output that is there; False if its files or tensors are others."""
         sizes = {} if self._layout.convert else self._layout.sizes
         try:
             for file, size in sizes.items():
@@ -250,7 +299,7 @@ class Writer:
         return True
 
     def _allocate(self) -> None:
-        """Every file at its full size, so that a disk too small is found out now."""
+        """Makes every file at its full size: a disk too small is found out before any work."""
         with explained("write", self._root):
             self._root.mkdir(exist_ok=True)
             (self.partial / "extras").mkdir(exist_ok=True)
@@ -258,6 +307,7 @@ class Writer:
             for file, size in self._layout.sizes.items():
                 fd = os.open(self._root / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 self._fds[file] = fd
+                # Blocks that an earlier run filled or reserved are not needed again.
                 missing += max(0, size - os.fstat(fd).st_blocks * 512)
             if self._layout.convert:  # the output stands beside its stage at the end
                 missing += sum(self._layout.sizes.values())
@@ -285,7 +335,7 @@ class Writer:
                 start -= length
 
     def _verified(self, name: str, pieces: list[Piece]) -> bool:
-        """Whether the bytes still are those that were written."""
+        """Whether the bytes of a tensor still are those that the journal describes."""
         dtype, shape = self._wanted[name]
         if gap(pieces, math.prod(shape)) or any(p.count * dtype.itemsize > _PIECE for p in pieces):
             return False
@@ -300,7 +350,18 @@ class Writer:
         return True
 
     def write(self, name: str, array: np.ndarray, start: int = 0) -> None:
-        """Writes the entries from `start` on, in row-major order; any thread, any order."""
+        """Writes entries of a tensor; any thread, any order.
+
+        Args:
+          name: The tensor.
+          array: The entries in row-major order, in the tensor's dtype.
+          start: The index of the first of them in the flat tensor.
+
+        Raises:
+          CheckpointError: If there is no such tensor, its dtype is another, it is finished already,
+            the entries reach beyond it, or they cannot be written. Where the output is finished
+            already, also if it holds other values.
+        """
         if name not in self._wanted:
             raise CheckpointError(f"'{name}' is not a tensor of {self.out}")
         dtype, shape = self._wanted[name]
@@ -313,6 +374,7 @@ class Writer:
                 f"'{name}': entries {start} to {start + array.size} of {math.prod(shape)}"
             )
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        # Pieces of a fixed size: a later run can verify them in little memory.
         step = _PIECE // dtype.itemsize * dtype.itemsize
         for at in range(0, data.size, step):
             part = data[at : at + step]
@@ -326,6 +388,7 @@ class Writer:
                 self._pieces[name][first] = piece
 
     def _put(self, name: str, first: int, data: np.ndarray) -> None:
+        """Writes bytes of a tensor to their place."""
         with explained(f"write '{name}' to", self._root):
             at = first * self._wanted[name][0].itemsize
             for fd, offset, view in self._runs(name, at, data.data):
@@ -334,6 +397,7 @@ class Writer:
                     self._flusher.wrote(fd, len(view))
 
     def _compare(self, there: Checkpoint, name: str, first: int, data: np.ndarray) -> None:
+        """Raises CheckpointError if the finished output holds other bytes in this place."""
         dtype = self._wanted[name][0]
         same = np.empty(data.size // dtype.itemsize, dtype)
         there.tensors[name].read(same, first)
@@ -344,7 +408,15 @@ class Writer:
             )
 
     def done(self, name: str) -> None:
-        """Notes that every entry of `name` is written; `CheckpointError` if some are not."""
+        """Notes in the journal that every entry of a tensor is written.
+
+        Args:
+          name: The tensor; if it was finished already nothing happens.
+
+        Raises:
+          CheckpointError: If entries are missing or pieces overlap, or the journal cannot be
+            written.
+        """
         if name in self._done:
             return
         pieces = sorted(self._pieces.get(name, {}).values())
@@ -360,7 +432,16 @@ class Writer:
             del self._pieces[name]
 
     def extra(self, filename: str, data: bytes | Path) -> None:
-        """A plain file that goes along: config.json, the tokenizer's files, a model card."""
+        """Puts a plain file beside the tensors: config.json, a tokenizer, a model card.
+
+        Args:
+          filename: Its name in the output.
+          data: Its content, or a file to copy.
+
+        Raises:
+          CheckpointError: If the output is a single file, the name is not a plain file name or
+            belongs to a file of tensors, or the file cannot be written.
+        """
         if not self.folder:
             raise CheckpointError(f"{self.out} is one file: '{filename}' cannot go along")
         if self.unchanged:  # it went along when the earlier run committed
@@ -377,7 +458,12 @@ class Writer:
                 path.write_bytes(data)
 
     def commit(self) -> None:
-        """Flushes everything to the device and renames it to `out`."""
+        """Flushes everything to the disk, and renames it to the output.
+
+        Raises:
+          CheckpointError: If tensors are unfinished, something has appeared at `out` meanwhile, or
+            the disk refuses.
+        """
         if missing := [name for name in self._wanted if name not in self._done]:
             names = ", ".join(map(repr, missing[:3])) + ", ..." * (len(missing) > 3)
             raise CheckpointError(f"{self.out}: {len(missing)} tensors are unfinished: {names}")
@@ -390,6 +476,7 @@ class Writer:
         self.close()
 
     def _finish(self, journal: Journal) -> None:
+        """Completes the folder `data`, flushes it, and renames it."""
         data = self.partial / "data"
         if self._layout.convert:
             for leftover in self.partial.glob("data*"):  # of a conversion that was killed
@@ -410,6 +497,8 @@ class Writer:
             raise CheckpointError(
                 f"{self.out} has appeared meanwhile; move it away, then resume=True continues"
             )
+        # Noted before the renaming: if the run is killed right after it, a later one recognises the
+        # output.
         journal.commit(self._payload.stat().st_ino)
         if not self.folder and self.out.is_dir():
             self.out.rmdir()
@@ -418,17 +507,25 @@ class Writer:
             disk.sync(self.out.parent)
 
     def abandon(self) -> None:
-        """Removes the unfinished work."""
+        """Removes the unfinished work and closes the writer.
+
+        Raises:
+          CheckpointError: If the work cannot be removed.
+        """
         self._remove()
         self.close()
 
     def _clear(self) -> None:
-        """The journal last: without it, what is left could not be told from a stranger's."""
+        """Empties the folder of unfinished work.
+
+        The journal goes last: without it, what is left could not be told from a stranger's files.
+        """
         with explained("remove", self.partial):
             for path in sorted(self.partial.iterdir(), key=lambda path: path.name == "journal"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _remove(self) -> None:
+        """Removes the folder of unfinished work."""
         self._clear()
         with explained("remove", self.partial):
             self.partial.rmdir()
@@ -443,7 +540,26 @@ def save_checkpoint(
     shard_bytes: int = 5_000_000_000,
     format: str | None = None,
 ) -> None:
-    """Writes arrays by name as a checkpoint, all or nothing; `create` says in which forms."""
+    """Writes arrays as a checkpoint, which appears whole or not at all.
+
+    Args:
+      out: Where the checkpoint goes: a file or a folder, as `create` decides by its suffix.
+      tensors: Arrays by name (anything that `numpy.asarray` takes).
+      extras: Plain files for a folder, such as config.json: contents, or paths to copy, by file
+        name.
+      metadata: As `create` takes it.
+      shard_bytes: As `create` takes it.
+      format: As `create` takes it.
+
+    Raises:
+      CheckpointError: As `create` and `Writer.extra` do. No unfinished work is left behind.
+
+    >>> import tempfile
+    >>> path = f"{tempfile.mkdtemp()}/model.npz"
+    >>> save_checkpoint(path, {"w": np.arange(3, dtype=np.float32)})
+    >>> np.load(path)["w"]
+    array([0., 1., 2.], dtype=float32)
+    """
     arrays = {name: np.asarray(array) for name, array in tensors.items()}
     wanted = {name: (array.dtype, array.shape) for name, array in arrays.items()}
     with create(
