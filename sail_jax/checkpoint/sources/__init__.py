@@ -1,1 +1,1 @@
-"""Tensors that are computed when they are read: adapted, grown, in another basis, of other rows."""
+"""Tensors computed as they are read: adapted, grown, in another basis, with other rows."""

@@ -1,5 +1,9 @@
-"""Adapters as PEFT stores them, `adapter_config.json` and `adapter_model.safetensors`: added to a
-base tensor by tensor as it is read, and written."""
+"""LoRA adapters in PEFT's layout, added to a base tensor by tensor as it is read.
+
+An adapter is a pair of files, `adapter_config.json` and `adapter_model.safetensors`. `adapted` adds
+one to the tensors of a base, `load_adapter` brings its factors into memory, and `adapter_files`
+makes both files' content from factors.
+"""
 
 import math
 import re
@@ -20,12 +24,13 @@ from sail_jax.merging.tensors import OnDemand, Shape, Tensor, Tensors, held, rea
 __all__ = ["Adapted", "adapted", "adapter_files", "load_adapter"]
 
 PREFIX = "base_model.model."
-_BLOCK = 1 << 18  # entries of a product formed at once
+_BLOCK = 1 << 18  # entries of B A that are formed at once
 _FACTOR = re.compile(
     r"(?P<module>.+)\.(?P<kind>lora_embedding_|lora_)(?P<side>[AB])(?:\.(?!weight$|bias$)[^.]+)?"
     r"(?P<weight>\.weight)?"
 )
-# of the config: what changes the numbers, and the only values that are understood
+# Entries of a config that would change the numbers, with the values under which they do not. Any
+# other value is refused.
 _PLAIN = {
     "use_dora": (False, None),
     "lora_bias": (False, None),
@@ -41,19 +46,21 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 
 
 def _rank(value: Any) -> int:
+    """A rank from a config, checked."""
     if type(value) is not int or not 1 <= value < 2**31:
         raise ValueError("expected an integer >= 1")
     return value
 
 
 def _alpha(value: Any) -> float:
+    """An alpha from a config, checked."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
         raise ValueError("expected a number of float32")
     return float(value)
 
 
 def _module(text: Any) -> Any:
-    """What matches the end of a module's name, as in PEFT."""
+    """The compiled pattern of a module's name, which PEFT matches against the name's end."""
     compiled(str(text))  # alone, as parentheses might be closed by those around it
     return compiled(rf"(?:.*\.)?(?:{text})$")
 
@@ -64,7 +71,7 @@ _Module = Annotated[Any, PlainValidator(_module)]
 
 
 class _Config(BaseModel):
-    """What a config says of the numbers."""
+    """The entries of `adapter_config.json` that the numbers depend on."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -81,7 +88,7 @@ class _Config(BaseModel):
 
 
 class _Factors(NamedTuple):
-    """The tensors of left @ right * scale = the change of a weight, and whether it is (B A)^T."""
+    """The factors of a weight's change, scale * B A or, if `transposed`, scale * (B A)^T."""
 
     B: Tensor
     A: Tensor
@@ -90,25 +97,38 @@ class _Factors(NamedTuple):
 
     @property
     def shape(self) -> Shape:
+        """The shape of the weight that they change."""
         shape = (self.B.shape[0], self.A.shape[1])
         return shape[::-1] if self.transposed else shape
 
 
 class Adapted(OnDemand):
-    """base + scale * B A, computed in float32 and rounded once to `dtype`, the base's by default.
+    """A weight with an adapter added: base + scale * B A, computed as it is read.
 
-    The factors are what is kept. Products are formed by blocks of rows that depend on the shape
-    alone, so that an entry has the same bits whatever is read along with it.
+    The sum is taken in float32 and rounded once. The factors are kept in memory, the product is
+    not: it is formed in blocks of rows that depend on the shape alone, so that an entry has the
+    same bits whatever else is read with it.
+
+    Attributes:
+      base: The weight without the adapter.
+      factors: The factors B and A, their scale, and whether the product is transposed.
     """
 
     def __init__(self, base: Tensor, factors: _Factors, dtype: np.dtype | None = None) -> None:
+        """Describes the sum; nothing is read yet.
+
+        Args:
+          base: The weight without the adapter, of two axes.
+          factors: The factors of the change.
+          dtype: The type of the sum; by default that of the base.
+        """
         dtype = base.dtype if dtype is None else np.dtype(dtype)
         super().__init__(base.name, dtype, base.shape, f"{base.source} + {factors.B.source}")
         self.base, self.factors = base, factors
 
     @property
     def needs(self) -> int:
-        """Bytes of the factors, and of a block: of the base, its change, and their sum."""
+        """Bytes of the factors, and of a block: of the base, of its change, and of their sum."""
         entries = sum(math.prod(factor.shape) for factor in self.factors[:2])
         block = max(_BLOCK, self.shape[1]) * (self.base.dtype.itemsize + 3 * 4)
         return 4 * entries + block + sum(map(held, (self.base, *self.factors[:2])))
@@ -122,6 +142,7 @@ class Adapted(OnDemand):
         left, right = formed
         columns, stop = self.shape[1], start + out.size
         height = max(1, _BLOCK // columns)
+        # Blocks begin at multiples of their height, wherever reading begins.
         for row in range(start // columns // height * height, -(-stop // columns), height):
             at = row * columns
             begin, end = max(start, at), min(stop, at + height * columns)
@@ -135,17 +156,31 @@ class Adapted(OnDemand):
 def adapted(
     base: Tensors, tensors: Tensors, config: Mapping[str, Any], dtype: np.dtype | None = None
 ) -> dict[str, Tensor]:
-    """The tensors of `base` with a LoRA adapter added, computed as they are read.
+    """Adds a LoRA adapter to the tensors of a base; each sum is computed as it is read.
 
-    tensors, config: of `adapter_model.safetensors` and `adapter_config.json`. The scale is
-    lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora, per module where `rank_pattern` and
-    `alpha_pattern` say so; fan_in_fan_out and embeddings add (B A)^T. Whole tensors (of
-    modules_to_save, biases, embeddings saved along) replace the base's. dtype: of the sums, if not
-    the base's: float32 keeps what half precision would round off before a merge.
+    A weight becomes W + s B A, where s = lora_alpha / r, or lora_alpha / sqrt(r) with `use_rslora`.
+    `rank_pattern` and `alpha_pattern` give single modules an r and an alpha of their own.
+    Embeddings, and all weights under `fan_in_fan_out`, get (B A)^T instead. Whole tensors in the
+    adapter (of `modules_to_save`, biases, embeddings saved along) replace those of the base.
 
-    CheckpointError for any key that means something else or has no place in the base, a factor
-    without the other, shapes that do not fit, and adapters that are more than B A: DoRA, other
-    types than LORA, initialisations that changed the base (PiSSA, OLoRA, CorDA, LoftQ).
+    Args:
+      base: The tensors of the base model, by name.
+      tensors: Those of `adapter_model.safetensors`.
+      config: The content of `adapter_config.json`.
+      dtype: The type of the sums; by default that of the base. Float32 keeps, for a merge that
+        follows, what half precision would round off.
+
+    Returns:
+      The tensors of the base by name, with those in place that the adapter changes.
+
+    Raises:
+      CheckpointError: If a key is unknown or has no place in the base, a factor lacks the other,
+        shapes do not fit, or the adapter is more than B A: DoRA, another type than LORA, or an
+        initialisation that changed the base (PiSSA, OLoRA, CorDA, LoftQ).
+
+    References:
+      Hu et al., LoRA, 2021 (arXiv 2106.09685); Kalajdzievski, A Rank Stabilization Scaling Factor
+      for Fine-Tuning with LoRA, 2023 (arXiv 2312.03732), for `use_rslora`.
     """
     factors, replacements = _parsed(tensors, config)
     merged: dict[str, Tensor] = dict(base)
@@ -165,8 +200,19 @@ def adapted(
 
 
 def load_adapter(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, LowRank]:
-    """The factors in memory, float32, by the name of the weight, their scale multiplied into B;
-    what adds (B A)^T has them exchanged. CheckpointError as `adapted`, and for whole tensors."""
+    """Loads the factors of an adapter into memory, in float32.
+
+    Args:
+      tensors: Those of `adapter_model.safetensors`.
+      config: The content of `adapter_config.json`.
+
+    Returns:
+      The factors by the name of the weight, with the scale multiplied into B. Where the adapter
+      adds (B A)^T, the factors are A^T and B^T, so that their product is what is added.
+
+    Raises:
+      CheckpointError: As `adapted` does, and if the adapter holds whole tensors.
+    """
     factors, replacements = _parsed(tensors, config)
     if replacements:
         raise CheckpointError(
@@ -182,11 +228,22 @@ def load_adapter(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, LowRa
 def adapter_files(
     adapter: Adapter, whole: Mapping[str, Any] | None = None, *, base_model: str | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The tensors and the config of an adapter in PEFT's layout, for weights [out, in].
+    """Makes the content of an adapter's two files, in PEFT's layout for weights [out, in].
 
-    adapter: by the names of weights, "....weight". whole: tensors that replace the base's, also
-    by name; their modules become modules_to_save. The alphas equal the ranks: the scale is 1.
-    ValueError for other names.
+    Each alpha equals its rank, so that the scale is 1.
+
+    Args:
+      adapter: Factors B `(out, rank)` and A `(rank, in)` by the name of the weight, which ends in
+        ".weight".
+      whole: Tensors that replace those of the base, by name. Their modules become
+        `modules_to_save`.
+      base_model: The name of the base model, for the config.
+
+    Returns:
+      The tensors by key, and the config.
+
+    Raises:
+      ValueError: If a name has another form.
 
     >>> pair = LowRank(np.ones((3, 1), "f"), np.ones((1, 2), "f"))
     >>> tensors, config = adapter_files({"layer.weight": pair})
@@ -206,6 +263,7 @@ def adapter_files(
             raise ValueError(f"whole: expected names 'module.parameter', got {name!r}")
         tensors[PREFIX + name] = np.ascontiguousarray(array)
     most = max(ranks.values(), default=1)
+    # The config has one rank for all modules; those that differ are listed.
     pattern = {f"^{re.escape(m)}": r for m, r in ranks.items() if r != most}
     saved = sorted({name.rpartition(".")[0] for name in whole or {}})
     return tensors, {
@@ -246,7 +304,7 @@ class _Renamed:
 def _parsed(
     tensors: Tensors, config: Mapping[str, Any]
 ) -> tuple[dict[str, _Factors], dict[str, Tensor]]:
-    """The factors by the name of the weight they change, and whole tensors by name."""
+    """Sorts an adapter's tensors: factors by the weight they change, whole tensors by name."""
     if not tensors:
         raise CheckpointError("adapter: expected factors A and B, got no tensors at all")
     checked = _checked(config, next(iter(tensors.values())).source)
@@ -276,6 +334,7 @@ def _parsed(
 def _factors(
     module: str, sides: Mapping[str, Tensor], embedding: bool, config: _Config
 ) -> _Factors:
+    """The checked factors of one module, with their scale."""
     for side in "AB":
         if side not in sides:
             other = next(iter(sides.values()))
@@ -299,13 +358,13 @@ def _factors(
 
 
 def _of_module(value: Any, patterns: Mapping[Any, Any] | None, module: str) -> Any:
-    """What the first pattern says that matches, else the value of all others."""
+    """The value of the first pattern that matches a module, else the value for all."""
     fitting = (v for pattern, v in (patterns or {}).items() if pattern.fullmatch(module))
     return next(fitting, value)
 
 
 def _checked(config: Mapping[str, Any], source: str) -> _Config:
-    """CheckpointError, naming the key, for what would change the numbers in another way."""
+    """Checks a config; CheckpointError names the entry that means more than scale * B A."""
     what = f"{source}: adapter config"
     for key, understood in _PLAIN.items():
         if key in config and config[key] not in understood:
@@ -329,7 +388,10 @@ def _checked(config: Mapping[str, Any], source: str) -> _Config:
 
 
 def _whole_name(key: str, tensor: Tensor, config: _Config) -> str:
-    """The name in the base of a tensor that replaces one; CheckpointError if none is announced."""
+    """The name, in the base, of the tensor that a whole tensor replaces.
+
+    CheckpointError if the config announces no such tensor.
+    """
     name = re.sub(r"\.modules_to_save(\.[^.]+)?(?=\.[^.]+$)", "", key.removeprefix(PREFIX))
     name = name.replace(".base_layer.", ".")
     module, _, parameter = name.rpartition(".")
@@ -349,19 +411,23 @@ def _whole_name(key: str, tensor: Tensor, config: _Config) -> str:
 
 
 def _check_floating(expected: str, dtype: np.dtype) -> None:
+    """CheckpointError unless a dtype is floating."""
     if not jnp.issubdtype(dtype, jnp.floating):
         raise CheckpointError(f"{expected} of a floating dtype, got {dtype}")
 
 
 def _in_base(name: str, source: str, base: Tensors) -> Tensor:
+    """The base's tensor of a name; CheckpointError, with the nearest names, if it has none."""
     if name not in base:
         raise CheckpointError(f"{source}: {name!r} is not in the base{nearest(name, base)}")
     return base[name]
 
 
 def _whole(tensor: Tensor) -> np.ndarray:
+    """A tensor in memory, in float32."""
     return read_whole(tensor).astype(np.float32)
 
 
 def _some(names: Mapping[str, Any]) -> str:
+    """The first three names, for messages."""
     return ", ".join(list(names)[:3]) + ", ..." * (len(names) > 3)

@@ -1,4 +1,9 @@
-"""A checkpoint in the frame of another: the maps, found space by space, tensors read as needed."""
+"""Alignment of checkpoints: finds maps, space by space, that bring one network near another.
+
+`align_maps` looks at the tensors of both, a few at a time, and returns maps; `aligned_view` is the
+second checkpoint with these maps applied as it is read. The matching itself is that of
+`sail_jax.align`.
+"""
 
 import contextlib
 import fnmatch
@@ -48,10 +53,17 @@ FAMILIES = {
 
 
 class Aligned(NamedTuple):
-    """Maps under which one network is near another, and what they do.
+    """The maps that bring one network near another, and what they do.
 
-    maps are for `change_blocks(.., spec, maps, within)`. history: the weighed distances of
-    `match_weights`; distance: |a - b| over |a|, all tensors together, before and after.
+    Attributes:
+      spec: The spaces of the network's tensors.
+      maps: A map for each matched space, for `change_blocks(params, spec, maps, within)`.
+      report: Whether each map preserves the function, as far as axes say.
+      history: The weighted distances between the networks that `match_weights` reports.
+      within: The spaces with a map of their own for each unit of a block, and the block of each.
+      matches: For each matched space how much moved, and how near its tensors are.
+      distance: |a - b| / |a| over all floating tensors, before and after.
+      notes: What a user should know, a sentence each.
     """
 
     spec: Spec
@@ -69,9 +81,20 @@ def spec_of(
     config: Mapping[str, Any] | None = None,
     spec: Spec | Rules | None = None,
 ) -> Spec:
-    """The spec of a checkpoint: as given, by given rules, or by its configuration's architecture.
+    """Finds out which spaces the tensors of a checkpoint live in.
 
-    Raises ValueError in one sentence where none of them is known, and as `Rules.spec` does.
+    Args:
+      checkpoint: The checkpoint; only shapes and dtypes are looked at.
+      config: The configuration of the network; by default its config.json.
+      spec: The spec itself, or rules that give it. By default the rules of the architecture that
+        the configuration names.
+
+    Returns:
+      The spec.
+
+    Raises:
+      ValueError: If neither a configuration nor a spec is known, the architecture is unknown, or
+        rules or configuration do not fit the tensors.
     """
     if isinstance(spec, Spec):
         return spec
@@ -91,8 +114,18 @@ def spec_of(
 
 
 def matchable(spec: Spec, patterns: Sequence[str] | str | None = None) -> list[str]:
-    """The inner spaces whose names match a shell pattern; ValueError, naming the nearest, if one
-    matches none."""
+    """Lists the spaces that can be matched: those within the network whose units may change places.
+
+    Args:
+      spec: The spaces of a network.
+      patterns: Shell patterns of space names, one or several. None for all.
+
+    Returns:
+      The names that match, in the order of the spec.
+
+    Raises:
+      ValueError: If a pattern matches no such space; the message names the nearest.
+    """
     inner = [s.name for s in spec.spaces if not {"outer", "stack"} & set(s.nonlinearity.split())]
     if patterns is None:
         return inner
@@ -128,16 +161,39 @@ def align_maps(
     max_memory: int | None = None,
     progress: Callable[[int, str], None] | None = None,
 ) -> Aligned:
-    """The maps that bring an open checkpoint near another, tensors being read as they are needed.
+    """Finds the maps that bring a checkpoint near another one of the same architecture.
 
-    config, spec: see `spec_of`. family: one of `FAMILIES`, for every space that allows it (the
-    others are permuted, as `notes` say), or by patterns of names, which then must allow it.
-    spaces: shell patterns of names. within: which spaces are matched block by block, such as the
-    units of each head; None: all that may be (`sail_jax.align.nested`). A leaf that reads and
-    writes one space (the head of BERT) has no say where a table is known, and is noted.
-    max_memory: bytes of the process; what it leaves is used to keep tensors between sweeps.
+    Both networks are compared weight by weight, as `sail_jax.align.match_weights` does. Tensors are
+    read as they are needed, so that memory need not hold a network.
 
-    Raises ValueErrors in one sentence: unlike checkpoints, unknown names, what does not commute.
+    Args:
+      reference: The checkpoint that stays as it is.
+      other: The checkpoint that is to be moved.
+      config: The configuration of `other`; see `spec_of`.
+      spec: The spec or its rules; see `spec_of`.
+      method: "weights", the only one that needs no data.
+      family: One of `FAMILIES`, or a `Family`. As one for all, it is used in every space that
+        allows it; the others are permuted, as `notes` then say. As a mapping from patterns of space
+        names, each space has to allow its family.
+      spaces: Shell patterns of the spaces to match. None for all that can be.
+      within: Spaces that are matched block by block, such as the units of each head, and the block
+        of each. None for all that may be (`sail_jax.align.nested`).
+      weights: How much a tensor counts, by path. By default 1 / (|reference_t| |other_t|), and 0
+        for a tensor that reads and writes one space (such as in the head of BERT) if `spec` is not
+        given.
+      seed: Of the order in which spaces are visited.
+      max_sweeps: The most visits of all spaces.
+      max_memory: Bytes that the process may use. What they leave goes to keeping tensors between
+        visits; by default 1 GiB at most is used for that.
+      progress: Called as `progress(sweep, space)` before a space is visited.
+
+    Returns:
+      The maps, and what they do.
+
+    Raises:
+      ValueError: If the checkpoints differ in tensors, shapes or sizes stated in their
+        configurations, a name is unknown, a space does not allow its family, or `max_memory` is too
+        little.
     """
     if method != "weights":
         raise ValueError(
@@ -153,6 +209,7 @@ def align_maps(
     chosen = matchable(resolved, spaces)
     notes = _differing(reference, config or config_of(other.extras), spec)
     weights = dict(weights or {})
+    # A map would enter such a tensor twice, so its part in the distance is not linear in the map.
     for path, name in recurrent(flat).items():
         if spec is None and name in chosen and path not in weights:
             weights[path] = 0.0
@@ -186,6 +243,7 @@ def align_maps(
 
 
 def _check_alike(reference: Checkpoint, other: Checkpoint) -> None:
+    """CheckpointError unless both have the same tensors, of the same shapes."""
     for a, b in ((reference, other), (other, reference)):
         for name in a.tensors:
             if name not in b.tensors:
@@ -204,8 +262,10 @@ def _check_alike(reference: Checkpoint, other: Checkpoint) -> None:
 def _differing(
     reference: Checkpoint, config: Mapping[str, Any] | None, spec: Spec | Rules | None
 ) -> list[str]:
-    """What the two configurations state differently; ValueError if that is of sizes, which tensors
-    of one shape can have apart: heads."""
+    """Sentences about entries in which the two configurations differ.
+
+    ValueError if such an entry states a size: networks of equal tensors may still differ in heads.
+    """
     own = config_of(reference.extras)
     if spec is not None or not own or not config:
         return []
@@ -224,7 +284,7 @@ def _differing(
 def _families(
     spec: Spec, family: str | Family | Mapping[str, str | Family], chosen: Sequence[str]
 ) -> tuple[dict[str, Family], list[str]]:
-    """The family of each space, and what was not possible."""
+    """The family of each space, and sentences about spaces that do not allow the one asked for."""
     silent = recurrent(unfused(spec)[0])
     if isinstance(family, Mapping):
         named = {pattern: _family(kind) for pattern, kind in family.items()}
@@ -242,6 +302,7 @@ def _families(
 
 
 def _family(name: str | Family) -> Family:
+    """A family by its name."""
     if isinstance(name, Family):
         return name
     if name not in FAMILIES:
@@ -252,7 +313,7 @@ def _family(name: str | Family) -> Family:
 def _kept(
     spec: Spec, within: Mapping[str, str], chosen: Mapping[str, Family], max_memory: int | None
 ) -> int:
-    """Bytes of tensors to keep: what is left of `max_memory`, or a gigabyte at most."""
+    """Bytes of tensors to keep between visits: what `max_memory` leaves, or 1 GiB."""
     flat, _ = unfused(spec)
     largest = max(
         (math.prod(n or 1 for n in flat.shape(leaf.path)) for leaf in flat.leaves), default=0
@@ -261,9 +322,10 @@ def _kept(
         spec.space(name).size ** 2 * (spec.space(within[name]).size if name in within else 1)
         for name in chosen
     ]
-    # a tensor of each network as read, in float32, moved and laid out for the product; the sum of
-    # products, a term of it, that in float32, and the solver's own; half as much again for what
-    # the allocator does not give back, and kernels for every shape
+    # For the largest tensor: of each network as read, in float32, moved, and laid out for the
+    # product. For the largest space: the sum of products, a term of it, this term in float32, and
+    # what the solver needs. Half as much again: what the allocator does not give back, and kernels
+    # for every shape.
     least = CONSTANT + 3 * (8 * 4 * largest + 5 * 8 * max(costs, default=0)) // 2
     if max_memory is None:
         return 1 << 30
@@ -276,5 +338,14 @@ def _kept(
 
 
 def aligned_view(other: Checkpoint, aligned: Aligned, *, mark: str = "") -> View:
-    """The other checkpoint in the frame of the reference, computed when it is read."""
+    """Makes a checkpoint of the moved network, whose tensors are computed as they are read.
+
+    Args:
+      other: The checkpoint that `align_maps` moved.
+      aligned: What `align_maps` returned.
+      mark: What tells these maps from others in fingerprints; see `Computed`.
+
+    Returns:
+      The view. Closing it closes `other`.
+    """
     return rebased(other, aligned.spec, aligned.maps, within=aligned.within, mark=mark)

@@ -1,4 +1,4 @@
-"""A checkpoint as that of a larger network, computed when it is read."""
+"""A checkpoint as that of a larger network, whose tensors are computed as they are read."""
 
 import contextlib
 import hashlib
@@ -26,9 +26,16 @@ _MAX_CONFIG = 4 << 20
 
 
 def read_target(to: Any) -> Mapping[str, Any]:
-    """A configuration: a mapping as it is, or the path of a config.json or of its folder.
+    """Reads the configuration of a network.
 
-    Raises CheckpointError, naming the file, unless it holds a JSON object.
+    Args:
+      to: The configuration itself, or the path of a config.json or of its folder.
+
+    Returns:
+      The configuration; a mapping is returned as it is.
+
+    Raises:
+      CheckpointError: If there is no such file, it is larger than 4 MiB, or it is no JSON object.
     """
     if isinstance(to, Mapping):
         return to
@@ -56,11 +63,23 @@ def growth_view(
     allow_nonfinite: bool = True,
     **options: Any,
 ) -> tuple[View, networks.Growth]:
-    """An open checkpoint as that of the larger network; nothing is read but config.json.
+    """Plans the growth of an open checkpoint; no tensor is read.
 
-    to, method, options: as `sail_jax.growth.plan` takes them, or the path of a config.json. config:
-    that of the checkpoint, where it has no config.json or another is meant; rules: its table, where
-    it has none of a known architecture. Raises ValueErrors in one sentence.
+    Args:
+      checkpoint: The checkpoint of the smaller network.
+      to: What it grows to, as `sail_jax.growth.plan` takes it, or the path of a config.json.
+      method: The name of a growth method, of `sail_jax.growth.METHODS`.
+      seed: Of what the method draws.
+      config: The configuration of the checkpoint, or its path; by default its config.json.
+      rules: Which spaces the tensors live in, for architectures that are not known.
+      allow_nonfinite: Whether NaN and infinities are computed with.
+      **options: As `sail_jax.growth.plan` takes them.
+
+    Returns:
+      The larger network as a checkpoint, and the plan it comes from.
+
+    Raises:
+      ValueError: If no configuration and no rules are known, or as `sail_jax.growth.plan` does.
     """
     own = config_of(checkpoint.extras) if config is None else read_target(config)
     if not own and rules is None:

@@ -1,4 +1,4 @@
-"""How near two checkpoints of one architecture are, tensor by tensor and space by space."""
+"""Distances between two checkpoints of one architecture, before and after one of them is moved."""
 
 import math
 from collections.abc import Mapping
@@ -18,8 +18,16 @@ __all__ = ["Match", "Unread", "compared"]
 
 
 class Match(NamedTuple):
-    """One space: how many of its units moved (or were mixed), of how many, in all its blocks, and
-    the mean cosine of the tensors that touch it with those of the reference, before and after."""
+    """How the tensors that touch one space compare with those of the reference.
+
+    Attributes:
+      space: The name of the space.
+      family: The family of its map, such as "permutation".
+      units: How many units it has, in all blocks together.
+      moved: How many of them changed places or scale; all, if the map mixes units.
+      before: The mean cosine between the tensors that touch the space and those of the reference.
+      after: The same with all maps applied.
+    """
 
     space: str
     family: str
@@ -30,9 +38,22 @@ class Match(NamedTuple):
 
 
 class Unread:
-    """A leaf that stays on disk until an array is asked of it."""
+    """A leaf on disk that is read each time an array is asked of it.
+
+    It has what `match_weights` needs of a leaf: a dtype, a shape, and parts by index.
+
+    Attributes:
+      dtype: The type of its entries.
+      shape: The shape of the part.
+    """
 
     def __init__(self, tensor: Tensor, index: Any = ()) -> None:
+        """Describes a tensor, or a part of one; nothing is read yet.
+
+        Args:
+          tensor: The tensor.
+          index: Slices of its first axes; the others are whole.
+        """
         self._tensor, self._index = tensor, index
         self.dtype = tensor.dtype
         self.shape = tuple(
@@ -57,7 +78,18 @@ def compared(
     maps: Mapping[str, SpaceMap],
     within: Mapping[str, str],
 ) -> tuple[tuple[Match, ...], tuple[float, float]]:
-    """Cosines by space and distances, a tensor at a time."""
+    """Compares two networks, a tensor at a time, before and after the second is moved.
+
+    Args:
+      one: The leaves of the reference, by path.
+      two: The leaves of the other network, by path.
+      spec: The spaces of the leaves.
+      maps: The map of each matched space.
+      within: The spaces with a map for each unit of a block, as `change_blocks` takes them.
+
+    Returns:
+      A row for each map, and |one - two| / |one| over all floating leaves, (before, after).
+    """
     flat, _ = unfused(spec)
     cosines: dict[str, tuple[float, float]] = {}
     total, apart = 0.0, np.zeros(2)
@@ -77,6 +109,7 @@ def compared(
     for name, m in maps.items():
         paths = dict.fromkeys(use.path for use in flat.uses(name))
         values = np.array([cosines[path] for path in paths if path in cosines] or [(0, 0)])
+        # Of [new, old], or [block, new, old] where each unit of a block has its own map.
         units = math.prod(m.write.shape[:-1])
         index = None if m.index is None else np.asarray(m.index)
         moved = units if index is None else int(np.sum(index != np.arange(m.old)))
@@ -91,6 +124,7 @@ def compared(
 
 @jax.jit
 def _sums(a: jax.Array, b: jax.Array, m: jax.Array) -> list[jax.Array]:
+    """Inner products from which norms, cosines and distances of a, b and the moved b follow."""
     a, b, m = (x.astype(jnp.float32) for x in (a, b, m))
     pairs = [(a, a), (b, b), (a, b), (a, m), (m, m), (a - b, a - b), (a - m, a - m)]
     return [jnp.sum(x * y) for x, y in pairs]

@@ -1,4 +1,7 @@
-"""A tensor whose rows lie elsewhere: cropped, padded, permuted or averaged, read on demand."""
+"""A tensor whose rows come from elsewhere: cropped, padded, permuted or averaged, as it is read.
+
+Vocabularies need this: models with different tokenizers have embeddings of different rows.
+"""
 
 import math
 from bisect import bisect_right
@@ -11,17 +14,24 @@ from sail_jax.merging.tensors import OnDemand, Tensor, held
 __all__ = ["FILL", "ZERO", "Rows", "head_rows"]
 
 ZERO, FILL = -1, -2
-"""Instead of a part's number: a row of zeros; the mean of all rows that are no FILL rows."""
+"""In place of the number of a part: a row of zeros; the mean of all rows that are no FILL rows."""
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 20  # entries that are read at once
 
 
 class Rows(OnDemand):
-    """Row i is row `row[i]` of `parts[part[i]]`, zeros (ZERO), or the mean of the others (FILL).
+    """A tensor whose rows are rows of other tensors, zeros, or means.
 
-    parts: tensors of equal shape but for axis 0. means: rows i that are the mean of several (part,
-    row) instead. dtype: the parts' where it is one, else float32. Reads what is asked for, in
-    runs of consecutive rows; a mean is taken in float64 and cast once.
+    Row i is row `row[i]` of `parts[part[i]]`. In place of a part's number, ZERO gives a row of
+    zeros, and FILL the mean of all rows that are no FILL rows. Only what is asked for is read, in
+    runs of consecutive rows. Means are taken in float64 and rounded once.
+
+    Attributes:
+      parts: The tensors that rows come from.
+      means: The rows that are means, and the (part, row) pairs they are means of.
+      width: Entries of a row.
+      runs: Rows that lie together where they come from: (first row, part, row there).
+      starts: The first row of each run.
     """
 
     def __init__(
@@ -31,8 +41,20 @@ class Rows(OnDemand):
         row: np.ndarray,
         means: Mapping[int, Sequence[tuple[int, int]]] | None = None,
     ):
+        """Describes the tensor; nothing is read yet.
+
+        Args:
+          parts: Tensors of equal shape but for axis 0. Their dtype is that of the rows if they
+            share one; otherwise the rows are float32.
+          part: For each row the number of its part, ZERO or FILL, `(n,)`.
+          row: For each row its place in the part, `(n,)`; without meaning for ZERO and FILL.
+          means: For rows that are the mean of several: their (part, row) pairs, in the place of
+            `part` and `row`.
+        """
         self.parts, self.means = tuple(parts), dict(means or {})
         part, row = np.array(part, np.int64), np.array(row, np.int64)
+        # Means are a part of their own, of which each row is its own source: so they form runs as
+        # others do.
         for i in self.means:
             part[i], row[i] = len(self.parts), i
         dtypes = {tensor.dtype for tensor in self.parts}
@@ -41,9 +63,9 @@ class Rows(OnDemand):
         source = " and ".join(dict.fromkeys(tensor.source for tensor in self.parts))
         super().__init__(self.parts[0].name, dtype, shape, source)
         self.width = math.prod(self.shape[1:])
+        # A run ends where the part changes, or where rows of a part do not follow one another.
         new = (np.diff(part) != 0) | ((part[1:] >= 0) & (np.diff(row) != 1))
         starts = np.concatenate([[0], np.flatnonzero(new) + 1]) if len(part) else np.array([0])
-        # runs of rows that lie together where they come from: (first row, part, row there)
         self.runs = [(int(i), int(part[i]), int(row[i])) for i in starts] if len(part) else []
         self.starts = [run[0] for run in self.runs]
         self._fills, self._mean = FILL in part, None
@@ -54,7 +76,11 @@ class Rows(OnDemand):
         return sum(map(held, self.parts))
 
     def form(self) -> np.ndarray | None:
-        """The mean of all rows that are no FILL rows, if there are FILL rows: one row, kept."""
+        """Computes the row of FILL, once.
+
+        Returns:
+          The row in float64, or None if there are no FILL rows.
+        """
         if self._fills and self._mean is None:
             self._mean = self._mean_of_all()
         return self._mean
@@ -81,6 +107,7 @@ class Rows(OnDemand):
             done = stop
 
     def _copy(self, tensor: Tensor, out: np.ndarray, start: int) -> None:
+        """Reads entries of a part, cast if its dtype is another."""
         if tensor.dtype == self.dtype:
             return tensor.read(out, start)
         for at in range(0, out.size, _CHUNK):
@@ -89,6 +116,7 @@ class Rows(OnDemand):
             out[at : at + buffer.size] = buffer.astype(self.dtype)
 
     def _means(self, out: np.ndarray, start: int) -> None:
+        """Computes entries of rows that are means."""
         done = 0
         while done < out.size:
             at, offset = divmod(start + done, self.width)
@@ -102,6 +130,7 @@ class Rows(OnDemand):
             done += piece.size
 
     def _mean_of_all(self) -> np.ndarray:
+        """The mean of all rows that are no FILL rows, in float64."""
         total, rows = np.zeros(self.width, np.float64), 0
         step = max(1, _CHUNK // max(1, self.width))
         ends = [*self.starts[1:], self.shape[0]]
@@ -117,7 +146,16 @@ class Rows(OnDemand):
 
 
 def head_rows(tensor: Tensor, rows: int, rest: Tensor | None = None) -> Rows:
-    """The first `rows` rows of `tensor`; those it lacks are those of the same number of `rest`."""
+    """Takes the first rows of a tensor; rows that it lacks come from another tensor.
+
+    Args:
+      tensor: The tensor.
+      rows: How many rows are wanted.
+      rest: Where row i comes from if `tensor` has no row i. May be None if it has all of them.
+
+    Returns:
+      The tensor of `rows` rows.
+    """
     index = np.arange(rows)
     part = (index >= tensor.shape[0]).astype(np.int64)
     return Rows((tensor,) if rest is None else (tensor, rest), part, index)

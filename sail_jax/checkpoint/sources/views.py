@@ -1,8 +1,9 @@
-"""Checkpoints whose tensors are computed when they are read: grown, or in another basis.
+"""Checkpoints whose tensors are computed as they are read: grown, or in another basis.
 
-A `View` is a checkpoint like any other to what merges, plans and writes. A tensor of it is formed
-whole from the tensors that it needs, with its first entries, and kept until its last have been
-read; so memory is that of the largest tensor, and reading a tensor from end to end forms it once.
+To whatever merges, plans or writes, a `View` is a checkpoint like any other. A tensor of it is
+formed whole, from the tensors it needs, when its first entries are read, and kept until its last
+have been. So memory is that of the largest tensor, and reading a tensor from end to end computes it
+once.
 """
 
 import contextlib
@@ -45,8 +46,13 @@ class _Growth(Protocol):
 
 
 class View(Checkpoint):
-    """A checkpoint made of others, the first of which it is named after and carries the files of;
-    all are closed with it. `config` replaces config.json."""
+    """A checkpoint made of others.
+
+    It is named after the first of them and carries the files that lie beside that one's tensors.
+
+    Attributes:
+      base: The first of the checkpoints.
+    """
 
     def __init__(
         self,
@@ -54,6 +60,13 @@ class View(Checkpoint):
         tensors: Mapping[str, Tensor],
         config: Mapping[str, Any] | None = None,
     ) -> None:
+        """Puts tensors in the place of a checkpoint's own.
+
+        Args:
+          sources: The checkpoints that the tensors are made of; closing the view closes them.
+          tensors: The tensors of the view, by name.
+          config: What replaces config.json. None keeps that of the first source.
+        """
         first = sources[0]
         super().__init__(first.path)
         self.base, self._sources = first, tuple(sources)
@@ -64,24 +77,27 @@ class View(Checkpoint):
             self.extras["config.json"] = json.dumps(config, indent=2).encode() + b"\n"
 
     def works(self) -> tuple[Work, ...]:
-        """What an executor does to copy it."""
+        """Lists the works that copy all tensors, for an executor.
+
+        Returns:
+          One work for each tensor.
+        """
         return tuple(
             Work(x.name, x.shape, x.dtype, (x,), None, np.ones(1), None)
             for x in self.tensors.values()
         )
 
     def close(self) -> None:
+        """Closes all checkpoints that the view is made of."""
         for source in self._sources:
             source.close()
 
 
 class Computed(OnDemand):
-    """A tensor computed from others: `function(operands, *arrays)`, pure.
+    """A tensor computed from others as `function(operands, *arrays)`.
 
-    function, operands: what is done, equal and hashed alike for tensors of which the same is done,
-    and a pytree of what differs between them. mark: what tells this computation from others of the
-    same name, for fingerprints. Without `allow_nonfinite`, CheckpointError names what it is
-    computed from that is NaN or infinite.
+    Attributes:
+      mark: What tells this computation from others of the same name, for fingerprints.
     """
 
     def __init__(
@@ -97,6 +113,21 @@ class Computed(OnDemand):
         mark: str,
         allow_nonfinite: bool = True,
     ) -> None:
+        """Describes the computation; nothing is read yet.
+
+        Args:
+          name: The tensor's name.
+          like: Its shape and dtype.
+          parts: The tensors that it is computed from, which become `arrays`.
+          function: What is done. It is pure; for tensors of which the same is done it is equal and
+            has the same hash, so that it is compiled once for all of them.
+          operands: A pytree of what differs between such tensors.
+          programs: Where compiled functions are kept.
+          how: What is done, in a word or two, for messages.
+          mark: What tells this computation from others of the same name, for fingerprints.
+          allow_nonfinite: Whether NaN and infinities are computed with. If not, reading raises
+            CheckpointError that names where they are.
+        """
         source = " and ".join(dict.fromkeys(part.source for part in parts))
         super().__init__(name, np.dtype(like.dtype), tuple(like.shape), f"{source or name}, {how}")
         self.mark = mark
@@ -126,24 +157,29 @@ class Computed(OnDemand):
         return out
 
     def _check_finite(self, array: np.ndarray, message: str) -> None:
+        """CheckpointError if an array has NaN or infinities and they are not allowed."""
         floating = array.dtype.kind not in "iub"
         if floating and not self._allow_nonfinite and not finite(array):
             raise CheckpointError(f"{message}; allow_nonfinite=True goes on regardless")
 
     def _program(self) -> Any:
+        """The compiled function for the shapes of this tensor."""
         shapes = [jax.ShapeDtypeStruct(part.shape, part.dtype) for part in self._parts]
         return self._programs(self._function, self._operands, shapes)
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:
-        """64 bits if, and only if, something has them, whatever the thread is set to."""
+        """Computes in 64 bits if, and only if, a tensor has them, whatever the thread is set to."""
         with jax.enable_x64(any(t.dtype.itemsize == 8 for t in (self, *self._parts))):
             yield
 
 
 class Programs:
-    """Functions compiled once for equal functions of equal shapes, such as those of the layers of a
-    network; a `Computed` calls them as `program(operands, *arrays)`."""
+    """A cache of compiled functions, one for each function and shapes of its arguments.
+
+    The layers of a network share functions and shapes, so they share a program. It may be used from
+    several threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -152,6 +188,16 @@ class Programs:
     def __call__(
         self, function: Function, operands: Any, shapes: Sequence[jax.ShapeDtypeStruct]
     ) -> Any:
+        """Returns a compiled function, to be called as `program(operands, *arrays)`.
+
+        Args:
+          function: The function, hashable.
+          operands: Its first argument, a pytree of arrays.
+          shapes: The shapes and dtypes of the other arguments.
+
+        Returns:
+          The compiled function.
+        """
         leaves, structure = jax.tree.flatten(operands)
         key = function, structure, *map(jax.typeof, leaves), *shapes
         with self._lock:
@@ -173,6 +219,7 @@ class _ChangeOfBasis:
 
 
 def _bytes(tensor: Tensor) -> int:
+    """The size of a tensor in bytes."""
     return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
@@ -184,11 +231,21 @@ def grown(
     mark: str = "",
     allow_nonfinite: bool = True,
 ) -> View:
-    """The checkpoint of the larger network: every leaf of the growth, computed when it is read.
+    """Makes a checkpoint of the larger network that a growth describes.
 
-    growth: what `sail_jax.growth.plan` makes of the checkpoint's shapes; entries are those of
-    `growth.leaf` under jit. how: what is added to the sources of tensors, in messages; mark: see
-    `Computed`. Raises CheckpointError if the checkpoint lacks a tensor that the growth needs.
+    Args:
+      checkpoint: The checkpoint of the smaller network.
+      growth: What `sail_jax.growth.plan` makes of the checkpoint's shapes. Entries are those of
+        `growth.leaf` under jit.
+      how: What is added to the sources of tensors, in messages.
+      mark: What tells this growth from others in fingerprints; see `Computed`.
+      allow_nonfinite: Whether NaN and infinities are computed with.
+
+    Returns:
+      The view: every leaf of the growth, computed as it is read.
+
+    Raises:
+      CheckpointError: If the checkpoint lacks a tensor that the growth needs.
     """
     programs, tensors = Programs(), {}
     for path, like in growth.leaves.items():
@@ -215,11 +272,23 @@ def rebased(
     how: str = "aligned",
     mark: str = "",
 ) -> View:
-    """The checkpoint with its spaces re-expressed by maps: `change_basis`, leaf by leaf.
+    """Makes a checkpoint whose spaces are re-expressed by maps: `change_basis`, leaf by leaf.
 
-    within: the spaces with a map for each unit of a block, see `sail_jax.align.change_blocks`.
-    Tensors of no mapped space are those of the checkpoint. Raises ValueError as `Spec.check` and
-    `Spec.axes` do.
+    Args:
+      checkpoint: The checkpoint.
+      spec: The spaces of its tensors.
+      maps: The maps, by space. Tensors of no mapped space stay those of the checkpoint.
+      within: Spaces with a map for each unit of a block; see `sail_jax.align.change_blocks`.
+      config: What replaces config.json; None keeps it.
+      how: What is added to the sources of tensors, in messages.
+      mark: What tells these maps from others in fingerprints; see `Computed`.
+
+    Returns:
+      The view, whose tensors are computed as they are read.
+
+    Raises:
+      ValueError: If a map does not fit its space, a block does not fit its leaves, or the
+        checkpoint has a tensor that the spec does not know.
     """
     within = dict(within or {})
     shared = {name: m for name, m in maps.items() if name not in within}
