@@ -1,9 +1,9 @@
-"""Checkpoints: read, merged tensor by tensor, and written.
+"""Checkpoints on disk: opened, written, merged, grown, aligned and compared, tensor by tensor.
 
-`open_checkpoint` and `save_checkpoint` know the formats, `recipes` the YAML, `plan` what happens to
-every tensor, `executor` how, and `merge_checkpoints` puts them together. `views` are checkpoints
-whose tensors are computed when read: grown (`grow_checkpoint`), or in another basis
-(`align_checkpoints`).
+`open_checkpoint`, `load_checkpoint` and `save_checkpoint` know the file formats.
+`merge_checkpoints` and `merge_recipe` merge, `grow_checkpoint` makes a larger network,
+`align_checkpoints` brings one network near another, and `compare_checkpoints` says how far networks
+disagree. These read tensors as they are needed, so models may be larger than the memory.
 """
 
 from typing import TYPE_CHECKING

@@ -1,1 +1,1 @@
-"""Whole commands: merge, grow, align, compare, try."""
+"""Whole commands on checkpoints: merge, grow, align, compare, try."""

@@ -1,4 +1,8 @@
-"""How far two networks agree: their outputs on probe inputs, for checkpoints that were changed."""
+"""Certificates for changed networks: how far the outputs agree on probe inputs, before and after.
+
+The operations that grow and align checkpoints run both networks with it, where a forward pass is
+known or given.
+"""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,18 +22,32 @@ from sail_jax.merging.tensors import Tensors, read_whole
 
 __all__ = ["Agreement", "Certify", "agreement", "certified", "verdict", "wanted"]
 
-FITS = 1 << 30  # bytes in float32 of both networks, up to which they are compared unasked
+FITS = 1 << 30  # bytes of both networks in float32, up to which they are run without being asked
 
 Certify = bool | Callable[[Mapping[str, Any], Mapping[str, Any]], Any] | None
-"""Whether a network is run before and after a change. None: where its forward pass is known and
-both networks fit in 1 GB. Or what runs it: `outputs(tensors, config)` of arrays by name, any pytree
-of arrays, the same for the same tensors, on probe inputs of its own."""
+"""Whether a network is run before and after a change.
+
+None means: if its forward pass is known and both networks fit in 1 GiB. A function
+`outputs(tensors, config)` runs the network itself: it takes arrays by name, and returns a pytree of
+arrays, on probe inputs of its own that are always the same.
+"""
 
 
 class Agreement(NamedTuple):
-    """How far the outputs of the changed network are from those of the one before, on probe inputs:
-    what ran them, max and mean |new - old|, max |old|, and the tolerance of
-    `sail_jax.certificate`."""
+    """How far the outputs of a changed network are from those of the one before, on probe inputs.
+
+    If there are several arrays of outputs, `largest`, `scale` and `tolerance` are those of the
+    array that agrees worst.
+
+    Attributes:
+      by: What ran the networks.
+      dtype: The floating type in which they were run.
+      largest: max |new - old|.
+      mean: The mean of |new - old| over all outputs.
+      scale: max |old|.
+      tolerance: What rounding may change, as `sail_jax.certificate` estimates it.
+      preserved: Whether every array of outputs agrees within its tolerance.
+    """
 
     by: str
     dtype: str
@@ -48,12 +66,21 @@ class Agreement(NamedTuple):
 
 
 def verdict(report: Report, agreed: Sequence[Agreement]) -> Verdict:
-    """What is known of a change by its axes, and by the runs that there were."""
+    """Combines what is known of a change: by the axes of tensors, and by running the networks.
+
+    Args:
+      report: What the axes say.
+      agreed: The runs, if there were any.
+
+    Returns:
+      Whether the function is preserved, and how that is known.
+    """
     by = agreed[0].by if agreed else ""
     return Verdict(report.exact, by, bool(agreed) and all(run.preserved for run in agreed))
 
 
 Renew = Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Any]]]
+"""Makes the changed network of arrays by name: its tensors, and its configuration."""
 
 
 def wanted(
@@ -63,12 +90,27 @@ def wanted(
     run: Callable[[], tuple[Agreement, ...]],
     max_memory: int | None = None,
 ) -> tuple[tuple[Agreement, ...], tuple[str, ...]]:
-    """run() if it is asked for, or, where nothing is said, if so many entries of both networks fit:
-    in float32, and in `max_memory` with what is made of them on the way. And a note, if it failed.
+    """Runs both networks if that is asked for or cheap, and otherwise leaves it.
 
-    Raises CheckpointError if it is asked for and nothing can be run.
+    Where nothing is said (`certify=None`), "cheap" means: both networks fit in 1 GiB as float32
+    and, with what is made of them on the way, in `max_memory`. A run that fails is then only noted.
+
+    Args:
+      certify: Whether the networks are to be run, or what runs them.
+      entries: How many entries both networks have together.
+      path: The checkpoint that messages name.
+      run: Runs both networks; returns nothing if no forward pass is known.
+      max_memory: Bytes that the process may use; None for no limit.
+
+    Returns:
+      The agreements, and the reason if a run failed; either may be empty.
+
+    Raises:
+      CheckpointError: If a run was asked for and failed, or no forward pass is known.
     """
     fits = 4 * entries <= FITS
+    # In float32 both networks take 4 bytes per entry; the rest is for what is made of them on the
+    # way.
     fits &= max_memory is None or resident() + 10 * entries <= max_memory
     if not (fits if certify is None else certify):
         return (), ()
@@ -90,12 +132,23 @@ def wanted(
 def certified(
     tensors: Tensors, config: Mapping[str, Any], renew: Renew, certify: Certify = None
 ) -> tuple[Agreement, ...]:
-    """A network before and after a change, run on probe inputs: in float32 and in its own dtype.
+    """Runs a network before and after a change, in float32 and in its own dtype.
 
-    renew: the changed tensors of arrays by name, and their configuration. Empty where no forward
-    pass is known or given (`certify`). Both networks are in memory, in float32.
+    Both networks are held in memory, in float32. The probe inputs are drawn for the configuration,
+    or belong to the function that is given.
 
-    Raises ValueError, in one sentence, where the network cannot be run.
+    Args:
+      tensors: The network before the change, by name.
+      config: Its configuration.
+      renew: Makes the changed tensors and their configuration from arrays by name.
+      certify: A function `outputs(tensors, config)` that runs a network. Otherwise the forward pass
+        of the configuration's architecture does.
+
+    Returns:
+      The agreement in each dtype. Empty if no forward pass is known, or tensors are complex.
+
+    Raises:
+      ValueError: If the network cannot be run.
     """
     if any(np.iscomplexobj(np.empty(0, x.dtype)) for x in tensors.values()):
         return ()
@@ -115,7 +168,7 @@ class _Forward(NamedTuple):
 
 
 def _given(function: Callable[..., Any]) -> _Forward:
-    """Code of the user's: whatever it raises is said in one sentence, as nothing of ours failed."""
+    """The user's function as a forward pass; what it raises becomes a sentence that names it."""
     name = f"{function.__module__}:{getattr(function, '__qualname__', function)}"
 
     def outputs(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
@@ -128,7 +181,7 @@ def _given(function: Callable[..., Any]) -> _Forward:
 
 
 def _known(config: Mapping[str, Any]) -> _Forward | None:
-    """That of the architecture, on inputs drawn for the configuration; None where there is none."""
+    """The forward pass of an architecture, on inputs drawn for it; None if it is unknown."""
     try:
         family = architectures.of(config)
     except ValueError:
@@ -147,6 +200,7 @@ def _known(config: Mapping[str, Any]) -> _Forward | None:
 def _certified(
     forward: _Forward, tensors: Tensors, config: Mapping[str, Any], renew: Renew
 ) -> tuple[Agreement, ...]:
+    """Runs both networks in float32, and in the floating dtype of lowest precision they have."""
     old = {name: jnp.asarray(read_whole(x)) for name, x in tensors.items()}
     dtypes = {x.dtype for x in old.values() if jnp.issubdtype(x.dtype, jnp.floating)}
     own = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float32"))
@@ -163,8 +217,22 @@ def _certified(
 def agreement(
     forward: _Forward, old: Any, config: Any, new: Any, new_config: Any, dtype: Any
 ) -> Agreement:
-    """Two networks run in a dtype; ValueError if the outputs do not depend on the tensors, so that
-    their agreement would say nothing."""
+    """Runs two networks in one dtype, and compares their outputs.
+
+    Args:
+      forward: What runs them.
+      old: The tensors of the first, by name, in `dtype`.
+      config: Its configuration.
+      new: The tensors of the second, by name, in `dtype`.
+      new_config: Its configuration.
+      dtype: The dtype.
+
+    Returns:
+      How far the outputs agree.
+
+    Raises:
+      ValueError: If the outputs do not depend on the tensors, so that agreement would say nothing.
+    """
     networks = {0: forward.at(config), 1: forward.at(new_config)}
     outputs: list[list[np.ndarray]] = []
 

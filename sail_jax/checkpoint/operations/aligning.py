@@ -1,4 +1,4 @@
-"""Checkpoints aligned: one re-expressed in the frame of another, and written."""
+"""Alignment of checkpoints on disk: one network is brought near another, and written."""
 
 import hashlib
 import json
@@ -46,9 +46,16 @@ Path_ = str | PathLike[str]
 
 
 class AlignedCheckpoint(NamedTuple):
-    """What was done: the alignment, how far the outputs moved (none if not asked, or not known
-    how), whether the function is preserved and how that is known, the output, how long it took (in
-    seconds) and whether an earlier call had finished it."""
+    """What `align_checkpoints` did.
+
+    Attributes:
+      aligned: The maps, how near the networks are, and notes.
+      agreement: How far the outputs moved; empty if the network was not run.
+      verdict: Whether the function is preserved, and how that is known.
+      out: Where the output is; None if none was asked for.
+      seconds: How long it took.
+      unchanged: Whether an earlier call had finished this output.
+    """
 
     aligned: Aligned
     agreement: tuple[Agreement, ...]
@@ -68,14 +75,47 @@ def align_checkpoints(
     run: RunOptions = DEFAULTS,
     **options: Any,
 ) -> AlignedCheckpoint:
-    """Writes `b`, re-expressed in the frame of `a`, to `out` (None: matches only).
+    """Brings one checkpoint near another by permuting its hidden units, or by other maps.
 
-    options: of `align_maps`, whose `max_memory` is that of `run`. The output has what lay beside
-    the tensors of `b`, and align.json: what was done to which space. certify: also run `b` before
-    and after on probe inputs; by default if the architecture is known and both fit in 1 GB. Or a
-    function `outputs(tensors, config)` to run it by.
+    A permutation leaves the function of the network as it is, and the two can then be merged. `b`
+    is written in its new form, with the files beside its tensors and an align.json that says what
+    was done to which space.
 
-    Raises ValueErrors: those of `align_maps`, CheckpointError and MergeError.
+    Args:
+      a: The checkpoint that stays as it is.
+      b: The checkpoint that is moved; of the same architecture and size.
+      out: Where the moved checkpoint goes. None only finds the maps.
+      config: The configuration of `b`; by default its config.json.
+      certify: Whether `b` is also run before and after, on probe inputs; or a function
+        `outputs(tensors, config)` that runs it. By default it is run if its architecture is known
+        and both networks fit in 1 GiB.
+      run: How it runs, and into which files it writes.
+      **options: Those of `align_maps`, such as `family`, `spaces` or `spec`; except `max_memory`,
+        which `run` has.
+
+    Returns:
+      What was done.
+
+    Raises:
+      ValueError: What `align_maps` raises, CheckpointError and MergeError.
+      TypeError: If an option of `run` is among the options.
+
+    References:
+      Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), weight matching.
+
+    >>> import tempfile
+    >>> from sail_jax import spec
+    >>> from sail_jax.checkpoint import load_checkpoint, save_checkpoint
+    >>> folder = tempfile.mkdtemp()
+    >>> a = {"in": np.diag(np.float32([1, 2, 3])), "out": np.ones((1, 3), np.float32)}
+    >>> b = {"in": a["in"][[2, 0, 1]], "out": a["out"]}  # the same units in another order
+    >>> save_checkpoint(f"{folder}/a", a)
+    >>> save_checkpoint(f"{folder}/b", b)
+    >>> axes = {"in": "hidden x*", "out": "y hidden*"}
+    >>> spaces = spec(a, axes, spaces={"{x,y}": "outer", "hidden": "relu"})
+    >>> aligned = align_checkpoints(f"{folder}/a", f"{folder}/b", f"{folder}/out", spec=spaces)
+    >>> bool((load_checkpoint(aligned.out)["in"] == a["in"]).all())
+    True
     """
     began, unchanged = time.monotonic(), False
     check_options({k: v for k, v in options.items() if k != "progress"})
@@ -118,7 +158,7 @@ def align_checkpoints(
 
 
 def _limits(works: Sequence[Work], max_memory: int | None, threads: int | None) -> Limits:
-    """Those of the copy, within what the matching before it has left of the memory."""
+    """The limits of the copy, within the memory that the matching before it has left."""
     if max_memory is None:
         return limits(works, None, threads)
     try:
@@ -130,6 +170,7 @@ def _limits(works: Sequence[Work], max_memory: int | None, threads: int | None) 
 def _about(
     a: Path_, b: Path_, aligned: Aligned, agreed: Sequence[Agreement], preserved: Verdict
 ) -> dict[str, Any]:
+    """The content of align.json."""
     reasons = {row.space: row.reason for row in aligned.report.spaces}
     return {
         "reference": str(a),
@@ -147,6 +188,7 @@ def _about(
 def _extras(
     extras: Mapping[str, bytes | Path], about: Mapping[str, Any]
 ) -> dict[str, bytes | Path]:
+    """The files beside the tensors of the output."""
     out = {name: data for name, data in extras.items() if carried(name)}
     out["align.json"] = json.dumps(about, indent=2).encode() + b"\n"
     return out

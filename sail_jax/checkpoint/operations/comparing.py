@@ -1,4 +1,4 @@
-"""Checkpoints beside each other before they are merged: read once, a piece at a time."""
+"""Comparison of checkpoints before they are merged: read once, a piece at a time."""
 
 import contextlib
 import itertools
@@ -27,24 +27,35 @@ from sail_jax.probe.tasks import Conflict, conflict, sums
 
 __all__ = ["Comparison", "Vectors", "compare_checkpoints", "pooled"]
 
-PIECE, FEW = 1 << 20, 1 << 14  # entries read at a time; all pieces have one of these two sizes
+PIECE, FEW = 1 << 20, 1 << 14  # entries read at a time; only two shapes are compiled
 
 
 class Vectors(NamedTuple):
-    """Models as vectors: conflict of all tensors together, and of each, [tensor, ...]."""
+    """Models, or their task vectors, compared as vectors.
+
+    Attributes:
+      total: The conflict over all tensors together.
+      each: The conflict in each tensor, with a leading axis `[tensor, ...]`.
+    """
 
     total: Conflict
     each: Conflict
 
 
 class Comparison(NamedTuple):
-    """What merging will meet, tensor by tensor.
+    """What a merge of these checkpoints will meet.
 
-    weights: of the models themselves. tasks: of their task vectors, None without a base.
-    base_norms: [tensor], None likewise. sizes: entries, [tensor]. equal: [model, model], which hold
-    the same values. differences: a line for each thing in which configurations, tokenizers or
-    tensors that are not floating differ from the first's; they say that a merge may not work as
-    either model does.
+    Attributes:
+      models: The paths of the models.
+      base: The path of the base, if there is one.
+      tensors: The names of the floating tensors, which are compared.
+      sizes: How many entries each of these tensors has, `[tensor]`.
+      weights: The models themselves, compared as vectors.
+      tasks: Their task vectors, compared; None without a base.
+      base_norms: The norm of each tensor of the base, `[tensor]`; None without a base.
+      equal: Which models have the same values everywhere, `[model, model]`.
+      differences: A sentence for each difference from the first model in configurations, tokenizers
+        and tensors that are not floating. These say that a merge may not work as either model does.
     """
 
     models: Names
@@ -59,7 +70,7 @@ class Comparison(NamedTuple):
 
     @property
     def relative_norms(self) -> Float[np.ndarray, "model"]:
-        """|theta_i - base| / |base|, over all tensors; ValueError without a base."""
+        """|theta_i - base| / |base| over all tensors, `[model]`; ValueError without a base."""
         if self.tasks is None or self.base_norms is None:
             raise ValueError("task vectors need a base: none was given")
         return np.asarray(self.tasks.total.norms) / max(
@@ -73,14 +84,33 @@ def compare_checkpoints(
     *,
     allow_pickle: bool = False,
 ) -> Comparison:
-    """Cosines, norms, sign conflicts and heterogeneity of two or more checkpoints, with equal
-    weights, as `sail_jax.probe.interference` has them of trees (but for subspaces).
+    """Compares two or more checkpoints: cosines, norms, sign conflicts and heterogeneity.
 
-    Every file is read once, a piece of 2^20 entries at a time for each core: memory does not grow
-    with the models. Squares are summed in float32 within a piece and in float64 over pieces.
+    These are the quantities of `sail_jax.probe.interference` (but for its subspaces), with equal
+    weights of the models. Every file is read once, in pieces of 2^20 entries, one per core (up to
+    8): memory does not grow with the models.
 
-    Raises CheckpointError, a ValueError, for fewer than two models or one named twice, for tensors
-    that are missing or of other shapes, naming them, and for values that are not finite.
+    Args:
+      paths: The checkpoints, at least two.
+      base: What they were tuned from; task vectors are compared only if it is given.
+      allow_pickle: Whether PyTorch's pickles are read; see `open_checkpoint`.
+
+    Returns:
+      The comparison, in total and for each tensor.
+
+    Raises:
+      CheckpointError: If there are fewer than two models or one is named twice, tensors are missing
+        or have other shapes, there are no floating tensors, or values are not finite.
+
+    >>> import tempfile
+    >>> from sail_jax.checkpoint import save_checkpoint
+    >>> folder = tempfile.mkdtemp()
+    >>> for name, values in {"a": [1, 1], "b": [1, -1], "base": [0, 0]}.items():
+    ...     save_checkpoint(f"{folder}/{name}", {"w": np.array(values, np.float32)})
+    >>> compared = compare_checkpoints([f"{folder}/a", f"{folder}/b"], f"{folder}/base")
+    >>> tasks = compared.tasks.total
+    >>> tasks.cosines[0, 1].item(), tasks.sign_conflict.item()  # one entry of two is opposed
+    (0.0, 0.5)
     """
     if isinstance(paths, str | PathLike) or len(paths) < 2:
         raise CheckpointError("name at least two checkpoints to compare")
@@ -118,7 +148,11 @@ def compare_checkpoints(
 
 
 def _alike(opened: Sequence[Checkpoint]) -> list[str]:
-    """The tensors that all have, in the first one's order."""
+    """The tensors that all checkpoints have, in the order of the first.
+
+    CheckpointError if one lacks a tensor (other than what is derived from the configuration), or
+    has another shape.
+    """
     first, *others = opened
     for other in others:
         for a, b in ((first, other), (other, first)):
@@ -144,6 +178,7 @@ def _alike(opened: Sequence[Checkpoint]) -> list[str]:
 
 
 def _differences(opened: Sequence[Checkpoint], rest: Sequence[str]) -> list[str]:
+    """The sentences of `Comparison.differences`; `rest` are the tensors that are not floating."""
     first, *others = opened
     config, vocabulary = config_of(first.extras), _vocabulary(first)
     lines = []
@@ -166,11 +201,14 @@ def _differences(opened: Sequence[Checkpoint], rest: Sequence[str]) -> list[str]
 
 
 def _vocabulary(opened: Checkpoint) -> Mapping[str, int] | None:
+    """The id of each token, None if the checkpoint has no tokenizer that is known."""
     vocabulary = read_vocabulary({n: p for n, p in opened.extras.items() if isinstance(p, Path)})
     return None if vocabulary is None else vocabulary.ids
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape have equal entries."""
+
     def parts(tensor: Tensor) -> Any:
         for start in range(0, size, PIECE):
             out = np.empty(min(PIECE, size - start), tensor.dtype)
@@ -184,8 +222,11 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _compared(
     with_base: bool, column: Sequence[Tensor]
 ) -> tuple[list[np.ndarray], list[np.ndarray], float, np.ndarray]:
-    """Sums of one tensor: of the models, of their task vectors, and the base's square; and which
-    models agree everywhere."""
+    """Sums over one tensor, from which its conflict follows; the base, if any, comes last.
+
+    Returns the sums of the models and of their task vectors, the square of the base's norm, and
+    which models are equal.
+    """
     size = math.prod(column[0].shape)
     k = len(column) - with_base
     w = jnp.full(k, 1 / k, jnp.float32)
@@ -204,11 +245,15 @@ def _compared(
 
 
 def _zeros(k: int) -> list[np.ndarray]:
+    """Where `sums` are added up, for k models."""
     return [np.zeros((k, k)), np.zeros(()), np.zeros(())]
 
 
 def _read(tensor: Tensor, start: int, count: int) -> np.ndarray:
-    """Padded with zeros, which no sum counts; float32 or float64."""
+    """Entries in float32 or float64, padded with zeros, which no sum counts.
+
+    The padding leaves two shapes of pieces, so that little is compiled.
+    """
     raw = np.empty(count, tensor.dtype)
     tensor.read(raw, start)
     wide = np.float64 if tensor.dtype == np.float64 else np.float32
@@ -222,6 +267,7 @@ def _read(tensor: Tensor, start: int, count: int) -> np.ndarray:
 def _add(
     total: list[np.ndarray], stack: np.ndarray, w: jax.Array, column: Sequence[Tensor]
 ) -> None:
+    """Adds the sums over a piece, taken in float32, to totals in float64."""
     addends = sums(jnp.asarray(stack.astype(np.float32)), w)
     for i, x in enumerate(addends):
         total[i] = total[i] + np.asarray(x, np.float64)
@@ -230,11 +276,13 @@ def _add(
 
 
 def _vectors(parts: Sequence[Sequence[np.ndarray]], sizes: np.ndarray) -> Vectors:
+    """The conflict over all tensors, and in each, from sums over each."""
     stacks = [np.stack(x) for x in zip(*parts, strict=True)]
     return Vectors(_conflict([x.sum(0) for x in stacks], sizes.sum()), _conflict(stacks, sizes))
 
 
 def _conflict(parts: Sequence[np.ndarray], size: np.ndarray) -> Conflict:
+    """The conflict from sums, in float64."""
     with jax.enable_x64(True):
         products, opposed, apart = (jnp.asarray(x, float) for x in parts)
         made = conflict((products, opposed, apart), jnp.asarray(size, float))
@@ -242,9 +290,19 @@ def _conflict(parts: Sequence[np.ndarray], size: np.ndarray) -> Conflict:
 
 
 def pooled(vectors: Vectors, sizes: Int[np.ndarray, "tensor"], chosen: Sequence[int]) -> Conflict:
-    """The conflict of some of the tensors together."""
+    """Computes the conflict over some of the tensors together, such as those of a layer.
+
+    Args:
+      vectors: The comparison of models or of task vectors.
+      sizes: How many entries each tensor has, `[tensor]`.
+      chosen: The indices of the tensors.
+
+    Returns:
+      The conflict over these tensors, as if they were one.
+    """
     at = np.asarray(chosen, int)
     norms, cosines, signs, apart = (np.asarray(x)[at] for x in vectors.each)
+    # Back to sums over entries, which add up over tensors as cosines and fractions do not.
     products = cosines * norms[:, :, None] * norms[:, None, :]
     parts = [x.sum(0) for x in (products, signs * sizes[at], apart)]
     return _conflict(parts, sizes[at].sum())

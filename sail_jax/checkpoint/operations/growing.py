@@ -1,4 +1,4 @@
-"""Checkpoints grown into checkpoints: planned from shapes, certified, computed while written."""
+"""Growth of checkpoints on disk: planned from shapes, certified, computed while written."""
 
 import contextlib
 import hashlib
@@ -49,7 +49,19 @@ Path_ = str | PathLike[str]
 
 
 class Growing(NamedTuple):
-    """A growth of which everything is known but the values. The input is open until it is left."""
+    """A growth of which everything but the values is known.
+
+    Its input is open until the context of `growing` is left.
+
+    Attributes:
+      view: The larger network as a checkpoint, computed as it is read.
+      growth: The plan.
+      works: What the executor will do.
+      limits: With how many threads, and how much memory.
+      fingerprint: What identifies this growth when it is resumed.
+      about: What growth.json will say.
+      checkpoint: The input.
+    """
 
     view: View
     growth: networks.Growth
@@ -60,19 +72,34 @@ class Growing(NamedTuple):
     checkpoint: Checkpoint
 
     def memory(self) -> int:
-        """Bytes that the process takes at most, as far as it is planned."""
+        """Computes how many bytes the process is expected to use at most.
+
+        Returns:
+          The bytes, the program included.
+        """
         return peak(self.works, self.limits)
 
     def summary(self) -> str:
-        """One line on memory and threads."""
+        """Describes memory and threads.
+
+        Returns:
+          One line.
+        """
         return summary(self.works, self.limits)
 
 
 class Grown(NamedTuple):
-    """What was done: the growth, how well the networks agree (none if not asked, or not known how),
-    whether the function is preserved and how that is known, the output, how long it took (in
-    seconds), what is to be said of it, a sentence each, and whether an earlier call had finished
-    it."""
+    """What `grow_checkpoint` did.
+
+    Attributes:
+      growth: The plan that was carried out.
+      agreement: How far the outputs of both networks agree; empty if they were not run.
+      verdict: Whether the function is preserved, and how that is known.
+      out: Where the output is.
+      seconds: How long it took.
+      notes: What a user should know, a sentence each.
+      unchanged: Whether an earlier call had finished this output.
+    """
 
     growth: networks.Growth
     agreement: tuple[Agreement, ...]
@@ -92,7 +119,22 @@ def growing(
     run: RunOptions = DEFAULTS,
     **options: Any,
 ) -> Iterator[Growing]:
-    """Opens a checkpoint and plans its growth; no tensor is read. options: of `growth_view`."""
+    """Opens a checkpoint and plans its growth, as a context manager; no tensor is read.
+
+    Args:
+      path: The checkpoint of the smaller network.
+      to: What it grows to; see `grow_checkpoint`.
+      method: The name of a growth method.
+      run: How it will run.
+      **options: Those of `growth_view`: `seed`, `config`, `rules`, and those of the method.
+
+    Yields:
+      The growth, ready to be carried out.
+
+    Raises:
+      ValueError: If the checkpoint cannot be opened, the growth cannot be planned, or `run` does
+        not give enough memory.
+    """
     with opened(path, run) as checkpoint:
         view, made = growth_view(
             checkpoint, to, method, allow_nonfinite=run.allow_nonfinite, **options
@@ -141,16 +183,47 @@ def grow_checkpoint(
     before: Callable[[Growing], None] | None = None,
     **options: Any,
 ) -> Grown:
-    """Grows a checkpoint on disk into `out`, tensor by tensor, by a method of `growth.METHODS`.
+    """Grows a checkpoint into one of a larger network, tensor by tensor.
 
-    to: the target configuration (a mapping or its path), factors such as {"width": 2, "depth": 4},
-    or entries that change. The output has the new config.json, what else lay beside the tensors, a
-    model card and growth.json: what was done, the exactness of every space, and how that is known.
-    certify: also run both networks on probe inputs, in float32 and in the dtype of the checkpoint;
-    by default if the architecture is known and both fit in 1 GB. Or a function
-    `outputs(tensors, config)` to run them by. The rest as in `growth_view`.
+    The output has the new config.json, the files beside the tensors of the input, a model card, and
+    a growth.json that says what was done, how exact each space is, and how that is known.
 
-    Raises ValueErrors: what `growth.plan` raises, CheckpointError and MergeError.
+    Args:
+      path: The checkpoint of the smaller network.
+      out: Where the larger one goes.
+      to: The configuration of the larger network (a mapping, or the path of a config.json), the
+        entries of it that change, or factors such as `{"width": 2, "depth": 4}`.
+      method: The name of a growth method, a key of `sail_jax.growth.METHODS`.
+      seed: Of what the method draws.
+      config: The configuration of the input, or its path; by default its config.json.
+      rules: Which spaces the tensors live in, for architectures that are not known.
+      certify: Whether both networks are also run on probe inputs, in float32 and in the dtype of
+        the checkpoint; or a function `outputs(tensors, config)` that runs them. By default they are
+        run if the architecture is known and both fit in 1 GiB.
+      run: How it runs, and into which files it writes.
+      before: Called once everything but the values is known, before any tensor is read.
+      **options: Those of `sail_jax.growth.plan` and of the method, such as `require_lossless`.
+
+    Returns:
+      What was done.
+
+    Raises:
+      ValueError: What `sail_jax.growth.plan` raises, CheckpointError and MergeError.
+      TypeError: If an option of `run` is among the options.
+      CheckpointError: If growth was to be lossless (`require_lossless`) and the runs show it is
+        not.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from sail_jax.checkpoint import load_checkpoint, save_checkpoint
+    >>> folder = tempfile.mkdtemp()
+    >>> small = {"in": np.ones((4, 3), np.float32), "out": np.ones((2, 4), np.float32)}
+    >>> save_checkpoint(f"{folder}/small", small)
+    >>> axes = (("in", "hidden x*"), ("out", "y hidden*"))
+    >>> rules = Rules(axes, {"x": "outer", "y": "outer", "hidden": "relu"})
+    >>> grown = grow_checkpoint(f"{folder}/small", f"{folder}/large", {"hidden": 6}, rules=rules)
+    >>> {name: x.shape for name, x in load_checkpoint(grown.out).items()}
+    {'in': (6, 3), 'out': (2, 6)}
     """
     began = time.monotonic()
     check_options(options)
@@ -191,10 +264,12 @@ def grow_checkpoint(
 
 
 def _exactness(preserved: Verdict) -> dict[str, Any]:
+    """Whether the function is preserved, as growth.json has it."""
     return {"exact": preserved.exact, "exactness": str(preserved)}
 
 
 def _extras(view: View, about: Mapping[str, Any], name: str) -> dict[str, bytes | Path]:
+    """The files beside the tensors of the output."""
     extras = {n: data for n, data in view.extras.items() if carried(n)}
     extras["README.md"] = cards.growth_card(about, name, "config.json" in extras).encode()
     extras["growth.json"] = json.dumps(about, indent=2, default=str).encode() + b"\n"
@@ -202,4 +277,5 @@ def _extras(view: View, about: Mapping[str, Any], name: str) -> dict[str, bytes 
 
 
 def _own(view: View, config: Any) -> Mapping[str, Any]:
+    """The configuration of the input."""
     return config_of(view.base.extras) if config is None else read_target(config)

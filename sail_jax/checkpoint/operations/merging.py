@@ -1,4 +1,4 @@
-"""Checkpoints merged into a checkpoint: recipe, plan, execution, output."""
+"""Merges of checkpoints on disk: from a recipe to a plan, its execution, and the output."""
 
 import contextlib
 import time
@@ -45,7 +45,18 @@ Path_ = str | PathLike[str]
 
 
 class Prepared(NamedTuple):
-    """A merge of which everything is known but the values. The inputs are open until it is left."""
+    """A merge of which everything but the values is known.
+
+    Its inputs are open until the context of `prepared` is left.
+
+    Attributes:
+      recipe: What was asked for.
+      plan: What happens to every tensor.
+      works: What the executor will do.
+      limits: With how many threads, and how much memory.
+      fingerprint: What identifies this merge when it is resumed.
+      inputs: The open checkpoints.
+    """
 
     recipe: Recipe
     plan: Plan
@@ -55,17 +66,32 @@ class Prepared(NamedTuple):
     inputs: tuple[Checkpoint, ...]
 
     def memory(self) -> int:
-        """Bytes that the process takes at most, as far as it is planned."""
+        """Computes how many bytes the process is expected to use at most.
+
+        Returns:
+          The bytes, the program included.
+        """
         return peak(self.works, self.limits)
 
     def summary(self) -> str:
-        """One line on memory and threads."""
+        """Describes memory and threads.
+
+        Returns:
+          One line.
+        """
         return summary(self.works, self.limits)
 
 
 class Merged(NamedTuple):
-    """What was done: the plan, what was measured of each tensor, the output and how long it took
-    (in seconds, from opening the inputs on); whether an earlier call had finished it."""
+    """What a merge did.
+
+    Attributes:
+      plan: What happened to every tensor.
+      records: The measurements of each tensor, by name; empty unless `measure`.
+      out: Where the output is.
+      seconds: How long it took, from opening the inputs on.
+      unchanged: Whether an earlier call had finished this output.
+    """
 
     plan: Plan
     records: Mapping[str, Record]
@@ -76,9 +102,18 @@ class Merged(NamedTuple):
 
 @contextlib.contextmanager
 def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
-    """Opens the inputs of a recipe and plans its merge; no tensor is read.
+    """Opens the inputs of a recipe and plans its merge, as a context manager; no tensor is read.
 
-    Raises as `parse`, `plan`, `open_values` and the methods do, all of them ValueErrors.
+    Args:
+      recipe: What is to be merged, and how.
+      run: How it will run.
+
+    Yields:
+      The merge, ready to be carried out.
+
+    Raises:
+      ValueError: If the recipe does not fit its inputs, an input cannot be opened, or `run` does
+        not give enough memory.
     """
     with contextlib.ExitStack() as stack:
         inputs: list[Checkpoint] = []
@@ -95,6 +130,8 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
 
 
 def _works(plan: Plan) -> tuple[Work, ...]:
+    """A work for each tensor of a plan; what a method refuses is said with the tensor's name."""
+
     def work_of(t: planning.Treatment) -> Work:
         if t.merge is None:
             return Work(t.name, t.shape, t.dtype, t.models, None, np.ones(1), None)
@@ -107,7 +144,14 @@ def _works(plan: Plan) -> tuple[Work, ...]:
 
 
 def visits(works: Sequence[Work]) -> dict[str, int]:
-    """How often the inputs of each tensor are read, unless they are kept in memory."""
+    """Counts how often the inputs of each tensor are read, unless they are kept in memory.
+
+    Args:
+      works: All works of the merges they belong to, since some statistics are of all tensors.
+
+    Returns:
+      The number of visits by tensor name.
+    """
     groups: dict[int, list[Work]] = {}
     for work in works:
         groups.setdefault(id(work.merge), []).append(work)
@@ -127,14 +171,33 @@ def merge_recipe(
     """Merges checkpoints by a recipe into an output, which appears whole or not at all.
 
     Args:
-      recipe: Parsed, or YAML text.
-      out: Where the outcome goes.
+      recipe: The recipe, as YAML text or parsed.
+      out: Where the output goes. A name with the suffix of a format, such as .npz, makes one file;
+        any other a folder with config.json, the tokenizer, a model card and the recipe's YAML, if
+        there is one.
       measure: Whether norms, cosines and conflicts of each tensor are recorded.
       run: How it runs, and into which files it writes.
-      before: Called once everything but the values is known.
+      before: Called once everything but the values is known, before any tensor is read.
+
+    Returns:
+      What was done.
 
     Raises:
       ValueError: RecipeError, CheckpointError and MergeError.
+
+    >>> import tempfile
+    >>> from sail_jax.checkpoint import load_checkpoint, save_checkpoint
+    >>> folder = tempfile.mkdtemp()
+    >>> for name, value in {"a": 1.0, "b": 4.0}.items():
+    ...     save_checkpoint(f"{folder}/{name}", {"w": np.full(2, value, np.float32)})
+    >>> recipe = f'''
+    ... merge_method: linear
+    ... models:
+    ...   - {{model: {folder}/a, parameters: {{weight: 2}}}}
+    ...   - {{model: {folder}/b, parameters: {{weight: 1}}}}
+    ... '''
+    >>> load_checkpoint(merge_recipe(recipe, f"{folder}/out").out)["w"]
+    array([2., 2.], dtype=float32)
     """
     began = time.monotonic()
     recipe = parse(recipe) if isinstance(recipe, str) else recipe
@@ -150,6 +213,7 @@ def merge_recipe(
 
 
 def _extras(ready: Prepared, name: str) -> dict[str, bytes | Path]:
+    """The files beside the tensors of the output."""
     extras = dict(ready.plan.extras)
     extras["README.md"] = cards.model_card(ready.recipe, ready.plan, name).encode()
     if ready.recipe.text:
@@ -169,24 +233,29 @@ def merge_checkpoints(
     run: RunOptions = DEFAULTS,
     **options: Any,
 ) -> Merged:
-    """Merges checkpoints on disk, tensor by tensor.
+    """Merges checkpoints on disk, tensor by tensor, into a new one.
 
     Args:
-      models: Folders or files of safetensors, orbax, msgpack or npz.
-      out: Where the outcome goes.
-      base: What the models were tuned from.
+      models: Folders or files of safetensors, orbax, msgpack or npz; of PyTorch's with
+        `run.allow_pickle`.
+      out: Where the output goes; see `merge_recipe`.
+      base: What the models were tuned from; methods that need no task vectors do without.
       method: A merge, such as `methods.ties(density=0.2)`; or the name of a method, whose
         hyperparameters are then among the options.
-      weights: One per model.
-      compat: Of a method by name: whose defaults count, by default the paper's.
+      weights: One per model; by default those of the method, mostly 1.
+      compat: For a method by name, whose defaults count: "paper" (the default) or "mergekit".
       measure: Whether norms, cosines and conflicts of each tensor are recorded.
       run: How it runs, and into which files it writes.
       **options: Hyperparameters of a method by name, one number or, where models have their own,
-        one for each; and dtype, out_dtype, scope, seed, rename, missing, extra, tokenizer (see
-        `checkpoint.recipe.recipes.simple`).
+        one for each; and dtype, out_dtype, scope, seed, rename, missing, extra, tokenizer,
+        chat_template (see `checkpoint.recipe.recipes.simple`).
+
+    Returns:
+      What was done.
 
     Raises:
-      ValueError: As `merge_recipe` does.
+      ValueError: RecipeError, CheckpointError and MergeError.
+      TypeError: If an option of `run` is among the options.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import load_checkpoint, save_checkpoint

@@ -1,4 +1,4 @@
-"""Work carried out from open inputs to an output that appears whole."""
+"""What all operations share: options of a run, and the way from open inputs to a whole output."""
 
 import contextlib
 import os
@@ -24,23 +24,24 @@ class RunOptions:
     """How an operation runs, and into which files it writes.
 
     The tensors written are the same byte for byte, whatever these options are and however often the
-    operation was interrupted. So are the files that hold them, but for orbax's: it draws names and
-    notes times, and what is the same is the values.
+    operation was interrupted. The files that hold them are the same, too, except for orbax: it
+    draws names and notes times, so only the values are.
 
     Attributes:
-      resume: Whether to go on with what an interrupted call left. An output that is finished is
+      resume: Whether to continue what an interrupted call left. An output that is finished is
         compared with what would be written, and stays.
-      max_memory: Bytes that the process may use; by default what one tensor after another takes.
+      max_memory: Bytes that the process may use. By default there is no limit; each thread holds
+        one tensor, or a piece of it, at a time.
       threads: How many workers; by default as many as there are cores, up to 8.
       allow_nonfinite: Whether NaN and infinities are read, and outcomes may overflow.
       allow_pickle: Whether PyTorch's pickles are read; what is in them is never run.
-      format: Of the output; see `create`.
-      shard_bytes: The size of an output's file from which there are several; see `create`.
+      format: The format of the output; see `create`.
+      shard_bytes: The most bytes in a file of the output; see `create`.
       sync: Whether the output is on the disk before it takes its name.
-      progress: Told `(bytes done, bytes in all, tensor)` when a tensor is finished.
+      progress: Called as `progress(bytes_done, bytes_in_all, tensor)` when a tensor is finished.
 
     Raises:
-      CheckpointError: If no output has this `format`.
+      CheckpointError: If no output can have this `format`.
     """
 
     resume: bool = False
@@ -61,7 +62,14 @@ DEFAULTS = RunOptions()
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """TypeError for an option of a run among those of what is done."""
+    """Checks that options of a run are not among those of the operation itself.
+
+    Args:
+      options: Keyword arguments of an operation.
+
+    Raises:
+      TypeError: If one of them is a field of `RunOptions`; the message says how to give it.
+    """
     for field in fields(RunOptions):
         if field.name in options:
             raise TypeError(
@@ -70,7 +78,18 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def opened(path: str | PathLike[str], run: RunOptions) -> Checkpoint:
-    """An input. CheckpointError, beside those of `open_values`, if there is no tensor in it."""
+    """Opens an input of an operation.
+
+    Args:
+      path: The checkpoint.
+      run: Whether PyTorch's pickles are read.
+
+    Returns:
+      The open checkpoint.
+
+    Raises:
+      CheckpointError: As `open_values` does, and if it has no tensors.
+    """
     checkpoint = open_values(Path(path), allow_pickle=run.allow_pickle)
     if not checkpoint.tensors:
         checkpoint.close()
@@ -79,12 +98,15 @@ def opened(path: str | PathLike[str], run: RunOptions) -> Checkpoint:
 
 
 BLOCK, BLOCKS = 1 << 12, 1 << 8
-"""Bytes of a sample of a file, and how many there are at most."""
+"""Bytes of a sample of a file, and how many samples there are (and the last one)."""
 
 
 def _state(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
-    """What changes when an input does: its files, their sizes and times, and the checksums of some
-    of their bytes, which also tell two versions whose size and time were made the same."""
+    """What changes when an input does: the size, time and checksum of each of its files.
+
+    The checksum is of some of the bytes. It also tells versions apart whose size and time were made
+    the same.
+    """
     files = {path: about for checkpoint in inputs for path, about in checkpoint.files.items()}
     return {
         str(path): (about.st_size, about.st_mtime_ns, _sample(path, about.st_size))
@@ -93,7 +115,10 @@ def _state(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
 
 
 def _sample(path: Path, size: int) -> int:
-    """The checksum of blocks at equal distances and of the last: of all bytes up to 1 MiB."""
+    """The checksum of blocks of a file at equal distances, and of the last block.
+
+    A file of up to 1 MiB is covered completely.
+    """
     step = max(BLOCK, -(-size // BLOCKS))
     checksum = 0
     with reading(path), path.open("rb", buffering=0) as file:
@@ -113,15 +138,28 @@ def carried_out(
     *,
     measure: bool = False,
 ) -> tuple[dict[str, Record], bool]:
-    """All of the work written to `out`, with the extras beside it if that is a folder.
+    """Executes works, and writes the outcome with the files beside it.
+
+    Args:
+      works: What is to be done.
+      out: Where the output goes.
+      limits: How many workers there are, and what they may keep.
+      fingerprint: What identifies these works, apart from the content of their inputs.
+      inputs: The open checkpoints that are read.
+      extras: Makes the files beside the tensors, for an output that is a folder; called at the end.
+      run: How it runs, and into which files it writes.
+      measure: Whether norms, cosines and conflicts are recorded.
 
     Returns:
-      What was measured, by name; whether an earlier call had finished the output.
+      The measurements by tensor name; and whether an earlier call had finished the output.
 
     Raises:
-      CheckpointError: If an input was changed since it was opened. What was written of its versions
-        cannot be told apart, and is removed.
+      CheckpointError: If the output cannot be written, or an input was changed since it was opened.
+        What was written of two versions cannot be told apart, so it is removed.
+      MergeError: As `execute` does.
     """
+    # Part of the fingerprint, so that what was merged from other versions of the inputs is not
+    # resumed.
     state = _state(inputs)
     with create(
         out, {work.name: (work.dtype, work.shape) for work in works},
@@ -136,6 +174,7 @@ def carried_out(
             for name, data in extras().items():
                 writer.extra(name, data)
         try:
+            # Only now has everything been read.
             _check_unchanged(inputs, state)
         except CheckpointError:
             with contextlib.suppress(disk.StoreError):
@@ -146,8 +185,9 @@ def carried_out(
 
 
 def _check_unchanged(inputs: Sequence[Checkpoint], state: Mapping[str, object]) -> None:
+    """CheckpointError if an input was changed since it was opened."""
     for checkpoint in inputs:
         checkpoint.check_unchanged()
     for path, now in _state(inputs).items():
-        if now != state[path]:  # through a memory map: the system notes the time of that later
+        if now != state[path]:  # writing through a memory map: the system notes its time later
             raise changed(path)

@@ -1,4 +1,4 @@
-"""Checkpoints merged and run on a few examples, before any is written."""
+"""Trial of a merge: the average of some models, run on a few examples before any is written."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,17 +23,35 @@ MOST = 1 << 28  # bytes of examples
 
 
 class Examples(NamedTuple):
-    """inputs: tokens [n, time], or what else the network takes, [n, ...]. labels: [n] or [n, time],
-    where -100 takes no part; None for the next token, or no loss at all."""
+    """Examples to run models on.
+
+    Attributes:
+      inputs: Tokens `[n, time]`, or what else the network takes, `[n, ...]`.
+      labels: `[n]` or `[n, time]`; entries below 0, such as -100, take no part. None stands for the
+        next token, where the network is causal, and for no loss at all elsewhere.
+    """
 
     inputs: np.ndarray
     labels: np.ndarray | None
 
 
 class Trial(NamedTuple):
-    """losses: mean cross-entropy of each model, of their average, and of the ensemble of their
-    logits; barrier: on the line (two models) or at the mean; None without labels. cosine,
-    coefficient, gap: of the average's logits beside the mean of the models' (cross-task linearity).
+    """How the average of some models does on examples.
+
+    The linearity of the outputs (cross-task linearity) compares the average's logits, f(mean
+    theta), with the mean of the models' logits, mean f(theta).
+
+    Attributes:
+      losses: The mean cross-entropy of each model, `[model]`; None without labels.
+      average: That of the averaged model; None without labels.
+      ensemble: That of the mean of the models' logits; None without labels.
+      barrier: How far the loss rises above the interpolated losses of the models: the largest rise
+        on the line between two models, or that at the mean of several, at least 0. None without
+        labels.
+      cosine: The cosine between the two logits; 1 if they are linear.
+      coefficient: |f(mean theta)| times the cosine, divided by |mean f(theta)|; 1 if they are
+        linear.
+      gap: The root mean square of the difference of the two logits, relative to that of the second.
     """
 
     losses: Float[np.ndarray, "model"] | None
@@ -46,8 +64,19 @@ class Trial(NamedTuple):
 
 
 def read_examples(path: str | PathLike[str]) -> Examples:
-    """The arrays `tokens` or `inputs`, and `labels` if there are any, of an .npz file of at most
-    256 MB; no pickles. CheckpointError, a ValueError, for all else."""
+    """Reads examples from an .npz file; no pickles.
+
+    Args:
+      path: The file, of at most 256 MiB. It holds the arrays "tokens" or "inputs", and "labels" if
+        there are any.
+
+    Returns:
+      The examples.
+
+    Raises:
+      CheckpointError: If the file cannot be read, is too large, holds other arrays, or arrays of
+        other shapes and types; if there are fewer than two examples, or inputs that are not finite.
+    """
     path = Path(path)
     with reading(path), open_checkpoint(path) as opened:
         tensors = opened.tensors
@@ -90,11 +119,28 @@ def try_average(
     batch_size: int = 8,
     allow_pickle: bool = False,
 ) -> Trial:
-    """Losses of some models and of their plain average, and how linear the outputs are in between.
+    """Measures the losses of some models and of their average, and how linear outputs are between.
 
-    All models are in memory, in float32, beside one that is being run. config: by default the one
-    beside the first. Raises CheckpointError, a ValueError, for an architecture whose forward pass
-    is not known, and for examples that it cannot take.
+    All models are in memory, in float32, and a further one that is being run.
+
+    Args:
+      paths: The checkpoints of the models.
+      examples: What they are run on.
+      config: The configuration of the models; by default the config.json beside the first.
+      batch_size: How many examples are run at a time.
+      allow_pickle: Whether PyTorch's pickles are read; see `open_checkpoint`.
+
+    Returns:
+      The losses, and the linearity of the outputs.
+
+    Raises:
+      CheckpointError: If there is no configuration, no forward pass of its architecture is known,
+        or the models cannot be run on these examples.
+      ValueError: If the architecture is unknown.
+
+    References:
+      Zhou et al., On the Emergence of Cross-Task Linearity, 2024 (arXiv 2402.03660), eq. 1, for the
+      linearity of outputs.
     """
     models, config = _load(paths, config, allow_pickle)
     family = architectures.of(config)
@@ -132,6 +178,7 @@ def try_average(
             return trial
         averaged = probe.averaging(network, models, data, per_example, batch_size=batch_size)
         loss = lambda params, batch: per_example(network(params, batch), batch).mean()  # noqa: E731
+        # Two models have a line between them; of several, only the mean is looked at.
         points = np.full((1, len(models)), 1 / len(models))
         if len(models) == 2:
             points = np.stack([a := np.linspace(0.1, 0.9, 9), 1 - a], -1)
@@ -150,6 +197,7 @@ def try_average(
 def _load(
     paths: Sequence[str | PathLike[str]], config: Mapping[str, Any] | None, allow_pickle: bool
 ) -> tuple[list[dict[str, Array]], Mapping[str, Any]]:
+    """All models in memory, floating tensors in float32, and their configuration."""
     models = []
     for path in paths:
         with open_values(Path(path), allow_pickle=allow_pickle) as opened:
@@ -167,7 +215,10 @@ def _load(
 
 
 def _check_tokens(examples: Examples, config: Mapping[str, Any]) -> None:
-    """JAX clips indices that are out of range: a loss would come out all the same."""
+    """CheckpointError for tokens that the vocabulary does not have.
+
+    JAX clips indices that are out of range: there would be a loss all the same.
+    """
     rows = config.get("vocab_size")
     if np.issubdtype(examples.inputs.dtype, np.integer) and isinstance(rows, int):
         low, high = examples.inputs.min(), examples.inputs.max()
@@ -176,7 +227,7 @@ def _check_tokens(examples: Examples, config: Mapping[str, Any]) -> None:
 
 
 def _cross_entropy(logits: Array, labels: ArrayLike) -> Float[Array, "example"]:
-    """The mean over the labels of an example that count."""
+    """The cross-entropy of each example: the mean over its labels that count."""
     y = jnp.asarray(labels)
     counts = y >= 0
     logs = jax.nn.log_softmax(logits.astype(jnp.float32))

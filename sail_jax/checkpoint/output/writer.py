@@ -241,6 +241,8 @@ class Writer:
                         return
                 self._clear()
                 pieces, names, old = {}, set(), False
+        # What stands at the place of the output may only be this very work, finished: `write` then
+        # compares it, entry by entry.
         if taken:
             if not names and resume and self._is_there():
                 self.unchanged = True
@@ -269,6 +271,7 @@ class Writer:
             if not names:
                 with explained("write", path):
                     self._journal = Journal(path, head)
+            # Files first: what the journal promises is verified against their bytes.
             self._allocate()
             valid = {n: p for n, p in pieces.items() if n in self._wanted and self._verified(n, p)}
             if names:

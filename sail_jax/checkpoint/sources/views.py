@@ -200,6 +200,7 @@ class Programs:
         """
         leaves, structure = jax.tree.flatten(operands)
         key = function, structure, *map(jax.typeof, leaves), *shapes
+        # Compiled under the lock: threads that need the same program wait for one compilation.
         with self._lock:
             if key not in self._compiled:
                 self._compiled[key] = jax.jit(function).lower(operands, *shapes).compile()
