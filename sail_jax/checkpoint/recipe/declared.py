@@ -1,7 +1,8 @@
-"""How a mapping of a recipe is declared, and read: errors name the place, and what may stand there.
+"""Reads a mapping of a recipe by its declaration, with errors that name the place and the remedy.
 
-A declaration is a pydantic model. Its fields are the keys of the mapping, under their names or
-aliases; fields that are excluded are no keys: where the mapping stands, or what follows from keys.
+A declaration is a pydantic model: its fields are the keys that the mapping may have, under their
+names or aliases. Fields that are excluded are not keys. They hold where the mapping stands, or what
+follows from its keys. `parts` has the declarations of a recipe, `tables` that of a table of spaces.
 """
 
 import re
@@ -22,14 +23,28 @@ _TYPES = {"float": "a number", "int": "an integer", "bool": "true or false", "st
 
 
 class Given(dict[str, Any]):
-    """A mapping as plain values, and the node that knows their places."""
+    """A mapping of a recipe as a dict of plain values, which also keeps the places of its keys.
+
+    Attributes:
+      node: The node that the mapping was read from.
+    """
 
     def __init__(self, node: Node):
         super().__init__((key, plain(part)) for key, part in node.value.items())
         self.node = node
 
     def only(self, *keys: str) -> str:
-        """The one of these keys that is given; RecipeError for none and for several."""
+        """Returns the one of several keys that is given.
+
+        Args:
+          *keys: Keys that exclude one another, of which one is needed.
+
+        Returns:
+          The key that stands in the mapping.
+
+        Raises:
+          RecipeError: If none of the keys is given, or more than one.
+        """
         given = [key for key in keys if key in self.node.value]
         if len(given) != 1:
             where = self.node.value[given[1]].key if given else self.node.where
@@ -38,7 +53,15 @@ class Given(dict[str, Any]):
         return given[0]
 
     def within(self, key: str, *outer: str) -> "Given":
-        """What stands under a key, as if under those others, each within the one before."""
+        """Moves what stands under a key below other keys.
+
+        Args:
+          key: A key of this mapping.
+          *outer: The keys to put it under, the outermost first.
+
+        Returns:
+          The mapping `{outer[0]: {outer[1]: ... self[key]}}`, with the places of `key`.
+        """
         node = self.node.value[key]
         for name in reversed(outer):
             node = Node({name: node}, node.key, node.key)
@@ -46,14 +69,28 @@ class Given(dict[str, Any]):
 
 
 def plain(node: Node) -> Any:
-    """What a part of a recipe says, without its places but for those of mappings."""
+    """Turns a node into the plain value that it stands for.
+
+    Args:
+      node: A part of a recipe.
+
+    Returns:
+      A `Given` for a mapping, a list for a list, else the scalar itself.
+    """
     if isinstance(node.value, dict):
         return Given(node)
     return [plain(part) for part in node.value] if isinstance(node.value, list) else node.value
 
 
 def kind(value: Any) -> str:
-    """What came, in an error."""
+    """Describes a value for an error message, such as "a mapping" or "an empty list".
+
+    Args:
+      value: What was found where something else was expected.
+
+    Returns:
+      A few words; the first 80 characters of its `repr` for a scalar, "nothing" for None.
+    """
     if isinstance(value, (dict, list)):
         name = "mapping" if isinstance(value, dict) else "list"
         return f"a {name}" if value else f"an empty {name}"
@@ -61,19 +98,34 @@ def kind(value: Any) -> str:
 
 
 class Declared(BaseModel):
-    """A mapping that has these keys and no others. A key without a value is as good as none."""
+    """The base of declarations: a mapping that has these keys and no others.
+
+    A key without a value counts as a key that is not there.
+    """
 
     model_config = ConfigDict(frozen=True, validate_by_name=True)
 
     @classmethod
     def what(cls) -> str:
-        """What errors call it."""
+        """Returns what error messages call the mapping, such as "a slice".
+
+        Returns:
+          The name of the class in lower case, with its article.
+        """
         name = cls.__name__.lower()
         return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
     @classmethod
     def keys(cls, given: Given) -> list[str]:
-        """The keys that there may be, some of which can depend on others."""
+        """Lists the keys that the mapping may have.
+
+        Args:
+          given: The mapping that is being read: in some declarations its values decide which other
+            keys there are.
+
+        Returns:
+          The names and aliases of all fields that are keys.
+        """
         fields = [(name, field) for name, field in cls.model_fields.items() if not field.exclude]
         aliases = [field.validation_alias or name for name, field in fields]
         choices = [a.choices if isinstance(a, AliasChoices) else [a] for a in aliases]
@@ -82,6 +134,7 @@ class Declared(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _declared(cls, given: Any, handler: Any) -> Any:
+        """Refuses unknown keys, drops keys without a value, and rewords pydantic's errors."""
         if not isinstance(given, Given):
             if isinstance(given, (cls, dict)):  # made in Python
                 return handler(given)
@@ -93,6 +146,7 @@ class Declared(BaseModel):
                 raise RecipeError(part.key, f"{key!r} is no key of {cls.what()}{hint}")
             if part.value is None:
                 del given[key]
+        # Set for all: a declaration that has no such field ignores it.
         given["where"] = given.node.where
         try:
             return handler(given)
@@ -101,13 +155,29 @@ class Declared(BaseModel):
 
 
 class Placed(Declared):
-    """A mapping that remembers where it stands."""
+    """A mapping that remembers where it stands.
+
+    Attributes:
+      where: Its place in the recipe.
+    """
 
     where: Where = Field(Where(), exclude=True)
 
 
 def read(declaration: type[T], node: Node, context: Any = None) -> T:
-    """What a node says, by its declaration; RecipeError where it says something else."""
+    """Reads a node by a declaration.
+
+    Args:
+      declaration: The pydantic model that says what may stand there.
+      node: The part of the recipe to read.
+      context: What validators are told as `info.context`; what it holds is up to the declaration.
+
+    Returns:
+      An instance of the declaration.
+
+    Raises:
+      RecipeError: If the node says something that the declaration does not allow.
+    """
     try:
         return declaration.model_validate(plain(node), context=context)
     except ValidationError as error:
@@ -115,11 +185,13 @@ def read(declaration: type[T], node: Node, context: Any = None) -> T:
 
 
 def _in_our_words(what: str, node: Node, error: ErrorDetails) -> RecipeError:
-    """An error of pydantic's, at the place where it happened."""
+    """Makes an error of pydantic's a RecipeError at the place where it happened."""
     context = error.get("ctx", {})
     cause = context.get("error")
-    if isinstance(cause, RecipeError):
+    if isinstance(cause, RecipeError):  # already has its place, deeper in than this one
         return cause
+    # The path that pydantic gives may have steps that are not in the recipe, such as the member of
+    # a union that failed. They are passed over: the error is placed at the nearest node above.
     for step in error["loc"]:
         if isinstance(node.value, dict):
             node = node.value.get(step, node)

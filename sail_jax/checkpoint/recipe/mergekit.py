@@ -1,7 +1,8 @@
-"""What a recipe may say about each method: mergekit's names and parameters, and ours.
+"""Says what a recipe may set for each merging method: mergekit's names and parameters, and ours.
 
-mergekit's methods keep its names, its defaults (under `compat="mergekit"`) and its reading of who
-the inputs are. Ours that it lacks go by their own names, with the options of their signatures.
+Methods of mergekit keep its names, its defaults (under `compat="mergekit"`) and its reading of
+which models are inputs; the table `MERGEKIT` has them. Methods that mergekit lacks go by their own
+names, with the options of their signatures as parameters.
 """
 
 import inspect
@@ -27,19 +28,29 @@ __all__ = [
 ]
 
 REQUIRED = object()
-"""The default of a parameter without one."""
+"""Stands for the default of a parameter that has none and must be set."""
 
 Base = Literal["required", "optional", "first", "input", "joins"]
-"""What `base_model` is to a method: "required" or "optional" for deltas, and then never an input;
-"first" of the inputs (slerp's t=0); an "input" only if it is listed; one that "joins" the inputs
-listed or not (mergekit's karcher)."""
+"""What `base_model` is to a method.
+
+- "required", "optional": task vectors are differences from it (from 0, if it may be and is left
+  out), and it is not itself merged, listed or not.
+- "first": the first of the merged models (where slerp has t = 0).
+- "input": one of the merged models if it is listed, else nothing.
+- "joins": as "input"; under mergekit's conventions merged even if it is not listed (karcher).
+"""
 
 
 class Parameter(NamedTuple):
-    """A parameter as YAML names it; `option` is ours, None if it changes no number.
+    """A parameter of a method, as YAML names it.
 
-    `default` is mergekit's, `type` what pydantic takes it for. per_model: read from `parameters` of
-    a model first, else only from those of the slice, module and recipe.
+    Attributes:
+      name: The name in a recipe.
+      option: The name of our hyperparameter; None if the parameter changes no number.
+      type: The type of a value, as pydantic takes it.
+      default: mergekit's default; `REQUIRED` without one.
+      per_model: Whether each model may have its own value. If so, the `parameters` of a model are
+        read first, then those of the slice, the module and the recipe; else only the latter three.
     """
 
     name: str
@@ -50,9 +61,18 @@ class Parameter(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A method: its name in a recipe, what its inputs are, and its parameters by YAML name.
+    """What a recipe needs to know of a method.
 
-    merge: of all tensors, if it was given as a value instead of a name and parameters.
+    Attributes:
+      name: The name in a recipe.
+      base: What `base_model` is to the method; see `Base`.
+      least: The smallest number of models that are merged.
+      most: The largest number of models that are merged; None for any.
+      parameters: The parameters by their names in YAML.
+      title: The name in a model card.
+      reference: The address of the paper; "" without one.
+      merge: The merge of all tensors, if it was given as a value; None if it is made of a name and
+        parameters.
     """
 
     name: str
@@ -74,6 +94,7 @@ _LAMBDA = Parameter("lambda", "scale", Number, 1.0)
 
 
 def _deltas(normalize: bool, rescale: bool, *more: Parameter) -> tuple[Parameter, ...]:
+    """The parameters of a method of task vectors, with its defaults for normalize and rescale."""
     return (
         _WEIGHT,
         _DENSITY,
@@ -86,7 +107,7 @@ def _deltas(normalize: bool, rescale: bool, *more: Parameter) -> tuple[Parameter
 
 
 def _without_effect(parameters: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
-    """Nothing is trimmed: mergekit takes density and rescale, and does nothing with them."""
+    """Makes density and rescale change nothing, as in mergekit's task arithmetic."""
     return tuple(
         p._replace(option=None) if p.name in ("density", "rescale") else p for p in parameters
     )
@@ -219,10 +240,10 @@ MERGEKIT = {
     )
     for name, base, models, title, paper, ps in _ROWS
 }
-"""mergekit's methods. Where ours has no such option, a parameter can only have its default."""
+"""mergekit's methods by name. A parameter that our method lacks can only have its default."""
 
 _ELSEWHERE = frozenset({"key", "compat", "scope"})
-"""Hyperparameters that a recipe sets at its top level: `key` is made of its seed."""
+"""Hyperparameters that a recipe sets at its top level; `key` is made of its seed."""
 _PER_MODEL = frozenset({"density", "gamma", "epsilon"})
 _BASES: Mapping[str, Base] = {
     "required": "required",
@@ -233,20 +254,47 @@ _BASES: Mapping[str, Base] = {
 
 
 def names() -> list[str]:
-    """Every name a recipe's merge_method may have: no recipe can hold arrays."""
+    """Lists the names that a recipe may give as merge_method.
+
+    Methods whose hyperparameters are arrays are left out, as a recipe cannot hold arrays.
+
+    Returns:
+      The names, sorted.
+
+    >>> "ties" in names()
+    True
+    """
     return sorted(name for name in methods.METHODS if methods.example(name) is not None)
 
 
 def accepts(name: str, option: str) -> bool:
-    """Whether a method takes a hyperparameter; a merge that was given as a value takes none."""
+    """Tells whether a method takes a hyperparameter.
+
+    Args:
+      name: The name of a method.
+      option: The name of one of our hyperparameters.
+
+    Returns:
+      Whether the method's signature has it; False for a name that is no method's, such as that of a
+      merge given as a value.
+    """
     return name in methods.METHODS and option in methods.options_of(name)
 
 
 def entry(method: str | Merge) -> Entry:
-    """What is known of a method: mergekit's table, and the rest of its options from its signature;
-    of a merge that is given as a value: it has no parameters but weights.
+    """Looks up what a recipe may say about a method.
 
-    ValueError with the nearest names for an unknown one.
+    Args:
+      method: The name of a method, or a merge.
+
+    Returns:
+      For a name, mergekit's row if there is one, with the options of our signature that it lacks;
+      `compat`, `scope` and `key` are not among them, as a recipe sets them at its top level. For a
+      merge, an entry whose only parameter is the weight.
+
+    Raises:
+      ValueError: If no method has the name (the message lists the nearest), or if its
+        hyperparameters are arrays.
 
     >>> entry("ties").parameters["lambda"].option, entry("ties").parameters["density"].default
     ('scale', 1.0)
@@ -266,10 +314,12 @@ def entry(method: str | Merge) -> Entry:
     for option in methods.options_of(method).values():
         if option.name not in taken | _ELSEWHERE and option.name not in parameters:
             parameters[option.name] = _own(option)
+    # `example` is an instance with stand-in hyperparameters: not the merge that is asked for.
     return record._replace(parameters=parameters, merge=None)
 
 
 def _entry_of(merge: Merge) -> Entry:
+    """The entry of a merge: its number of models and its kind of base, and the weight."""
     listed = MERGEKIT.get(merge.name)
     title, reference = (listed.title, listed.reference) if listed else (merge.name, "")
     base = _BASES[merge.base]
@@ -278,10 +328,12 @@ def _entry_of(merge: Merge) -> Entry:
 
 
 def _own(argument: inspect.Parameter) -> Parameter:
+    """Makes an argument of our signature a parameter; its default and annotation give the type."""
     default = REQUIRED if argument.default is argument.empty else argument.default
     types = {bool: bool, int: Integer, float: Number, str: str}
     kind = types.get(type(default), Scalar)
     annotation = str(argument.annotation)
+    # A default such as 1 does not mean whole numbers where the signature says float.
     if kind is Integer and "float" in annotation.lower():
         kind = Number
     per_model = argument.name in _PER_MODEL or "Sequence[float]" in annotation

@@ -1,4 +1,8 @@
-"""What recipes are made of: one declaration for each mapping that may stand in one."""
+"""Declares every mapping that may stand in a recipe, one class for each.
+
+`declared` reads YAML by these classes, and `recipes` makes and checks whole recipes of them. The
+parameters that a mapping may set depend on the method, which `mergekit` knows.
+"""
 
 import json
 import re
@@ -39,7 +43,7 @@ __all__ = [
 ]
 
 ALIGNMENT = ("method", "family", "spaces", "within", "weights", "seed", "max_sweeps")
-"""What a recipe may say of an alignment: the options of `align_maps` that are not of a run."""
+"""What a recipe may say of an alignment: the options of `align_maps` but for those of a run."""
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "alpaca", "chatml", "exaone", "llama3", "mistral")
 
@@ -47,8 +51,16 @@ _PATH = r"([^@+\0]+)(?:@([^@+\0]+))?"
 
 
 class Ref(NamedTuple):
-    """A checkpoint: a path, and in mergekit's notation path[@revision][+lora[@revision]]; `steps`
-    are what is done to it before it is merged, in this order."""
+    """A checkpoint that a recipe names, in mergekit's notation path[@revision][+lora[@revision]].
+
+    Attributes:
+      path: The folder or file.
+      revision: Which revision of it, which becomes part of the path that is opened; None if none is
+        named.
+      lora: The path of an adapter that is added to the checkpoint; None without one.
+      lora_revision: Which revision of the adapter; None if none is named.
+      steps: What is done to the checkpoint before it is merged, in this order.
+    """
 
     path: str
     revision: str | None = None
@@ -58,10 +70,12 @@ class Ref(NamedTuple):
 
     @property
     def checkpoint(self) -> str:
+        """The checkpoint as path[@revision], without its adapter."""
         return self.path if self.revision is None else f"{self.path}@{self.revision}"
 
     @property
     def adapter(self) -> str | None:
+        """The adapter as path[@revision], None without one."""
         if self.lora is None or self.lora_revision is None:
             return self.lora
         return f"{self.lora}@{self.lora_revision}"
@@ -77,7 +91,7 @@ class Ref(NamedTuple):
 
 
 def _ref(given: Any) -> Ref:
-    """A model in one word or as a mapping."""
+    """Reads a model that is given as one word or as a mapping."""
     if isinstance(given, Given):
         return read(Model, given.node).ref()
     if isinstance(given, str) and (parts := re.fullmatch(f"{_PATH}(?:[+]{_PATH})?", given)):
@@ -88,6 +102,7 @@ def _ref(given: Any) -> Ref:
 
 
 def _location(given: Any) -> Any:
+    """Splits path[@revision]; anything but text is left to be validated."""
     if not isinstance(given, str):
         return given
     parts = re.fullmatch(r"([^@\0]+)(?:@([^@\0]+))?", given)
@@ -128,11 +143,11 @@ def _renames(patterns: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _settings(given: Any, info: ValidationInfo, *, of_model: bool = False) -> Mapping[str, Setting]:
-    """The parameters of a mapping, as the method that the recipe names has them."""
+    """Reads the parameters of a mapping by what the recipe's method takes."""
     if not isinstance(given, Given):
         raise ValueError(f"expected parameters, a mapping; got {kind(given)}")
     context: Any = info.context
-    if "entry" not in context:  # which is the error
+    if "entry" not in context:  # the method was refused, and that is the error to report
         return {}
     entry, settings = context["entry"], {}
     for name, node in given.node.value.items():
@@ -151,7 +166,7 @@ def _settings(given: Any, info: ValidationInfo, *, of_model: bool = False) -> Ma
 
 
 def _entry(given: Any, info: ValidationInfo) -> mergekit.Entry:
-    """The method, which says to what is read after it which parameters there are."""
+    """Looks up the method, and tells whatever is read after it which parameters there are."""
     entry = given if isinstance(given, mergekit.Entry) else mergekit.entry(given)
     context: Any = info.context
     context["entry"] = entry
@@ -171,8 +186,13 @@ WithoutEffect = Annotated[None, BeforeValidator(_without_effect)]
 
 
 class Step(Declared):
-    """Something done to a model; hyperparameters: what else is said of it, as JSON."""
+    """Something that is done to a model before it is merged.
 
+    Attributes:
+      hyperparameters: All keys that are not fields, with their values, as a JSON object.
+    """
+
+    # As text, since a `Ref` holds its steps and is a key of dictionaries: a dict has no hash.
     hyperparameters: str = Field("{}", exclude=True)
 
     @model_validator(mode="before")
@@ -185,13 +205,22 @@ class Step(Declared):
 
 
 def _target(given: Any) -> str:
+    """Reads the target of a growth as JSON, which keeps paths and mappings apart."""
     if not isinstance(given, (str, dict)) or not given:
         raise ValueError(f"expected a config.json, factors or entries of one; got {kind(given)}")
     return json.dumps(given, sort_keys=True)
 
 
 class Growth(Step):
-    """A model made larger before it is merged; `to` (a path or a mapping) as JSON."""
+    """A model is made larger before it is merged.
+
+    Attributes:
+      to: The target as JSON: the path of a config.json, factors such as {"width": 2}, or entries of
+        a configuration.
+      method: The name of a growth method.
+      seed: The seed of whatever the method draws.
+      hyperparameters: The method's options, as a JSON object.
+    """
 
     to: Annotated[str, BeforeValidator(_target)]
     method: str = "lemon"
@@ -202,7 +231,8 @@ class Growth(Step):
         from sail_jax.growth.named import METHODS
 
         for key in ("method", "depth_method"):
-            if given.get(key) is not None and given[key] not in [*METHODS]:  # it may be a mapping
+            # A list, since the value may be a mapping, which cannot be looked up in a dict.
+            if given.get(key) is not None and given[key] not in [*METHODS]:
                 where = given.node.value[key].where
                 expected = ", ".join(METHODS)
                 raise RecipeError(where, f"expected one of {expected}; got {kind(given[key])}")
@@ -213,7 +243,12 @@ class Growth(Step):
 
 
 class Alignment(Step):
-    """A model put into the basis of another before it is merged."""
+    """A model is put into the basis of another before it is merged.
+
+    Attributes:
+      to: The model that it is aligned to.
+      hyperparameters: The options of `align_maps`, as a JSON object; see `ALIGNMENT`.
+    """
 
     to: Reference
 
@@ -223,37 +258,70 @@ class Alignment(Step):
 
 
 class Stepped(Declared):
-    """What is done to a model is said beside it: it is grown first, then aligned."""
+    """A mapping that names a model and may say what is done to it: it is grown first, then aligned.
+
+    Attributes:
+      grow: How the model is grown; None if it is not.
+      align: How the model is aligned; None if it is not.
+    """
 
     grow: Growth | None = None
     align: Alignment | None = None
 
     @property
     def steps(self) -> tuple[Growth | Alignment, ...]:
+        """What is done to the model, in order."""
         return tuple(step for step in (self.grow, self.align) if step is not None)
 
 
 class Location(Declared):
-    """path[@revision] as a mapping."""
+    """path[@revision] as a mapping.
+
+    Attributes:
+      path: The path.
+      revision: Which revision of it; None if none is named.
+    """
 
     path: str
     revision: str | None = None
 
 
 class Model(Stepped):
-    """A `Ref` as a mapping."""
+    """A model as a mapping.
+
+    Attributes:
+      model: The checkpoint.
+      lora: The adapter that is added to it; None without one.
+      override_architecture: Refused, as it would have no effect.
+      grow: How the model is grown; None if it is not.
+      align: How the model is aligned; None if it is not.
+    """
 
     model: Annotated[Location, BeforeValidator(_location)]
     lora: Annotated[Location, BeforeValidator(_location)] | None = None
     override_architecture: WithoutEffect = None
 
     def ref(self) -> Ref:
+        """Returns the model as a `Ref`.
+
+        Returns:
+          The checkpoint with its adapter, and what is done to them.
+        """
         lora = (None, None) if self.lora is None else (self.lora.path, self.lora.revision)
         return Ref(self.model.path, self.model.revision, *lora, self.steps)
 
 
 class Source(Stepped, Placed):
-    """A model, or layers a to b - 1 of it, with its own parameters."""
+    """A model that is merged, or a range of its layers, with its own parameters.
+
+    Attributes:
+      model: The model.
+      layers: The layers (first, last + 1); None for all. The key is layer_range.
+      parameters: The parameters set for this model alone.
+      grow: How the model is grown; None if it is not.
+      align: How the model is aligned; None if it is not.
+      where: Its place in the recipe.
+    """
 
     model: Reference
     layers: Layers | None = Field(None, validation_alias="layer_range")
@@ -270,9 +338,20 @@ class Source(Stepped, Placed):
 
 
 class Slice(Placed):
-    """Layers of the output, merged from those of the sources one by one; or all layers, if the
-    sources are whole models."""
+    """A run of layers of the output, merged layer by layer from equally many layers of each source.
 
+    A recipe that lists whole models has one slice, with all their layers and all other tensors.
+
+    Attributes:
+      whole: Whether the sources are whole models, not ranges of layers.
+      sources: The models, with the layers that are merged.
+      base_model: The base in this slice; None for the recipe's.
+      parameters: The parameters set for this slice.
+      residual_weight: Refused, as it would have no effect.
+      where: Its place in the recipe.
+    """
+
+    # Before `sources`: fields are validated in this order, and `_alike` asks for it.
     whole: bool = Field(False, exclude=True)
     sources: tuple[Source, ...]
     base_model: Reference | None = None
@@ -294,7 +373,14 @@ class Slice(Placed):
 
 
 class Module(Placed):
-    """A tower of the output (name "": all of it) as slices one after another."""
+    """A part of the output, such as the text tower, made of slices one after another.
+
+    Attributes:
+      slices: The slices, in the order in which their layers stand in the output.
+      parameters: The parameters set for this module.
+      name: Its name; "" if the recipe has no modules, and this is all of the output.
+      where: Its place in the recipe.
+    """
 
     slices: tuple[Slice, ...] = Field(
         validation_alias=AliasChoices("slices", "models"), min_length=1
@@ -305,6 +391,7 @@ class Module(Placed):
     @model_validator(mode="before")
     @classmethod
     def _one_slice(cls, given: Given) -> Given:
+        """Reads models without slices as a single slice of whole models."""
         if given.only("models", "slices") == "models":
             single = given.within("models", "sources")
             single["whole"] = True
@@ -313,7 +400,15 @@ class Module(Placed):
 
 
 class Row(Declared):
-    """A row of an embedding: zeros, or in `model` that of a token, by name, id or its own name."""
+    """Where a row of an embedding comes from.
+
+    Attributes:
+      kind: "zero" for a row of zeros, "model_token" for a row of a model.
+      model: The model whose row it is; None for a row of zeros.
+      token: The token whose row it is in that model.
+      token_id: The id of that token, in place of its name. If neither is given, the row is that of
+        the token of the same name.
+    """
 
     kind: Literal["zero", "model_token"]
     model: Reference | None = None
@@ -322,6 +417,7 @@ class Row(Declared):
 
 
 def _row(given: Any) -> Row:
+    """Reads a row that is given as a mapping, or as a model alone."""
     if not isinstance(given, Given) or "kind" not in given:
         return Row(kind="model_token", model=_ref(given))
     row = read(Row, given.node)
@@ -336,7 +432,13 @@ def _row(given: Any) -> Row:
 
 
 class Token(Placed):
-    """Where a token's row comes from; forced on every model, or only on those that lack it."""
+    """How a token gets its row in the embeddings that are merged.
+
+    Attributes:
+      source: The row.
+      force: Whether all models get this row, or only those that lack the token.
+      where: Its place in the recipe.
+    """
 
     source: Annotated[Row, PlainValidator(_row)]
     force: bool = False
@@ -347,7 +449,16 @@ def _tokenizer_source(given: Any) -> str | Ref:
 
 
 class Tokenizer(Placed):
-    """source: "union", "base" or a model."""
+    """Which vocabulary the output gets.
+
+    Attributes:
+      source: "base" for the base model's, "union" for the base model's with the tokens that others
+        added, or the model whose vocabulary it is.
+      tokens: The rows of single tokens, by token.
+      pad_to_multiple_of: What the number of embedding rows is rounded up to a multiple of; None to
+        keep rows that belong to no token.
+      where: Its place in the recipe.
+    """
 
     source: Annotated[str | Ref, PlainValidator(_tokenizer_source)] = "union"
     tokens: dict[str, Token] = Field(default_factory=dict)
@@ -355,7 +466,7 @@ class Tokenizer(Placed):
 
 
 def _modules(given: Any) -> list[Any]:
-    """Modules, each with its name."""
+    """Lists the modules, each of which is told its name."""
     if not isinstance(given, Given) or not given:
         raise ValueError(f"expected modules by name; got {'none' if given == {} else kind(given)}")
     for name, module in given.items():
@@ -365,8 +476,33 @@ def _modules(given: Any) -> list[Any]:
 
 
 class Recipe(Declared):
-    """A recipe that has been checked as far as it can be without its checkpoints."""
+    """A recipe that has been checked as far as it can be without its checkpoints.
 
+    Attributes:
+      entry: The method. The key is merge_method.
+      modules: The parts of the output; models or slices at the top level are those of one module.
+      base_model: The base; None without one.
+      parameters: The parameters set for the whole recipe.
+      dtype: The dtype that is written, unless `out_dtype` is given; None for that of the base, or
+        without one of the first model.
+      out_dtype: The dtype that is written; None for `dtype`.
+      tokenizer: Which vocabulary the output gets; None to match rows by their numbers.
+      chat_template: The name of a conversation format, "auto" for the one that most models have, or
+        a template in Jinja; None to keep what is there.
+      compat: Whose defaults and variants of methods are used.
+      scope: Whether thresholds are of each "tensor" or of the whole "tree", for methods that have
+        the choice; None for their default.
+      seed: The seed of methods that draw random numbers.
+      rename: Regular expressions and their replacements, applied to the tensor names of every
+        input.
+      missing: What happens where a model lacks a tensor: "error", "skip" to leave the model out, or
+        "base" to take the base's tensor for it.
+      extra: What happens to tensors that the output does not have: "error" or "ignore".
+      text: The YAML text; "" if the recipe was made in Python.
+      node: The YAML tree, for the places of keys.
+    """
+
+    # Before all that has parameters: fields are validated in this order, and `_settings` needs it.
     entry: Annotated[mergekit.Entry, PlainValidator(_entry)] = Field(
         validation_alias="merge_method"
     )
@@ -393,7 +529,7 @@ class Recipe(Declared):
     @model_validator(mode="before")
     @classmethod
     def _one_module(cls, given: Given) -> Given:
-        """Models and slices are those of a module without a name."""
+        """Reads models or slices at the top level as those of one module without a name."""
         given["node"] = given.node
         form = given.only("models", "slices", "modules")
         if form != "modules":
@@ -407,15 +543,28 @@ class Recipe(Declared):
 
     @property
     def method(self) -> str:
+        """The name of the method."""
         return self.entry.name
 
     def at(self, key: str) -> Where:
-        """Where a top-level key was given."""
+        """Finds where a top-level key was given, for an error message.
+
+        Args:
+          key: The key.
+
+        Returns:
+          The place of the key; that of the recipe, with the key as its path, if it was not given.
+        """
         given = self.node.value.get(key)
         return self.node.where._replace(path=key) if given is None else given.key
 
     def settings(self) -> list[tuple[str, Setting]]:
-        """All parameters set anywhere."""
+        """Lists all parameters that are set anywhere in the recipe.
+
+        Returns:
+          Pairs of a parameter's name and its setting: the recipe's first, then those of each
+          module, its slices and their sources.
+        """
         scopes: list[Parameters] = [self.parameters]
         for module in self.modules:
             scopes.append(module.parameters)
@@ -424,7 +573,12 @@ class Recipe(Declared):
         return list(chain.from_iterable(scope.items() for scope in scopes))
 
     def models(self) -> list[Ref]:
-        """Every checkpoint named, the base first, then as listed."""
+        """Lists every checkpoint that the recipe names as an input, each once.
+
+        Returns:
+          The base first, then the models and the bases of slices as they are listed, then those
+          that only the tokenizer names.
+        """
         refs = [] if self.base_model is None else [self.base_model]
         for module in self.modules:
             for part in module.slices:

@@ -1,8 +1,8 @@
-"""Regular expressions that come with a recipe or an adapter, which may be a stranger's.
+"""Compiles regular expressions that come with a recipe or an adapter, which may be a stranger's.
 
-They run under RE2, in time linear in the name and within a few MB, whatever they say; Python's own
-engine may try more ways to match than there is time for. RE2 has no lookarounds, and no references
-to groups within a pattern: https://github.com/google/re2/wiki/Syntax.
+They run under RE2, whose time is linear in the length of the name and whose memory is a few MB.
+Python's own engine can take exponential time on a hostile pattern. RE2 has no lookarounds, and no
+references to groups within a pattern: https://github.com/google/re2/wiki/Syntax.
 """
 
 import re
@@ -17,8 +17,20 @@ _ESCAPE = re.compile(r"\\(?:g<(\w+)>|([1-9]\d?)|(.?))", re.DOTALL)
 
 
 def compiled(text: str) -> Any:
-    """A regular expression in RE2's syntax, used as one of `re`; ValueError, quoting it, if it is
-    none."""
+    r"""Compiles a regular expression in RE2's syntax.
+
+    Args:
+      text: The regular expression.
+
+    Returns:
+      A pattern with the methods of Python's `re.Pattern`.
+
+    Raises:
+      ValueError: If RE2 does not accept the expression; the message quotes it.
+
+    >>> compiled(r"\d+").search("block12")[0]
+    '12'
+    """
     options = re2.Options()
     options.log_errors = False
     try:
@@ -30,11 +42,19 @@ def compiled(text: str) -> Any:
 
 
 def renaming(text: str, replacement: str) -> Callable[[str], str]:
-    r"""What replaces every match in a name; \1, \g<1> and \g<name> stand for groups.
+    r"""Makes a function that replaces every match of a regular expression in a name.
+
+    Args:
+      text: The regular expression, in RE2's syntax.
+      replacement: What replaces a match: \1, \g<1> and \g<name> stand for groups, \\ for a
+        backslash. A group that took no part in the match stands for "".
+
+    Returns:
+      A function from a name to the name with all matches replaced.
 
     Raises:
-      ValueError: For what is no regular expression, groups that it does not have, and other
-        escapes than these and \\.
+      ValueError: If `text` is no regular expression, or if `replacement` names a group that it does
+        not have or holds any other escape.
 
     >>> renaming(r"^(\w+)\.block(\d+)", r"\1.layers.\g<2>")("model.block3.weight")
     'model.layers.3.weight'

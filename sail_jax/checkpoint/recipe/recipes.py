@@ -1,24 +1,25 @@
-"""Recipes: what is to be merged and how, from mergekit's YAML or from Python.
+"""Makes recipes, which say what is merged and how, from mergekit's YAML or from Python.
 
 The grammar is mergekit's, read strictly: a key, method, parameter or filter that would have no
-effect is an error with its line and the nearest valid name. Beyond it, at the top level:
+effect is an error, with its line and the nearest valid name. At the top level a recipe may also
+have:
 
     compat: mergekit | paper        whose defaults and variants; mergekit's in a recipe
     scope: tensor | tree            of methods that have one
-    seed: 0                         of methods that draw
+    seed: 0                         of methods that draw random numbers
     rename: {pattern: replacement}  regular expressions, applied to the tensor names of every input
     missing: error | skip | base    where an input lacks a tensor: left out, or counted as base
     extra: error | ignore           tensors that the output's model lacks
 
-at a model, whatever names it (`models`, `sources`, or base_model: {model: ...}):
+A model, wherever it is named (`models`, `sources`, or base_model: {model: ...}), may also have:
 
     grow: {to: config.json, factors {width: 2} or entries, method: lemon, seed: 0, ...}
     align: {to: model, ...}         permuted to match another model, after it has grown
 
-and filters may be "re:..." or "glob:..." patterns (all regular expressions are RE2's). Where
-mergekit fails or is unsound we differ: a single {filter, value} mapping is a setting; lists of
-bools are steps, not interpolated numbers; `dtype` only says what is written (arithmetic is in
-float32 and better), and `out_dtype` wins.
+Filters may be "re:..." or "glob:..." patterns. All regular expressions are RE2's. Where mergekit
+fails or is unsound, recipes are read otherwise: a single {filter, value} mapping is a setting;
+lists of bools are steps, not interpolated numbers; `dtype` only says what is written (arithmetic is
+in float32 or better), and `out_dtype` takes precedence over it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,13 +46,22 @@ _TOP = [
     "tokenizer",
     "chat_template",
 ]
-"""What `simple` takes besides hyperparameters."""
+"""The keys of a recipe that `simple` takes as options besides hyperparameters."""
 
 
 def parse(text: str | bytes, file: str = "recipe") -> Recipe:
-    """The recipe in a YAML text; RecipeError, with line, key path and remedy, for anything else.
+    """Reads a recipe from YAML.
 
-    `file` is what errors call it.
+    Args:
+      text: The recipe, in UTF-8 if it is bytes.
+      file: What error messages call the text, such as its path.
+
+    Returns:
+      The recipe, checked as far as it can be without its checkpoints.
+
+    Raises:
+      RecipeError: If the text is no valid recipe; the message has the line, the key path and what
+        may stand there instead.
 
     >>> recipe = parse('''
     ... merge_method: linear
@@ -74,14 +84,26 @@ def simple(
     compat: str | None = None,
     **options: Any,
 ) -> Recipe:
-    """The recipe of one merge over whole models, without YAML.
+    """Makes the recipe of one merge of whole models, without YAML.
 
-    method: a merge, or the name of a method. options: of the method, if it is a name (its own names
-    or mergekit's): a number or, for density, gamma, epsilon and scale where models have their own,
-    a sequence with one per model; and of the recipe: dtype, out_dtype, scope, seed, rename,
-    missing, extra, tokenizer ("union", "base" or a model), chat_template. Paths are taken as they
-    are, "+" and "@" included. compat: "paper" by default, unlike in YAML. RecipeError for what is
-    unknown or does not fit.
+    Args:
+      models: The checkpoints. Text is a path as it is, even with "+" or "@" in it.
+      base: The base; None without one.
+      method: A merge, or the name of a method.
+      weights: One weight per model; None for the method's default, which is 1 each where mergekit
+        requires weights.
+      compat: Whose defaults and variants are used, "mergekit" or "paper"; None means the paper's,
+        unlike in YAML.
+      **options: Hyperparameters of a method by name, under our names or mergekit's. Each is one
+        value or, where models may have their own (such as density), a sequence with one per model.
+        And keys of the recipe: dtype, out_dtype, scope, seed, rename, missing, extra, tokenizer
+        ("union", "base" or a model), chat_template.
+
+    Returns:
+      The recipe, checked as far as it can be without its checkpoints.
+
+    Raises:
+      RecipeError: If the method or an option is unknown, or if a value does not fit.
 
     >>> simple(["a", "b"], "base", "ties", density=[0.2, 0.5]).modules[0].slices[0].sources[1].model
     Ref(path='b', revision=None, lora=None, lora_revision=None, steps=())
@@ -94,7 +116,7 @@ def simple(
         raise RecipeError(Where("models"), f"expected a sequence of paths, got {models!r}")
     weight = entry.parameters.get("weight")
     if weights is None and compat != "paper" and weight and weight.default is mergekit.REQUIRED:
-        weights = [1.0] * len(models)  # what mergekit asks for in every recipe is the default here
+        weights = [1.0] * len(models)  # mergekit demands them in every recipe; here they default
     if weights is not None:
         options["weight"] = list(weights)
     top = {key: _node(options.pop(key), key) for key in _TOP if key in options}
@@ -131,10 +153,12 @@ def simple(
     if compat is not None:
         top["compat"] = _node(compat, "compat")
     recipe = read(Recipe, Node(top, Where(), Where()), {})
+    # Set after reading: a `compat` among the keys would count as one that the user named.
     return check(recipe if compat else recipe.model_copy(update={"compat": "paper"}))
 
 
 def _path(model: Any, path: str) -> Ref:
+    """Makes a path a `Ref`, without reading "@" and "+" in it."""
     if isinstance(model, Ref):
         return model
     if not isinstance(model, (str, PathLike)):
@@ -143,7 +167,7 @@ def _path(model: Any, path: str) -> Ref:
 
 
 def _node(value: Any, path: str) -> Node:
-    """A Python value as if it had been written in a recipe."""
+    """Makes a Python value a node, as if it had been written in a recipe."""
     if isinstance(value, Node):
         return value
     if isinstance(value, Mapping):
@@ -156,7 +180,19 @@ def _node(value: Any, path: str) -> Node:
 
 
 def check(recipe: Recipe) -> Recipe:
-    """The recipe, if its method can be applied to as many models with what is set; RecipeError."""
+    """Checks that a recipe's method can be applied to its models with its parameters.
+
+    Args:
+      recipe: The recipe.
+
+    Returns:
+      The same recipe.
+
+    Raises:
+      RecipeError: If there are too few or too many models, if a base or a parameter is missing, if
+        a parameter is set that nothing reads, if two names of one parameter are set, or if there is
+        a scope that the method lacks.
+    """
     entry = recipe.entry
     for module in recipe.modules:
         for part in module.slices:
@@ -175,7 +211,20 @@ def check(recipe: Recipe) -> Recipe:
 
 
 def merged_sources(recipe: Recipe, part: Slice) -> tuple[list[Source], Source | None]:
-    """Those of a slice whose tensors are merged, and what their base_model is as a source."""
+    """Tells which sources of a slice are merged, and which is the base.
+
+    Args:
+      recipe: The recipe.
+      part: One of its slices.
+
+    Returns:
+      The sources whose tensors are merged, and the base as a source. The latter is the base as it
+      is listed in the slice, with its own parameters; if it is not listed, it is made from the path
+      where task vectors start at the base, and else None.
+
+    Raises:
+      RecipeError: If the base is not listed and it cannot be told which of its layers are meant.
+    """
     entry = recipe.entry
     base = part.base_model or recipe.base_model
     listed = next((source for source in part.sources if source.model == base), None)
@@ -195,6 +244,7 @@ def merged_sources(recipe: Recipe, part: Slice) -> tuple[list[Source], Source | 
 
 
 def _check_inputs(recipe: Recipe, entry: mergekit.Entry, module: Module, part: Slice) -> None:
+    """Checks the number of models of a slice, its base and the parameters that must be set."""
     base = part.base_model or recipe.base_model
     first = entry.base == "first" and recipe.compat == "mergekit"
     if base is None and (entry.base == "required" or first):
@@ -235,5 +285,6 @@ def _check_inputs(recipe: Recipe, entry: mergekit.Entry, module: Module, part: S
 def _scopes(
     recipe: Recipe, module: Module, part: Slice, sources: Sequence[Source]
 ) -> list[Parameters]:
+    """Lists the parameters that apply to a slice and its sources, the sources' own first."""
     outer = [part.parameters, module.parameters, recipe.parameters]
     return [*(source.parameters for source in sources), *outer]

@@ -1,4 +1,9 @@
-"""Parameters of a recipe: conditions on tensor names, and values interpolated over the layers."""
+"""Reads the parameters of a recipe, and resolves them for each tensor.
+
+A parameter is set to a value, to values that are interpolated over the layers, or to conditions:
+each has a filter of tensor names and such a value. `declared` reads the mappings; the planner asks
+a `Ledger` for the value at each tensor.
+"""
 
 import fnmatch
 import math
@@ -31,6 +36,7 @@ __all__ = [
 
 
 def _no_flag(value: Any) -> Any:
+    """Refuses true and false, which Python would take for the numbers 1 and 0."""
     if isinstance(value, bool):
         raise ValueError(f"expected a number; got {value}")
     return value
@@ -50,7 +56,16 @@ Scalar = Annotated[Any, AfterValidator(_scalar)]
 
 
 def between(low: float, high: float = math.inf, *, above: bool = False) -> Any:
-    """The type of numbers from `low` to `high`, or from above `low`."""
+    """Makes the type of numbers in an interval, for pydantic.
+
+    Args:
+      low: The lower bound.
+      high: The upper bound, itself allowed; infinite for none.
+      above: Whether `low` itself is not allowed.
+
+    Returns:
+      A type whose validation refuses all other numbers, infinite ones included.
+    """
     interval = f"{'(' if above else '['}{low}, {high}{')' if high == math.inf else ']'}"
 
     def check(value: float) -> float:
@@ -79,13 +94,19 @@ def _values(given: Any) -> Any:
 
 
 def _value(given: Any, info: ValidationInfo) -> Any:
+    """Validates a value by the type that is given as the context of reading."""
     return given if info.context is None else _adapter(info.context).validate_python(given)
 
 
 class Condition(Placed):
-    """`values` for tensors whose name fits `filter` (None: for all), along the layers.
+    """A value of a parameter, for the tensors whose names fit a filter.
 
-    The context of reading one is the type of a value.
+    The type of the value is the `context` with which a condition is read.
+
+    Attributes:
+      filter: The filter, as `matcher` takes it; None to fit all tensors.
+      values: The values, spread evenly over the layers; one for all of them. The key is value.
+      where: Its place in the recipe.
     """
 
     filter: Annotated[str, AfterValidator(_filter)] | None = Field(None, coerce_numbers_to_str=True)
@@ -95,11 +116,23 @@ class Condition(Placed):
 
 
 Setting = tuple[Condition, ...]
-"""Conditions; the first that fits decides."""
+"""The conditions of one parameter in one place of a recipe; the first that fits decides."""
 
 
 def setting(node: Node, type: Any) -> Setting:
-    """What is a value of this type, values along the layers, a condition or conditions."""
+    """Reads what a recipe says of one parameter.
+
+    Args:
+      node: A value, a list of values along the layers, a condition, or a list of conditions.
+      type: The type of a value, as pydantic takes it.
+
+    Returns:
+      The conditions in their order; one that fits all tensors if there were none.
+
+    Raises:
+      RecipeError: If a value is not of the type, or a condition comes after one that fits
+        everything.
+    """
     several = isinstance(node.value, list) and any(isinstance(p.value, dict) for p in node.value)
     if not several and not isinstance(node.value, dict):
         node = node._replace(value={"value": node})
@@ -112,7 +145,17 @@ def setting(node: Node, type: Any) -> Setting:
 
 
 def interpolate(values: Sequence[Any], t: float) -> Any:
-    """The value at t in [0, 1]: piecewise linear for numbers, the last step reached otherwise.
+    """Interpolates values that are spread evenly over [0, 1].
+
+    With n values, value i stands at i / (n - 1). Numbers are piecewise linear between these points.
+    Of bools and texts, the last value reached is taken.
+
+    Args:
+      values: One value or more.
+      t: The place, in [0, 1].
+
+    Returns:
+      The value at `t`.
 
     >>> interpolate([0.0, 1.0, 0.0], 0.25), interpolate([True, False], 0.9)
     (0.5, True)
@@ -127,8 +170,22 @@ def interpolate(values: Sequence[Any], t: float) -> Any:
 
 
 def matcher(filter: str | None) -> Callable[[str], bool]:
-    """Whether a tensor name fits: all for None and "*", else by substring as in mergekit; "re:..."
-    searches a regular expression and "glob:..." matches the whole name, here only."""
+    """Makes a test of whether a tensor name fits a filter.
+
+    Args:
+      filter: None or "*" fits every name; "re:..." fits where the regular expression is found;
+        "glob:..." has to match the whole name; any other text fits where it is part of the name, as
+        in mergekit, which has no "re:" and "glob:".
+
+    Returns:
+      A function from a name to whether it fits.
+
+    Raises:
+      ValueError: If what follows "re:" is no regular expression of RE2's.
+
+    >>> matcher("re:mlp|attn")("layers.3.mlp.weight"), matcher("glob:layers.*")("model.layers.3")
+    (True, False)
+    """
     if filter is None or filter == "*":
         return lambda name: True
     if filter.startswith("re:"):
@@ -141,7 +198,7 @@ def matcher(filter: str | None) -> Callable[[str], bool]:
 
 
 class Ledger:
-    """Resolves settings and remembers which conditions decided anything."""
+    """Resolves settings for tensors, and remembers which conditions decided anything."""
 
     def __init__(self) -> None:
         self._fits: dict[Where, Callable[[str], bool]] = {}
@@ -149,8 +206,18 @@ class Ledger:
         self._decided: dict[Where, dict[str, None]] = {}
 
     def resolve(self, scopes: Iterable[Setting | None], name: str, t: float) -> Any:
-        """The value for tensor `name` at t: of the first scope in which a condition fits, by the
-        first condition that does; None without one."""
+        """Returns the value of a parameter for one tensor.
+
+        Args:
+          scopes: The settings of the parameter, the one closest to the tensor first; None where
+            there is none. The first with a condition that fits decides, by its first such
+            condition.
+          name: The name of the tensor.
+          t: The place of the tensor in its slice, in [0, 1].
+
+        Returns:
+          The value; None if no condition fits.
+        """
         for setting in scopes:
             if setting is None:
                 continue
@@ -167,8 +234,18 @@ class Ledger:
         return self._fits[condition.where](name)
 
     def check(self, settings: Iterable[tuple[str, Setting]]) -> list[str]:
-        """RecipeError for a filter that decides nothing or reads two ways; notes on what is set
-        but overridden everywhere. To be called once all tensors are resolved."""
+        """Checks that every filter had an effect, after all tensors have been resolved.
+
+        Args:
+          settings: All parameters set in the recipe, as `Recipe.settings` lists them.
+
+        Returns:
+          A note for each setting without a filter that is overridden everywhere.
+
+        Raises:
+          RecipeError: If a filter decided nothing; or if it reads two ways, as "layers.1" does
+            where there are tensors of layers 1 and 10.
+        """
         notes = []
         for parameter, setting in settings:
             asked = self._asked.get(setting, {})
@@ -186,6 +263,7 @@ class Ledger:
         return notes
 
     def _unreached(self, parameter: str, setting: Setting, condition: Condition) -> str:
+        """Explains a filter without effect: it comes too late, is overridden or fits no tensor."""
         asked = self._asked.get(setting, {})
         fitting = [name for name in asked if self._matches(condition, name)]
         if fitting:
@@ -203,7 +281,7 @@ class Ledger:
 
 
 def _unambiguous(condition: Condition, names: Iterable[str]) -> None:
-    """RecipeError if a substring that ends (or begins) in a digit stops within a longer number."""
+    """Refuses a filter that begins or ends with a digit and fits within a longer number."""
     text = condition.filter or ""
     if text.startswith(("re:", "glob:")) or not (text[:1].isdigit() or text[-1:].isdigit()):
         return

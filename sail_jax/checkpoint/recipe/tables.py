@@ -1,10 +1,12 @@
-"""Tables of spaces as files: YAML or JSON, for networks that no table of an architecture knows.
+"""Reads and drafts tables of spaces, in YAML or JSON, for networks of unknown architecture.
+
+A table says which feature space each axis of each tensor lives in:
 
 axes:                              # see `sail_jax.basis.axes`: a pattern of paths, and spaces
   blocks.{i}.in.weight: hidden.{i} resid*
   blocks.{i}.out.weight: resid hidden.{i}*
 spaces: {"hidden.{i}": relu}       # what is applied to a space
-sizes: {"head.{i}": 4}             # of those that no tensor settles
+sizes: {"head.{i}": 4}             # of spaces whose size no tensor tells
 settings: {hidden_size: resid}     # which entry of config.json states which spaces
 layers: {num_layers: "blocks.{i}."}    # which entry counts the layers, and their prefix
 optional: ["*.bias"]               # patterns that need not match
@@ -35,23 +37,27 @@ __all__ = ["draft_table", "read_table"]
 
 
 def _pattern(text: str) -> str:
+    """Checks a pattern of paths."""
     path_pattern(text)
     return text
 
 
 def _axes(text: Any) -> Any:
+    """Checks an axes string; no text stands for a tensor without axes."""
+    # Without braces a name with a placeholder, "hidden.{i}", reads as any other name.
     parse_axes(str(text or "").replace("{", "").replace("}", ""))
     return "" if text is None else text
 
 
 def _of_axes(pattern: str, info: ValidationInfo) -> str:
+    """Checks that a pattern is one of those under axes."""
     if pattern not in info.data.get("axes", [pattern]):
         raise ValueError(f"{pattern!r} is none of the patterns of axes")
     return pattern
 
 
 def _power(text: Any) -> tuple[str, float]:
-    """ "resid^0.5": the name of a size, and its power."""
+    """Splits "resid^0.5" into the name of a size and its power."""
     size, _, power = str(text).rpartition("^")
     if not size or not re.fullmatch(r"-?(\d+(\.\d*)?|\.\d+)", power):
         raise ValueError(f"expected a size and its power, such as resid^0.5, got {text!r}")
@@ -59,7 +65,19 @@ def _power(text: Any) -> tuple[str, float]:
 
 
 class Table(Declared):
-    """A table of spaces, as above."""
+    """A table of spaces as it stands in a file; see the top of this module.
+
+    Attributes:
+      axes: The axes strings, by pattern of tensor paths.
+      spaces: What is applied to a space, such as relu, by its name or a pattern of names.
+      sizes: The sizes of spaces, by name or pattern.
+      settings: The spaces whose sizes multiply to an entry of config.json, by entry; a list where
+        it states several.
+      layers: The prefix of the tensors of a layer, by the entry of config.json that counts them.
+      optional: The patterns under axes that need not match a tensor.
+      open: The questions of a draft that are not answered yet.
+      scales: The size and power that the network multiplies a tensor's outcome by, by pattern.
+    """
 
     axes: dict[Annotated[str, AfterValidator(_pattern)], Annotated[str, BeforeValidator(_axes)]] = (
         Field(min_length=1)
@@ -76,8 +94,19 @@ class Table(Declared):
 
 
 def read_table(path: str | Path) -> Rules:
-    """The rules in a file; RecipeError, with the line, for what is not one of the keys above, axes
-    that cannot be read and sizes that are no whole numbers."""
+    """Reads the table of spaces in a file.
+
+    Args:
+      path: A YAML or JSON file.
+
+    Returns:
+      The rules of the architecture, as `sail_jax.architectures` has them for known ones.
+
+    Raises:
+      RecipeError: If a key is unknown, axes cannot be read, a size is not a whole number, a name is
+        no space of the axes, or questions of a draft are open; the message has the line.
+      StoreError: If the file is missing or too long.
+    """
     root = compose(disk.read_bytes(Path(path), LIMIT), str(path))
     table = read(Table, root)
     if table.open:
@@ -126,8 +155,16 @@ def read_table(path: str | Path) -> Rules:
 
 
 def draft_table(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> str:
-    """A table to start from, as YAML: the drafted rules, and the questions that they leave open,
-    with which it is not yet read. config: instead of that beside the tensors."""
+    """Drafts a table of spaces for a checkpoint, from names and shapes.
+
+    Args:
+      checkpoint: The open checkpoint; no tensor is read.
+      config: The configuration; None for that beside the tensors.
+
+    Returns:
+      The table as YAML, with the questions that names and shapes leave open. `read_table` refuses
+      it until they are answered and taken out.
+    """
     shapes: Mapping[str, Any] = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in checkpoint.tensors.items()
     }
@@ -141,7 +178,7 @@ def draft_table(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None)
     lines: list[str] = [*_UNSEEN.splitlines()]
     for key, table in parts.items():
         if table:
-            # JSON is YAML, whatever a name holds
+            # JSON strings are valid YAML, whatever characters a name holds.
             lines += [f"{key}:", *(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in table.items())]
     if drafted.questions:
         lines.append("open:  # answer above, then take the question out; until then it is not read")

@@ -1,4 +1,8 @@
-"""YAML as a tree in which every part knows its line and key path, for errors to act on."""
+"""Reads YAML into a tree in which every part knows its line and its key path.
+
+The rest of the room turns this tree into recipes and tables. YAML may come from a stranger, so it
+is only ever turned into plain values, and its size is bounded.
+"""
 
 from typing import Any, NamedTuple
 
@@ -7,14 +11,23 @@ from sail_jax.checks import escaped
 __all__ = ["LIMIT", "Node", "RecipeError", "Where", "compose"]
 
 LIMIT = 1 << 20
-"""The longest text in bytes."""
+"""The longest text that is read, in bytes."""
 
+# Aliases make a small file large (each may stand for a list of aliases), so the nodes are counted
+# after expansion.
 _NODES, _DEPTH = 100_000, 40
 _KINDS = {"str", "int", "float", "bool", "null", "timestamp", "value"}
 
 
 class Where(NamedTuple):
-    """A place in a recipe: key path, and file, line and column (from 1) if it was a text."""
+    """A place in a recipe.
+
+    Attributes:
+      path: The key path, such as `models[1].parameters`; "" for the top.
+      file: The file, or what the caller calls the text; "" if the recipe was made in Python.
+      line: The line, counted from 1; 0 if the recipe was made in Python.
+      column: The column, counted from 1; 0 if the recipe was made in Python.
+    """
 
     path: str = ""
     file: str = ""
@@ -27,7 +40,13 @@ class Where(NamedTuple):
 
 
 class RecipeError(ValueError):
-    """Something in a recipe that is wrong, or does not fit its inputs; `where` it is said."""
+    """Something in a recipe is wrong, or does not fit the recipe's inputs.
+
+    The message begins with the place, if it is known.
+
+    Attributes:
+      where: The place in the recipe that is at fault.
+    """
 
     def __init__(self, where: Where, message: str):
         super().__init__(escaped(f"{where}: {message}" if str(where) else message))
@@ -35,7 +54,14 @@ class RecipeError(ValueError):
 
 
 class Node(NamedTuple):
-    """`value`: a dict or list of nodes, or a str, int, float, bool or None; `key`: of its key."""
+    """A part of a YAML document, with its place.
+
+    Attributes:
+      value: A dict or a list of nodes, or a str, int, float, bool or None.
+      where: Where the value stands.
+      key: Where the key of the value stands; the same as `where` for a part without a key, such as
+        an item of a list.
+    """
 
     value: Any
     where: Where
@@ -43,10 +69,23 @@ class Node(NamedTuple):
 
 
 def compose(text: str | bytes, file: str = "recipe") -> Node:
-    """The one document of `text`; RecipeError for anything that is not plain YAML.
+    """Reads the one YAML document in a text into a tree of nodes.
 
-    Keys are text and occur once, tags build no objects; aliases and merge keys ("<<") expand to at
-    most 100 000 nodes, 40 deep. Nothing is constructed but text, numbers, bools and None.
+    Only text, numbers, bools, None, lists and mappings are made: tags build no other objects. A
+    timestamp stays text. The tree is at most 40 levels deep and has at most 100 000 nodes, with
+    aliases and merge keys ("<<") expanded.
+
+    Args:
+      text: The YAML text, in UTF-8 if it is bytes; at most `LIMIT` bytes.
+      file: What error messages call the text, such as its path.
+
+    Returns:
+      The root node.
+
+    Raises:
+      RecipeError: If the text is too long, empty, not UTF-8 or not YAML; if a mapping has a key
+        twice, or a key that is not a scalar; if a tag is not allowed; or if the tree exceeds the
+        bounds above.
 
     >>> compose("models: [a, 1e-3]").value["models"].value[1].where
     Where(path='models[1]', file='recipe', line=1, column=13)
@@ -78,12 +117,15 @@ def compose(text: str | bytes, file: str = "recipe") -> Node:
 
 
 class _Walk:
+    """Turns PyYAML's nodes into ours, and counts them against the bounds."""
+
     def __init__(self, file: str):
         from yaml.constructor import SafeConstructor
 
         self.file, self.left, self.scalars = file, _NODES, SafeConstructor()
 
     def node(self, raw: Any, path: str, key: Where | None, depth: int) -> Node:
+        """Converts a node and all below it; `path` is its key path, `key` where its key stands."""
         at = self.at(raw, path)
         self.left -= 1
         if self.left < 0:
@@ -106,13 +148,16 @@ class _Walk:
         return Where(path, self.file, raw.start_mark.line + 1, raw.start_mark.column + 1)
 
     def tag(self, raw: Any, at: Where, *kinds: str) -> str:
+        """Returns the short name of a node's tag; RecipeError unless it is one of `kinds`."""
         kind = raw.tag.removeprefix("tag:yaml.org,2002:")
         if kind not in kinds:
             raise RecipeError(at, f"the tag {raw.tag!r} is not allowed here")
         return kind
 
     def scalar(self, raw: Any, at: Where) -> Any:
+        """Converts a scalar; what is not a number, a bool or null stays the text that it was."""
         kind = self.tag(raw, at, *_KINDS)
+        # PyYAML's own constructors know all numbers of YAML 1.1, such as 0x1F and 1_000.
         try:
             if kind == "int":
                 return self.scalars.construct_yaml_int(raw)
@@ -125,6 +170,7 @@ class _Walk:
         return None if kind == "null" else raw.value
 
     def mapping(self, raw: Any, path: str, depth: int) -> dict[str, Node]:
+        """Converts a mapping; its own keys take precedence over those that "<<" merges into it."""
         own, merged = {}, {}
         for name, part in raw.value:
             at = self.at(name, path)
