@@ -1,1 +1,1 @@
-"""From a recipe and open checkpoints to what happens to every tensor."""
+"""Plans a merge: from a recipe and open checkpoints to what happens to every tensor."""

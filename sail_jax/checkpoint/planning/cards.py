@@ -1,4 +1,4 @@
-"""What plans and methods say of themselves: as data, as text, and as a model card."""
+"""Describes plans and methods: as plain data, as text for a terminal, and as a model card."""
 
 import inspect
 import math
@@ -20,14 +20,24 @@ from sail_jax.merging.streaming import Work, passes, tree_bits
 __all__ = ["Passes", "describe", "growth_card", "methods", "model_card", "render"]
 
 Passes = Mapping[str, int]
-"""How often the inputs of each tensor are read; once those that are not mentioned."""
+"""How often the inputs of each tensor are read, by its name; once for those not named."""
 
 
 def describe(plan: Plan, passes: Passes = MappingProxyType({})) -> dict[str, Any]:
-    """A plan as plain data (for JSON), sizes in bytes.
+    """Describes a plan as plain data, for JSON.
 
-    read: over all passes. largest: the largest tensor, and what all its inputs and its output take
-    in float32 (in float64 where an input is), which bounds a method that needs whole tensors.
+    Args:
+      plan: The plan.
+      passes: How often the inputs of each tensor are read, by its name; once for those not named.
+
+    Returns:
+      A dictionary of what is merged, read and written, with sizes in bytes. `read` counts all
+      passes. `largest` is the tensor with the largest `working`: the bytes of its inputs and its
+      output in float32 (in float64 where an input is), which bounds what a method needs that works
+      on whole tensors.
+
+    Raises:
+      ValueError: If the plan has no tensors.
     """
     tensors = [_described(treatment, passes) for treatment in plan.treatments]
     return {
@@ -72,7 +82,20 @@ def _described(t: Treatment, passes: Passes) -> dict[str, Any]:
 
 
 def render(plan: Plan, full: bool = False, passes: Passes = MappingProxyType({})) -> str:
-    """A plan as text: a summary, and a line per tensor (`full`) or one for all layers' equals."""
+    """Describes a plan as text.
+
+    Args:
+      plan: The plan.
+      full: Whether every tensor has a line of its own; by default tensors that are treated alike in
+        all layers share one.
+      passes: How often the inputs of each tensor are read, by its name; once for those not named.
+
+    Returns:
+      A summary, a line per tensor or per kind of tensor, and the notes.
+
+    Raises:
+      ValueError: If the plan has no tensors.
+    """
     data = describe(plan, passes)
     largest = data["largest"]
     lines = [f"{plan.method} ({plan.compat}), seed {plan.seed}"]
@@ -98,8 +121,12 @@ def render(plan: Plan, full: bool = False, passes: Passes = MappingProxyType({})
 
 
 def methods() -> str:
-    """Every method that a recipe may name, as text: what it asks for, what it reads, and its
-    parameters with their defaults."""
+    """Lists every method that a recipe may name, as text.
+
+    Returns:
+      For each method its first sentence, which models and base it needs, how often and in what
+      pieces it reads a tensor, and its parameters with their defaults.
+    """
     examples = {name: example(name) for name in mergekit.names()}
     return "\n".join(
         _method(name, mergekit.entry(name), merge) for name, merge in examples.items() if merge
@@ -107,6 +134,7 @@ def methods() -> str:
 
 
 def _method(name: str, entry: mergekit.Entry, merge: Merge) -> str:
+    """Describes one method, in a few lines."""
     least, most = entry.least, entry.most
     count = (
         f"{least} or more"
@@ -143,7 +171,8 @@ _BASES = {
 
 
 def _reading(merge: Merge) -> str:
-    """How often it reads a tensor of several pieces, and how much of one at once."""
+    """Tells how often a method reads a large tensor, and how much of one at once."""
+    # Large enough to be read in several pieces: a tensor of one piece is read only once.
     large = Work("", (1 << 12, 1 << 12), np.dtype(np.float32), (), None, np.ones(0), merge)
     times = passes(large, tree_bits([large]))
     unit = {"entry": "in pieces", "row": "in rows", "tensor": "whole matrices"}[merge.needs]
@@ -151,6 +180,7 @@ def _reading(merge: Merge) -> str:
 
 
 def _kind(tensor: Mapping[str, Any], full: bool) -> tuple:
+    """What tensors must have in common to share a line: all but numbers, and the layer."""
     place = None if full else position(tensor["name"])
     name = tensor["name"] if place is None else (place.stack, place.joint, place.rest)
     note = re.sub(r"\d+", "#", tensor["note"])
@@ -159,6 +189,7 @@ def _kind(tensor: Mapping[str, Any], full: bool) -> tuple:
 
 
 def _line(group: list[dict[str, Any]]) -> str:
+    """Describes the tensors that share a line, with the ranges of their numbers."""
     first = group[0]
     name = first["name"]
     place = position(name)
@@ -181,6 +212,7 @@ def _line(group: list[dict[str, Any]]) -> str:
 
 
 def _range(values: Any) -> str:
+    """Formats values as their range if they are numbers, else as the first of them."""
     values = list(values)
     if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
         low, high = min(values), max(values)
@@ -190,6 +222,7 @@ def _range(values: Any) -> str:
 
 
 def _size(size: int) -> str:
+    """Formats bytes in the unit that fits."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
@@ -197,7 +230,17 @@ def _size(size: int) -> str:
 
 
 def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
-    """README.md for the output: front matter, the method and its source, the inputs, the recipe."""
+    """Writes the model card (README.md) of a merged checkpoint.
+
+    Args:
+      recipe: The recipe.
+      plan: The plan that was made from it.
+      name: The title of the card.
+
+    Returns:
+      Markdown with the front matter that the Hugging Face Hub reads, the method and its source, the
+      inputs, the notes and the recipe.
+    """
     entry = recipe.entry
     title = f"[{entry.title}]({entry.reference})" if entry.reference else entry.title
     models = [model for model in plan.inputs if model.role != "tokenizer"]
@@ -231,9 +274,17 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
 
 
 def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
-    """README.md for a grown checkpoint: what was done, by which method, and what is preserved.
+    """Writes the model card (README.md) of a grown checkpoint.
 
-    about: as `growing.Growing` has it, with "agreement".
+    Args:
+      about: What was done, as `Growing.about` in `sail_jax.checkpoint.operations.growing` has it,
+        with "agreement".
+      name: The title of the card.
+      transformers: Whether the checkpoint can be loaded by the library transformers, as the front
+        matter then says.
+
+    Returns:
+      Markdown with the source, the method, what changed in the configuration and what is preserved.
     """
     front = ["library_name: transformers"] if transformers else []
     options = "".join(f", {key} {value}" for key, value in about["options"].items())
@@ -263,16 +314,16 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
 
 
 def _text(text: str) -> str:
-    """Text of others in Markdown: shown as it is written, never HTML, a link or an image.
+    r"""Text of others in Markdown: shown as it is written, never as HTML, a link or an image.
 
     >>> print(_text("<b>![x](y)"))
-    \\<b\\>!\\[x\\](y)
+    \<b\>!\[x\](y)
     """
     return re.sub(r"([\\`<>&\[\]])", r"\\\1", escaped(text))
 
 
 def _code(text: str) -> str:
-    """The same as code."""
+    """Text of others in Markdown, as code."""
     line = escaped(text)
     ticks = _ticks(line, 1)
     space = " " * (line[:1] == "`" or line[-1:] == "`")  # Markdown takes one away at both ends
@@ -280,9 +331,10 @@ def _code(text: str) -> str:
 
 
 def _ticks(text: str, least: int) -> str:
-    """A fence that no run of backticks in the text closes."""
+    """Returns a fence of backticks, at least `least`, that no run of them in the text closes."""
     return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
 def _quoted(text: str) -> str:
+    """Quotes a text for YAML."""
     return "'" + text.replace("'", "''") + "'"

@@ -1,4 +1,4 @@
-"""The weights and the merge of every tensor, from the settings of a recipe."""
+"""Chooses the weights and makes the merge of every tensor, from the settings of a recipe."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,14 +16,25 @@ __all__ = ["Chosen", "Hyperparameters"]
 
 
 class Chosen(NamedTuple):
-    """What a recipe says of a tensor: weights and, for each model of which it says another one, the
-    entries of a tuple among the options."""
+    """The weights and hyperparameters that a recipe sets for one tensor.
+
+    Attributes:
+      weights: One weight per model; None for the method's default.
+      options: The hyperparameters by our names; a tuple where each model has its own value.
+    """
 
     weights: tuple[float, ...] | None
     options: dict[str, Any]
 
     def of(self, kept: Sequence[int]) -> "Chosen":
-        """The same for some of the models."""
+        """Restricts the choice to some of the models.
+
+        Args:
+          kept: The numbers of the models to keep, among those of the tensor.
+
+        Returns:
+          Their weights and options; a tuple of equal values becomes that value.
+        """
         weights = self.weights and tuple(self.weights[k] for k in kept)
         options = {
             name: _collapsed([value[k] for k in kept]) if isinstance(value, tuple) else value
@@ -33,7 +44,14 @@ class Chosen(NamedTuple):
 
 
 class Hyperparameters:
-    """Resolves the settings of a recipe; `notes`, at the end, checks that all of them were used."""
+    """Resolves the settings of a recipe for each tensor, and makes its merges.
+
+    `of` and `merge` are called for every tensor; `notes`, at the end, checks that all settings were
+    used.
+
+    Args:
+      recipe: The recipe.
+    """
 
     def __init__(self, recipe: Recipe):
         self.recipe, self.entry = recipe, recipe.entry
@@ -44,11 +62,33 @@ class Hyperparameters:
         self.compared = set[str]()
 
     def notes(self) -> list[str]:
-        """RecipeError for a filter that decided nothing or reads two ways; see `Ledger.check`."""
+        """Checks that every setting had an effect, after all tensors have been resolved.
+
+        Returns:
+          What the user should know, a sentence each; see `Ledger.check`.
+
+        Raises:
+          RecipeError: If a filter decided nothing, or reads two ways.
+        """
         return self.ledger.check(self.recipe.settings())
 
     def of(self, job: Job) -> Chosen:
-        """The weights and options for a tensor, as set, or mergekit's defaults."""
+        """Resolves the weights and hyperparameters of one tensor.
+
+        What no setting says is mergekit's default under `compat: mergekit`, else that of our
+        method.
+
+        Args:
+          job: The tensor, and the tensors that it is made of.
+
+        Returns:
+          The weights and options, with one value for each of the job's sources where models may
+          differ.
+
+        Raises:
+          RecipeError: If a parameter that the method needs is not set for the tensor, or if one
+            that our method lacks is set to anything but its default.
+        """
         recipe, name = self.recipe, self.recipe.method
         outer = [job.part.parameters, job.module.parameters, recipe.parameters]
         weights, options = None, {}
@@ -68,9 +108,13 @@ class Hyperparameters:
                 values = [self.ledger.resolve(scopes, job.name, job.t)]
             given = [value is not None for value in values]
             listed = mergekit.MERGEKIT.get(name)
+            # What to fill in where no setting says anything: mergekit's default under its
+            # conventions. Else nothing at all, so that our method's own default counts, unless the
+            # parameter is set for some of the models or has no default.
             if recipe.compat == "mergekit" and listed and parameter.name in listed.parameters:
                 fill = default
             elif any(given) or (default is mergekit.REQUIRED and parameter.name != "weight"):
+                # Weights of some models only are an error: no default goes with those given.
                 fill = default if parameter.name != "weight" else mergekit.REQUIRED
             else:
                 continue
@@ -98,8 +142,17 @@ class Hyperparameters:
         return Chosen(weights, options)
 
     def differs(self, other: "Hyperparameters", job: Job) -> bool:
-        """Whether the tensor would become something else by the hyperparameters of another recipe;
-        looked at once for all tensors of which both say the same."""
+        """Tells whether another recipe's hyperparameters would merge a tensor otherwise.
+
+        Args:
+          other: The hyperparameters of the other recipe.
+          job: The tensor, and the tensors that it is made of.
+
+        Returns:
+          Whether the weights or the merge differ. Tensors for which both recipes say the same as
+          for an earlier one are not compared again: False. False too if either recipe's values
+          cannot be used.
+        """
         try:
             pair = [side.of(job) for side in (self, other)]
             if (key := repr(pair)) in self.compared:
@@ -122,11 +175,23 @@ class Hyperparameters:
         who: Sequence[str],
         base: Tensor | None,
     ) -> Merge:
-        """The merge of a tensor: the same object for all whose statistics are shared, which are
-        those with the same options and the same models.
+        """Makes the merge of a tensor, or returns the one already made for its group.
+
+        Tensors with equal options and the same models share one merge, and with it the statistics
+        that it takes of the whole tree.
+
+        Args:
+          job: The tensor, for messages.
+          method: The name of the method.
+          options: Its hyperparameters.
+          who: The names of the models, of which there are as many as are merged.
+          base: The base's tensor; None without one.
+
+        Returns:
+          The merge; the same object for all tensors of a group.
 
         Raises:
-          RecipeError: For options that the method refuses, or as many models.
+          RecipeError: If the method refuses the options, or this number of models.
         """
         key = (method, repr(sorted(options.items())), *who)
         try:
@@ -148,6 +213,7 @@ class Hyperparameters:
         return methods.get(method)(**options, **({"key": self.key} if seeded else {}))
 
     def _takes(self, parameter: mergekit.Parameter, values: Sequence[Any]) -> bool:
+        """Tells whether our method has a parameter; RecipeError if it lacks one that is set."""
         if mergekit.accepts(self.recipe.method, str(parameter.option)):
             return True
         if any(value != parameter.default for value in values):
@@ -159,4 +225,5 @@ class Hyperparameters:
 
 
 def _collapsed(values: Sequence[Any]) -> Any:
+    """Returns the one value if all are equal, else the tuple of them."""
     return values[0] if len(set(values)) == 1 else tuple(values)

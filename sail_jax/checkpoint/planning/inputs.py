@@ -1,4 +1,8 @@
-"""An opened input of a merge: its tensors by their names after renaming, its config, its head."""
+"""Describes an opened input of a merge: its renamed tensors, its config and its head.
+
+The walk over a recipe (`jobs`) and the planner ask an `Input` for tensors. A head that is tied to
+the embedding is resolved here.
+"""
 
 import json
 import re
@@ -26,7 +30,13 @@ _DERIVED = re.compile(r"\.(inv_freq|masked_bias|position_ids|num_batches_tracked
 
 
 class Opened(Protocol):
-    """What is needed of a checkpoint."""
+    """What the planner needs of an open checkpoint.
+
+    Attributes:
+      path: The folder or file.
+      tensors: The tensors by name, not read yet.
+      extras: The files beside the tensors, by name.
+    """
 
     path: Path
     tensors: dict[str, Tensor]
@@ -34,13 +44,42 @@ class Opened(Protocol):
 
 
 def is_derived(name: str) -> bool:
-    """Buffers that are computed or counted, not learned: absent or unequal without harm."""
+    """Tells whether a tensor is a buffer that is computed or counted, not learned.
+
+    Such buffers (rotary frequencies, position ids, counters) may be missing or differ without harm.
+
+    Args:
+      name: The name of the tensor.
+
+    Returns:
+      Whether its last part is the name of such a buffer.
+
+    >>> is_derived("layers.0.rotary_emb.inv_freq"), is_derived("layers.0.mlp.up_proj.weight")
+    (True, False)
+    """
     return _DERIVED.search(name) is not None
 
 
 class Input:
-    """A checkpoint of a recipe, with its adapter in it; RecipeError if renaming makes two tensors
-    one, ValueError if the adapter does not fit."""
+    """A checkpoint that a recipe names, with its adapter added and its tensors renamed.
+
+    Args:
+      ref: The checkpoint as the recipe names it.
+      opened: The open checkpoint.
+      adapter: The open adapter that is to be added; None without one.
+      recipe: The recipe, for what it says about renaming.
+
+    Attributes:
+      ref: The checkpoint as the recipe names it.
+      opened: The open checkpoint.
+      tensors: The tensors by their names after renaming.
+      renamed: The patterns of the recipe that renamed something.
+      config: What its config.json says; empty without one.
+
+    Raises:
+      RecipeError: If renaming gives two tensors the same name.
+      ValueError: If the adapter does not fit, or a config cannot be read.
+    """
 
     def __init__(self, ref: Ref, opened: Opened, adapter: Opened | None = None, *, recipe: Recipe):
         self.ref, self.opened = ref, opened
@@ -68,11 +107,18 @@ class Input:
 
     @property
     def tied(self) -> bool | None:
-        """What its config says about the head being the embedding, if anything."""
+        """Whether the config says that the head is the embedding; None if it does not say."""
         return _look_up(self.config, "tie_word_embeddings")
 
     def embedding(self, width: int | None = None) -> Tensor | None:
-        """The (first) token embedding, [tokens, width]."""
+        """Returns the token embedding, the first one if there are several.
+
+        Args:
+          width: The size that its last axis must have; None for any.
+
+        Returns:
+          A tensor `[tokens, width]`, None if there is none.
+        """
         for name, tensor in self.tensors.items():
             fits = len(tensor.shape) == 2 and width in (None, tensor.shape[-1])
             if role(name) == "embedding" and fits:
@@ -80,11 +126,28 @@ class Input:
         return None
 
     def has_own(self, head: str) -> bool:
-        """Whether a head is stored and is not merely a copy of a tied embedding."""
+        """Tells whether a head is stored and is not merely a copy of a tied embedding.
+
+        Args:
+          head: The name of the head.
+
+        Returns:
+          Whether it is a tensor of its own.
+        """
         return head in self.tensors and self.tied is not True
 
     def get(self, name: str, width: int | None = None) -> tuple[Tensor | None, str]:
-        """The tensor called `name`, and a note: for a tied head the embedding instead."""
+        """Returns a tensor by name; for a head that is tied, the embedding in its place.
+
+        Args:
+          name: The name of the tensor, after renaming.
+          width: The size that the last axis of an embedding must have to stand for a head; None for
+            any.
+
+        Returns:
+          The tensor, None if the input lacks it; and a note for the user, "" if there is nothing to
+          say.
+        """
         if name in self.tensors and not (role(name) == "head" and self.tied is True):
             return self.tensors[name], ""
         if role(name) == "head" and not name.endswith("bias"):
@@ -95,6 +158,7 @@ class Input:
 
 
 def _look_up(config: Mapping[str, Any], key: str) -> Any:
+    """Returns an entry of a config or of its text_config, None if neither has it."""
     for part in (config, config.get("text_config")):
         if isinstance(part, dict) and key in part:
             return part[key]
@@ -102,7 +166,15 @@ def _look_up(config: Mapping[str, Any], key: str) -> Any:
 
 
 def unmatched_renames(recipe: Recipe, inputs: Iterable[Input]) -> None:
-    """RecipeError for a pattern that renames nothing."""
+    """Checks that every pattern under rename renames a tensor of some input.
+
+    Args:
+      recipe: The recipe.
+      inputs: All of its inputs.
+
+    Raises:
+      RecipeError: If a pattern renames nothing.
+    """
     used = set().union(*(model.renamed for model in inputs))
     for pattern in recipe.rename:
         if pattern not in used:
@@ -117,9 +189,24 @@ def patched_config(
     layers: Sequence[int] | None = None,
     tied: bool | None = None,
 ) -> dict[str, Any]:
-    """A config with what a merge changes: the dtype, the vocabulary's size, the layers (as numbers
-    of those of the old model, for what is listed by layer), whether the head is tied."""
-    new = json.loads(json.dumps(config))
+    """Copies a config, with what a merge changes in it.
+
+    Args:
+      config: The config of the base or, without one, of the first model.
+      dtype: The name of the dtype that is written; None to leave it.
+      rows: The size of the vocabulary; None to leave it.
+      layers: For each layer of the output, the number of the old layer that it was; None to leave
+        them. It decides the number of layers, and the entries of `layer_types`.
+      tied: Whether the head is the embedding; None to leave it.
+
+    Returns:
+      The new config; `config` itself is not changed.
+
+    >>> patched_config({"n_layer": 2, "vocab_size": 9}, layers=[0, 0, 1], rows=10)
+    {'n_layer': 3, 'vocab_size': 10}
+    """
+    new = json.loads(json.dumps(config))  # a copy in depth, as text_config is changed too
+    # Configs of models with several towers keep that of the text tower under text_config.
     parts = [part for part in (new, new.get("text_config")) if isinstance(part, dict)]
     if dtype is not None:
         keys = [key for key in ("torch_dtype", "dtype") if key in new] or ["torch_dtype"]

@@ -1,4 +1,7 @@
-"""The walk over a recipe: which tensors of which inputs make up each tensor of the output."""
+"""Walks over a recipe: which tensors of which inputs make up each tensor of the output.
+
+The walk only pairs names. `plan` turns each `Job` into a `Treatment`, looking at shapes and dtypes.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +26,17 @@ Inputs = Sequence[tuple[Source, Input]]
 
 
 class Job(NamedTuple):
-    """A tensor of the output, by the names of its inputs; t in [0, 1] is its place in its slice."""
+    """A tensor of the output, and the names of the tensors that it is made of.
+
+    Attributes:
+      name: Its name in the output.
+      sources: For each model that is merged, its source in the recipe, the input, and the name of
+        the tensor there.
+      base: The input that task vectors start at and the name of the tensor there; None without one.
+      t: The place of its layer in the slice, in [0, 1], by which settings are interpolated.
+      module: The module of the recipe that it belongs to.
+      part: The slice of the recipe that it belongs to.
+    """
 
     name: str
     sources: tuple[tuple[Source, Input, str], ...]
@@ -34,10 +47,22 @@ class Job(NamedTuple):
 
 
 def jobs(recipe: Recipe, inputs: Mapping[Ref, Input], notes: list[str]) -> Iterator[Job]:
-    """All tensors of the output, in order; RecipeError where the inputs have not what is asked for.
+    """Yields every tensor of the output, with the tensors that it is made of.
 
-    Within a slice of n > 1 layers t = i / (n - 1); the only layer of a slice has t = 1, and what is
-    outside the layers t = 0 (as in mergekit).
+    In a slice of n > 1 layers, layer i has t = i / (n - 1). The only layer of a slice has t = 1,
+    and tensors outside the layers have t = 0 (as in mergekit).
+
+    Args:
+      recipe: The recipe.
+      inputs: The inputs that it names.
+      notes: A list to which is added what the user should know.
+
+    Yields:
+      The tensors, in the order of the output.
+
+    Raises:
+      RecipeError: If tensors belong to no module or a module has none, if a model has tensors that
+        the output lacks, or if the layers that are asked for are not there or differ in number.
     """
     walk = _Walk(recipe, inputs, notes)
     for module in recipe.modules:
@@ -45,16 +70,19 @@ def jobs(recipe: Recipe, inputs: Mapping[Ref, Input], notes: list[str]) -> Itera
 
 
 class _Walk:
+    """The state of a walk over one recipe."""
+
     def __init__(self, recipe: Recipe, inputs: Mapping[Ref, Input], notes: list[str]):
         self.recipe, self.inputs, self.notes = recipe, inputs, notes
         self.entry = recipe.entry
 
     def module(self, module: Module) -> Iterator[Job]:
+        """Yields a module's tensors: those before the layers, each slice's layers, and the rest."""
         offsets: dict[str, int] = {}
         for which, part in enumerate(module.slices):
             sources, listed = merged_sources(self.recipe, part)
             inputs = [(source, self.inputs[source.model]) for source in sources]
-            # what deltas are from, and whose tensors the output has
+            # The base of the task vectors; and the lead, whose tensors the output has.
             delta = self.entry.base in ("required", "optional") and listed is not None
             base = self.inputs[listed.model] if delta and listed is not None else None
             lead = listed if delta and listed is not None else sources[0]
@@ -70,7 +98,7 @@ class _Walk:
                 yield from self.outside(late, inputs, base, module, part)
 
     def members(self, module: Module, model: Input) -> list[str]:
-        """The tensors of an input that belong to a module."""
+        """Lists the tensors of an input that belong to a module."""
         if not module.name:
             return list(model.tensors)
         owners = _owners([m.name for m in self.recipe.modules], model.tensors)
@@ -94,14 +122,17 @@ class _Walk:
     def check_extra(
         self, module: Module, lead: Source, names: Sequence[str], inputs: Inputs
     ) -> None:
+        """Refuses, or notes, tensors of other models that the output does not have."""
         expected = set(names)
         for source, model in inputs:
             if source.model == lead.model or source.layers is not None:
                 continue
             extra = [name for name in self.members(module, model) if name not in expected]
+            # A head that others lack is no extra: they may be tied, and `heads` adds it.
             extra = [name for name in extra if role(name) != "head"]
             learned = [name for name in extra if not is_derived(name)]
             if learned and self.recipe.extra == "error":
+                # Surplus tensors of a deeper model are told as that: as more layers.
                 self.same_depth(names, inputs)
                 raise RecipeError(
                     source.where,
@@ -113,7 +144,7 @@ class _Walk:
                 self.notes.append(f"{len(extra)} tensors of {model.ref} are left out: {shown}")
 
     def heads(self, module: Module, names: Sequence[str], inputs: Inputs) -> list[str]:
-        """Heads that another input than the first has of its own."""
+        """Lists the heads that another input has of its own, but the lead does not."""
         heads = dict.fromkeys(
             name
             for _, model in inputs
@@ -125,6 +156,7 @@ class _Walk:
     def outside(
         self, names: Iterable[str], inputs: Inputs, base: Input | None, module: Module, part: Slice
     ) -> Iterator[Job]:
+        """Yields tensors outside the layers."""
         for name in names:
             sources = tuple((source, model, name) for source, model in inputs)
             yield Job(name, sources, base and (base, name), 0.0, module, part)
@@ -139,6 +171,7 @@ class _Walk:
         part: Slice,
         offsets: dict[str, int],
     ) -> Iterator[Job]:
+        """Yields the tensors of a slice's layers, numbered on from those of earlier slices."""
         depth = stacks(names)
         places = [(name, place) for name in names if (place := position(name)) is not None]
         if lead.layers is None:
@@ -176,7 +209,7 @@ class _Walk:
         offsets[stack] = offsets.get(stack, 0) + b - a
 
     def same_depth(self, names: Sequence[str], inputs: Inputs) -> None:
-        """RecipeError if models have stacks of the same name and different depth."""
+        """Checks that stacks of the same name have equally many layers in all models."""
         depth = stacks(names)
         for source, model in inputs:
             for stack, n in stacks(model.tensors).items():
@@ -188,6 +221,7 @@ class _Walk:
                     )
 
 
+# By a module's name in a recipe, the components of tensor names that stand for the same tower.
 _TOWERS = {
     "text_decoder": ("text_decoder", "language_model", "text_model"),
     "vision_tower": ("vision_tower", "visual", "vision_model", "vision_encoder"),
@@ -197,13 +231,23 @@ _MAIN = ("default", "text_decoder", "decoder")
 
 
 def is_main(name: str) -> bool:
-    """Whether a module of this name is what a config's number of layers speaks of."""
+    """Tells whether a config's number of layers counts the layers of this module.
+
+    Args:
+      name: The name of a module of a recipe.
+
+    Returns:
+      True for the text tower, in any of its names: "default", "text_decoder" or "decoder".
+    """
     return name in _MAIN
 
 
 def _owners(modules: Sequence[str], names: Mapping[str, Any]) -> dict[str, str | None]:
-    """The module of every tensor: the first that is a component of its name (or stands for one);
-    else default, text_decoder or decoder, if there is one."""
+    """Finds the module that each tensor belongs to.
+
+    It is the first module whose name, or a name that stands for the same tower, is a component of
+    the tensor's; else the module that takes the rest (`_MAIN`), None without one.
+    """
     rest = next((name for name in _MAIN if name in modules), None)
     owners = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Layer numbers and vocabulary roles, read off tensor names: no list of architectures needed.
+"""Reads layer numbers and vocabulary roles off tensor names, without a list of architectures.
 
 A *stack* is what precedes the first numbered block of a name: `model.layers` in
 `model.layers.12.mlp.up_proj.weight`, `h` in `h/3/attn/kernel`, `Block` in `Block_3/Dense_0/kernel`.
@@ -31,7 +31,16 @@ _EARLY = re.compile(r"emb|wte|wpe|(?:^|[./])(?:shared|patch|stem|conv1|class_tok
 
 
 class Position(NamedTuple):
-    """Layer `index` of `stack`; `rest` names the tensor within the layer."""
+    """Where in a stack of layers a tensor is.
+
+    The parts, put together again, are the tensor's name.
+
+    Attributes:
+      stack: The name up to the layer's number, such as "model.layers".
+      joint: What stands between the stack and the number: ".", "/" or "_".
+      index: The number of the layer, from 0.
+      rest: The name of the tensor within the layer, such as ".mlp.up_proj.weight".
+    """
 
     stack: str
     joint: str
@@ -39,12 +48,25 @@ class Position(NamedTuple):
     rest: str
 
     def at(self, index: int) -> str:
-        """The name of this tensor in another layer."""
+        """Returns the name of the same tensor in another layer.
+
+        Args:
+          index: The number of the other layer.
+
+        Returns:
+          The full name.
+        """
         return f"{self.stack}{self.joint}{index}{self.rest}"
 
 
 def position(name: str) -> Position | None:
-    """Where in a stack of layers a tensor is, None outside them.
+    """Finds where in a stack of layers a tensor is.
+
+    Args:
+      name: The name of the tensor, with dots or slashes.
+
+    Returns:
+      Its place; None outside the layers.
 
     >>> position("model.layers.12.mlp.experts.3.w1.weight")
     Position(stack='model.layers', joint='.', index=12, rest='.mlp.experts.3.w1.weight')
@@ -52,13 +74,20 @@ def position(name: str) -> Position | None:
     ('layers.7.weight', None)
     """
     match = _LAYER.match(name)
+    # More than nine digits are no layer's number, and `stacks` would count that many layers.
     if match is None or len(match["index"]) > 9:
         return None
     return Position(match["stack"], match["joint"], int(match["index"]), match["rest"])
 
 
 def stacks(names: Iterable[str]) -> dict[str, int]:
-    """The number of layers of every stack: its largest index plus one.
+    """Counts the layers of every stack: its largest index plus one.
+
+    Args:
+      names: Names of tensors.
+
+    Returns:
+      The number of layers by stack, in the order of first mention.
 
     >>> stacks(["enc.layers.0.w", "enc.layers.1.w", "dec.layers.0.w", "norm.w"])
     {'enc.layers': 2, 'dec.layers': 1}
@@ -71,7 +100,13 @@ def stacks(names: Iterable[str]) -> dict[str, int]:
 
 
 def role(name: str) -> Role:
-    """Whether the rows (axis 0) of a tensor belong to tokens, as input or as output.
+    """Tells whether the rows (axis 0) of a tensor belong to tokens, as input or as output.
+
+    Args:
+      name: The name of the tensor.
+
+    Returns:
+      "embedding" for input tokens, "head" for output tokens (a weight or a bias), else "".
 
     >>> role("model.embed_tokens.weight"), role("lm_head.weight"), role("model.norm.weight")
     ('embedding', 'head', '')
@@ -80,7 +115,13 @@ def role(name: str) -> Role:
 
 
 def is_early(name: str) -> bool:
-    """Whether a tensor outside the layers comes before them (embeddings), else after (norm, head).
+    """Tells whether a tensor outside the layers comes before them, as embeddings do.
+
+    Args:
+      name: The name of the tensor.
+
+    Returns:
+      True if it comes before the layers, False if after them, as the last norm and the head do.
 
     >>> is_early("transformer.wpe.weight"), is_early("lm_head.weight")
     (True, False)

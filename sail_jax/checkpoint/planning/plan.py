@@ -1,22 +1,24 @@
-"""From a recipe and the headers of its checkpoints to what happens to every tensor of the output.
+"""Plans a merge: from a recipe and the headers of its checkpoints to what happens to every tensor.
 
 No entry of a tensor is read. The rules by which tensors are matched:
 
 * By name, after `rename`. The output has the tensors of the base, or without one of the first
-  model; what others have besides is an error unless `extra: ignore`, and what one lacks is an error
-  unless `missing: skip` (it is left out) or `missing: base` (it counts as the base). Buffers that
-  are computed (rotary frequencies, position ids, counters) are never a reason to refuse.
+  model. Tensors that others have besides are an error unless `extra: ignore`. A tensor that one
+  lacks is an error unless `missing: skip` (the model is left out) or `missing: base` (it counts as
+  the base). Buffers that are computed (rotary frequencies, position ids, counters) are never a
+  reason to refuse.
 * A head that is tied to the embedding in all inputs is not written. If any input has its own, the
   output is untied, and tied inputs are merged by their embedding. A stored head that its config
-  calls tied is the embedding's copy.
-* Rows of embeddings and heads: by token, if a tokenizer is asked for and vocabularies differ; else
-  by number. Then more rows than the base has are left out, and a row that a model lacks is taken
-  from the base, so that its delta is 0; without a base the rows common to all are kept.
+  calls tied counts as a copy of the embedding.
+* Rows of embeddings and heads are matched by token, if a tokenizer is asked for and vocabularies
+  differ, else by number. By number, rows beyond those of the base are left out, and a row that a
+  model lacks is taken from the base, so that its delta is 0. Without a base, the rows that all have
+  are kept.
 * Other shapes have to agree. Floating dtypes may differ; the output's is out_dtype, else dtype,
   else that of the base, or first model. Integers and bools are copied and have to agree.
-* Layers are what `layers.position` finds. In slices, those of the output are numbered on; tensors
-  before the layers (embeddings) come from the first slice's sources and those after them from the
-  last slice's, all of them.
+* Layers are what `layers.position` finds. In slices, those of the output are numbered on. Tensors
+  before the layers (embeddings) come from the sources of the first slice, and those after them
+  from the sources of the last.
 """
 
 import hashlib
@@ -57,11 +59,19 @@ __all__ = ["InputSummary", "Plan", "Treatment", "fingerprint", "plan"]
 class Treatment(NamedTuple):
     """What happens to one tensor of the output.
 
-    merge: None to copy models[0], bytes as they are, where the others, if there are any, have to
-    agree. models: those that are merged, and owners: whose they are, as `InputSummary` names them;
-    weights and the tuples among the options have one number for each. group: tensors of one group
-    share one merge, and so its statistics of the tree. note: why it is copied, cropped, ...; "" if
-    there is nothing to say.
+    Attributes:
+      name: Its name.
+      shape: Its shape in the output.
+      dtype: Its dtype in the output.
+      merge: The merge; None to copy the bytes of `models[0]`, with which any other models have to
+        agree.
+      models: The tensors that are merged, one per model.
+      owners: The models that they belong to, by the names in `Plan.inputs`.
+      base: The tensor that task vectors start at; None without one.
+      weights: One weight per model; None for the method's default.
+      group: A number that all tensors with the same merge share. Statistics of the whole tree are
+        taken over a group.
+      note: Why it is copied, cropped and so on; "" if there is nothing to say.
     """
 
     name: str
@@ -82,13 +92,20 @@ class Treatment(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The hyperparameters of the merge, but for PRNG keys."""
+        """The hyperparameters of the merge, but for PRNG keys; a tuple has one value per model."""
         given = {} if self.merge is None else self.merge.options
         return {name: value for name, value in given.items() if name != "key"}
 
 
 class InputSummary(NamedTuple):
-    """An input as messages and reports show it; size in bytes."""
+    """An input as messages and reports show it.
+
+    Attributes:
+      name: The checkpoint as the recipe names it, with what is done to it.
+      role: "base", "model", or "tokenizer" if it takes part in the vocabulary only.
+      tensors: How many tensors it has.
+      size: Their size in bytes.
+    """
 
     name: str
     role: str
@@ -99,8 +116,16 @@ class InputSummary(NamedTuple):
 class Plan(NamedTuple):
     """A merge, ready to be run.
 
-    aliases: names that the output does not store, each with the tensor it is tied to. extras: files
-    to write beside the tensors, as bytes or to be copied. notes: what the user should know.
+    Attributes:
+      method: The name of the method.
+      treatments: What happens to each tensor, in the order of the output.
+      aliases: The names that the output does not store, each with the tensor that it is tied to.
+      extras: The files to write beside the tensors, by name: their bytes, or the path of a file to
+        copy.
+      inputs: The checkpoints that take part.
+      compat: Whose defaults and variants are used.
+      seed: The seed of methods that draw random numbers.
+      notes: What the user should know, a sentence each.
     """
 
     method: str
@@ -114,17 +139,37 @@ class Plan(NamedTuple):
 
 
 def plan(recipe: Recipe, open: Callable[[str], Opened]) -> Plan:
-    """What the recipe does to every tensor, by the rules above.
+    """Decides what a recipe does to every tensor, by the rules at the top of this module.
 
-    open: opens a checkpoint by its path (or path@revision); called once for each, and closing them,
-    after the plan has been used, is up to the caller. RecipeError, or what `open` raises.
+    Args:
+      recipe: The recipe.
+      open: Opens a checkpoint by its path (or path@revision). It is called once for each path. The
+        caller closes the checkpoints, after the plan has been used.
+
+    Returns:
+      The plan. Its tensors are read from the open checkpoints when it is run.
+
+    Raises:
+      RecipeError: If the recipe does not fit its checkpoints: a tensor is missing or of another
+        shape, a filter has no effect, and so on.
+      ValueError: If an adapter does not fit or a file beside the tensors cannot be read; and
+        whatever `open` raises.
     """
     return _Planner(recipe, open).plan()
 
 
 def fingerprint(plan: Plan) -> str:
-    """64 hexadecimal digits that change with anything which changes the output: what is done, by
-    which merges, to which tensors (by their source, dtype and shape; not their entries)."""
+    """Computes a digest of a plan, by which an interrupted merge is recognised.
+
+    It changes with anything that changes the output: what is done, by which merges, to which
+    tensors. Tensors are told apart by their source, dtype and shape, not by their entries.
+
+    Args:
+      plan: The plan.
+
+    Returns:
+      64 hexadecimal digits.
+    """
 
     def tensor(x: Tensor | None) -> Any:
         if isinstance(x, Rows):
@@ -149,9 +194,13 @@ def fingerprint(plan: Plan) -> str:
 
 
 class _Planner:
+    """The state of planning one recipe: its inputs, what was made of them, and the notes."""
+
     def __init__(self, recipe: Recipe, open: Callable[[str], Opened]):
         self.recipe, self.entry = recipe, recipe.entry
         self.hyperparameters, self.notes = Hyperparameters(recipe), list[str]()
+        # The same recipe under the other convention, for `_note_convention`; none if the user named
+        # one, or gave the merge itself.
         named = "compat" in recipe.node.value or self.entry.merge is not None
         compat = "mergekit" if recipe.compat == "paper" else "paper"
         other = recipe.model_copy(update={"compat": compat})
@@ -200,7 +249,7 @@ class _Planner:
         )
 
     def _note_convention(self, job: Job, treatment: Treatment) -> None:
-        """Says which convention counts where none is named and the other would merge otherwise."""
+        """Notes which convention is used, if none was named and the other merges otherwise."""
         if self.other is None or treatment.merge is None:
             return
         used, other = self.recipe.compat, self.other.recipe.compat
@@ -214,6 +263,7 @@ class _Planner:
             self.other = None
 
     def _treat(self, job: Job) -> Treatment | None:
+        """Decides what happens to one tensor; None if the output does not store it."""
         notes: list[str] = []
         chosen = self.hyperparameters.of(job)
         gathered = self._gather(job, notes)
@@ -236,6 +286,7 @@ class _Planner:
             method, weights, options = "passthrough", None, {"scale": 1.0}
             tensors, owners, base = [base or tensors[0]], owner or owners[:1], None
         normalised = method == "linear" and options.get("normalize", True)
+        # Checked per tensor: weights may depend on the layer, and models may have been left out.
         if normalised and weights is not None and abs(sum(weights)) < 1e-12:
             raise RecipeError(
                 job.part.where, f"{job.name}: the weights of linear sum to 0: {list(weights)}"
@@ -256,6 +307,7 @@ class _Planner:
     def _copied(
         self, job: Job, tensors: list[Tensor], owners: list[str], notes: list[str]
     ) -> Treatment:
+        """Copies a tensor that is not floating, after checking that the inputs agree on it."""
         first = tensors[0]
         for other in tensors[1:]:
             if other.dtype != first.dtype or other.shape != first.shape:
@@ -281,7 +333,10 @@ class _Planner:
     def _gather(
         self, job: Job, notes: list[str]
     ) -> tuple[list[int], list[Tensor], Tensor | None] | None:
-        """The tensors that are merged, with their places among the sources, and the base's."""
+        """Finds the tensors to merge, their places among the sources, and the base's tensor.
+
+        Returns None for a head that is only an alias, and for what no model has and may be missing.
+        """
         everyone = [model for _, model, _ in job.sources] + ([job.base[0]] if job.base else [])
         tied = role(job.name) == "head" and not job.name.endswith("bias")
         if tied and not any(model.has_own(job.name) for model in everyone):
@@ -289,6 +344,7 @@ class _Planner:
             if embedding is not None and any(model.tied is True for model in everyone):
                 self.aliases[job.name] = embedding
                 return None
+        # The width of a head that is stored: an embedding of another width cannot stand for it.
         width = None
         for model in everyone if tied else ():
             if model.has_own(job.name):
@@ -334,7 +390,7 @@ class _Planner:
         base: Tensor | None,
         notes: list[str],
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Tensors of one shape: vocabulary rows by token or number, all others equal."""
+        """Brings tensors to one shape; they may only differ in their number of vocabulary rows."""
         over_tokens = role(job.name) != ""
         if over_tokens and self.alignment is not None and not self.alignment.same:
             notes.append("rows by token")
@@ -367,6 +423,7 @@ class _Planner:
     def _by_token(
         self, job: Job, refs: list[Ref], tensors: list[Tensor], base: Tensor | None
     ) -> tuple[list[Tensor], Tensor | None]:
+        """Makes tensors over the output's vocabulary of those over the models' own."""
         assert self.alignment is not None
         pool = dict(zip(refs, tensors, strict=False))
         if base is not None and job.base is not None:
@@ -376,7 +433,7 @@ class _Planner:
             raise RecipeError(job.part.where, f"{job.name} is of several widths: {shapes}")
         sizes = {ref: x.shape[0] for ref, x in pool.items()}
         key = tuple(sizes.items())
-        if key not in self.rowings:
+        if key not in self.rowings:  # shared by the embedding and the head
             self.rowings[key] = self.alignment.rowings(sizes)
         parts = list(pool.values())
         rows = {ref: Rows(parts, *rowing) for ref, rowing in self.rowings[key].items()}
@@ -385,6 +442,7 @@ class _Planner:
         return [rows[ref] for ref in refs] or [rows[job.base[0].ref]], rows[job.base[0].ref]
 
     def _align(self) -> Alignment | None:
+        """Makes the output's vocabulary, if the recipe asks for a tokenizer."""
         spec = self.recipe.tokenizer
         if spec is None:
             return None
@@ -406,12 +464,14 @@ class _Planner:
         return alignment
 
     def _merged(self) -> set[Ref]:
+        """Lists the checkpoints that are merged, and bases; not those for the tokenizer alone."""
         parts = [part for module in self.recipe.modules for part in module.slices]
         refs = {source.model for part in parts for source in part.sources}
         refs |= {part.base_model for part in parts if part.base_model is not None}
         return refs | ({self.recipe.base_model} if self.recipe.base_model else set())
 
     def _extras(self, treatments: Sequence[Treatment]) -> dict[str, bytes | Path]:
+        """Collects the files beside the tensors: the first model's, with the donor's tokenizer."""
         spec = self.recipe.tokenizer
         donor = self.first
         if spec is not None and isinstance(spec.source, Ref):
@@ -436,6 +496,7 @@ class _Planner:
         return extras
 
     def _changes(self, treatments: Sequence[Treatment]) -> dict[str, Any]:
+        """Tells what the merge changes in the config; see `patched_config`."""
         changes: dict[str, Any] = {"dtype": self.recipe.out_dtype or self.recipe.dtype}
         embeddings = [t for t in treatments if role(t.name) == "embedding" and len(t.shape) == 2]
         before = self.first.embedding()
@@ -463,7 +524,7 @@ class _Planner:
 
 
 def _where(recipe: Recipe, ref: Ref) -> Where:
-    """Where a model is first named among those to merge, or as the base."""
+    """Finds where a model is first named among those to merge, else where the base is."""
     parts = [part for module in recipe.modules for part in module.slices]
     named = [source.where for part in parts for source in part.sources if source.model == ref]
     return named[0] if named else recipe.at("base_model")

@@ -1,4 +1,9 @@
-"""What a recipe does to an input before it is merged: adapted, grown, put into another's basis."""
+"""Opens the inputs of a recipe, and does to them what is asked for before they are merged.
+
+An input may get an adapter, be grown, and be put into another's basis, in this order. The outcome
+is a checkpoint whose tensors are computed when they are read (see `sail_jax.checkpoint.sources`),
+which the planner takes like any other.
+"""
 
 import hashlib
 import json
@@ -15,7 +20,12 @@ __all__ = ["Openings"]
 
 
 class Openings:
-    """The inputs of a recipe by name, each path opened once and each growth planned once."""
+    """Opens the inputs of a recipe, each path once, and carries out each step once.
+
+    Args:
+      open: Opens a checkpoint by its path.
+      notes: A list to which is added what the user should know, such as what a growth loses.
+    """
 
     def __init__(self, open: Callable[[str], Opened], notes: list[str]) -> None:
         self._open, self._notes = open, notes
@@ -23,7 +33,15 @@ class Openings:
         self._made: dict[Ref, Any] = {}
 
     def __call__(self, ref: Ref) -> tuple[Opened, Opened | None]:
-        """An input, and the adapter that is still to be added to it."""
+        """Opens an input.
+
+        Args:
+          ref: The checkpoint as the recipe names it.
+
+        Returns:
+          The checkpoint, and the adapter that is still to be added to it; None if there is none, or
+          if it was added before the checkpoint was grown or aligned.
+        """
         if ref.steps:
             return self._stepped(ref), None
         adapter = None if ref.adapter is None else self._path(ref.adapter)
@@ -35,7 +53,7 @@ class Openings:
         return self._opened[path]
 
     def _stepped(self, ref: Ref) -> Any:
-        """With all that is done to it, its adapter added first."""
+        """Returns a checkpoint after all that is done to it; its adapter is added first."""
         if ref in self._made:
             return self._made[ref]
         from sail_jax.checkpoint.sources.views import View
@@ -57,6 +75,7 @@ class Openings:
         return made
 
     def _grown(self, ref: Ref, checkpoint: Any, step: Growth) -> Any:
+        """Grows a checkpoint, and notes what that preserves."""
         from sail_jax.checkpoint.sources.growth import growth_view
 
         given = json.loads(step.hyperparameters)
@@ -70,6 +89,7 @@ class Openings:
         return view
 
     def _aligned(self, ref: Ref, checkpoint: Any, step: Alignment) -> Any:
+        """Puts a checkpoint into the basis of another, and notes how near that brings them."""
         from sail_jax.checkpoint.sources.alignment import align_maps
         from sail_jax.checkpoint.sources.views import rebased
 

@@ -1,4 +1,4 @@
-"""Chat templates: which one the output gets, and the plain forms that have a name."""
+"""Chooses the chat template of the output, and has the plain form of each that goes by a name."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,8 +51,22 @@ _TEMPLATES = {
 def chat_template(
     recipe: Recipe, extras: Mapping[Ref, Mapping[str, Path]], donor: Mapping[str, bytes | Path]
 ) -> dict[str, bytes]:
-    """The tokenizer files that carry the template a recipe asks for: the name of a conversation
-    format, Jinja itself, or "auto" for the one most models have (the earliest listed of equals)."""
+    """Makes the tokenizer file that carries the chat template which a recipe asks for.
+
+    Args:
+      recipe: The recipe. Its template is a name, a text in Jinja, or "auto" for the one that most
+        models have (of equally many, the one listed first).
+      extras: The files beside the tensors of each input.
+      donor: The files that the output gets, which tell where a template is kept.
+
+    Returns:
+      The file's bytes by its name, chat_template.jinja if the output has one, else
+      tokenizer_config.json; empty if no template is asked for, or none is found.
+
+    Raises:
+      RecipeError: If the output has neither file.
+      ValueError: If a file of an input cannot be read.
+    """
     template = recipe.chat_template
     if template is None:
         return {}
@@ -72,6 +86,7 @@ def chat_template(
 
 
 def _template_of(extras: Mapping[str, Path]) -> str | None:
+    """Returns the chat template of a model (of several, the default), None without one."""
     if "chat_template.jinja" in extras:
         path = extras["chat_template.jinja"]
         try:

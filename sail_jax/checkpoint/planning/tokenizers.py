@@ -1,21 +1,23 @@
-"""Vocabularies of several models brought to one: the tokenizer written, whose rows its tokens get.
+"""Brings the vocabularies of several models to one, and says whose rows its tokens get.
 
-Hugging Face's files: tokenizer.json, or vocab.json with added_tokens.json where nothing has to be
-written. The output has the ids of one tokenizer, the donor (`base_model`'s for "base" and "union",
-without one the first model's; or that of the model named), so that its own tokens keep their rows.
+Hugging Face's files are read: tokenizer.json, or vocab.json with added_tokens.json where nothing
+has to be written. The output has the ids of one tokenizer, the donor, so that its own tokens keep
+their rows. For "base" and "union" the donor is `base_model`, or without one the first model; else
+it is the model that is named.
 
 "union" appends to it what other models *added* to theirs. It does not merge cores: entries of
 another BPE, WordPiece or Unigram core, appended as added tokens, would match raw text that the
-core never saw in this form; a core with entries that the donor lacks is refused.
+core never saw in this form. A core with entries that the donor lacks is therefore refused.
 
-Where a model has no row for a token, it gets, as in mergekit: what `tokens` says; else the row of
-the only model that has one; else the base's; else the mean over the models that have one; zeros if
-none has. A token whose id is beyond a model's embedding has no row there. From the donor it is
-left out if it was added, and the merge refused if it belongs to the core.
+Where a model has no row for a token, it gets one as in mergekit: what `tokens` says; else the row
+of the only model that has one; else the base's; else the mean over the models that have one; zeros
+if none has. A token whose id is beyond a model's embedding has no row there. If such a token of the
+donor has a row nowhere, it is left out if it was added, and the merge is refused if it belongs to
+the core.
 
 Rows that belong to no token (padding to a round number) are kept, unless `pad_to_multiple_of` is
-given: then the rows after the last token are as many as it takes, each the mean of the model's
-others. mergekit drops them always.
+given: then there are as many rows after the last token as it takes, each the mean of the model's
+others. mergekit always drops them.
 """
 
 import json
@@ -42,7 +44,14 @@ _PLAIN = {
 
 
 class Vocabulary(NamedTuple):
-    """Ids by token; the entries that were added; the parsed tokenizer.json, if it came from one."""
+    """The vocabulary of a tokenizer.
+
+    Attributes:
+      ids: The id of each token, added ones included.
+      added: The entries of the tokens that were added to the core, by token.
+      document: The parsed tokenizer.json; None if it was not read from one.
+      source: The path of the file, for messages.
+    """
 
     ids: Mapping[str, int]
     added: Mapping[str, Mapping[str, Any]]
@@ -51,7 +60,14 @@ class Vocabulary(NamedTuple):
 
 
 class Rowing(NamedTuple):
-    """For one model, row i of its output is row `row[i]` of part `part[i]`: see `rows.Rows`."""
+    """For each row of the output's vocabulary, where a model takes it from; see `rows.Rows`.
+
+    Attributes:
+      part: For each output row, the number of the model whose tensor it is taken from, or `ZERO` or
+        `FILL`; `[rows]`.
+      row: For each output row, the row in that tensor; `[rows]`.
+      means: The output rows that are instead the mean of several (part, row).
+    """
 
     part: np.ndarray
     row: np.ndarray
@@ -59,10 +75,20 @@ class Rowing(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """The output vocabulary `ids` with `rows` embedding rows, of which `fill` from on are means.
+    """The vocabulary of the output, and how the models' vocabularies relate to it.
 
-    `same`: all vocabularies agree and nothing was asked for, so that every row stays where it is.
-    `files`: tokenizer files of the output that are not the donor's own.
+    Attributes:
+      ids: The id of each token in the output.
+      rows: How many rows the embedding of the output has.
+      fill: The first row that is a mean of the others; `rows` if there is none.
+      donor: The model whose tokenizer the output's starts from.
+      base: The base; None without one.
+      same: Whether all vocabularies agree and nothing was asked for, so that every row stays where
+        it is.
+      vocabularies: The vocabulary of each model.
+      tokens: What the recipe says about the rows of single tokens.
+      files: The tokenizer files of the output that are not the donor's own, by name.
+      notes: What the user should know, a sentence each.
     """
 
     ids: Mapping[str, int]
@@ -77,11 +103,21 @@ class Alignment(NamedTuple):
     notes: tuple[str, ...]
 
     def rowings(self, sizes: Mapping[Ref, int]) -> dict[Ref, Rowing]:
-        """Whose rows make up a tensor over the vocabulary that the models `sizes` have, by model.
+        """Says for each model which rows make up its tensor over the output's vocabulary.
 
-        sizes: the rows each has, in the order in which `Rowing.part` counts them.
+        Args:
+          sizes: How many rows each model's tensor has; `Rowing.part` counts the models in this
+            order.
+
+        Returns:
+          The rows of each model.
+
+        Raises:
+          RecipeError: If the recipe takes a token's row from a model that is not among them, or
+            that has no such row.
         """
         keys = list(sizes)
+        # own[k, i]: the row of model k for row i of the output, -1 where it has none.
         own = np.full((len(keys), self.rows), -1, np.int64)
         for k, key in enumerate(keys):
             ids = self.vocabularies[key].ids
@@ -90,6 +126,7 @@ class Alignment(NamedTuple):
                 own[k, i] = j if j < sizes[key] else -1
         token_rows = np.zeros(self.rows, bool)
         token_rows[list(self.ids.values())] = True
+        # Rows of no token keep their number, in models where they belong to no token either.
         pads = np.flatnonzero(~token_rows[: self.fill])
         for k, key in enumerate(keys):
             taken = np.array(list(self.vocabularies[key].ids.values()), np.int64)
@@ -113,6 +150,7 @@ class Alignment(NamedTuple):
     def _defaults(
         self, own: np.ndarray, keys: list[Ref]
     ) -> tuple[np.ndarray, np.ndarray, dict[int, tuple[tuple[int, int], ...]]]:
+        """Finds the rows for models that lack a token: parts, rows, and those that are means."""
         has = own >= 0
         first = has.argmax(0)
         for key in (self.donor, self.base):
@@ -122,6 +160,7 @@ class Alignment(NamedTuple):
         row = np.take_along_axis(own, first[None], 0)[0]
         part = np.where(has.any(0), first, ZERO)
         shared = has.sum(0) > 1
+        # Where the base has the token, its row is taken, and no mean.
         if self.base is not None and self.base in keys:
             shared &= ~has[keys.index(self.base)]
         partial = shared & ~has.all(0)
@@ -134,7 +173,7 @@ class Alignment(NamedTuple):
     def _chosen(
         self, own: np.ndarray, keys: list[Ref], sizes: Mapping[Ref, int]
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
-        """The rows that `tokens` names, and which of them replace a model's own."""
+        """Finds the rows that the recipe names for tokens, and which replace a model's own."""
         chosen: dict[int, tuple[int, int]] = {}
         for text, token in self.tokens.items():
             i = self.ids[text]
@@ -157,7 +196,18 @@ class Alignment(NamedTuple):
 
 
 def read_vocabulary(extras: Mapping[str, Path]) -> Vocabulary | None:
-    """The vocabulary in the files of a checkpoint, None without one; ValueError naming the file."""
+    """Reads the vocabulary from the files beside a checkpoint.
+
+    Args:
+      extras: The files, by name.
+
+    Returns:
+      The vocabulary; None if there is neither tokenizer.json nor vocab.json.
+
+    Raises:
+      ValueError: If a file is not a tokenizer's, or if ids are invalid or used twice; the message
+        names the file.
+    """
     if "tokenizer.json" in extras:
         path, document = extras["tokenizer.json"], config_of(extras, "tokenizer.json")
         model = document.get("model")
@@ -186,6 +236,7 @@ def read_vocabulary(extras: Mapping[str, Path]) -> Vocabulary | None:
 
 
 def _checked(vocabulary: Vocabulary) -> Vocabulary:
+    """Checks that a vocabulary has tokens, and that each has an id of its own."""
     seen: dict[int, str] = {}
     for text, i in vocabulary.ids.items():
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < 1 << 31:
@@ -207,9 +258,24 @@ def align(
     sizes: Mapping[Ref, int],
     extras: Mapping[str, Path],
 ) -> Alignment:
-    """One vocabulary for `models`, with `sizes` embedding rows; `extras`: the donor's files.
+    """Makes the vocabulary of the output from those of the models.
 
-    RecipeError where there is no tokenizer to start from, or cores differ under "union".
+    Args:
+      spec: What the recipe says about the tokenizer.
+      models: The models that are merged, with the base.
+      base: The base; None without one.
+      vocabularies: The vocabulary of each model; None where it cannot be read, and is taken to be
+        that of the donor.
+      sizes: How many rows the embedding of each model has.
+      extras: The files beside the donor, by name.
+
+    Returns:
+      The vocabulary, the files that hold it and the means to match rows.
+
+    Raises:
+      RecipeError: If there is no tokenizer to start from, if cores differ under "union", if a model
+        has no token in common with the donor, if a token of the donor's core has no row, or if
+        tokens are added without a tokenizer.json.
     """
     donor = spec.source if isinstance(spec.source, Ref) else base or models[0]
     notes: list[str] = []
@@ -249,7 +315,7 @@ def align(
         rows = fill = max(used, sizes.get(donor, 0))
     else:
         fill, multiple = used, spec.pad_to_multiple_of
-        rows = -(-used // multiple) * multiple
+        rows = -(-used // multiple) * multiple  # rounded up
     same = spec.pad_to_multiple_of is None and not spec.tokens
     same = same and all(resolved[ref].ids == ids for ref in models)
     if not same:
@@ -260,7 +326,7 @@ def align(
 
 
 def _drop_rowless(ids, added, donor, resolved, sizes, where, notes) -> None:
-    """Leaves out the donor's tokens for which nobody has a row."""
+    """Leaves out the donor's added tokens that have a row nowhere; refuses those of its core."""
     beyond = [
         text
         for text, i in ids.items()
@@ -282,6 +348,7 @@ def _drop_rowless(ids, added, donor, resolved, sizes, where, notes) -> None:
 
 
 def _append(ids, added, ref, donor, vocabulary, start, size, where, notes) -> None:
+    """Adds the tokens that a model added to its tokenizer; refuses a core with other entries."""
     new = [text for text, i in vocabulary.ids.items() if text not in ids and i < size]
     core = [text for text in new if text not in vocabulary.added and text not in start.ids]
     if core:
@@ -300,6 +367,7 @@ def _append(ids, added, ref, donor, vocabulary, start, size, where, notes) -> No
 
 
 def _add(ids, added, text, entry, start) -> None:
+    """Adds a token under the next free id, after the core's."""
     core = sum(token not in start.added for token in start.ids)
     i = max(max(ids.values(), default=-1) + 1, core)
     ids[text] = i
@@ -307,6 +375,7 @@ def _add(ids, added, text, entry, start) -> None:
 
 
 def _files(ids, added, start, extras, where) -> dict[str, bytes]:
+    """Writes the donor's tokenizer files with the tokens that were added or left out."""
     if start.document is None:
         raise RecipeError(
             where, f"tokens are to be added, which needs tokenizer.json beside {start.source}"
@@ -326,5 +395,12 @@ def _files(ids, added, start, extras, where) -> dict[str, bytes]:
 
 
 def dump(document: Mapping[str, Any]) -> bytes:
-    """A JSON object as the bytes of a file."""
+    """Writes a JSON object as the bytes of a file.
+
+    Args:
+      document: The object.
+
+    Returns:
+      Indented JSON in UTF-8, with a newline at the end.
+    """
     return json.dumps(document, ensure_ascii=False, indent=2).encode() + b"\n"

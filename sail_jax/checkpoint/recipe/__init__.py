@@ -1,1 +1,1 @@
-"""What recipes and tables of spaces say, read from YAML and checked."""
+"""Reads recipes and tables of spaces from YAML, and checks what they say."""
