@@ -1,4 +1,4 @@
-"""`python -m sail_jax.cli` is the `sail-jax` command."""
+"""Runs the `sail-jax` command as `python -m sail_jax.cli`."""
 
 import sys
 

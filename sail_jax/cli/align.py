@@ -1,4 +1,4 @@
-"""`sail-jax align`: a checkpoint in the frame of another, and how near that brings them."""
+"""`sail-jax align`: puts a checkpoint in the basis of another, and says how near that brings it."""
 
 import contextlib
 import math
@@ -26,7 +26,16 @@ MANY = 24  # rows of a table, from which on layers are taken together
 
 
 def family(text: str) -> tuple[str, str]:
-    """NAME, or SPACES=NAME with a pattern of the names of spaces.
+    """Reads --family: NAME for all spaces, or SPACES=NAME with a pattern of the names of spaces.
+
+    Args:
+      text: The value of the option.
+
+    Returns:
+      The pattern, "" for all spaces, and the name of the family of maps.
+
+    Raises:
+      ArgumentTypeError: If there is no family of this name.
 
     >>> family("signed"), family("v.{i}=orthogonal")
     (('', 'signed'), ('v.{i}', 'orthogonal'))
@@ -38,7 +47,16 @@ def family(text: str) -> tuple[str, str]:
 
 
 def weight(text: str) -> tuple[str, float]:
-    """TENSOR=W.
+    """Reads --weigh: TENSOR=W, how much a tensor counts in the matching.
+
+    Args:
+      text: The value of the option.
+
+    Returns:
+      The name of the tensor, and its weight.
+
+    Raises:
+      ArgumentTypeError: If no tensor is named, or the weight is negative or not finite.
 
     >>> weight("out.kernel=2")
     ('out.kernel', 2.0)
@@ -51,6 +69,11 @@ def weight(text: str) -> tuple[str, float]:
 
 
 def add_arguments(parser: Any) -> None:
+    """Adds the arguments of the command.
+
+    Args:
+      parser: The parser of the command.
+    """
     add = parser.add_argument
     add("a", metavar="A", type=Path, help="the reference: a folder, or a file of tensors")
     add("b", metavar="B", type=Path, help="the checkpoint to re-express")
@@ -72,6 +95,18 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Namespace) -> int:
+    """Runs the command.
+
+    Args:
+      args: The arguments of the command line.
+
+    Returns:
+      The exit code, 0.
+
+    Raises:
+      ValueError: If the output is not named, or the families are ambiguous, and as
+        `align_checkpoints` does.
+    """
     remember_kernels()
     from sail_jax.checkpoint.operations import aligning
     from sail_jax.checkpoint.recipe import tables
@@ -115,7 +150,7 @@ def run(args: Namespace) -> int:
 
 
 def _families(given: Sequence[tuple[str, str]] | None) -> Any:
-    """One name for all spaces, or names by pattern."""
+    """Returns one name for all spaces, or names by pattern."""
     if not given:
         return "permutation"
     alone = [name for pattern, name in given if not pattern]
@@ -125,6 +160,7 @@ def _families(given: Sequence[tuple[str, str]] | None) -> Any:
 
 
 def _plan(args: Namespace, spec: Any, config: Any) -> int:
+    """Prints the spaces that would be matched; no tensor is read."""
     from sail_jax import align
     from sail_jax.checkpoint.formats.open import open_values
     from sail_jax.checkpoint.sources import alignment
@@ -147,7 +183,13 @@ def _plan(args: Namespace, spec: Any, config: Any) -> int:
 
 
 def collapsed(name: str) -> str:
-    """A name with its numbers left out, alike for all layers.
+    """Replaces the numbers in a name by {i}, so that it is the same for all layers.
+
+    Args:
+      name: The name of a space or a tensor.
+
+    Returns:
+      The name without its numbers.
 
     >>> collapsed("encoder.hidden.3")
     'encoder.hidden.{i}'
@@ -156,11 +198,22 @@ def collapsed(name: str) -> str:
 
 
 def collapsed_text(text: str) -> str:
+    """Replaces the numbers in all names that a message quotes.
+
+    Args:
+      text: The message, with names in single quotes.
+
+    Returns:
+      The message, the same for all layers.
+
+    >>> collapsed_text("'hidden.3' is permuted in 2 sweeps")
+    "'hidden.{i}' is permuted in 2 sweeps"
+    """
     return re.sub(r"'[^']*'", lambda m: collapsed(m[0]), text)
 
 
 def _grouped(names: Iterable[str], full: bool) -> dict[str, list[str]]:
-    """Names by label: of layers together, where there are many."""
+    """Groups names by the label of their row: where there are many, layers share one."""
     names = list(names)
     apart = full or len(names) <= MANY
     groups: dict[str, list[str]] = {}
@@ -173,7 +226,16 @@ def _grouped(names: Iterable[str], full: bool) -> dict[str, list[str]]:
 
 
 def table(aligned: Any, *, full: bool = False) -> str:
-    """What was matched, space by space: units moved, similarity before and after."""
+    """Formats what was matched as a table: a row for each space, or for a space in all layers.
+
+    Args:
+      aligned: The alignment, as `align_maps` returns it.
+      full: Whether every space of every layer has a row, even if there are many.
+
+    Returns:
+      Columns of the units that moved, the similarity before and after, and whether the map is exact
+      by the axes alone.
+    """
     from sail_jax.basis.spaces import table as columns
 
     matches = {match.space: match for match in aligned.matches}

@@ -1,4 +1,4 @@
-"""`sail-jax inspect A B [C ...]`: what merging some checkpoints will meet, before it is done."""
+"""`sail-jax inspect A B [C ...]`: shows what merging some checkpoints will meet, beforehand."""
 
 import itertools
 import json
@@ -15,7 +15,18 @@ FEW = 40  # rows of a table of layers, without --full
 
 
 def run(args: Namespace) -> int:
-    """Raises ValueErrors with one line each for what the user can put right."""
+    """Runs the command for two checkpoints or more.
+
+    Args:
+      args: The arguments of `sail-jax inspect`.
+
+    Returns:
+      The exit code, 0.
+
+    Raises:
+      ValueError: If an option is for one checkpoint only, or the checkpoints or the examples do not
+        fit together.
+    """
     from sail_jax import disk
     from sail_jax.checkpoint import compare_checkpoints
     from sail_jax.checkpoint.operations import trying
@@ -56,11 +67,20 @@ def run(args: Namespace) -> int:
 
 
 def _items(trial: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of a trial that are known, by name."""
     return ((k, v) for k, v in trial._asdict().items() if v is not None)
 
 
 def described(found: Any) -> dict[str, Any]:
-    """A comparison as a record: in total, by pair, and by layer and module."""
+    """Describes a comparison as JSON data: in total, by pair, by layer, and by layer and module.
+
+    Args:
+      found: A `Comparison` of checkpoints.
+
+    Returns:
+      The record, as --json writes it. Cosines are means over pairs. `tasks` and all sign conflicts
+      are there with a base only.
+    """
     from sail_jax.checkpoint.operations import comparing
 
     vectors = found.weights if found.tasks is None else found.tasks
@@ -106,6 +126,7 @@ def described(found: Any) -> dict[str, Any]:
         record["tasks"] = _said(tasks, True) | {
             "relative norms": [float(x) for x in norms],
             "heterogeneity": float(tasks.heterogeneity) / max(base, 1e-300),
+            # k independent fair signs are all alike with probability 2 * 2^-k
             "unrelated sign conflict": 1 - 2.0 ** (1 - k),
         }
         for pair in record["pairs"]:
@@ -114,13 +135,14 @@ def described(found: Any) -> dict[str, Any]:
 
 
 def _said(conflict: Any, tasks: bool) -> dict[str, float]:
+    """Summarises a `Conflict`: its mean cosine over pairs and, for task vectors, sign conflict."""
     upper = np.triu_indices(len(conflict.norms), 1)
     about = {"cosine": float(np.mean(conflict.cosines[upper]))}
     return about | ({"sign conflict": float(conflict.sign_conflict)} if tasks else {})
 
 
 def _place(name: str) -> tuple[str, str]:
-    """The layer, "" outside of them, and the module."""
+    """Returns the layer of a tensor ("" outside the layers) and its module."""
     from sail_jax.checkpoint.planning.layers import position
 
     place = position(name)
@@ -132,7 +154,15 @@ def _place(name: str) -> tuple[str, str]:
 
 
 def render(record: Mapping[str, Any], full: bool = False) -> str:
-    """The record as text: models, pairs, layers, data, and the verdict."""
+    """Formats a record as text: models, pairs, layers, data, and the verdict.
+
+    Args:
+      record: What `described` returns, with "verdict" and, after a trial, "data".
+      full: Whether all layers and differences are shown, however many.
+
+    Returns:
+      Several lines.
+    """
     from sail_jax.basis.spaces import table
 
     k, tasks = len(record["models"]), record.get("tasks")
@@ -176,6 +206,7 @@ def render(record: Mapping[str, Any], full: bool = False) -> str:
 
 
 def _data(data: Mapping[str, Any], letters: list[str]) -> list[str]:
+    """Formats what a trial on examples found."""
     lines = [f"{data['file']}, {data['examples']} examples:"]
     if "losses" in data:
         losses = ", ".join(f"{n} {x:.4f}" for n, x in zip(letters, data["losses"], strict=True))

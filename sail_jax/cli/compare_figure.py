@@ -1,4 +1,4 @@
-"""The figure of `sail-jax inspect A B`: where task vectors are at odds, layer by layer."""
+"""Draws the figure of `sail-jax inspect A B`: where models conflict, layer by layer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +10,18 @@ from sail_jax.drawing import style
 
 
 def draw(groups: Sequence[Mapping[str, Any]], models: int) -> Figure:
-    """Columns are layers, rows modules: the cosine of the models (or, with a base, of their task
-    vectors), and the sign conflict of the task vectors."""
+    """Draws heat maps of similarity and conflict, with layers as columns and modules as rows.
+
+    The first shows the mean cosine between the models or, with a base, between their task vectors.
+    With a base, a second shows how often the signs of the task vectors conflict.
+
+    Args:
+      groups: The groups of a record of `sail_jax.cli.compare`, one for each module of each layer.
+      models: How many models there are; what unrelated signs would do depends on it.
+
+    Returns:
+      The figure.
+    """
     kinds = [k for k in ("cosine", "sign conflict") if any(k in group for group in groups)]
     layers = list(dict.fromkeys(group["layer"] for group in groups))
     modules = list(dict.fromkeys(group["module"] for group in groups))

@@ -1,4 +1,4 @@
-"""`sail-jax grow`: a checkpoint made larger, tensor by tensor, with what that preserves."""
+"""`sail-jax grow`: makes a checkpoint larger, tensor by tensor, and says what that preserves."""
 
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
@@ -18,7 +18,16 @@ from sail_jax.cli.progress import Meter, fitted, say, show
 
 
 def factor(text: str) -> float:
-    """How many times: 2x, 1.5x or 2.
+    """Reads --width and --depth: how many times, as 2x, 1.5x or 2.
+
+    Args:
+      text: The value of the option.
+
+    Returns:
+      The factor, between 0 and 10^6; an int if it is whole.
+
+    Raises:
+      ArgumentTypeError: If the text is no such factor.
 
     >>> factor("2x"), factor("1.5")
     (2, 1.5)
@@ -33,7 +42,16 @@ def factor(text: str) -> float:
 
 
 def entry(text: str) -> tuple[str, Any]:
-    """KEY=VALUE, the value in YAML; "2x" stays text.
+    """Reads KEY=VALUE with the value in YAML; "2x" stays text.
+
+    Args:
+      text: The value of the option.
+
+    Returns:
+      The key and the value.
+
+    Raises:
+      ArgumentTypeError: If there is no key, or the value is not YAML.
 
     >>> entry("snr_db=20"), entry("hidden_size=2x")
     (('snr_db', 20), ('hidden_size', '2x'))
@@ -51,6 +69,11 @@ def entry(text: str) -> tuple[str, Any]:
 
 
 def add_arguments(parser: Any) -> None:
+    """Adds the arguments of the command.
+
+    Args:
+      parser: The parser of the command.
+    """
     add = parser.add_argument
     add("checkpoint", metavar="CKPT", nargs="?", type=Path, help="a folder, or a file of tensors")
     add("out", metavar="OUT", nargs="?", type=Path, help="a folder, or a .safetensors, .npz file")
@@ -71,6 +94,18 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Namespace) -> int:
+    """Runs the command.
+
+    Args:
+      args: The arguments of the command line.
+
+    Returns:
+      The exit code, 0.
+
+    Raises:
+      ValueError: If the checkpoint, the output or the target is not named, and as `grow_checkpoint`
+        does.
+    """
     if args.methods:
         return _methods()
     if args.checkpoint is None:
@@ -115,7 +150,7 @@ def run(args: Namespace) -> int:
 
 
 def _options(args: Namespace) -> dict[str, Any]:
-    """What --set says, all of it options of some method."""
+    """Returns what --set says, after checking that some method has each of these options."""
     from sail_jax.checks import nearest
     from sail_jax.growth.named import METHODS
 
@@ -128,7 +163,7 @@ def _options(args: Namespace) -> dict[str, Any]:
 
 
 def _target(args: Namespace) -> Any:
-    """What --to, --width and --depth ask for."""
+    """Returns the target that --to, --width and --depth ask for."""
     factors = {"width": args.width, "depth": args.depth}
     factors = {key: value for key, value in factors.items() if value is not None}
     given = args.to or []
@@ -154,6 +189,7 @@ def _target(args: Namespace) -> Any:
 
 
 def _methods() -> int:
+    """Prints the growth methods."""
     from sail_jax.growth.named import METHODS
 
     width = max(map(len, METHODS))
@@ -163,6 +199,7 @@ def _methods() -> int:
 
 
 def _draft(args: Namespace) -> int:
+    """Prints a table of spaces to start from."""
     from sail_jax.checkpoint.formats.open import open_values
     from sail_jax.checkpoint.recipe import tables
     from sail_jax.checkpoint.sources.growth import read_target
@@ -174,6 +211,7 @@ def _draft(args: Namespace) -> int:
 
 
 def _show(ready: Any) -> None:
+    """Prints what a growth would do, without reading a tensor."""
     about = ready.about
     show(f"{about['method']}, seed {about['seed']}: {about['source']}")
     for key, (old, new) in about["changes"].items():

@@ -1,6 +1,7 @@
-"""`sail-jax inspect`: what is in a checkpoint, and which tensors share which spaces.
+"""`sail-jax inspect`: shows what is in a checkpoint, and which tensors share which spaces.
 
-Of two or more, what merging them will meet (`compare_command`)."""
+With two checkpoints or more, `compare` shows what merging them will meet.
+"""
 
 import json
 import math
@@ -18,6 +19,11 @@ FIGURE, SCHEMA = "spaces.png", "sail-jax inspect 1"
 
 
 def add_arguments(parser: Any) -> None:
+    """Adds the arguments of the command.
+
+    Args:
+      parser: The parser of the command.
+    """
     add = parser.add_argument
     what = "a folder, or a file of tensors; of two or more it is told how they would merge"
     add("checkpoint", metavar="CKPT", type=Path, nargs="+", help=what)
@@ -37,6 +43,18 @@ def add_arguments(parser: Any) -> None:
 
 
 def run(args: Namespace) -> int:
+    """Runs the command.
+
+    Args:
+      args: The arguments of the command line.
+
+    Returns:
+      The exit code, 0.
+
+    Raises:
+      ValueError: If an option does not go with the number of checkpoints, or a checkpoint or a
+        table of spaces cannot be read.
+    """
     if len(args.checkpoint) > 1:
         from sail_jax.cli import compare as compare_command
 
@@ -85,7 +103,16 @@ def run(args: Namespace) -> int:
 
 
 def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
-    """The record, and the spec, None if none is known."""
+    """Describes an open checkpoint: its tensors and, as far as they are known, their spaces.
+
+    Args:
+      checkpoint: The checkpoint; no tensor is read.
+      args: The arguments of the command line, of which --config and --spec are used.
+
+    Returns:
+      A record of JSON data, as --json writes it; and the `Spec` of the spaces, None if none is
+      known.
+    """
     from sail_jax.checkpoint.formats.extras import config_of
     from sail_jax.checkpoint.formats.quantized import quantization
     from sail_jax.checkpoint.sources.growth import read_target
@@ -145,7 +172,10 @@ def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
 def _spec(
     checkpoint: Any, config: Mapping[str, Any], args: Namespace
 ) -> tuple[str, Any, list[str], Iterable[Any]]:
-    """What it is called, its spec, what is to be said of that, and what is open."""
+    """Finds the spaces of a checkpoint: in a table given, for a known architecture, or by a draft.
+
+    Returns the name of the architecture, the spec, notes on how it was found, and open questions.
+    """
     import jax
 
     from sail_jax import architectures
@@ -183,7 +213,7 @@ def _spec(
 
 
 def _adapter(checkpoint: Any) -> str:
-    """What an adapter is called, "" of a model."""
+    """Describes a checkpoint that is an adapter; "" for any other."""
     lora = [name for name in checkpoint.tensors if re.search(r"lora_(A|B|E|embedding)", name)]
     if "adapter_config.json" not in checkpoint.extras and not lora:
         return ""
@@ -196,18 +226,39 @@ def _adapter(checkpoint: Any) -> str:
 
 
 def _line(error: Exception) -> str:
+    """Returns the first line of an error, and how many more there are."""
     lines = str(error).splitlines() or [type(error).__name__]
     more = f" (and {len(lines) - 1} more like it)" if len(lines) > 1 else ""
     return lines[0] + more
 
 
 def parameters(record: Mapping[str, Any]) -> str:
+    """Formats the number of parameters of a checkpoint.
+
+    Args:
+      record: What `inspect` says of the checkpoint.
+
+    Returns:
+      The number in full below 10^6, else in millions.
+
+    >>> parameters({"parameters": 124_439_808})
+    '124.4 M parameters'
+    """
     n = record["parameters"]
     return f"{n:,} parameters" if n < 10**6 else f"{n / 1e6:,.1f} M parameters"
 
 
 def render(record: Mapping[str, Any], layout: Any = None) -> str:
-    """The record as text: totals, tensors, spaces, open questions; by a layout, layers once."""
+    """Formats a record as text: totals, tensors, spaces, notes and open questions.
+
+    Args:
+      record: What `inspect` says of a checkpoint.
+      layout: The `Layout` of its tensors, by which layers that are alike have their rows once; None
+        for a row for every tensor and space.
+
+    Returns:
+      Several lines.
+    """
     from sail_jax.basis.spaces import table
 
     size = f"{parameters(record)}, {record['bytes'] / 1e6:,.1f} MB"
@@ -231,7 +282,7 @@ def render(record: Mapping[str, Any], layout: Any = None) -> str:
 
 
 def _tensors(record: Mapping[str, Any], layout: Any) -> list[tuple[str, ...]]:
-    """A row for each module of each band; without a layout, for each tensor."""
+    """Makes a row for each module of each band of a layout; without one, for each tensor."""
     by_name = {row["name"]: row for row in record["tensors"]}
     groups = [(name, [row], 1) for name, row in by_name.items()]
     if layout is not None:
@@ -256,6 +307,7 @@ def _tensors(record: Mapping[str, Any], layout: Any) -> list[tuple[str, ...]]:
 
 
 def _spaces(record: Mapping[str, Any], layout: Any) -> list[tuple[str, ...]]:
+    """Makes a row for each space, once for all layers that have one like it."""
     by_name = {space["name"]: space for space in record["spaces"]}
     groups = [(name, name, 1) for name in by_name] if layout is None else layout.spaces
     out = []
@@ -270,7 +322,7 @@ def _spaces(record: Mapping[str, Any], layout: Any) -> list[tuple[str, ...]]:
 
 
 def _some(names: Iterable[str]) -> str:
-    """A few names by their last parts, layers once."""
+    """Names the first three tensors by the last two parts of their names."""
     short = [".".join(re.split(r"[./]", name)[-2:]) for name in names]
     unique = list(dict.fromkeys(short))
     return (", ".join(unique[:3]) or "-") + (f", +{len(unique) - 3}" if len(unique) > 3 else "")

@@ -1,4 +1,4 @@
-"""Which tensors share which spaces: a table of marks, repeated layers drawn once."""
+"""Draws which tensors share which spaces: a table of marks, with repeated layers drawn once."""
 
 import re
 from collections import defaultdict
@@ -22,8 +22,15 @@ MARKS = {
 
 
 class Row(NamedTuple):
-    """Tensors of one module in one place: their marks as (space, role), and the shape of the
-    first. groups: spaces that share one array axis."""
+    """The tensors of one module, as a row of the picture.
+
+    Attributes:
+      label: What the row is called.
+      paths: The tensors.
+      shape: The shape of the first tensor.
+      marks: What the tensors do to which space, as (space, role).
+      groups: The spaces that share one array axis.
+    """
 
     label: str
     paths: tuple[str, ...]
@@ -33,7 +40,13 @@ class Row(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Rows under one heading ("" outside of layers); `repeats` layers are like it."""
+    """Rows under one heading, such as a layer.
+
+    Attributes:
+      heading: The heading; "" outside the layers.
+      repeats: How many layers are like this one, itself included.
+      rows: The rows.
+    """
 
     heading: str
     repeats: int
@@ -41,20 +54,44 @@ class Band(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """`spaces` in the order of their first mark: (name, label, how many layers have one)."""
+    """The rows and columns of the picture.
+
+    Attributes:
+      bands: The rows, under their headings.
+      spaces: The columns, in the order of their first mark: the name of a space, its label, and how
+        many layers have one like it.
+    """
 
     bands: tuple[Band, ...]
     spaces: tuple[tuple[str, str, int], ...]
 
 
 class _Layer(NamedTuple):
-    start: str  # the names of its tensors up to where they differ
-    index: tuple[str, ...]  # the numbers of the layers that are like it
+    """Layers that are alike.
+
+    Attributes:
+      start: The name up to and including the number of the first of them.
+      index: The numbers of all of them.
+      paths: The tensors of the first of them.
+    """
+
+    start: str
+    index: tuple[str, ...]
     paths: tuple[str, ...]
 
 
 def layout(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
-    """Rows for every tensor of a spec: layers that are alike up to their number are one band."""
+    """Arranges the tensors of a spec in rows; layers that are alike but for their number share
+    them.
+
+    Args:
+      spec: The spaces of the tensors.
+      shapes: The shape of each tensor, by its path.
+
+    Returns:
+      The rows and columns of the picture: what comes before the layers first, what follows them
+      last.
+    """
     layers, alone = _layers(spec, shapes)
     bands: list[Band] = []
     before = [path for path in alone if is_early(_plain(path))]
@@ -75,17 +112,18 @@ def layout(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
 
 
 def _plain(path: str) -> str:
-    """A path without the collection of Flax that it is in."""
+    """Returns a path without the Flax collection that it starts with."""
     return re.sub(r"^(params|batch_stats)/", "", path)
 
 
 def _numberless(name: str, number: str, mark: str) -> str:
-    """A name with the last place where it has the number marked."""
+    """Replaces a number in a name by a mark, in the last place where it stands."""
     places = list(re.finditer(rf"(?<!\d){number}(?!\d)", name))
     return name[: places[-1].start()] + mark + name[places[-1].end() :] if places else name
 
 
 def _heading(layer: _Layer) -> str:
+    """Names the layers of a band, as "model.layers.{0..11}"."""
     plain = layer.start.strip("./_")
     if len(layer.index) < 2:
         return plain
@@ -93,6 +131,7 @@ def _heading(layer: _Layer) -> str:
 
 
 def _range(numbers: Sequence[str]) -> str:
+    """Formats the numbers of layers, as a range if they are consecutive."""
     ordered = sorted(map(int, numbers))
     if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
         return f"{ordered[0]}..{ordered[-1]}"
@@ -100,7 +139,7 @@ def _range(numbers: Sequence[str]) -> str:
 
 
 def _layers(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[_Layer], list[str]]:
-    """Numbered parts of the tree, those alike together, and the paths outside of them."""
+    """Finds layers, those that are alike together, and the paths outside them."""
     paths = list(shapes)
     numbered: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for path in paths:
@@ -143,7 +182,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _signature(
     spec: Spec, shapes: Mapping[str, Any], paths: list[str], start: str, number: str
 ) -> Any:
-    """What layers must share to be drawn as one: names, and axes up to the number."""
+    """What layers must share to be drawn as one: names, shapes and axes, but for the number."""
     private = _private(spec, paths)
     rows = []
     for path in paths:
@@ -159,19 +198,21 @@ def _signature(
 
 
 def _private(spec: Spec, paths: Iterable[str]) -> set[str]:
-    """The spaces that no other tensors have."""
+    """Returns the spaces that no other tensors have."""
     own = set(paths)
     names = {f.space for path in own for axis in spec.axes(path) for f in axis}
     return {name for name in names if all(use.path in own for use in spec.uses(name))}
 
 
 def _module(path: str) -> str:
+    """Returns the path of the module that a tensor belongs to."""
     return re.split(r"[./](?=[^./]*$)", path)[0]
 
 
 def _rows(
     spec: Spec, shapes: Mapping[str, tuple[int, ...]], paths: Sequence[str], start: str
 ) -> tuple[Row, ...]:
+    """Makes a row for each module of these tensors, in the order in which data pass them."""
     modules: dict[str, list[str]] = defaultdict(list)
     for path in paths:
         modules[_module(_plain(path))].append(path)
@@ -209,9 +250,12 @@ def _other(role: str) -> str:
 
 
 def _several(axis: Axis) -> bool:
+    """Tells whether an axis is made of more than one space."""
     return len({f.space for f in axis}) > 1
 
 
+# The parts of a transformer layer or a residual block in the order of the computation, by the names
+# that releases give them; the place in this list orders the rows.
 _ORDER = (
     r"^(layer\.\d+\.)?layer_norm$|input_layernorm|ln_1|norm1|layernorm_before|layer_norm1|^bn0",
     r"(?<![a-z])(q|query|q_proj|c_attn|qkv)(?![a-z])",
@@ -230,15 +274,27 @@ _ORDER = (
 
 
 def _place(label: str) -> tuple[int, int]:
-    """Where in a layer a module stands, as data pass it: by the number that its name starts with,
-    then by kind; last if that is unknown."""
+    """Tells where in a layer a module stands, in the order in which data pass it.
+
+    First by the number that its name starts with, then by what it is; unknown ones come last.
+    """
     part = re.match(r"[a-z]+\.(\d+)\.", label)
     kinds = (k for k, pattern in enumerate(_ORDER) if re.search(pattern, label))
     return int(part[1]) if part else 0, next(kinds, len(_ORDER))
 
 
 def draw(found: Layout, spec: Spec, title: str) -> Any:
-    """The picture: a row for every module, a column for every space, marks for what it does."""
+    """Draws the picture: a row for each module, a column for each space, marks for what is done to
+    it.
+
+    Args:
+      found: The rows and columns.
+      spec: The spaces, for their sizes and nonlinearities.
+      title: The title.
+
+    Returns:
+      The Matplotlib figure.
+    """
     rows = [(band, row) for band in found.bands for row in band.rows]
     columns = {name: k for k, (name, *_) in enumerate(found.spaces)}
     n = len(rows) + sum(1.6 if band.heading else 0.5 for band in found.bands)
@@ -317,6 +373,7 @@ def draw(found: Layout, spec: Spec, title: str) -> Any:
 
 
 def _marks(ax: Any, row: Row, y: float, columns: Mapping[str, int]) -> None:
+    """Draws the marks of one row, at height y."""
     by_space: dict[str, list[str]] = defaultdict(list)
     for name, role in row.marks:
         by_space[name].append(role)

@@ -1,4 +1,4 @@
-"""Where compiled programs are kept between commands."""
+"""Keeps compiled programs between commands, in the user's cache folder."""
 
 import hashlib
 import os
@@ -9,10 +9,12 @@ __all__ = ["remember_kernels"]
 
 
 def remember_kernels() -> None:
-    """Lets JAX keep what it compiles, for the next time: most of a small command is compilation.
+    """Makes JAX keep what it compiles, for the next command: most of a small command is
+    compilation.
 
-    In the user's cache folder, apart for every version and processor. A folder that JAX was told to
-    use stays; one that cannot be written is done without.
+    Programs are kept in $XDG_CACHE_HOME/sail-jax/kernels (~/.cache without that variable), in a
+    folder of their own for each version of JAX and kind of processor. Nothing is done if
+    JAX_COMPILATION_CACHE_DIR names another folder, or if the folder cannot be written.
     """
     import jax
 
@@ -28,7 +30,9 @@ def remember_kernels() -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError):
         return
+    # What is in the folder will be executed, so it must be the user's own.
     if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
         jax.config.update("jax_compilation_cache_dir", str(folder))
+        # By default JAX keeps only what took a second to compile: here, next to nothing.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

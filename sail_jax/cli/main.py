@@ -1,4 +1,4 @@
-"""Which command is run, how it ends, and what is said of errors."""
+"""Runs a command: finds it by name, turns errors into one line, and ends it when told to stop."""
 
 import atexit
 import contextlib
@@ -34,6 +34,7 @@ def _help() -> str:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
+    """Runs the command that the arguments name, and returns its exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         show(_help(), end="")
         return 0 if argv else 2
@@ -53,7 +54,7 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 
 def _interrupted(argv: Sequence[str]) -> None:
-    """What is said, unless the terminal is gone."""
+    """Says that the command was interrupted and how to continue it, unless the terminal is gone."""
     with contextlib.suppress(OSError):
         say("sail-jax: interrupted")
         if argv and argv[0] in COMMANDS and COMMANDS[argv[0]].resumes:
@@ -69,9 +70,18 @@ def _leave(argv: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code.
+    """Runs one command.
 
-    What the user can put right is one line on stderr; anything else keeps its traceback.
+    An error that the user can put right is one line on stderr. Any other exception is raised, and
+    keeps its traceback.
+
+    Args:
+      argv: The command and its arguments. None means those of the process: `main` then also handles
+        the signals that stop it and tunes the garbage collector.
+
+    Returns:
+      The exit code: 0 if all is well, 1 if a claim or a run failed or an output could not be
+      written, 2 for bad usage, 130 if interrupted.
     """
     alone = argv is None
     if alone:

@@ -1,4 +1,4 @@
-"""`sail-jax merge`: a recipe carried out, with progress, a plan beforehand and a report after."""
+"""`sail-jax merge`: carries out a recipe, with a plan beforehand and a report after."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -12,6 +12,11 @@ LARGEST_RECIPE = 1 << 20  # bytes
 
 
 def add_arguments(parser: Any) -> None:
+    """Adds the arguments of the command.
+
+    Args:
+      parser: The parser of the command.
+    """
     add = parser.add_argument
     add("recipe", metavar="RECIPE", nargs="?", type=file, help="mergekit's YAML, or with our keys")
     add("out", metavar="OUT", nargs="?", type=Path, help="a folder, or a .safetensors, .npz file")
@@ -23,6 +28,18 @@ def add_arguments(parser: Any) -> None:
 
 
 def read_recipe(path: Path) -> Any:
+    """Reads the recipe in a file.
+
+    Args:
+      path: A YAML file of at most `LARGEST_RECIPE` bytes.
+
+    Returns:
+      The `Recipe`.
+
+    Raises:
+      RecipeError: If the file holds no valid recipe.
+      StoreError: If it cannot be read, or is too long.
+    """
     from sail_jax import disk
     from sail_jax.checkpoint.recipe.recipes import parse
 
@@ -30,6 +47,17 @@ def read_recipe(path: Path) -> Any:
 
 
 def run(args: Namespace) -> int:
+    """Runs the command.
+
+    Args:
+      args: The arguments of the command line.
+
+    Returns:
+      The exit code, 0.
+
+    Raises:
+      ValueError: If the recipe or the output is not named, and as `merge_recipe` does.
+    """
     remember_kernels()
     from sail_jax.checkpoint.operations import merging
     from sail_jax.checkpoint.planning import cards
@@ -61,6 +89,7 @@ def run(args: Namespace) -> int:
 
 
 def _admit(report: Path | None) -> None:
+    """Refuses a folder for the report that holds something else, before the merge starts."""
     if report is not None:
         from sail_jax.cli import merge_report
 
@@ -68,6 +97,7 @@ def _admit(report: Path | None) -> None:
 
 
 def _report(args: Namespace, recipe: Any, merged: Any) -> None:
+    """Writes the report of a merge, and prints where."""
     from sail_jax.cli import merge_report
     from sail_jax.provenance import provenance
 

@@ -1,8 +1,9 @@
-"""How merges turned out that looked alike: what `sail-jax inspect A B` holds a new one against.
+"""Knows how earlier merges turned out: what `sail-jax inspect A B` compares a new one with.
 
-Bands of 1 - the mean cosine of the weights, which among all that `merge_prediction` measures
-without running a network was within its error of the best, and needs no base. The networks are
-small and the tasks two kinds, told apart here because they differ more than the bands do.
+The merges are those of the study `merge_prediction`, in bands of 1 - the mean cosine of the models'
+weights. Of all predictors that the study measures without running a network, this one was within
+its error of the best, and it needs no base. The networks are small and the tasks of two kinds,
+counted apart since they differ more than the bands do.
 """
 
 from collections.abc import Mapping
@@ -14,8 +15,17 @@ UNRELATED = 0.1  # a cosine of weights below which models share no ancestor in t
 
 
 class Band(NamedTuple):
-    """Merges with 1 - cosine below this edge and at the last one's or above: how many of each
-    family, and how many of them kept 90 % of the experts' accuracy, by rule."""
+    """Counts of merges whose 1 - mean cosine of weights lies in one band.
+
+    A band begins where the one before it ends. Every count is given for each family of tasks.
+
+    Attributes:
+      below: The upper edge of the band.
+      merges: How many merges there were.
+      averaging: How many of them kept 90 % of the experts' accuracy when averaged.
+      task_arithmetic: The same for task arithmetic.
+      ties: The same for TIES.
+    """
 
     below: float
     merges: tuple[int, ...]
@@ -37,7 +47,14 @@ WEIGHTS, SIGNS, SAMPLE = (0.73, 0.65, 0.79), (0.23, 0.13, 0.34), (0.99, 0.99, 1.
 
 
 def measured(dataset: Any) -> tuple[Band, ...]:
-    """The table, from a finished run of `merge_prediction`."""
+    """Counts the merges of a finished run of `merge_prediction`, as `TABLE` has them.
+
+    Args:
+      dataset: The labelled dataset of the run.
+
+    Returns:
+      The bands, from the most similar models to the least.
+    """
     apart = dataset["value"].sel(predictor="weight_cosine").values
     kept, family = dataset["kept"].values >= KEPT, dataset["family"].values
     bands, low = [], -1.0
@@ -52,7 +69,15 @@ def measured(dataset: Any) -> tuple[Band, ...]:
 
 
 def verdict(record: Mapping[str, Any]) -> list[str]:
-    """What to expect of merging the models of a record of `cli.compare`, in words."""
+    """Says what to expect of merging models, in words.
+
+    Args:
+      record: The record of a comparison, as `sail_jax.cli.compare.described` makes it, with "data"
+        if the models were run on examples.
+
+    Returns:
+      A sentence or two for each thing worth knowing.
+    """
     lines = []
     names = record["models"]
     for pair in record["pairs"]:

@@ -1,4 +1,4 @@
-"""What command lines have in common: their parser, texts and what they mean, one way for errors."""
+"""What all command lines have in common: the parser, types of arguments, options and errors."""
 
 import argparse
 import os
@@ -31,11 +31,17 @@ __all__ = [
 
 
 class UsageError(Exception):
-    """The command line asks for something that does not exist; one line, exit code 2."""
+    """The command line asks for something that does not exist or does not fit; exit code 2."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are ours: one line, with the nearest known option."""
+    """An argument parser whose errors are one line, with the nearest known option.
+
+    Args:
+      command: The name of the command, after "sail-jax".
+      about: What `--help` says that it does.
+      **options: Options of `argparse.ArgumentParser`.
+    """
 
     def __init__(self, command: str, about: str | None = None, **options: Any) -> None:
         super().__init__(
@@ -43,10 +49,21 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
+        # argparse itself would print the usage and end the process.
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """What the arguments say; UsageError for those that are unknown."""
+        """Reads the arguments of a command.
+
+        Args:
+          argv: The arguments after the name of the command.
+
+        Returns:
+          The values of the arguments by name.
+
+        Raises:
+          UsageError: If an argument or an option is unknown or missing, or a value does not fit.
+        """
         # an option may stand between the input and the output
         args, unknown = self.parse_known_intermixed_args(argv)
         if not unknown:
@@ -59,7 +76,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def with_flags(message: str) -> str:
-    """A message of the library, which names arguments, as users of the command line say them.
+    """Rewrites a message of the library so that it names options of the command line.
+
+    Args:
+      message: A message that may name arguments, such as "resume=True".
+
+    Returns:
+      The message with flags in their place, such as "--resume".
 
     >>> with_flags("max_memory: a needs 9 MiB, or allow_nonfinite=True, or rules=...")
     '--max-memory: a needs 9 MiB, or --allow-nonfinite, or --spec'
@@ -75,8 +98,18 @@ def with_flags(message: str) -> str:
 def on_inputs(
     add_arguments: Callable[[Parser], None], run: Callable[[argparse.Namespace], int]
 ) -> Callable[[Parser, Sequence[str]], int]:
-    """The `main` of a command whose every ValueError is about what the user gave: one line, not a
-    traceback."""
+    """Makes the `main` of a command whose ValueErrors are all about what the user gave.
+
+    Such an error becomes a `UsageError` (one line, exit code 2) and a `MergeError` of a merge that
+    was under way becomes a `StoreError` (one line, exit code 1).
+
+    Args:
+      add_arguments: Adds the command's arguments to the parser.
+      run: Runs the command on the arguments, and returns its exit code.
+
+    Returns:
+      The function `main(parser, argv)`, which returns the exit code.
+    """
 
     def main(parser: Parser, argv: Sequence[str]) -> int:
         add_arguments(parser)
@@ -99,7 +132,17 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20
 
 
 def size(text: str) -> int:
-    """Bytes from a text like 500M, 1.5GB or 2GiB.
+    """Reads a number of bytes, such as 500M, 1.5GB or 2GiB.
+
+    Args:
+      text: The number with its unit: k, M, G (powers of 1000) or Ki, Mi, Gi (powers of 1024), in
+        upper or lower case, with or without B; bytes without a unit.
+
+    Returns:
+      The bytes, rounded down.
+
+    Raises:
+      ArgumentTypeError: If the text is no such number, or 0.
 
     >>> size("1.5GB"), size("2 GiB"), size("4096")
     (1500000000, 2147483648, 4096)
@@ -111,19 +154,54 @@ def size(text: str) -> int:
 
 
 def natural(text: str) -> int:
+    """Reads a whole number from 1.
+
+    Args:
+      text: The number in decimal digits.
+
+    Returns:
+      The number.
+
+    Raises:
+      ArgumentTypeError: If the text is no such number.
+    """
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"expected a whole number from 1, got '{text}'")
     return int(text)
 
 
 def seed(text: str) -> int:
+    """Reads a seed: a whole number from 0 to 2^31 - 1.
+
+    Args:
+      text: The number in decimal digits.
+
+    Returns:
+      The number.
+
+    Raises:
+      ArgumentTypeError: If the text is no such number.
+    """
     if not text.isdecimal() or int(text) >= 2**31:
         raise ArgumentTypeError(f"expected an integer from 0 to 2^31 - 1, got '{text}'")
     return int(text)
 
 
 def function(text: str) -> Callable[..., Any]:
-    """MODULE:FUNCTION, imported; modules may lie in the working directory, as for `python -m`."""
+    """Imports the function that MODULE:FUNCTION names.
+
+    Modules may lie in the working directory, as for `python -m`.
+
+    Args:
+      text: The module and the name in it.
+
+    Returns:
+      The function.
+
+    Raises:
+      ArgumentTypeError: If the text has another form, the module cannot be imported, or what it
+        names is not callable.
+    """
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text):
         raise ArgumentTypeError(f"expected MODULE:FUNCTION, or nothing at the end, got '{text}'")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
@@ -138,22 +216,43 @@ def function(text: str) -> Callable[..., Any]:
 
 
 def file(text: str) -> Path:
-    """The path of a file that is to be read."""
+    """Reads the path of a file that is to be read.
+
+    Args:
+      text: The path.
+
+    Returns:
+      The path.
+
+    Raises:
+      ArgumentTypeError: If no plain file is there.
+    """
     if not os.path.isfile(text):  # pathlib would raise for what is too long to be a path
         raise ArgumentTypeError(f"{text} is missing or not a plain file")
     return Path(text)
 
 
 def add_tables(parser: Any, checkpoint: str) -> None:
-    """The options of commands that need to know which spaces tensors live in."""
+    """Adds --config and --spec, which say what spaces the tensors of a checkpoint live in.
+
+    Args:
+      parser: The parser of the command.
+      checkpoint: What its help calls the checkpoint, such as "CKPT".
+    """
     add = parser.add_argument
     add("--config", metavar="FILE", type=Path, help=f"instead of {checkpoint}/config.json")
     add("--spec", metavar="FILE", type=file, help="which spaces the tensors live in (YAML, JSON)")
 
 
 def add_certify(parser: Any) -> None:
-    """Whether outputs are compared before and after, and what computes them. Code that a user names
-    is run, so the command line is the only place to name it: no file that is read can."""
+    """Adds --certify and --no-certify: whether outputs are compared before and after, and how.
+
+    The code that --certify names is run. It can be named on the command line alone, so that no file
+    that is read can name it.
+
+    Args:
+      parser: The parser of the command.
+    """
     add = parser.add_argument
     add(
         "--certify", metavar="MODULE:FUNCTION", nargs="?", const=True, type=function,
@@ -163,7 +262,11 @@ def add_certify(parser: Any) -> None:
 
 
 def add_copying(parser: Any) -> None:
-    """The options of commands that read checkpoints and write one."""
+    """Adds the options of commands that read checkpoints and write one, such as --resume.
+
+    Args:
+      parser: The parser of the command.
+    """
     add = parser.add_argument
     add("--resume", action="store_true", help="continue this command where it was interrupted")
     add("--max-memory", metavar="SIZE", type=size, help="of the process, such as 2GB")
@@ -176,14 +279,30 @@ def add_copying(parser: Any) -> None:
 
 
 def outcome(done: Any, tensors: int) -> str:
-    """The line on an output that merging, growing or aligning ends with."""
+    """Writes the line about the output that merging, growing and aligning end with.
+
+    Args:
+      done: What the operation returned, with `out`, `seconds` and `unchanged`.
+      tensors: How many tensors the output has.
+
+    Returns:
+      One line; it says so if an earlier call had finished the output.
+    """
     if done.unchanged:
         return f"{done.out}: finished before, and holds these {tensors} tensors"
     return f"{done.out}: {tensors} tensors in {done.seconds:.1f} s"
 
 
 def run_options(args: Any, progress: Any = None) -> Any:
-    """The `RunOptions` of what `add_copying` and --resume say."""
+    """Makes the `RunOptions` of the options that `add_copying` adds.
+
+    Args:
+      args: The arguments of the command line.
+      progress: Told about progress, such as a `Meter`; None for nobody.
+
+    Returns:
+      The options of the run.
+    """
     from sail_jax.checkpoint import RunOptions
 
     return RunOptions(

@@ -1,4 +1,7 @@
-"""What the terminal sees: progress and errors on stderr, results on stdout."""
+"""Writes what the terminal shows: progress and errors on stderr, results on stdout.
+
+All text is escaped, as names that come from files may hold what a terminal would obey.
+"""
 
 import re
 import sys
@@ -13,17 +16,37 @@ LONGEST = 300  # characters of a message
 
 
 def say(line: str = "", *, stream: TextIO | None = None, end: str = "\n") -> None:
-    """A line of progress."""
+    """Prints a line of progress, or an error.
+
+    Args:
+      line: The text.
+      stream: Where it goes; None for stderr.
+      end: What follows it.
+    """
     print(_lines(line), file=stream or sys.stderr, end=end, flush=True)
 
 
 def show(text: object, *, end: str = "\n") -> None:
-    """A result, of one line or of several."""
+    """Prints a result on stdout.
+
+    Args:
+      text: One line or several.
+      end: What follows them.
+    """
     print(_lines(str(text)), end=end)
 
 
 def fitted(message: str, longest: int = LONGEST) -> str:
-    """A message as one line that is not too long, the longest words of it cut in their middle.
+    """Shortens a message to one line of limited length.
+
+    The longest words lose their middle first, then the message as a whole does.
+
+    Args:
+      message: The message.
+      longest: How many characters it may have.
+
+    Returns:
+      The line, with what a terminal would obey escaped.
 
     >>> fitted("no tensor '\\x1b[31m" + 90 * "b" + "' here", 60)
     "no tensor '\\\\x1b[31mbbbbbbbbbb...bbbbbbbbbbbbbbbbb' here"
@@ -36,10 +59,12 @@ def fitted(message: str, longest: int = LONGEST) -> str:
 
 
 def _lines(text: str) -> str:
+    """Escapes a text line by line, and keeps its line breaks."""
     return "\n".join(map(escaped, text.split("\n")))
 
 
 def _without_middle(text: str, longest: int) -> str:
+    """Cuts a text in its middle to at most so many characters."""
     if len(text) <= longest:
         return text
     tail = (longest - 3) // 2
@@ -47,10 +72,12 @@ def _without_middle(text: str, longest: int) -> str:
 
 
 class Meter:
-    """How far long work is: shown live where a person looks, else a line now and then.
+    """Shows how far long work is: live in a terminal, elsewhere as a line now and then.
 
-    `meter(done, total, what)` counts bytes; `meter.tell(what, detail)` shows work that cannot be
-    counted. Silent if `quiet`.
+    Used with `with`, so that what is shown live is removed at the end.
+
+    Args:
+      quiet: Whether nothing is shown.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -72,6 +99,7 @@ class Meter:
                 shown.stop()
 
     def __call__(self, done: int, total: int, what: str) -> None:
+        """Shows how many bytes of all are done, and with what tensor."""
         if self._live:
             if self._bar is None:
                 self._stop()
@@ -84,6 +112,12 @@ class Meter:
             say(f"  {done / total:4.0%} of {total / 1e9:.2f} GB  {fitted(what, 70)}")
 
     def tell(self, what: str, detail: str) -> None:
+        """Shows work that cannot be counted.
+
+        Args:
+          what: The step that the work is in; without a terminal, a line is printed when it changes.
+          detail: What the step is at, shown live only.
+        """
         if self._live:
             from rich.console import Console
             from rich.text import Text
@@ -98,6 +132,7 @@ class Meter:
 
 
 def _bar() -> Any:
+    """Makes the bar that is shown live, as wide as the terminal."""
     from rich import progress
     from rich.console import Console
     from rich.table import Column

@@ -1,4 +1,4 @@
-"""How a command ends when it is told to: at its next safe point, and soon."""
+"""Ends a command that is told to stop: at its next safe point, and soon."""
 
 import contextlib
 import signal
@@ -13,16 +13,22 @@ __all__ = ["SIGNALS", "stop_on_signals"]
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
                 if hasattr(signal, name))  # fmt: skip
-GRACE = 5.0  # seconds
+GRACE = 5.0  # seconds from the first signal to the end of the process
 
 
 def stop_on_signals(leave: Callable[[], None]) -> None:
-    """From now on each of SIGNALS raises KeyboardInterrupt in the main thread, which is the caller.
+    """Makes each of SIGNALS raise KeyboardInterrupt in the main thread, and ends the process if
+    need be.
 
-    What is ignored stays so, as `nohup` wants it. The main thread may be in a compilation or a
-    computation, where Python cannot raise, or wait for threads that are: GRACE seconds after the
-    first signal, or at the second, `leave` is called, which ends the process. Whoever handles
-    signals himself meanwhile, as a training does that has steps to store, is left to it.
+    It is called in the main thread. Signals that are ignored stay so, as `nohup` wants it.
+
+    Python cannot raise in the main thread while that is in a compilation or a computation, or waits
+    for threads that are. GRACE seconds after the first signal, or at the second one, `leave` is
+    therefore called. If other code handles signals meanwhile, as a training does that has steps to
+    store, `leave` is not called and it is left to that code to end.
+
+    Args:
+      leave: Ends the process.
     """
     told = False
 
@@ -36,6 +42,7 @@ def stop_on_signals(leave: Callable[[], None]) -> None:
     handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     for number in handled:
         signal.signal(number, stop)
+    # Python writes each signal's number here at once, even if no handler can run yet.
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)

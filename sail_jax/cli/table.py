@@ -1,4 +1,4 @@
-"""The commands by name. A table of texts, so that to start one imports no other."""
+"""Lists the commands by name, as texts, so that to start one imports no other."""
 
 from typing import NamedTuple
 
@@ -6,8 +6,13 @@ __all__ = ["COMMANDS", "Command"]
 
 
 class Command(NamedTuple):
-    """A command: what it does, in one line; the package of its module, which has its name and
-    `main(parser, argv)`; whether `--resume` continues it after an interrupt."""
+    """A command of `sail-jax`.
+
+    Attributes:
+      about: What it does, in one line.
+      package: The package of its module, which has the command's name and a `main(parser, argv)`.
+      resumes: Whether `--resume` continues it after an interrupt.
+    """
 
     about: str
     package: str = "experiments.commands"

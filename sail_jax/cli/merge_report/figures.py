@@ -1,4 +1,4 @@
-"""The pictures of a report: by depth, by kind of tensor, by pair of models."""
+"""Draws the pictures of a report: by depth, by kind of tensor, and by pair of models."""
 
 from collections.abc import Sequence
 from itertools import combinations, groupby
@@ -15,7 +15,16 @@ _MARKERS = "os^Dv*PX"
 
 
 def draw(data: Measured, total: Total) -> dict[str, tuple[str, bytes]]:
-    """(alternative text, PNG) by section."""
+    """Draws all pictures of a report.
+
+    Args:
+      data: What was measured of each tensor.
+      total: The sums over all tensors.
+
+    Returns:
+      An alternative text and a PNG for each section: "moved", "agree" (with two models or more) and
+      "merged".
+    """
     from sail_jax.drawing import style
 
     bins = by_depth(data.names)
@@ -28,12 +37,13 @@ def draw(data: Measured, total: Total) -> dict[str, tuple[str, bytes]]:
 
 
 def _drawn(label: str) -> str:
-    """Text that is safe to draw: no mathematics, no glyphs that the font lacks."""
+    """Makes a text safe to draw: without mathematics, and without glyphs that the font lacks."""
     plain = "".join(c if c.isprintable() and (ord(c) < 0x590 or c in "…–") else "?" for c in label)
     return plain.replace("$", r"\$")
 
 
 def _look(k: int) -> dict[str, Any]:
+    """Returns the colour and marker of model k."""
     from sail_jax.drawing import style
 
     colours = (*style.PALETTE, style.FAINT)
@@ -41,7 +51,7 @@ def _look(k: int) -> dict[str, Any]:
 
 
 def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
-    """The axis of layers: a tick at every few, the name of a stack below its first."""
+    """Draws the axis of layers: a tick at every few, and each stack's name below its first layer."""
     stacks = list(dict.fromkeys(part.run for part in bins if part.run))
     layered = stacks != ["modules"]
     step, named = -(-len(bins) // room), layered or len(bins) <= 10
@@ -66,7 +76,7 @@ def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
 
 
 def _line(ax: Any, bins: Sequence[Bin], values: np.ndarray, label: str, **look: Any) -> None:
-    """`values [bin]` as a line within every stack of layers, and as marks beside them."""
+    """Draws `values [bin]`: a line within every stack of layers, marks beside them."""
     at = 0
     for run, group in groupby(bins, lambda part: part.run):
         span = range(at, at := at + len(list(group)))
@@ -75,12 +85,13 @@ def _line(ax: Any, bins: Sequence[Bin], values: np.ndarray, label: str, **look: 
 
 
 def _lines(ax: Any, bins: Sequence[Bin], values: np.ndarray, labels: Sequence[str]) -> None:
+    """Draws `values [bin, model]`, a line for each model."""
     for k, label in enumerate(labels):
         _line(ax, bins, values[:, k], label, **_look(k))
 
 
 def _scaled(ax: Any, values: np.ndarray) -> None:
-    """A logarithmic axis where values span much."""
+    """Makes an axis logarithmic if its values span much."""
     positive = values[np.isfinite(values) & (values > 0)]
     if positive.size and positive.max() > 30 * positive.min():
         ax.set_yscale("log")
@@ -89,6 +100,7 @@ def _scaled(ax: Any, values: np.ndarray) -> None:
 
 
 def _legend(fig: Any, ax: Any) -> None:
+    """Draws one legend above the figure, with as many columns as fit."""
     marks, names = ax.get_legend_handles_labels()
     lines = sorted(zip(names, marks, strict=True), key=lambda pair: pair[1].get_linewidth())
     order = {name: k for k, name in enumerate(names)}
@@ -106,6 +118,7 @@ def _legend(fig: Any, ax: Any) -> None:
 
 
 def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+    """Draws how far each model moved: by depth, and by kind of tensor."""
     from sail_jax.drawing import style
 
     fig, axes = style.figure(1, 2, width=4.8, width_ratios=[1.6, 1])
@@ -137,6 +150,7 @@ def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
 
 
 def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+    """Draws the cosines between models: in all, and for each pair by depth."""
     from sail_jax.drawing import style
 
     m = len(data.models)
@@ -178,6 +192,7 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
 
 
 def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+    """Draws, by depth, where signs conflict, what was kept or changed, and the update's direction."""
     from sail_jax.drawing import style
 
     labels = lettered(data.models)

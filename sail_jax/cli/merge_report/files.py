@@ -1,4 +1,4 @@
-"""The files of a report, which replace those of a report and nothing else."""
+"""Writes the files of a report, which may replace those of a report and nothing else."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,8 +21,18 @@ FILES = {
 
 
 def admit(folder: str | Path) -> None:
-    """Makes the folder of a report, or raises `RefusedError`: a report may replace a report,
-    nothing else. To be found out before the merge starts."""
+    """Makes the folder of a report, and checks that the report can be written there.
+
+    It is called before the merge starts, so that a refusal comes at once and not after the work.
+
+    Args:
+      folder: The folder.
+
+    Raises:
+      RefusedError: If it is a file, holds a report.json or report.html that is not a merge report,
+        or cannot be written to.
+      StoreError: If it cannot be made.
+    """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise disk.RefusedError(f"{folder} is not a directory; choose another --report")
@@ -40,9 +50,20 @@ def admit(folder: str | Path) -> None:
 def write(
     folder: str | Path, plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]
 ) -> list[Path]:
-    """Writes report.json and report.html, each whole or not at all; gives their paths.
+    """Writes report.json and report.html, each whole or not at all.
 
-    RefusedError as `admit`; StoreError if they cannot be written.
+    Args:
+      folder: The folder.
+      plan: The plan of the merge.
+      records: What was measured, by the name of the tensor.
+      about: What heads the report, as JSON data: recipe, versions, wall time.
+
+    Returns:
+      The paths of the two files.
+
+    Raises:
+      RefusedError: As `admit` does.
+      StoreError: If the files cannot be written.
     """
     folder = Path(folder)
     admit(folder)

@@ -1,8 +1,8 @@
-"""What was measured of tensors, as arrays: their sums, their kinds, their order by depth.
+"""Adds up what was measured of tensors: over the model, by kind of tensor, by depth.
 
-Task vectors are what the models' deltas from the base are, or the models themselves where a method
-takes no base. Whole-model and per-layer numbers follow exactly from those of the tensors: squares
-of norms, inner products and counts of entries add.
+Task vectors are the models' differences from the base or, where a method takes no base, the models
+themselves. Sums over several tensors are exact: squares of norms, inner products and counts of
+entries add.
 """
 
 import re
@@ -37,7 +37,13 @@ KINDS = ("embedding", "attention", "MLP", "norm", "head", "other")
 
 
 def kind(name: str) -> str:
-    """What a tensor is in a transformer, by its name: one of `KINDS`.
+    """Tells what a tensor is in a transformer, by its name.
+
+    Args:
+      name: The name of the tensor.
+
+    Returns:
+      One of `KINDS`; "other" if the name does not tell.
 
     >>> [kind(f"model.layers.3.{x}.weight") for x in ("self_attn.q_proj", "input_layernorm")]
     ['attention', 'norm']
@@ -56,9 +62,18 @@ def kind(name: str) -> str:
 
 
 class Total(NamedTuple):
-    """Sums over some tensors, as `Record` has them for one; NaN where undefined.
+    """What was measured of some tensors together; NaN where it is undefined.
 
-    rms `[model]`: root mean square of a task vector's entries.
+    Attributes:
+      norms: The norm of each task vector, `[model]`.
+      rms: The root mean square of a task vector's entries, `[model]`.
+      cosines: The cosine between task vectors, `[model, model]`.
+      update: The norm of the update.
+      alignment: The cosine between each task vector and the update, `[model]`.
+      conflicts: The fraction of entries that task vectors move in both directions.
+      changed: The fraction of entries that the merge changed.
+      moved: How many entries each model moved, `[model]`.
+      kept: The fraction of these that the merge kept, `[model]`.
     """
 
     norms: np.ndarray
@@ -73,12 +88,23 @@ class Total(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """All finite records of one sort, with a column for every model; absent models have moved by 0.
+    """The finite records of a merge, with a column for every model.
 
-    deltas: whether task vectors start at a base. names, size `[tensor]`; gram `[tensor, model,
-    model]`; sizes (0 where absent), cross (inner products with the update), and the counts moved
-    and kept `[tensor, model]`; square of the update, and the counts conflicts and changed
-    `[tensor]`.
+    A model that has no part in a tensor counts as one that does not move there.
+
+    Attributes:
+      models: The models that were merged.
+      deltas: Whether task vectors start at a base; if not, they are the models.
+      names: The tensors.
+      size: How many entries a tensor has, `[tensor]`.
+      sizes: The same for each model, 0 where it has no part, `[tensor, model]`.
+      gram: The inner products of task vectors, `[tensor, model, model]`.
+      cross: The inner products of task vectors with the update, `[tensor, model]`.
+      moved: How many entries a model moved, `[tensor, model]`.
+      kept: How many of these the merge kept, `[tensor, model]`.
+      square: The square of the update's norm, `[tensor]`.
+      conflicts: How many entries task vectors move in both directions, `[tensor]`.
+      changed: How many entries the merge changed, `[tensor]`.
     """
 
     models: tuple[str, ...]
@@ -95,7 +121,14 @@ class Measured(NamedTuple):
     changed: np.ndarray
 
     def total(self, members: Sequence[int] | None = None) -> Total:
-        """The sum over the tensors `members`, or all."""
+        """Adds up what was measured of some tensors.
+
+        Args:
+          members: The numbers of the tensors; None for all.
+
+        Returns:
+          What they have together, as if they were one tensor.
+        """
         at = slice(None) if members is None else np.asarray(members, int)
         size, sizes, gram = self.size[at].sum(), self.sizes[at].sum(0), self.gram[at].sum(0)
         norms, update = np.sqrt(np.diag(gram)), float(np.sqrt(self.square[at].sum()))
@@ -103,6 +136,7 @@ class Measured(NamedTuple):
         return Total(
             np.where(sizes > 0, norms, np.nan),
             _ratio(norms, np.sqrt(sizes)),
+            # rounding may leave a cosine a little beyond 1
             np.clip(_ratio(gram, np.outer(norms, norms)), -1, 1),
             update,
             np.clip(_ratio(self.cross[at].sum(0), norms * update), -1, 1),
@@ -114,18 +148,38 @@ class Measured(NamedTuple):
 
 
 def _ratio(a: Any, b: Any) -> np.ndarray:
+    """Divides, with NaN where the divisor is 0."""
     a, b = np.broadcast_arrays(np.asarray(a, float), np.asarray(b, float))
     return np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0)
 
 
 def from_base(t: "Treatment", record: "Record") -> bool:
-    """Whether task vectors were relative to a base."""
+    """Tells whether the task vectors of a tensor started at a base.
+
+    Args:
+      t: What was done to the tensor.
+      record: What was measured of it.
+
+    Returns:
+      Whether there is a base, and it is not one of the measured models itself.
+    """
     return t.base is not None and len(record.norms) == len(t.models)
 
 
 def owners_of(plan: "Plan", t: "Treatment", models: int) -> tuple[str, ...]:
-    """Whose tensors were merged, of which the base's may be the first; a model that is merged twice
-    (as with other layers of itself) is two."""
+    """Names the models whose tensors were merged, as a record counts them.
+
+    A model that is merged twice, as with other layers of itself, is named twice, the second time
+    with "(2)".
+
+    Args:
+      plan: The plan of the merge.
+      t: What was done to the tensor.
+      models: How many models the record counts: one more than are merged if the base is the first.
+
+    Returns:
+      A name for each model of the record.
+    """
     base = next((model.name for model in plan.inputs if model.role == "base"), "the base")
     seen: Counter[str] = Counter()
     names = []
@@ -136,13 +190,31 @@ def owners_of(plan: "Plan", t: "Treatment", models: int) -> tuple[str, ...]:
 
 
 def finite(record: "Record") -> bool:
-    """Whether all that was measured is a number."""
+    """Tells whether everything that was measured of a tensor is a finite number.
+
+    Args:
+      record: What was measured.
+
+    Returns:
+      False if there is a NaN or an infinity.
+    """
     numbers = [record.norms, record.cosines, record.alignment, record.kept, record.update]
     return all(np.isfinite(np.asarray(x, float)).all() for x in numbers)
 
 
 def measured(plan: "Plan", records: Mapping[str, "Record"]) -> Measured:
-    """The finite records; if any start at a base, those that do."""
+    """Collects the finite records of a merge as arrays.
+
+    If task vectors start at a base in some tensors, only those are kept: a total cannot mix them
+    with tensors in which they are the models themselves.
+
+    Args:
+      plan: The plan of the merge.
+      records: What was measured, by the name of the tensor.
+
+    Returns:
+      The records, in the order of the output's tensors.
+    """
     pairs = [(t, records[t.name]) for t in plan.treatments if t.name in records]
     pairs = [(t, record) for t, record in pairs if finite(record)]
     deltas = any(from_base(t, record) for t, record in pairs)
@@ -176,8 +248,14 @@ def measured(plan: "Plan", records: Mapping[str, "Record"]) -> Measured:
 
 
 class Bin(NamedTuple):
-    """Tensors that a plot by depth shows as one: a layer of `run` (its stack), or what is beside
-    the layers (run "")."""
+    """Tensors that a plot by depth shows as one.
+
+    Attributes:
+      label: What it is called on the axis.
+      run: The stack that the layer belongs to, "modules" if there are no layers; "" for tensors
+        before or after the layers.
+      members: The numbers of the tensors.
+    """
 
     label: str
     run: str
@@ -185,7 +263,16 @@ class Bin(NamedTuple):
 
 
 def by_depth(names: Sequence[str], most: int = 48) -> list[Bin]:
-    """Layers in order, with what comes before and after them; else modules, at most `most`."""
+    """Groups tensors by their depth in the network.
+
+    Args:
+      names: The names of the tensors, in the order of the output.
+      most: How many groups there are at most, if there are no layers.
+
+    Returns:
+      A group for each layer in order, with one for all tensors before the layers and one for those
+      after them; without layers, groups of consecutive modules.
+    """
     places = [position(name) for name in names]
     layers: dict[tuple[str, int], list[int]] = {}
     early, late = [], []

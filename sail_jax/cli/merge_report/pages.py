@@ -1,4 +1,4 @@
-"""The report as one page to read."""
+"""Writes the report as one page to read; `words` and `figures` say and show what it measured."""
 
 import math
 import re
@@ -34,7 +34,16 @@ Table = tuple[Sequence[str], Sequence[Sequence[Cell]]]
 
 
 def page(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]) -> str:
-    """The report as one HTML document that fetches nothing; every text is escaped."""
+    """Writes the report as one HTML document that fetches nothing else.
+
+    Args:
+      plan: The plan of the merge.
+      records: What was measured, by the name of the tensor.
+      about: What the report says about the run, as JSON data: recipe, versions, wall time.
+
+    Returns:
+      The document; all text in it is escaped.
+    """
     data = measured(plan, records)
     total = data.total() if data.names else None
     pictures = draw(data, total) if total is not None else {}
@@ -60,7 +69,7 @@ def page(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]
 
 
 def _lead(plan: "Plan", data: Measured) -> str:
-    """What was done, in two sentences."""
+    """Says in two sentences what was merged, and how."""
     models = [model.name for model in plan.inputs if model.role == "model"] or list(data.models)
     base = next((model.name for model in plan.inputs if model.role == "base"), None)
     settings = _common(plan)
@@ -78,7 +87,7 @@ def _lead(plan: "Plan", data: Measured) -> str:
 
 
 def _inputs(plan: "Plan", data: Measured, total: Total | None) -> Table:
-    """What was merged: a row per input, with what the whole model did."""
+    """Makes a table of the inputs and of what each did over the whole model."""
     labels = dict(zip(data.models, lettered(data.models), strict=True))
     weights = dict(zip(data.models, weights_of(plan, data.models), strict=True))
     start = "task vector" if data.deltas else "weights"
@@ -110,7 +119,7 @@ def _inputs(plan: "Plan", data: Measured, total: Total | None) -> Table:
 def _measures(
     data: Measured, total: Total | None, pictures: Mapping[str, tuple[str, bytes]]
 ) -> list[tuple[str, str, list[tuple[str, bytes]]]]:
-    """Heading, words and pictures of what was measured."""
+    """Collects the heading, words and pictures of each section of measurements."""
     if total is None:
         return [("How far each model moved", "Nothing was measured.", [])]
     sections = {
@@ -125,6 +134,7 @@ def _measures(
 
 
 def _say_moved(data: Measured, total: Total) -> str:
+    """Says which model moved farthest, and in which layer."""
     labels = lettered(data.models)
     what = "moved farthest from the base" if data.deltas else "has the largest weights"
     far = int(np.argmax(np.nan_to_num(total.norms)))
@@ -147,6 +157,7 @@ def _say_moved(data: Measured, total: Total) -> str:
 
 
 def _say_agree(data: Measured, total: Total) -> str:
+    """Says which models agree best, and how often signs conflict."""
     labels, m = lettered(data.models), len(data.models)
     if m < 2:
         return "There is one model: nothing to agree or conflict with."
@@ -162,6 +173,7 @@ def _say_agree(data: Measured, total: Total) -> str:
 
 
 def _say_merged(data: Measured, total: Total) -> str:
+    """Says what the merge changed, and what it kept of each model."""
     labels = lettered(data.models)
     shares = sorted((x, label) for x, label in zip(total.kept, labels, strict=True) if x >= 0)
     ends = [shares[0], shares[-1]] if len(shares) > 1 else shares
@@ -174,7 +186,7 @@ def _say_merged(data: Measured, total: Total) -> str:
 
 
 def _treated(plan: "Plan") -> Table:
-    """Tensors by method and by what the plan noted, alike but for numbers together."""
+    """Makes a table of tensors by method and note; notes may differ in numbers."""
     groups: dict[tuple[str, str], list[Treatment]] = {}
     for t in plan.treatments:
         groups.setdefault((t.method, re.sub(r"\d+", "#", t.note)), []).append(t)
@@ -188,6 +200,7 @@ def _treated(plan: "Plan") -> Table:
 
 
 def _tensors(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> Table:
+    """Makes a table of all tensors, with what was measured of each."""
     letters = {n: label.split(" ")[0] for n, label in zip(data.models, lettered(data.models),
                                                           strict=True)}  # fmt: skip
     header = ["tensor", "shape", "dtype", "method"]
@@ -220,12 +233,14 @@ def _tensors(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> T
 
 
 def _common(plan: "Plan") -> str | None:
-    """The settings of all tensors that are merged, if they are the same."""
+    """Returns the settings of all tensors that are merged, None if they differ."""
     settings = {_settings(t) for t in plan.treatments if t.method != "copy"}
     return settings.pop() if len(settings) == 1 else None
 
 
 def _settings(t: "Treatment") -> str:
+    """Formats the weights and hyperparameters of a tensor."""
+
     def text(value: Any) -> str:
         if isinstance(value, tuple | list):
             return " ".join(map(text, value))
@@ -236,6 +251,7 @@ def _settings(t: "Treatment") -> str:
 
 
 def _said(value: Any) -> str:
+    """Formats JSON data as text."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_said(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The report for other programs."""
+"""Writes the report as JSON, for other programs."""
 
 import functools
 import json
@@ -21,10 +21,18 @@ SCHEMA = "sail-jax merge report 1"
 
 
 def as_json(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]) -> bytes:
-    """The report for other programs, headed by `about` (JSON data: recipe, versions, wall time).
+    """Writes the report as JSON: what it is about, a summary, and a row for each tensor.
 
-    One row per tensor in the output's order. null: not measured (copied tensors), or undefined, as
-    is the cosine of a zero vector, or not finite.
+    A null stands for what was not measured (in tensors that are copied), what is undefined, such as
+    the cosine of a zero vector, and what is not finite.
+
+    Args:
+      plan: The plan of the merge.
+      records: What was measured, by the name of the tensor.
+      about: What heads the report, as JSON data: recipe, versions, wall time.
+
+    Returns:
+      The document in UTF-8, with the tensors in the order of the output.
     """
     data = measured(plan, records)
     methods = [t.method for t in plan.treatments]
@@ -57,6 +65,17 @@ def as_json(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, A
 
 
 def row_of(plan: "Plan", t: "Treatment", record: "Record | None") -> dict[str, Any]:
+    """Describes what was done to a tensor and what was measured of it.
+
+    Args:
+      plan: The plan of the merge.
+      t: What was done to the tensor.
+      record: What was measured of it; None if nothing was.
+
+    Returns:
+      The row of the tensor. Its arrays have an entry for each of "models", NaN where a value is
+      undefined; they are None if nothing was measured.
+    """
     models = len(t.models) if record is None else len(record.norms)
     row = {
         "name": t.name,
@@ -89,7 +108,18 @@ def row_of(plan: "Plan", t: "Treatment", record: "Record | None") -> dict[str, A
 
 
 def plain(value: Any) -> Any:
-    """JSON data of nested arrays, tuples and scalars; numbers that are not finite are None."""
+    """Turns nested arrays, tuples and scalars into JSON data.
+
+    Args:
+      value: The value.
+
+    Returns:
+      Dictionaries, lists and scalars; None in place of numbers that are not finite, text in place
+      of what JSON lacks.
+
+    >>> plain({"norms": (1.0, float("nan"))})
+    {'norms': [1.0, None]}
+    """
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):

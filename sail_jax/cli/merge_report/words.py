@@ -1,4 +1,4 @@
-"""Numbers and names as text, and what a user should look at."""
+"""Formats numbers and names for the report, and says what a user should look at."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -18,18 +18,49 @@ __all__ = [
 
 
 def number(x: float | None) -> str:
-    """Three digits; a dash for what is undefined."""
+    """Formats a number in three digits.
+
+    Args:
+      x: The number; None and what is not finite are undefined.
+
+    Returns:
+      The number; a dash if it is undefined.
+
+    >>> number(0.123456), number(None)
+    ('0.123', '–')
+    """
     return "–" if x is None or not math.isfinite(x) else f"{x:.3g}"
 
 
 def percent(x: float | None) -> str:
+    """Formats a fraction as a percentage.
+
+    Args:
+      x: The fraction; None and what is not finite are undefined.
+
+    Returns:
+      The percentage, with more digits below 0.1 %; a dash if it is undefined.
+
+    >>> percent(0.257), percent(1)
+    ('25.7 %', '100 %')
+    """
     if x is None or not math.isfinite(x):
         return "–"
     return f"{100 * x:.0f} %" if x in (0, 1) else f"{100 * x:.{1 if x >= 0.001 else 4}f} %"
 
 
 def storage(size: float) -> str:
-    """Bytes, in the unit that fits."""
+    """Formats bytes in the unit that fits.
+
+    Args:
+      size: The bytes.
+
+    Returns:
+      The number with its unit, a power of 1000.
+
+    >>> storage(1_500_000)
+    '1.5 MB'
+    """
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
@@ -37,6 +68,18 @@ def storage(size: float) -> str:
 
 
 def many(count: int, thing: str) -> str:
+    """Formats a count of things.
+
+    Args:
+      count: How many there are.
+      thing: What they are, in the singular.
+
+    Returns:
+      The count, with an s after the thing unless there is one.
+
+    >>> many(1, "tensor"), many(1200, "tensor")
+    ('1 tensor', '1,200 tensors')
+    """
     return f"{count:,} {thing}{'s' * (count != 1)}"
 
 
@@ -45,23 +88,65 @@ def _were(items: Collection[Any]) -> str:
 
 
 def few(names: Sequence[str], limit: int = 3) -> str:
+    """Lists the first few of some names.
+
+    Args:
+      names: The names.
+      limit: How many are listed.
+
+    Returns:
+      The names, and how many more there are.
+
+    >>> few(["a", "b", "c", "d"])
+    'a, b, c and 1 more'
+    """
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 
 
 def short(name: str, limit: int = 26) -> str:
+    """Shortens the name of a model to its last part.
+
+    Args:
+      name: A path, or a name with slashes.
+      limit: How many characters it may have.
+
+    Returns:
+      The last part, cut in its middle if it is too long.
+
+    >>> short("models/llama-math/")
+    'llama-math'
+    """
     last = PurePath(name.rstrip("/")).name or name
     return last if len(last) <= limit else f"{last[: limit // 2]}…{last[-limit // 2 + 1 :]}"
 
 
 def lettered(models: Sequence[str]) -> list[str]:
-    """A letter for every model, and the end of its name."""
+    """Gives every model a letter, for tables and figures.
+
+    Args:
+      models: The names of the models.
+
+    Returns:
+      For each model its letter and the last part of its name; a number after the 26th.
+
+    >>> lettered(["models/math", "models/code"])
+    ['A · math', 'B · code']
+    """
     letters = [chr(ord("A") + i) if i < 26 else str(i + 1) for i in range(len(models))]
     return [f"{letter} · {short(name)}" for letter, name in zip(letters, models, strict=True)]
 
 
 def weights_of(plan: "Plan", models: Sequence[str]) -> list[list[float]]:
-    """The weights that each model has, over all tensors."""
+    """Collects the weights that each model has, over all tensors.
+
+    Args:
+      plan: The plan of the merge.
+      models: The names of the models.
+
+    Returns:
+      A list of weights for each model; empty if none were set.
+    """
     weights: list[list[float]] = [[] for _ in models]
     for t in plan.treatments:
         if t.weights is not None and len(t.weights) == len(t.models):
@@ -72,7 +157,16 @@ def weights_of(plan: "Plan", models: Sequence[str]) -> list[list[float]]:
 
 
 def warnings(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> list[str]:
-    """What the user should look at, in plain sentences."""
+    """Says what a user should look at: unmeasured tensors, duplicates, conflicts, odd weights.
+
+    Args:
+      plan: The plan of the merge.
+      records: What was measured, by the name of the tensor.
+      data: The finite records as arrays.
+
+    Returns:
+      Plain sentences, one for each thing; empty if nothing stands out.
+    """
     lines = []
     merged = [t for t in plan.treatments if t.method != "copy"]
     wild = [t.name for t in merged if t.name in records and not finite(records[t.name])]
@@ -101,6 +195,7 @@ def warnings(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> l
     lines += [f"{names[k]} has not {what} in any merged tensor: it adds nothing." for k in still]
     for i, j in combinations(range(len(names)), 2):
         cosine = total.cosines[i, j]
+        # Whole models fine-tuned from one another have cosines near 1 without being duplicates.
         near = 0.999 if data.deltas else 1 - 1e-12
         if cosine > near and (data.deltas or abs(norms[i] / norms[j] - 1) < 1e-9):
             lines.append(
