@@ -104,8 +104,8 @@ def run(args: Namespace) -> int:
       The exit code, 0.
 
     Raises:
-      ValueError: If the output is not named, or the families are ambiguous, and as
-        `align_checkpoints` does.
+      ValueError: If the output is not named, or --family is given both for all spaces and for some;
+        and as `align_checkpoints` does.
     """
     remember_kernels()
     from sail_jax.checkpoint.operations import aligning

@@ -78,8 +78,8 @@ def described(found: Any) -> dict[str, Any]:
       found: A `Comparison` of checkpoints.
 
     Returns:
-      The record, as --json writes it. Cosines are means over pairs. `tasks` and all sign conflicts
-      are there with a base only.
+      The record, as --json writes it. Its cosines are means over the pairs of models, but for those
+      under `pairs`. Task vectors and sign conflicts are in it if there is a base.
     """
     from sail_jax.checkpoint.operations import comparing
 

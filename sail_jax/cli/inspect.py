@@ -137,6 +137,7 @@ def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
     for space in () if spec is None else spec.spaces:
         by_role: dict[str, list[str]] = {"write": [], "read": [], "gain": []}
         for use in uses(space.name):
+            # A tied tensor, such as an embedding that is also the head, has both roles.
             other = {"write": "read", "read": "write"}.get(use.role)
             for role in (use.role, other) if use.tied and other else (use.role,):
                 if use.path not in by_role[role]:
@@ -199,6 +200,7 @@ def _spec(
                 (),
             )
         except (ValueError, TypeError, LookupError) as error:
+            # No known architecture, or tensors that its table does not fit: say so, and draft.
             notes.append(_line(error))
     try:
         drafted = architectures.draft(shapes)

@@ -172,6 +172,7 @@ def _layers(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[_La
 
 
 def _tower(start: str) -> str:
+    """Returns what precedes the first number in a name, which layers of one tower share."""
     return re.split(r"\d", start)[0]
 
 

@@ -118,7 +118,7 @@ def on_inputs(
 
         try:
             return run(args)
-        except StoreError:
+        except StoreError:  # also a merge that is refused before it starts, which is both
             raise
         except MergeError as exc:
             raise StoreError(str(exc)) from exc

@@ -99,7 +99,7 @@ class Meter:
                 shown.stop()
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        """Shows how many bytes of all are done, and with what tensor."""
+        """Shows how many bytes of all are done, and which tensor was finished last."""
         if self._live:
             if self._bar is None:
                 self._stop()

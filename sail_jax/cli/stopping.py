@@ -13,19 +13,18 @@ __all__ = ["SIGNALS", "stop_on_signals"]
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
                 if hasattr(signal, name))  # fmt: skip
-GRACE = 5.0  # seconds from the first signal to the end of the process
+GRACE = 5.0  # seconds that a command has to stop by itself
 
 
 def stop_on_signals(leave: Callable[[], None]) -> None:
-    """Makes each of SIGNALS raise KeyboardInterrupt in the main thread, and ends the process if
-    need be.
+    """Makes each of SIGNALS stop the command, by a KeyboardInterrupt in the main thread.
 
     It is called in the main thread. Signals that are ignored stay so, as `nohup` wants it.
 
     Python cannot raise in the main thread while that is in a compilation or a computation, or waits
     for threads that are. GRACE seconds after the first signal, or at the second one, `leave` is
     therefore called. If other code handles signals meanwhile, as a training does that has steps to
-    store, `leave` is not called and it is left to that code to end.
+    store, `leave` is not called, and that code decides when to end.
 
     Args:
       leave: Ends the process.

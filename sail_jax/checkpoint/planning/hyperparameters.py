@@ -57,6 +57,7 @@ class Hyperparameters:
         self.recipe, self.entry = recipe, recipe.entry
         self.ledger = Ledger()
         self.key = random_bits.key(recipe.seed)
+        # What was made, checked and compared for earlier tensors, which most tensors are like.
         self.made: dict[Any, Merge] = {}
         self.checked = set[Any]()
         self.compared = set[str]()

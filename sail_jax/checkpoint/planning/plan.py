@@ -216,6 +216,7 @@ class _Planner:
             except (TypeError, ValueError) as error:
                 if not ref.steps or isinstance(error, (StoreError, RecipeError)):
                     raise
+                # What growing or aligning refuses does not name a place: it is this model's.
                 raise RecipeError(_where(recipe, ref), f"{ref}: {error}") from error
         unmatched_renames(recipe, self.inputs.values())
         first = recipe.base_model or recipe.modules[0].slices[0].sources[0].model
@@ -232,6 +233,7 @@ class _Planner:
         if not treatments:
             self.notes.append("nothing to merge: the inputs have no tensors")
         self.notes += self.hyperparameters.notes()
+        # Only now is it known what is written: an alias has to point to that, and must not be it.
         written = {treatment.name for treatment in treatments}
         self.aliases = {a: b for a, b in self.aliases.items() if b in written and a not in written}
         notes = list(dict.fromkeys(self.notes))
@@ -297,6 +299,7 @@ class _Planner:
             weights = None
         else:
             merge = self.hyperparameters.merge(job, method, options, owners, base)
+        # `Hyperparameters.merge` returns the same object for all tensors of a group, and keeps it.
         group = self.groups.setdefault(merge and id(merge), len(self.groups))
         shape = tensors[0].shape if base is None else base.shape
         note = "; ".join(dict.fromkeys(notes))
@@ -531,12 +534,14 @@ def _where(recipe: Recipe, ref: Ref) -> Where:
 
 
 def _is_tokenizer(name: str) -> bool:
+    """Tells whether a file belongs to the tokenizer, by its name."""
     return name.startswith(
         ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "chat_template")
     ) or name.endswith((".model", ".tiktoken"))
 
 
 def _is_float(dtype: np.dtype) -> bool:
+    """Tells whether a dtype is floating, bfloat16 and the float8s included."""
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 

@@ -33,8 +33,8 @@ REQUIRED = object()
 Base = Literal["required", "optional", "first", "input", "joins"]
 """What `base_model` is to a method.
 
-- "required", "optional": task vectors are differences from it (from 0, if it may be and is left
-  out), and it is not itself merged, listed or not.
+- "required", "optional": task vectors start at it, and it is not itself merged, listed or not.
+  Without an optional one, they start at 0.
 - "first": the first of the merged models (where slerp has t = 0).
 - "input": one of the merged models if it is listed, else nothing.
 - "joins": as "input"; under mergekit's conventions merged even if it is not listed (karcher).
@@ -48,7 +48,7 @@ class Parameter(NamedTuple):
       name: The name in a recipe.
       option: The name of our hyperparameter; None if the parameter changes no number.
       type: The type of a value, as pydantic takes it.
-      default: mergekit's default; `REQUIRED` without one.
+      default: The default, which is mergekit's for methods that it has; `REQUIRED` without one.
       per_model: Whether each model may have its own value. If so, the `parameters` of a model are
         read first, then those of the slice, the module and the recipe; else only the latter three.
     """

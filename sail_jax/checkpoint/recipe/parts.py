@@ -112,6 +112,7 @@ def _location(given: Any) -> Any:
 
 
 def _layers(layers: tuple[int, ...]) -> tuple[int, ...]:
+    """Checks a range of layers."""
     if len(layers) != 2:
         raise ValueError(f"expected [first, last + 1]; got {len(layers)} numbers")
     if not 0 <= layers[0] < layers[1]:
@@ -122,6 +123,7 @@ def _layers(layers: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _dtype(name: str) -> str:
+    """Checks the name of a dtype to write weights in, and drops "torch." from it."""
     name = name.removeprefix("torch.")
     if name not in DTYPES:
         why = "; whole numbers would cut the weights" if name.startswith("int") else ""
@@ -130,6 +132,7 @@ def _dtype(name: str) -> str:
 
 
 def _template(template: str) -> str:
+    """Checks a chat template: the name of one, or a text long enough to be Jinja."""
     if template not in TEMPLATES and not (len(template) >= 20 and "{" in template):
         hint = nearest(template[:40], TEMPLATES)
         raise ValueError(f"expected a name or a Jinja template{hint}")
@@ -137,6 +140,7 @@ def _template(template: str) -> str:
 
 
 def _renames(patterns: Mapping[str, str]) -> Mapping[str, str]:
+    """Checks the regular expressions and replacements under rename."""
     for pattern, replacement in patterns.items():
         renaming(pattern, replacement)
     return patterns
@@ -174,6 +178,7 @@ def _entry(given: Any, info: ValidationInfo) -> mergekit.Entry:
 
 
 def _without_effect(given: Any) -> None:
+    """Refuses a key of mergekit's that changes nothing there."""
     raise ValueError("has no effect, in mergekit either; tensors are matched by name")
 
 

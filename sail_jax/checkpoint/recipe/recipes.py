@@ -190,8 +190,8 @@ def check(recipe: Recipe) -> Recipe:
 
     Raises:
       RecipeError: If there are too few or too many models, if a base or a parameter is missing, if
-        a parameter is set that nothing reads, if two names of one parameter are set, or if there is
-        a scope that the method lacks.
+        a parameter is set that nothing reads or under two names, or if there is a scope that the
+        method lacks.
     """
     entry = recipe.entry
     for module in recipe.modules:
@@ -263,6 +263,8 @@ def _check_inputs(recipe: Recipe, entry: mergekit.Entry, module: Module, part: S
                 setting[0].where,
                 f"{name} of the base model is not read by {entry.name}: the base is not merged",
             )
+    # By the papers' conventions no weight need be set; if one is, every model needs one. What else
+    # has no default is asked for when tensors are planned.
     if recipe.compat != "mergekit" and not any(
         "weight" in scope for scope in _scopes(recipe, module, part, sources)
     ):

@@ -43,6 +43,7 @@ def _no_flag(value: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
+    """Refuses lists, mappings and infinite numbers."""
     if not isinstance(value, (bool, int, float, str)) or value in (math.inf, -math.inf):
         raise ValueError("expected a finite number, a text, true or false")
     return value
@@ -80,6 +81,7 @@ _adapter = cache(TypeAdapter)
 
 
 def _filter(filter: str) -> str:
+    """Checks a filter of tensor names."""
     if not filter:
         raise ValueError("an empty filter; leave it out to fit everything")
     matcher(filter)
@@ -87,6 +89,7 @@ def _filter(filter: str) -> str:
 
 
 def _values(given: Any) -> Any:
+    """Returns a list of values, also of one value alone."""
     values = given if isinstance(given, (list, tuple)) else [given]
     if not values:
         raise ValueError("expected a value; got none")

@@ -51,7 +51,7 @@ def _look(k: int) -> dict[str, Any]:
 
 
 def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
-    """Draws the axis of layers: a tick at every few, and each stack's name below its first layer."""
+    """Draws the axis of layers: a tick at every few, and a stack's name below its first layer."""
     stacks = list(dict.fromkeys(part.run for part in bins if part.run))
     layered = stacks != ["modules"]
     step, named = -(-len(bins) // room), layered or len(bins) <= 10
@@ -192,7 +192,7 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
 
 
 def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
-    """Draws, by depth, where signs conflict, what was kept or changed, and the update's direction."""
+    """Draws by depth where signs conflict, what was kept or changed, and the update's direction."""
     from sail_jax.drawing import style
 
     labels = lettered(data.models)

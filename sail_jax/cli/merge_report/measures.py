@@ -169,8 +169,8 @@ def from_base(t: "Treatment", record: "Record") -> bool:
 def owners_of(plan: "Plan", t: "Treatment", models: int) -> tuple[str, ...]:
     """Names the models whose tensors were merged, as a record counts them.
 
-    A model that is merged twice, as with other layers of itself, is named twice, the second time
-    with "(2)".
+    A model that is merged twice, as with other layers of itself, is named once for each, the second
+    time with "(2)".
 
     Args:
       plan: The plan of the merge.

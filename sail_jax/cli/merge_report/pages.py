@@ -215,6 +215,7 @@ def _tensors(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> T
         columns = {name: k for k, name in enumerate(row["models"])}
 
         def cells(field: str, show: Any, row: Any = row, columns: Any = columns) -> list[Any]:
+            # The tensor may have been merged from some of the models only, in another order.
             values = row[field] or []
             at = [columns.get(name, len(values)) for name in letters]
             aligned = [values[k] if k < len(values) else None for k in at]
