@@ -1378,6 +1378,7 @@ def test_values_are_those_of_numpy(of, dtype):
 # Values by chance, by training, or of networks that are given: their own files hold them.
 SIMULATED = [
     "deep_linear.networks.fine_tune",
+    "deep_linear.networks.gaussian_weights",
     "deep_linear.networks.linear_transfer",
     "deep_linear.networks.predictor",
     "deep_linear.networks.pretrain",

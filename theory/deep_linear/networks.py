@@ -20,10 +20,13 @@ Weights = tuple[Array, ...]
 
 
 class Trained(NamedTuple):
-    """Weights after descent and the largest gradient entry left (how far from stationary)."""
+    """Weights after descent, the largest gradient entry left (how far from stationary), the loss,
+    and how many steps were taken."""
 
     weights: Weights
     gradient: Array
+    loss: Array
+    steps: Array
 
 
 def small_weights(
@@ -46,6 +49,93 @@ def small_weights(
     return (*square, jnp.asarray(alpha) * (basis if outputs else basis[:, 0]))
 
 
+def gaussian_weights(key: Array, d: int, depth: int, alpha: ArrayLike) -> Weights:
+    """alpha times independent normal entries: the start of the paper's experiments.
+
+    For wide layers it does not satisfy eq. (22), as `small_weights` does.
+
+    Args:
+      key: Random key.
+      d: Dimension of inputs and width of every layer.
+      depth: Number of layers.
+      alpha: Scale of the weights, above 0.
+
+    Returns:
+      The layers: `depth - 1` of shape `[d, d]`, then one of shape `[d]`.
+
+    Raises:
+      ValueError: If `d` or `depth` is below 1, or `alpha` is not positive.
+
+    References:
+      features-are-fate (arXiv 2410.08194), App. D.1.
+    """
+    if d < 1 or depth < 1:
+        raise ValueError(f"need d >= 1 and depth >= 1; got d={d}, depth={depth}")
+    problems.check("alpha", alpha, lambda a: a > 0, "a positive scale")
+    shapes = [(d, d)] * (depth - 1) + [(d,)]
+    keys = jax.random.split(key, depth)
+    return tuple(
+        jnp.asarray(alpha) * jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)
+    )
+
+
+def narrow_weights(beta: Float[Array, " d"], depth: int) -> Weights:
+    """The balanced network of width one that computes `beta`.
+
+    All balanced networks of rank one that compute the same predictor do so at every later step of
+    descent, whatever their width: this is what descent makes of small weights as alpha -> 0.
+
+    Args:
+      beta: The predictor, `[d]`.
+      depth: Number of layers.
+
+    Returns:
+      The layers, each of norm `|beta|^{1/depth}`: `[d, 1]`, then `[1, 1]`, the last `[1]`; for one
+      layer `[d]`.
+
+    Raises:
+      ValueError: If `depth` is below 1.
+    """
+    if depth < 1:
+        raise ValueError(f"depth must be at least 1; got {depth}")
+    if depth == 1:
+        return (beta,)
+    size = jnp.linalg.norm(beta)
+    layer = size ** (1 / depth)
+    first = beta / jnp.where(size > 0, size, 1.0) * layer
+    return (first[:, None], *[layer[None, None]] * (depth - 2), layer[None])
+
+
+def start_of_growth(
+    weights: Weights, x: Float[Array, "n d"], y: Float[Array, " n"]
+) -> Float[Array, " d"]:
+    """The predictor from which a balanced network of rank one follows small weights on (x, y).
+
+    With s = X^T y / n and u = s / |s|, two small layers first obey a linear flow, in which
+    p = (W_1^T u + W_2) / 2 grows as e^{|s| t} and nothing else does: soon they are the network that
+    began at |p|^2 u, up to relative errors O(alpha). One layer begins where it is.
+
+    Args:
+      weights: One or two small layers, `[d]` or `[d, d]` and `[d]`.
+      x: Inputs.
+      y: Labels.
+
+    Returns:
+      The predictor at time 0.
+
+    Raises:
+      ValueError: If there are more than two layers: their first growth is not linear.
+    """
+    if len(weights) > 2:
+        raise ValueError(f"expected one or two layers; got {len(weights)}")
+    if len(weights) == 1:
+        return weights[0]
+    first, last = weights
+    pull = x.T @ y
+    u = pull / jnp.maximum(jnp.linalg.norm(pull), jnp.finfo(pull.dtype).tiny)
+    return jnp.sum((first.T @ u + last) ** 2) / 4 * u
+
+
 def predictor(weights: Weights) -> Float[Array, "d *m"]:
     """beta = W_1 ... W_L, multiplied from the right: no product of two square matrices."""
     *square, beta = weights
@@ -54,22 +144,40 @@ def predictor(weights: Weights) -> Float[Array, "d *m"]:
     return beta
 
 
-def pretrain(weights: Weights, beta_s: Array, rate: ArrayLike, steps: int) -> Trained:
-    """Descent on the population loss |beta - beta_s|^2 / 2 of the source task."""
-    return _descend(_population_loss, weights, (), rate, steps, beta_s)
+def pretrain(
+    weights: Weights, beta_s: Array, rate: ArrayLike, steps: ArrayLike, until: ArrayLike = 0.0
+) -> Trained:
+    """Descent on the population loss |beta - beta_s|^2 / 2 of the source task, for that many steps
+    or until the loss is at most `until`."""
+    return _descend(_population_loss, weights, (), rate, steps, until, beta_s)
 
 
-def fine_tune(weights: Weights, x: Array, y: Array, rate: ArrayLike, steps: int) -> Trained:
-    """Descent of all layers on |y - X beta|^2 / (2n); scratch training if the weights are small and
-    random."""
-    return _descend(_training_loss, weights, (), rate, steps, x, y)
+def fine_tune(
+    weights: Weights,
+    x: Array,
+    y: Array,
+    rate: ArrayLike,
+    steps: ArrayLike,
+    until: ArrayLike = 0.0,
+) -> Trained:
+    """Descent of all layers on |y - X beta|^2 / (2n), for that many steps or until the loss is at
+    most `until`; scratch training if the weights are small and random."""
+    return _descend(_training_loss, weights, (), rate, steps, until, x, y)
 
 
-def linear_transfer(weights: Weights, x: Array, y: Array, rate: ArrayLike, steps: int) -> Trained:
-    """Descent of the last layer alone on |y - X beta|^2 / (2n)."""
+def linear_transfer(
+    weights: Weights,
+    x: Array,
+    y: Array,
+    rate: ArrayLike,
+    steps: ArrayLike,
+    until: ArrayLike = 0.0,
+) -> Trained:
+    """Descent of the last layer alone on |y - X beta|^2 / (2n), for that many steps or until the
+    loss is at most `until`."""
     *frozen, last = weights
-    trained = _descend(_training_loss, (last,), tuple(frozen), rate, steps, x, y)
-    return Trained((*frozen, *trained.weights), trained.gradient)
+    trained = _descend(_training_loss, (last,), tuple(frozen), rate, steps, until, x, y)
+    return trained._replace(weights=(*frozen, *trained.weights))
 
 
 def _population_loss(weights: Weights, beta_s: Array) -> Array:
@@ -87,12 +195,21 @@ def _descend(
     frozen: Weights,
     rate: ArrayLike,
     steps: ArrayLike,
+    until: ArrayLike,
     *data: Array,
 ) -> Trained:
-    gradient = jax.grad(lambda weights: loss((*frozen, *weights), *data))
+    evaluate = jax.value_and_grad(lambda weights: loss((*frozen, *weights), *data))
 
-    def step(_, weights: Weights) -> Weights:
-        return jax.tree.map(lambda w, g: w - rate * g, weights, gradient(weights))
+    def step(state: tuple[Array, Array, Weights]) -> tuple[Array, Array, Weights]:
+        taken, _, weights = state
+        value, gradient = evaluate(weights)
+        going = value > until  # a NaN ends it, too
+        pace = jnp.where(going, rate, 0.0)
+        moved = jax.tree.map(lambda w, g: w - (pace * g).astype(w.dtype), weights, gradient)
+        return taken + going, going, moved
 
-    weights = jax.lax.fori_loop(0, steps, step, weights)
-    return Trained(weights, jnp.max(jnp.stack([jnp.abs(g).max() for g in gradient(weights)])))
+    start = jnp.zeros((), int), jnp.ones((), bool), weights
+    taken, _, weights = jax.lax.while_loop(lambda s: s[1] & (s[0] < steps), step, start)
+    value, gradient = evaluate(weights)
+    largest = jnp.max(jnp.stack([jnp.abs(g).max() for g in gradient]))
+    return Trained(weights, largest, value, taken)
