@@ -126,14 +126,14 @@ def start_of_growth(
     Raises:
       ValueError: If there are more than two layers: their first growth is not linear.
     """
-    if len(weights) > 2:
+    *first, last = weights
+    if len(first) > 1:
         raise ValueError(f"expected one or two layers; got {len(weights)}")
-    if len(weights) == 1:
-        return weights[0]
-    first, last = weights
+    if not first:
+        return last
     pull = x.T @ y
     u = pull / jnp.maximum(jnp.linalg.norm(pull), jnp.finfo(pull.dtype).tiny)
-    return jnp.sum((first.T @ u + last) ** 2) / 4 * u
+    return jnp.sum((first[0].T @ u + last) ** 2) / 4 * u
 
 
 def predictor(weights: Weights) -> Float[Array, "d *m"]:

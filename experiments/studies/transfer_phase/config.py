@@ -1,18 +1,56 @@
 """What `transfer_phase` can be told, and its presets."""
 
+from math import log, sqrt
 from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge
 from pydantic import AfterValidator
 
-from experiments.lab.config import Different, NotNegative, Positive, Seed, config, varied
+from experiments.lab.config import (
+    Different,
+    Natural,
+    NotNegative,
+    Positive,
+    Seed,
+    config,
+    varied,
+)
 
 
 def _with_slices(thetas: int) -> int:
     if thetas % 8 != 1:
         raise ValueError("must be 8 k + 1 (9, 17, ..., 41, ...)")
     return thetas
+
+
+@config
+class Networks:
+    """The networks that `train` adds, at sizes of two cores; preset `networks` has the paper's."""
+
+    d: Annotated[int, Ge(8)] = 40
+    """Width of all layers and of the inputs (the paper: 500)."""
+    cells: tuple[Annotated[int, Ge(2)], Annotated[int, Ge(2)]] = (6, 6)
+    """Numbers of loads and of angles, spaced as gammas and thetas are (chosen: the paper does not
+    print its grid)."""
+    draws: Annotated[int, Ge(2)] = 20
+    """Data sets per load, each with initial weights of its own, which are others for pre-training
+    than for scratch training (the paper: 20 data sets; chosen: other weights)."""
+    layers: Natural = 2
+    """Number of layers (the paper: 2)."""
+    alpha: Positive = 1e-5
+    """Standard deviation of the initial weights, which are normal (the paper: 1e-5)."""
+    rate: Positive = 0.01
+    """Learning rate of full-batch gradient descent (the paper: 0.001)."""
+    steps: Natural = 10_000
+    """Most steps, of pre-training and of what follows (the paper: 100000)."""
+    loss: NotNegative = 1e-6
+    """A training stops where its loss, |y - X beta|^2 / (2n), is this or less (the paper: 1e-6)."""
+
+    def growth_time(self) -> float:
+        """The least time in which layers of norm 2 alpha sqrt(d) grow to 1: da/dt <= a^(L-1)."""
+        a, power = min(2 * self.alpha * sqrt(self.d), 1.0), 2 - self.layers
+        return -log(a) if power == 0 else (1 - a**power) / power
 
 
 @config
@@ -37,24 +75,64 @@ class Config:
     """Ways of transfer to show: 'linear', 'fine_tune', or both."""
     seed: Seed = 0
     """Seed of the simulated data sets."""
+    train: bool = False
+    """Also train networks on data sets of their own, and compare closed form, estimator and
+    network there."""
+    networks: Networks = Networks()
 
     def __post_init__(self) -> None:
-        n = self.counts()
+        self._check_counts(self.counts(), self.d, "d", "gammas")
+        if self.train:
+            self._check_networks()
+
+    def _check_counts(self, n: np.ndarray, d: int, d_name: str, gammas_name: str) -> None:
         if n[0] <= 2:
             raise ValueError(
                 f"the smallest load gives n = {n[0]} samples; linear transfer has a finite mean "
-                "from n = 3 on: raise d or gamma_max, or lower gammas"
+                f"from n = 3 on: raise {d_name} or gamma_max, or lower {gammas_name}"
             )
-        if max(self.sigmas) > 0 and (near := n[np.abs(n - self.d) <= 1]).size:
+        if max(self.sigmas) > 0 and (near := n[np.abs(n - d) <= 1]).size:
             raise ValueError(
-                f"n = {near[0]} is within 1 of d = {self.d}, where the mean risk is infinite for "
-                "sigma > 0: change gammas or gamma_max"
+                f"n = {near[0]} is within 1 of {d_name} = {d}, where the mean risk is infinite for "
+                f"sigma > 0: change {gammas_name} or gamma_max"
+            )
+
+    def _check_networks(self) -> None:
+        nets, n = self.networks, self.trained_counts()
+        self._check_counts(n, nets.d, "networks.d", "networks.cells")
+        if "linear" in self.modes and nets.layers == 1:
+            raise ValueError(
+                "networks.layers must be at least 2 for linear transfer, which keeps all but the "
+                "last; got 1"
+            )
+        if "fine_tune" in self.modes and nets.layers not in self.depths:
+            raise ValueError(
+                f"networks.layers must be one of depths = {self.depths}; got {nets.layers}"
+            )
+        # Descent is stable below 2 / (L x the largest eigenvalue of X^T X / n), which fluctuates.
+        stable = 1 / (nets.layers * (1 + sqrt(nets.d / n[0])) ** 2)
+        if nets.rate > stable:
+            raise ValueError(
+                f"networks.rate must be at most 1 / (L (1 + sqrt(d/n))^2) = {stable:.3g} to be "
+                f"stable at n = {n[0]}; got {nets.rate:g}"
+            )
+        if nets.rate * nets.steps < (least := nets.growth_time()):
+            raise ValueError(
+                f"networks.steps must be at least {least / nets.rate:.3g} for {nets.layers} layers "
+                f"of alpha = {nets.alpha:g} to leave 0 at rate = {nets.rate:g}; got {nets.steps}"
             )
 
     def counts(self) -> np.ndarray:
         """Samples n at each load."""
-        midpoints = (np.arange(self.gammas) + 0.5) / self.gammas * self.gamma_max
-        return np.round(midpoints * self.d).astype(int)
+        return self._counts(self.gammas, self.d)
+
+    def trained_counts(self) -> np.ndarray:
+        """The same of the networks."""
+        return self._counts(self.networks.cells[0], self.networks.d)
+
+    def _counts(self, loads: int, d: int) -> np.ndarray:
+        midpoints = (np.arange(loads) + 0.5) / loads * self.gamma_max
+        return np.round(midpoints * d).astype(int)
 
 
 DEFAULT = Config()
@@ -72,8 +150,24 @@ PRESETS: dict[str, Config] = {
         modes=("fine_tune",),
     ),
     "noise": varied(DEFAULT, sigmas=(0.0, 0.2, 0.5, 1.0), depths=(2,)),
+    # trained as the paper says, for an accelerator
+    "networks": varied(
+        DEFAULT,
+        train=True,
+        networks={"d": 500, "cells": (20, 17), "rate": 1e-3, "steps": 100_000},
+    ),
     # a coarser diagram in a smaller dimension
     "quick": varied(DEFAULT, d=200, draws=10, gammas=20, thetas=25),
     # seconds, for tests
     "tiny": varied(DEFAULT, d=24, draws=4, gammas=8, thetas=9, depths=(1, 2)),
+    "tiny_networks": varied(
+        DEFAULT,
+        d=24,
+        draws=4,
+        gammas=8,
+        thetas=9,
+        depths=(2,),
+        train=True,
+        networks={"d": 16, "cells": (4, 3), "draws": 3, "alpha": 1e-3, "rate": 0.02, "steps": 1000},
+    ),
 }

@@ -1,17 +1,15 @@
 """What `transfer_phase` found: from the stored dataset alone."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
+import xarray as xr
 
-from experiments.lab.findings import Finding
+from experiments.lab.findings import Finding, judged, mean_and_error
+from experiments.studies.transfer_phase import regions
+from experiments.studies.transfer_phase.compared import gains, parts
 from experiments.studies.transfer_phase.plots import layers
 from experiments.studies.transfer_phase.regions import ROUNDING, judged_regions
-
-if TYPE_CHECKING:
-    import xarray as xr
-
 
 WHERE = {
     "linear": ("features are fate, eq. 13, Figs. 1 and 6", "the limit n, d → ∞, and slices"),
@@ -34,7 +32,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     """Whether transfer hurts and helps where it should, at the most noise that was drawn."""
     if "region" not in dataset:  # a run of a version that kept no data set by itself
         return []
-    return [
+    judgements = [
         finding
         for mode, name, at in _shown(dataset)
         for finding in judged_regions(
@@ -44,6 +42,73 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
             at[f"{mode}_region_theory"],
         )
     ]
+    return judgements + [f for at in _trained(dataset) for f in _of_networks(*at)]
+
+
+def _trained(
+    dataset: "xr.Dataset",
+) -> "Iterator[tuple[str, str, xr.DataArray, xr.DataArray]]":
+    """The modes in which networks were trained, their names, the transferability at the most noise
+    `[network, kind, cell_gamma, cell_theta]`, and its closed form."""
+    if "risk" not in dataset:
+        return
+    sigma, depth = dataset.sigma.max(), dataset.attrs["trained_layers"]
+    shown = gains(dataset).sel(sigma=sigma)
+    theory = dataset.cell_theory.sel(sigma=sigma, cell_gamma=shown.cell_gamma)
+    for mode in dataset.mode.values:
+        word = {"linear": "linear transfer", "fine_tune": "fine-tuning"}[mode]
+        name = f"{word} of trained networks ({layers(depth)}) at σ = {float(sigma):g}"
+        yield mode, name, shown.sel(mode=mode), theory.sel(mode=mode)
+
+
+def _of_networks(
+    mode: str, name: str, gain: "xr.DataArray", theory: "xr.DataArray"
+) -> Iterator[Finding]:
+    """Whether trained networks fare as theory says, and whether it says where they end, and why
+    not."""
+    where, paper = f"{WHERE[mode][0]}, App. D.1", WHERE[mode][1]
+    split = regions.split(theory.values, np.array(True))
+    network = gain.sel(kind="network")
+    dims = ("region", "draw")
+    yield from judged_regions(
+        name,
+        where,
+        paper,
+        xr.DataArray(regions.means(network.values, split), {"region": list(regions.REGIONS)}, dims),
+        xr.DataArray(
+            regions.means(theory.values[None], split)[:, 0],
+            {"region": list(regions.REGIONS)},
+            dims[:1],
+        ),
+    )
+    cells = ("cell_gamma", "cell_theta")
+    estimator, flow = gain.sel(kind="estimator"), gain.sel(kind="flow")
+    trained = abs(network - estimator).mean(cells)
+    drawn = abs(estimator - estimator.mean("network")).mean(cells)
+    yield judged(
+        where,
+        f"{name}: training that ends changes T less than another data set does, |network - "
+        "estimator| against |estimator - its mean over data sets|, in the mean over points",
+        "α → 0, t → ∞; trained with α = 1e-5, 1e5 steps of 1e-3",
+        f"{_spelt(trained)} against {_spelt(drawn)}",
+        (drawn - trained).values,
+    )
+    claim = (
+        f"{name}: its gradient flow as α → 0, stopped when the network is, is nearer to it than "
+        "the end of training"
+    )
+    stopped = abs(network - flow).mean(cells)
+    if not np.isfinite(stopped).all():
+        why = "more than two small layers have no flow from scratch that is known"
+        yield Finding(where, claim, paper, why, "not tested")
+        return
+    yield judged(
+        where,
+        claim,
+        "nothing is printed",
+        f"{_spelt(stopped)} against {_spelt(trained)}",
+        (trained - stopped).values,
+    )
 
 
 def summary(dataset: "xr.Dataset") -> str:
@@ -62,4 +127,52 @@ def summary(dataset: "xr.Dataset") -> str:
             f"and simulation agree on the sign in {agree:.1%} of the points, and the median |z| "
             f"over all points is {np.median(np.abs(z)):.2f}."
         )
+    sentences.extend(_distances(name, gain, at) for _, name, gain, at in _trained(dataset))
+    if "risk" in dataset:
+        sentences.append(
+            "Stopping leaves directions of small eigenvalues of XᵀX/n unlearned, most of them near "
+            "n = d; descent leaves its flow by terms of first order in the rate; and weights that "
+            "the data do not move stay of size α."
+        )
     return " ".join(sentences)
+
+
+def _spelt(values: "xr.DataArray") -> str:
+    """Mean ± standard error over the one dimension there is, of distances that span decades."""
+    mean, error = (float(v) for v in mean_and_error(values, str(values.dims[0])))
+    return f"{mean:.2g} ± {error:.1g}"
+
+
+def _distances(name: str, gain: "xr.DataArray", theory: "xr.DataArray") -> str:
+    """How far closed form, estimator and network are from one another, and why."""
+    closed, cells = theory.expand_dims(network=gain.sizes["network"]), ("cell_gamma", "cell_theta")
+    estimator, network = gain.sel(kind="estimator"), gain.sel(kind="network")
+    pairs = {
+        "closed form and estimator": closed - estimator,
+        "closed form and network": closed - network,
+        "estimator and network": estimator - network,
+    }
+    told = []
+    for pair, difference in pairs.items():
+        apart = abs(difference.mean("network")).stack(point=cells)
+        error = difference.std("network", ddof=1) / np.sqrt(gain.sizes["network"])
+        by_chance = float(np.sqrt(2 / np.pi) * error.mean())
+        told.append(
+            f"{pair} {_spelt(apart)} (largest {float(apart.max()):.2g}; by chance of the draws "
+            f"{by_chance:.2g})"
+        )
+    sentence = (
+        f"{name[:1].upper()}{name[1:]}: distances of T, mean over {apart.size} points ± standard "
+        f"error, between {'; '.join(told)}."
+    )
+    by_load = {k: abs(v.mean("network")).mean("cell_theta") for k, v in parts(gain).items()}
+    sizes = {cause: float(values.mean()) for cause, values in by_load.items()}
+    if not np.isfinite(list(sizes.values())).all():
+        return sentence
+    causes = ", ".join(f"{cause} {size:.2g}" for cause, size in sizes.items())
+    largest = max(sizes, key=lambda cause: sizes[cause])
+    load = float(gain.cell_gamma[int(by_load[largest].values.argmax())])
+    return (
+        f"{sentence} Of what lies between estimator and network, {causes}: {largest} counts most, "
+        f"above all at γ = {load:.2f}."
+    )

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.lab.findings import mean_and_error
+from experiments.studies.transfer_phase.compared import gains, parts
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
@@ -37,6 +39,12 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
         for mode in modes:
             at = dataset.sel(depth=depth) if mode == "fine_tune" else dataset
             figures[f"{mode}_noise"] = _family(at, mode, "sigma")
+    if "risk" in dataset:
+        for sigma in sorted({noisy, calm}, reverse=True):
+            suffix = "" if sigma == noisy else "_noiseless" if sigma == 0 else f"_sigma{sigma:g}"
+            for mode in dataset.mode.values:
+                name = {"linear": "linear_transfer", "fine_tune": "fine_tuning"}[mode]
+                figures[f"{name}_trained{suffix}"] = _networks(dataset.sel(sigma=sigma), mode)
     return figures
 
 
@@ -86,6 +94,57 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
         + ("; open: median, 68 %)" if sigma > 0 else ")"),
     )
     right.legend(title="angle $θ$", frameon=False, fontsize=9, loc="best")
+    return figure
+
+
+def _networks(at: "xr.Dataset", mode: str) -> "Figure":
+    """Closed form, estimator and trained networks at the same points, and what lies between the
+    last two."""
+    depth = at.attrs["trained_layers"]
+    at = at.sel(depth=depth) if mode == "fine_tune" else at
+    risk = at.risk.sel(way="scratch") - at.risk.sel(way=mode)
+    mean = risk.mean("network")
+    draws = f"{at.sizes['network']} draws, d = {at.attrs['trained_d']}"
+    maps = {
+        "closed form" if mode == "linear" else "closed form (limit)": at.cell_theory.sel(mode=mode),
+        f"estimator ({draws})": mean.sel(kind="estimator"),
+        f"trained ({layers(depth)}, $α$ = {at.attrs['trained_alpha']:g})": mean.sel(kind="network"),
+    }
+    half = np.diff(at.cell_gamma.values[:2]) / 2
+    reach = at.cell_gamma.values[[0, -1]] + [-half[0], half[0]]
+    figure, ((*axes, last),) = style.figure(1, 4, width=4.6, height=3.9)
+    for ax, (name, values) in zip(axes, maps.items(), strict=True):
+        heat(ax, at.cell_gamma.values, at.cell_theta.values, values.values.T)
+        _draw_boundary(ax, at, mode)
+        ax.set(xlabel="load $γ = n/d$", ylabel="angle $θ$ (rad)", title=f"{NAMES[mode]}: {name}")
+        ax.set_xlim(reach)
+        _angle_axis(ax)
+    far = gains(at).sel(mode=mode)
+    whole = far.sel(kind="network") - far.sel(kind="estimator")
+    looks: list[dict[str, Any]] = [
+        {"fmt": "s", "ms": 8, "mfc": "none", "color": style.INK},
+        *({"fmt": "o-", "ms": 4, "color": color} for color in style.PALETTE),
+    ]
+    for (cause, part), look in zip({"all": whole, **parts(far)}.items(), looks, strict=False):
+        apart, error = mean_and_error(abs(part).mean("cell_theta"), "network")
+        last.errorbar(far.cell_gamma.values, apart, error, label=cause, lw=1.2, **look)
+    time = at.attrs["trained_rate"] * at.attrs["trained_steps"]
+    last.set(
+        xlabel="load $γ = n/d$",
+        ylabel="mean over angles and draws",
+        yscale="log",
+        title=f"|$T$(trained) - $T$(estimator)|, $σ$ = {float(at.sigma):g}, $t$ ≤ {time:g}",
+    )
+    handles, labels = last.get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        title="due to",
+        loc="outside lower right",
+        ncols=4,
+        frameon=False,
+        fontsize=9,
+    )
     return figure
 
 

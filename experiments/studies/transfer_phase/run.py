@@ -13,6 +13,7 @@ from experiments.lab.store import direct
 from experiments.lab.sweep import over_devices, sweep
 from experiments.studies.transfer_phase import regions
 from experiments.studies.transfer_phase.config import Config
+from experiments.studies.transfer_phase.trained import trained
 from theory import deep_linear as dl
 
 if TYPE_CHECKING:
@@ -31,7 +32,11 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
     which exist where moments do not: near n = d. `*_region` are means over `regions.REGIONS`.
     """
     simulated = simulate(config, stage)
-    return _dataset(config, simulated, stage("closed forms", partial(_closed_forms, config)))
+    dataset = _dataset(config, simulated, stage("closed forms", partial(_closed_forms, config)))
+    if not config.train:
+        return dataset
+    networks = trained(config, stage)
+    return dataset.merge(networks).assign_attrs(networks.attrs)
 
 
 def simulate(config: Config, stage: Stage = direct) -> dict[str, np.ndarray]:

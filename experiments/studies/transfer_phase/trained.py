@@ -1,0 +1,176 @@
+"""The networks of `transfer_phase --train`: descent on the paper's losses, beside what theory says
+of the very same data sets (`compared`)."""
+
+from collections.abc import Callable
+from functools import partial, reduce
+from math import pi
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from experiments.lab.progress import Stage
+from experiments.lab.sweep import over_devices, sweep
+from experiments.studies.transfer_phase.compared import KINDS
+from experiments.studies.transfer_phase.config import Config
+from theory import deep_linear as dl
+from theory import problems
+from theory.deep_linear import networks
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+DRAWS = 1  # between two points at which a run can be resumed; more of several devices
+
+
+def trained(config: Config, stage: Stage) -> "xr.Dataset":
+    """Risks `[network, kind, way, cell_gamma, cell_theta, sigma]` of all kinds, with the steps
+    taken and the losses left, and the closed form of the transferability at the same points.
+
+    A `network` is a draw of data and of initial weights; the networks of all loads, angles and
+    noises of one draw are trained at once. The flow of more than two layers from scratch is NaN.
+    """
+    import xarray as xr
+
+    key = jax.random.fold_in(jax.random.key(config.seed), 1)  # not the simulation's
+    keys = jax.random.split(key, config.networks.draws)
+    train = partial(_trained, keys=keys, train=over_devices(partial(_train, config)))
+    found = sweep(train, np.arange(len(keys)), stage, "networks", chunk=DRAWS)
+    theory = stage("closed forms of the networks", partial(_closed_forms, config))
+    n, cells = config.trained_counts(), ("cell_gamma", "cell_theta", "sigma")
+    data = {
+        "risk": (("network", "kind", "way", *cells), found["risk"]),
+        "steps": (("network", "way", *cells), found["steps"]),
+        "loss": (("network", "way", *cells), found["loss"]),
+        "pretraining_steps": ("network", found["pretraining_steps"]),
+        "pretraining_loss": ("network", found["pretraining_loss"]),
+        "cell_theory": (("mode", *cells), np.stack([theory[mode] for mode in config.modes])),
+        "cell_n": ("cell_gamma", n, {"long_name": "target samples"}),
+    }
+    coords = {
+        "kind": list(KINDS),
+        "way": list(_ways(config)),
+        "mode": list(config.modes),
+        "cell_gamma": ("cell_gamma", n / config.networks.d, {"long_name": "load n/d"}),
+        "cell_theta": ("cell_theta", _angles(config), {"units": "rad"}),
+        "sigma": list(config.sigmas),
+    }
+    about = ("d", "layers", "alpha", "rate", "steps")
+    return xr.Dataset(data, coords, {f"trained_{k}": getattr(config.networks, k) for k in about})
+
+
+def _ways(config: Config) -> tuple[str, ...]:
+    return "scratch", *config.modes
+
+
+def _angles(config: Config) -> np.ndarray:
+    return np.linspace(0, pi / 2, config.networks.cells[1])
+
+
+def _closed_forms(config: Config) -> dict[str, np.ndarray]:
+    """Transferability `[cell_gamma, cell_theta, sigma]` of each mode."""
+    with jax.enable_x64(True):
+        n = config.trained_counts()[:, None, None]
+        theta, sigma = _angles(config)[:, None], np.array(config.sigmas)
+        d, depth = config.networks.d, config.networks.layers
+        return {
+            mode: np.asarray(dl.transferability(mode, n, d, theta, sigma, depth=depth))
+            for mode in config.modes
+        }
+
+
+def _trained(
+    index: np.ndarray, *, keys: jax.Array, train: Callable[[jax.Array], Any]
+) -> dict[str, np.ndarray]:
+    with jax.enable_x64(True):
+        return jax.tree.map(np.asarray, train(keys[index]))
+
+
+@partial(jax.jit, static_argnums=0)
+def _train(config: Config, keys: jax.Array) -> dict[str, jax.Array]:
+    return jax.lax.map(partial(_draw, config), keys)
+
+
+def _draw(config: Config, key: jax.Array) -> dict[str, jax.Array]:
+    """All networks of one draw of data and of initial weights."""
+    options, ns = config.networks, config.trained_counts()
+    d, depth = options.d, options.layers
+    budget = options.rate, options.steps, options.loss
+    key_x, key_noise, key_source, key_target = jax.random.split(key, 4)
+    x = jax.random.normal(key_x, (ns[-1], d))
+    noise = jax.random.normal(key_noise, (ns[-1],))
+    small = networks.gaussian_weights(key_target, d, depth, options.alpha)
+    source = networks.gaussian_weights(key_source, d, depth, options.alpha)
+    beta_s, _ = problems.tasks(d, 0.0)
+    pretrained = networks.pretrain(source, beta_s, *budget)
+    beta_0 = networks.predictor(pretrained.weights)
+
+    def point(overlaps: dl.Overlaps, data: tuple[Array, Array], theta: Array, sigma: Array):
+        (x, noise), beta_t = data, problems.tasks(d, theta)[1]
+        y = x @ beta_t + sigma * noise
+        estimated = {
+            "scratch": overlaps.scratch,
+            "linear": overlaps.linear_transfer,
+            "fine_tune": partial(overlaps.fine_tune, depth=depth),
+        }
+
+        def way(name: str) -> tuple[Array, Array, Array]:
+            descend = networks.linear_transfer if name == "linear" else networks.fine_tune
+            weights = small if name == "scratch" else pretrained.weights
+            network = descend(weights, x, y, *budget)
+            fits = [jnp.full((2, d), jnp.nan), networks.predictor(network.weights)[None]]
+            if name != "scratch" or depth <= 2:
+                start = beta_0 if name != "scratch" else networks.start_of_growth(small, x, y)
+                narrow = networks.narrow_weights(start, depth)
+                walked = descend(narrow, x, y, options.rate, network.steps)
+                time = (network.steps * options.rate)[None]
+                flow = _linear_flow if name == "linear" else _flow
+                fits[0] = jnp.stack([flow(narrow, x, y, time), networks.predictor(walked.weights)])
+            risks = problems.risk(jnp.concatenate(fits), beta_t)
+            limit = estimated[name](theta, sigma)
+            return jnp.concatenate([limit[None], risks]), network.steps, network.loss
+
+        results = [way(name) for name in _ways(config)]
+        risk, steps, loss = (jnp.stack(parts, axis=-1) for parts in zip(*results, strict=True))
+        return {"risk": risk, "steps": steps, "loss": loss}
+
+    overlaps = dl.nested_overlaps(x, noise, jnp.eye(d, 2), ns.tolist())
+    data = jax.vmap(partial(_condensed, x, noise))(jnp.asarray(ns))
+    # data outermost, so that angles and noises share them: products with X are of matrices
+    over_sigma = jax.vmap(point, (None, None, None, 0), -1)
+    over_theta = jax.vmap(over_sigma, (None, None, 0, None), -2)
+    over_loads = jax.vmap(over_theta, (0, 0, None, None), -3)
+    theta, sigma = jnp.asarray(_angles(config)), jnp.asarray(config.sigmas, float)
+    return {
+        **over_loads(overlaps, data, theta, sigma),
+        "pretraining_steps": pretrained.steps,
+        "pretraining_loss": pretrained.loss,
+    }
+
+
+def _condensed(
+    x: Float[Array, "m d"], noise: Float[Array, " m"], n: Array
+) -> tuple[Float[Array, "k d"], Float[Array, " k"]]:
+    """Data with the losses of the first n samples, |y - X beta|^2 / (2n) with labels from any task,
+    in a number of rows that does not depend on n: the triangular factor of [X, noise]."""
+    kept = jnp.where(jnp.arange(len(x)) < n, 1 / jnp.sqrt(n), 0.0)
+    rows = jnp.linalg.qr(kept[:, None] * jnp.column_stack([x, noise]), mode="r")
+    rows *= np.sqrt(len(rows))
+    return rows[:, :-1], rows[:, -1]
+
+
+def _flow(narrow: networks.Weights, x: Array, y: Array, time: Array) -> Array:
+    """Gradient flow of all layers from balanced weights of rank one, at one time."""
+    start = networks.predictor(narrow)
+    if len(narrow) == 1:
+        return dl.linear_flow(x, y, start, time)[0]
+    return dl.fine_tune_flow(x, y, start, time, len(narrow))[0]
+
+
+def _linear_flow(weights: networks.Weights, x: Array, y: Array, time: Array) -> Array:
+    """Gradient flow of the last layer alone, at one time; exact for any weights."""
+    *frozen, last = weights
+    features = reduce(jnp.matmul, frozen)
+    return features @ dl.linear_flow(x @ features, y, last, time)[0]
