@@ -53,10 +53,10 @@ ON_FOUR = """
     from experiments.lab import registry
 
     assert jax.local_device_count() == 4
-    name, out = sys.argv[1:]
+    name, preset, out = sys.argv[1:]
     study = registry.load(name)
     with jax.enable_x64(True):
-        dataset = study.run(study.presets["tiny"])
+        dataset = study.run(study.presets[preset])
     np.savez(out, **{k: v.values for k, v in dataset.items() if v.dtype.kind == "f"})
 """
 
@@ -72,19 +72,20 @@ def test_points_lie_on_all_devices_and_come_back_in_order(devices):
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "preset"),
     [
-        pytest.param("overtraining_linear", marks=pytest.mark.slow),
-        pytest.param("transfer_phase", marks=pytest.mark.slow),
-        pytest.param("transfer_factors", marks=pytest.mark.soak),
-        pytest.param("relu_transfer", marks=pytest.mark.soak),
+        pytest.param("overtraining_linear", "tiny", marks=pytest.mark.slow),
+        pytest.param("transfer_phase", "tiny", marks=pytest.mark.slow),
+        pytest.param("transfer_phase", "tiny_networks", marks=pytest.mark.soak),
+        pytest.param("transfer_factors", "tiny", marks=pytest.mark.soak),
+        pytest.param("relu_transfer", "tiny", marks=pytest.mark.soak),
     ],
 )
-def test_a_sweep_on_four_devices_is_that_on_one(name, tmp_path):
-    _run(ON_FOUR, 4, name, tmp_path / "four.npz")
+def test_a_sweep_on_four_devices_is_that_on_one(name, preset, tmp_path):
+    _run(ON_FOUR, 4, name, preset, tmp_path / "four.npz")
     study = registry.load(name)
     with jax.enable_x64(True):
-        one, four = study.run(study.presets["tiny"]), np.load(tmp_path / "four.npz")
+        one, four = study.run(study.presets[preset]), np.load(tmp_path / "four.npz")
     assert four.files
     for variable in four.files:
         a, b = four[variable], one[variable].values

@@ -879,6 +879,16 @@ FEW: dict[str, list[Callable]] = {
             jnp.zeros((2, 3)), jnp.ones(2), jnp.ones(3), [0.0, jnp.inf]
         ),
     ],
+    "deep_linear.networks.narrow_weights": [
+        lambda L=L: deep_linear.networks.narrow_weights(normal(3, 3), L)[0] for L in (1, 2, 3)
+    ]
+    + [lambda: deep_linear.networks.narrow_weights(jnp.zeros(3), 2)[0]],
+    "deep_linear.networks.start_of_growth": [
+        lambda: deep_linear.networks.start_of_growth(
+            (normal(3, 3, 3), normal(4, 3)), *(f() for f in DATA)
+        ),
+        lambda: deep_linear.networks.start_of_growth((normal(3, 3),), *(f() for f in DATA)),
+    ],
     "deep_linear.grid.simulate_overlaps": each(
         lambda: deep_linear.simulate_overlaps(jax.random.split(key(), 2), [1, 3, 4, 6], 4).gram
     ),

@@ -106,9 +106,8 @@ class Config:
                 "last; got 1"
             )
         if "fine_tune" in self.modes and nets.layers not in self.depths:
-            raise ValueError(
-                f"networks.layers must be one of depths = {self.depths}; got {nets.layers}"
-            )
+            depths = ", ".join(f"{depth:g}" for depth in self.depths)
+            raise ValueError(f"networks.layers must be one of depths = {depths}; got {nets.layers}")
         # Descent is stable below 2 / (L x the largest eigenvalue of X^T X / n), which fluctuates.
         stable = 1 / (nets.layers * (1 + sqrt(nets.d / n[0])) ** 2)
         if nets.rate > stable:
