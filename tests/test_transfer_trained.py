@@ -212,7 +212,7 @@ def test_claims_on_networks_can_fail(off, flow_off, verdicts):
     by_claim = {
         part: finding.verdict
         for finding in found
-        for part in ("training that ends", "gradient flow")
+        for part in ("training stops", "gradient flow")
         if part in finding.claim
     }
     assert tuple(by_claim.values()) == verdicts, found

@@ -9,6 +9,7 @@ The kinds that are compared:
 
 so that what sets a network apart from its estimator is a sum of three parts: stopping time (flow -
 estimator), learning rate (narrow - flow), size of the initial weights (network - narrow).
+From scratch, one layer begins where the network does, and more than two have no flow that is known.
 """
 
 from typing import TYPE_CHECKING

@@ -87,7 +87,7 @@ def _of_networks(
     drawn = abs(estimator - estimator.mean("network")).mean(cells)
     yield judged(
         where,
-        f"{name}: training that ends changes T less than another data set does, |network - "
+        f"{name}: that training stops changes T less than another data set does, |network - "
         "estimator| against |estimator - its mean over data sets|, in the mean over points",
         "α → 0, t → ∞; trained with α = 1e-5, 1e5 steps of 1e-3",
         f"{_spelt(trained)} against {_spelt(drawn)}",
@@ -130,9 +130,10 @@ def summary(dataset: "xr.Dataset") -> str:
     sentences.extend(_distances(name, gain, at) for _, name, gain, at in _trained(dataset))
     if "risk" in dataset:
         sentences.append(
-            "Stopping leaves directions of small eigenvalues of XᵀX/n unlearned, most of them near "
-            "n = d; descent leaves its flow by terms of first order in the rate; and weights that "
-            "the data do not move stay of size α."
+            "Stopping leaves what is slow unlearned: small weights take long to leave 0, and "
+            "directions of small eigenvalues of XᵀX/n, most of them near n = d, to be fitted; "
+            "descent leaves its flow by terms of first order in the rate; and weights that data do "
+            "not move stay of size α."
         )
     return " ".join(sentences)
 

@@ -75,10 +75,8 @@ def _closed_forms(config: Config) -> dict[str, np.ndarray]:
         n = config.trained_counts()[:, None, None]
         theta, sigma = _angles(config)[:, None], np.array(config.sigmas)
         d, depth = config.networks.d, config.networks.layers
-        return {
-            mode: np.asarray(dl.transferability(mode, n, d, theta, sigma, depth=depth))
-            for mode in config.modes
-        }
+        closed = jax.jit(partial(dl.transferability, depth=depth), static_argnums=0)
+        return {mode: np.asarray(closed(mode, n, d, theta, sigma)) for mode in config.modes}
 
 
 def _trained(
