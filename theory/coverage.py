@@ -1,8 +1,8 @@
-"""Which claims of the ledger answer to which numbered statement of a paper; why others have none.
+"""A table of every numbered statement of the papers, with the claims that test it.
 
 A statement is a theorem, lemma, proposition, corollary or definition, or a displayed equation that
-states a result; equations are listed by their numbers, so that none can go missing. `gaps` and
-`orphans` are empty for a ledger that is complete.
+states a result. Equations are listed by their numbers, so that none can go missing. A statement
+without claims has a reason instead. `gaps` and `orphans` are both empty for a complete ledger.
 """
 
 import fnmatch
@@ -22,8 +22,16 @@ EQUATIONS = {
 
 @dataclass(frozen=True)
 class Statement:
-    """`claims`: globs over the ids of the paper's claims, at least one of each in the ledger;
-    `reason`: why there are none, if there are none."""
+    """One statement of a paper, with the claims that test it or the reason why none does.
+
+    Attributes:
+      paper: Key of the paper in `EQUATIONS`.
+      name: What the statement is called, as "Theorem 3.6".
+      equations: Numbers of the displayed equations that belong to it.
+      claims: Glob patterns over the ids of the paper's claims, without "paper/". Each must match at
+        least one claim of a complete ledger.
+      reason: Why there are no claims; empty if there are.
+    """
 
     paper: str
     name: str
@@ -32,7 +40,14 @@ class Statement:
     reason: str = ""
 
     def answers(self, ids: Iterable[str]) -> list[str]:
-        """Those of the ids that belong to it, in their order."""
+        """Selects the claims that belong to this statement.
+
+        Args:
+          ids: Ids of claims, "paper/name".
+
+        Returns:
+          The ids that match one of the patterns, in their order.
+        """
         return [
             name for name in ids if any(_matches(name, glob, self.paper) for glob in self.claims)
         ]
@@ -43,7 +58,7 @@ def _matches(name: str, glob: str, paper: str) -> bool:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """ "1-3 7" is 1, 2, 3, 7."""
+    """Expands "1-3 7" to 1, 2, 3, 7."""
     ranges = (part.split("-") for part in text.split())
     return tuple(n for r in ranges for n in range(int(r[0]), int(r[-1]) + 1))
 
@@ -51,7 +66,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _table(
     paper: str, rows: Mapping[str, tuple[str, str] | tuple[str, str, str]]
 ) -> list[Statement]:
-    """Rows of (equations, globs), and a reason where there are no globs."""
+    """Builds statements from rows of (equations, globs), or (equations, "", reason)."""
     return [
         Statement(paper, name, _numbers(row[0]), tuple(row[1].split()), *row[2:])
         for name, row in rows.items()
@@ -184,8 +199,16 @@ STATEMENTS = (
 
 
 def gaps(ids: Iterable[str], statements: Sequence[Statement] = STATEMENTS) -> dict[str, list[str]]:
-    """What is not covered: statements with neither claims nor a reason, globs that match none of
-    the ids, and equations that no statement lists, by paper."""
+    """Lists what a set of claims leaves uncovered.
+
+    Args:
+      ids: Ids of all claims.
+      statements: The table to compare with.
+
+    Returns:
+      For each paper with gaps: the statements that have neither claims nor a reason, the patterns
+      that match no id, and the equations that no statement lists.
+    """
     ids, missing = list(ids), {paper: [] for paper in EQUATIONS}
     for statement in statements:
         uncovered = missing[statement.paper]
@@ -201,7 +224,15 @@ def gaps(ids: Iterable[str], statements: Sequence[Statement] = STATEMENTS) -> di
 
 
 def orphans(ids: Iterable[str], statements: Sequence[Statement] = STATEMENTS) -> list[str]:
-    """Ids of claims on these papers that belong to no statement."""
+    """Lists the claims on these papers that belong to no statement.
+
+    Args:
+      ids: Ids of all claims.
+      statements: The table to compare with.
+
+    Returns:
+      The ids without a statement; ids on papers outside of the table are ignored.
+    """
     return [
         name
         for name in ids
@@ -210,8 +241,15 @@ def orphans(ids: Iterable[str], statements: Sequence[Statement] = STATEMENTS) ->
 
 
 def report(ids: Iterable[str], statements: Sequence[Statement] = STATEMENTS) -> str:
-    """Paper by paper, each statement with its claims or the reason why it has none; what is
-    missing comes last, or that nothing is.
+    """Describes, paper by paper, which claims test each statement.
+
+    Args:
+      ids: Ids of all claims.
+      statements: The table to report on.
+
+    Returns:
+      A text of several lines. A statement without claims shows its reason. Gaps and claims without
+      a statement come last, or a sentence that there are none.
 
     >>> only = [Statement("sail", "Definition 1", (3, 4), ("T3a/*",))]
     >>> print(report(["sail/T3a/exact", "sail/T4/exact"], only).partition("Gaps:")[0].rstrip())
@@ -248,6 +286,7 @@ def _count(n: int, what: str) -> str:
 
 
 def _line(statement: Statement, answers: Sequence[str]) -> str:
+    """Formats one statement with its claims, wrapped to 100 columns."""
     where = ", eq{}. {}".format(
         "s" if len(statement.equations) > 1 else "", _spelt(statement.equations)
     )
@@ -260,7 +299,7 @@ def _line(statement: Statement, answers: Sequence[str]) -> str:
 
 
 def _spelt(numbers: Sequence[int]) -> str:
-    """1, 2, 3, 7 is "1-3 7"."""
+    """Abbreviates 1, 2, 3, 7 as "1-3 7"."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and n == runs[-1][-1] + 1:

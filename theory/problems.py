@@ -1,10 +1,11 @@
-"""Every convention of the theory, once.
+"""The conventions that all closed forms share, and the helpers that check arguments.
 
-Inputs x ~ N(0, I_d); labels y = x.beta_t + sigma * noise, noise ~ N(0, 1), so `sigma` is a
-standard deviation. Source and target are unit vectors at angle `theta` (radians). Training loss
-|y - X beta|^2 / (2n) (+ ridge |w|^2 / 2 on the trained weights), gradient flow at unit rate. Risk
-is the full E|beta_hat - beta_t|^2: no factor 1/2, no label noise. Load gamma = n / d. `depth`
-counts weight matrices: 1 is linear regression, inf is allowed where a closed form has that limit.
+Inputs are x ~ N(0, I_d). Labels are y = x.beta_t + sigma * noise with noise ~ N(0, 1), so `sigma`
+is a standard deviation. Source and target are unit vectors at an angle `theta` in radians. The
+training loss is |y - X beta|^2 / (2n), plus ridge |w|^2 / 2 on the trained weights where there is a
+ridge. Gradient flow runs at unit rate. The risk is the full E|beta_hat - beta_t|^2, with neither a
+factor 1/2 nor label noise. The load is gamma = n / d. `depth` counts weight matrices: 1 is linear
+regression, and inf is allowed where a closed form has that limit.
 """
 
 import functools
@@ -26,7 +27,14 @@ Result = TypeVar("Result")
 
 
 class Sample(NamedTuple):
-    """One target data set and the two tasks it belongs to."""
+    """A target data set, together with the source and target tasks.
+
+    Attributes:
+      x: Inputs `(n, d)`.
+      y: Noisy labels `(n,)` of the target task.
+      beta_s: Unit weight vector of the source task, `(d,)`.
+      beta_t: Unit weight vector of the target task, `(d,)`.
+    """
 
     x: Float[Array, "n d"]
     y: Float[Array, " n"]
@@ -35,8 +43,21 @@ class Sample(NamedTuple):
 
 
 def tasks(d: int, theta: ArrayLike) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
-    """Unit source e_1 and unit target cos(theta) e_1 + sin(theta) e_2; rotation invariance makes
-    this choice free for isotropic inputs."""
+    """Returns unit source and target vectors at a given angle.
+
+    The source is e_1 and the target is cos(theta) e_1 + sin(theta) e_2. For isotropic inputs any
+    other pair at this angle gives the same risks, by rotation invariance.
+
+    Args:
+      d: Dimension, at least 2.
+      theta: Angle between the tasks in radians, a scalar.
+
+    Returns:
+      The source and the target, each `(d,)`.
+
+    Raises:
+      ValueError: If d < 2.
+    """
     if d < 2:
         raise ValueError(f"d must be at least 2 (source and target span a plane); got {d}")
     theta = jnp.asarray(theta, dtype=float)
@@ -45,7 +66,21 @@ def tasks(d: int, theta: ArrayLike) -> tuple[Float[Array, " d"], Float[Array, " 
 
 
 def draw(key: Array, n: int, d: int, theta: ArrayLike, sigma: ArrayLike) -> Sample:
-    """A target set of n pairs (x, y) at the default float precision."""
+    """Draws a target data set of n Gaussian samples.
+
+    Args:
+      key: Random key.
+      n: Number of samples.
+      d: Dimension, at least 2.
+      theta: Angle between source and target in radians, a scalar.
+      sigma: Standard deviation of the label noise, a scalar.
+
+    Returns:
+      The sample, in the default float precision.
+
+    Raises:
+      ValueError: If d < 2.
+    """
     beta_s, beta_t = tasks(d, theta)
     key_x, key_noise = jax.random.split(key)
     x = jax.random.normal(key_x, (n, d))
@@ -53,10 +88,16 @@ def draw(key: Array, n: int, d: int, theta: ArrayLike, sigma: ArrayLike) -> Samp
 
 
 def in_float64(closed_form: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Computes in float64 whatever the caller's precision, in which the result is returned.
+    """Wraps a closed form so that it computes in float64 whatever the caller's precision.
 
-    Counts beyond 2^24, squares beyond 1e38 and differences of near numbers lie outside of float32,
-    the results do not.
+    Counts beyond 2^24, squares beyond 1e38 and differences of nearly equal numbers do not fit into
+    float32, although the results do.
+
+    Args:
+      closed_form: A function whose result is a pytree of arrays.
+
+    Returns:
+      The function with the same signature; its result has the caller's default float precision.
     """
 
     @functools.wraps(closed_form)
@@ -69,7 +110,18 @@ def in_float64(closed_form: Callable[Given, Result]) -> Callable[Given, Result]:
 
 
 def cos_sin(theta: ArrayLike) -> tuple[Array, Array]:
-    """The cosine and sine of an angle, 0 at the numbers next to pi/2 and pi in its precision."""
+    """Returns the cosine and sine of an angle; the cosine is exactly 0 at pi/2, the sine at pi.
+
+    Floating-point pi/2 and pi are not exact, so the library functions return about 1e-16 or 1e-8
+    there. The comparison is made in the precision of `theta`, before it is converted to the default
+    precision.
+
+    Args:
+      theta: Angles in radians, of any shape.
+
+    Returns:
+      The cosine and the sine, each with the shape of `theta`.
+    """
     theta = jnp.asarray(theta)
     theta = theta if jnp.issubdtype(theta.dtype, jnp.floating) else theta.astype(float)
     right, straight = (theta == jnp.asarray(x, theta.dtype) for x in (np.pi / 2, np.pi))
@@ -78,29 +130,69 @@ def cos_sin(theta: ArrayLike) -> tuple[Array, Array]:
 
 
 def wallis(m: int) -> float:
-    """C(2m, m) / 4^m = Gamma(m + 1/2) / (sqrt(pi) Gamma(m + 1)), where a difference of logarithms
-    of factorials would lose digits."""
+    """Computes C(2m, m) / 4^m = Gamma(m + 1/2) / (sqrt(pi) Gamma(m + 1)) without losing digits.
+
+    A difference of two logarithms of factorials would lose them at large m.
+
+    Args:
+      m: An integer >= 0.
+
+    Returns:
+      The ratio.
+    """
     m = int(m)  # 4**m overflows in NumPy's integers
+    # The exact binomial coefficient is cheap here; beyond, the Pochhammer symbol takes its place.
     if m < 10_000:
         return math.comb(2 * m, m) / 4**m
     return float(poch(m + 1, -0.5)) / math.sqrt(math.pi)
 
 
 def log1p(x: Array) -> Array:
-    """log(1 + x) to a few eps: XLA's own is some 100 off in float64."""
+    """Computes log(1 + x) to a few units of rounding.
+
+    XLA's own `log1p` is off by some 100 of them in float64.
+
+    Args:
+      x: Values >= -1, of any shape.
+
+    Returns:
+      The logarithms, with the shape of `x`.
+    """
+    # log(y) x / (y - 1): the rounding error of y cancels between numerator and denominator.
     y = 1 + x
     return jnp.where(y == 1, x, jnp.log(y) * x / jnp.where(y == 1, 1.0, y - 1))
 
 
 def angle(u: Float[Array, "*b d"], v: Float[Array, "*b d"]) -> Float[Array, "*b"]:
-    """The angle between nonzero vectors, to a few eps at both ends of [0, pi]: Kahan's form
-    2 atan2(|u - v|, |u + v|) of unit vectors."""
+    """Computes the angle between nonzero vectors, accurately at both ends of [0, pi].
+
+    Formula: 2 atan2(|u - v|, |u + v|) of the normalised vectors (Kahan). The arccosine of their
+    inner product loses half of the digits near 0 and pi.
+
+    Args:
+      u: Vectors `(..., d)`.
+      v: Vectors `(..., d)`; leading axes broadcast.
+
+    Returns:
+      Angles in radians in [0, pi], without the last axis.
+    """
     u, v = (a / jnp.linalg.norm(a, axis=-1, keepdims=True) for a in (u, v))
     return 2 * jnp.arctan2(jnp.linalg.norm(u - v, axis=-1), jnp.linalg.norm(u + v, axis=-1))
 
 
 def risk(beta: Float[Array, "*b d"], beta_t: Float[Array, "*b d"]) -> Float[Array, "*b"]:
-    """|beta - beta_t|^2, features-are-fate eq. (8) for Gaussian inputs."""
+    """Computes the risk |beta - beta_t|^2 of a linear predictor under isotropic inputs.
+
+    Args:
+      beta: Fitted weight vectors `(..., d)`.
+      beta_t: Target weight vectors `(..., d)`; leading axes broadcast.
+
+    Returns:
+      The risks, without the last axis.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eq. (8).
+    """
     return jnp.sum((beta - beta_t) ** 2, axis=-1)
 
 
@@ -110,9 +202,19 @@ def check(
     ok: Callable[[np.ndarray], np.ndarray | np.bool],
     allowed: str,
 ) -> None:
-    """Raise ValueError("{name} must be {allowed}; got ...") where a known value is not `ok`.
+    """Raises an error unless every known value satisfies a condition.
 
-    NaN is never ok: `ok` is a comparison, and comparisons with NaN are false.
+    Values that are traced by JAX are not known and pass unchecked. NaN never passes, since `ok` is
+    a comparison and comparisons with NaN are false.
+
+    Args:
+      name: The argument's name, for the message.
+      value: The value or array to check.
+      ok: Maps the values, as a NumPy array, to booleans.
+      allowed: Words for what is allowed; the message is "{name} must be {allowed}; got ...".
+
+    Raises:
+      ValueError: If a known value is not `ok`; the message shows the first such value.
     """
     values = concrete(value)
     if values is not None and not (good := np.asarray(ok(values))).all():
@@ -121,7 +223,17 @@ def check(
 
 
 def check_times(times: Sequence[float] | ArrayLike) -> Float[Array, " times"]:
-    """Increments of ascending times >= 0, from 0 on; ValueError for anything else."""
+    """Checks that times ascend from 0 and returns the increments between them.
+
+    Args:
+      times: Times `(times,)`, ascending, finite and >= 0. Equal neighbours are allowed.
+
+    Returns:
+      The increments `(times,)`; the first one counts from 0.
+
+    Raises:
+      ValueError: If `times` is not a non-empty vector, or is not ascending, finite and >= 0.
+    """
     times = jnp.asarray(times, dtype=float)
     if times.ndim != 1 or times.size == 0:
         raise ValueError(f"times must be a non-empty vector; got shape {times.shape}")
@@ -131,21 +243,61 @@ def check_times(times: Sequence[float] | ArrayLike) -> Float[Array, " times"]:
 
 
 def check_theta(theta: ArrayLike) -> None:
+    """Raises an error unless theta lies in [0, pi].
+
+    Args:
+      theta: Angles in radians; 1e-6 beyond pi is tolerated, as float32 rounds pi upwards.
+
+    Raises:
+      ValueError: If an angle lies outside.
+    """
     slack = 1e-6  # float32 pi is 9e-8 above pi
     check("theta", theta, lambda t: (t >= 0) & (t <= np.pi + slack), "an angle in [0, pi] radians")
 
 
 def check_sigma(sigma: ArrayLike) -> None:
+    """Raises an error unless sigma is a finite standard deviation >= 0.
+
+    Args:
+      sigma: Standard deviations of label noise.
+
+    Raises:
+      ValueError: If a value is negative, infinite or NaN.
+    """
     check("sigma", sigma, lambda s: (s >= 0) & (s < np.inf), "a finite standard deviation >= 0")
 
 
 def check_gamma(gamma: ArrayLike) -> None:
+    """Raises an error unless gamma is a finite load n / d >= 0.
+
+    Args:
+      gamma: Loads n / d.
+
+    Raises:
+      ValueError: If a value is negative, infinite or NaN.
+    """
     check("gamma", gamma, lambda g: (g >= 0) & (g < np.inf), "a finite load n/d >= 0")
 
 
 def check_ridge(ridge: ArrayLike) -> None:
+    """Raises an error unless ridge is a finite penalty >= 0.
+
+    Args:
+      ridge: Ridge penalties.
+
+    Raises:
+      ValueError: If a value is negative, infinite or NaN.
+    """
     check("ridge", ridge, lambda r: (r >= 0) & (r < np.inf), "finite and >= 0")
 
 
 def check_depth(depth: ArrayLike) -> None:
+    """Raises an error unless depth is a number of layers >= 1.
+
+    Args:
+      depth: Numbers of weight matrices; inf is allowed.
+
+    Raises:
+      ValueError: If a value is below 1 or NaN.
+    """
     check("depth", depth, lambda L: L >= 1, "a number of layers >= 1 (inf allowed)")

@@ -1,7 +1,9 @@
-"""Transfer between linear tasks by deep linear networks (features-are-fate, arXiv 2410.08194).
+"""Transfer learning between linear tasks with deep linear networks.
 
-Beyond the names below: `covariance` (any spectrum), `subspace` (sources of rank k), `divergences`
-(distances between tasks, and why they do not tell), `networks` (training the real thing).
+The subject is Tahir et al., Features are fate, 2024 (arXiv 2410.08194). This package exports
+closed-form risks, their distributions, estimators on given data, and simulators. More lies in the
+modules: `covariance` (inputs of any covariance), `subspace` (sources of rank k), `divergences`
+(distances between tasks) and `networks` (networks trained by gradient descent).
 """
 
 from theory.deep_linear.advice import (

@@ -1,7 +1,8 @@
-"""Which way of using the source is best, and by how much: the practitioner's question.
+"""Recommendations of how to use a source: the method of least expected risk, and by how much.
 
-Asked with numbers (`advise`), with the two weight vectors (`advise_tasks`), with feature matrices
-(`advise_features`) or with nothing but a sample of the target task (`advise_sample`).
+`advise` takes numbers, `advise_tasks` the two weight vectors, `advise_features` a matrix of
+features, and `advise_sample` nothing but a sample of the target task. The risks come from `risks`,
+`covariance` and `subspace`.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,16 @@ from theory.deep_linear.estimators import check_data
 
 
 class Advice(NamedTuple):
-    """The method of least expected risk, the risk it leaves, and what the next best would cost."""
+    """The method of least expected risk, compared with the others.
+
+    Attributes:
+      method: Name of the best method: "scratch", "linear transfer", "ridge transfer" or
+        "fine-tuning".
+      risk: Its expected risk.
+      runner_up: Name of the second-best method.
+      margin: By how much the runner-up's risk is larger.
+      risks: Expected risk of each method.
+    """
 
     method: str
     risk: float
@@ -35,11 +45,28 @@ def transfer_risks(
     depth: ArrayLike = 2,
     size: ArrayLike = 1.0,
 ) -> dict[str, Array]:
-    """Expected risk of each method; arrays broadcast; inf where a mean is infinite.
+    """Computes the expected risk of every method, for isotropic inputs.
 
     "scratch", "linear transfer" and "ridge transfer" (at the best ridge) are exact at finite n and
-    d; "fine-tuning" subtracts the limiting gain (n, d -> inf) from the exact scratch risk. size:
-    |beta_s| / |beta_t|, of which only fine-tuning takes notice.
+    d. "fine-tuning" is the exact scratch risk minus the limiting gain (n, d -> inf).
+
+    Args:
+      n: Number of target samples, >= 1.
+      d: Dimension, >= 1.
+      theta: Angle between source and target in radians, in [0, pi].
+      sigma: Standard deviation of the label noise in units of |beta_t|, >= 0.
+      depth: Number of weight matrices, >= 1, inf allowed; it matters for fine-tuning only.
+      size: |beta_s| / |beta_t|; it matters for fine-tuning only.
+
+    Returns:
+      The risk of each method in units of |beta_t|^2, with the broadcast shape of the arguments; inf
+      where a mean is infinite.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> {name: round(float(risk), 2) for name, risk in transfer_risks(50, 500, 0.3, 0.5).items()}
+    {'scratch': 0.93, 'linear transfer': 0.09, 'ridge transfer': 0.09, 'fine-tuning': 0.11}
     """
     scratch = risks.scratch_risk(n, d, sigma, allow_infinite=True)
     gain = risks.transferability("fine_tune", n, d, theta, sigma, depth=depth, size=size)
@@ -51,7 +78,21 @@ def transfer_risks(
 def advise(
     n: int, d: int, theta: float, sigma: float, *, depth: float = 2, size: float = 1.0
 ) -> Advice:
-    """The best way to use a source at angle theta, for n samples in d dimensions.
+    """Recommends how to use a source at a given angle to the target.
+
+    Args:
+      n: Number of target samples, >= 1.
+      d: Dimension, >= 1.
+      theta: Angle between source and target in radians, in [0, pi].
+      sigma: Standard deviation of the label noise in units of |beta_t|, >= 0.
+      depth: Number of weight matrices, >= 1, inf allowed.
+      size: |beta_s| / |beta_t|.
+
+    Returns:
+      The advice, with risks in units of |beta_t|^2.
+
+    Raises:
+      ValueError: If an argument is out of range.
 
     >>> advise(50, 500, 0.3, 0.2).method
     'fine-tuning'
@@ -70,10 +111,27 @@ def advise_tasks(
     inputs: Float[ArrayLike, "d d"] | None = None,
     depth: float = 2,
 ) -> Advice:
-    """The same for two weight vectors of any norms; risks in the units of |beta_t|^2.
+    """Recommends how to use a source, given the weight vectors of both tasks.
 
-    inputs: covariance matrix of x, the identity if None. With it, scratch and fine-tuning are
-    deterministic equivalents (n, d large); the transfers stay exact.
+    With `inputs`, the risks of scratch training and fine-tuning are deterministic equivalents (n
+    and d large). The others are exact.
+
+    Args:
+      beta_s: Source task `(d,)`, nonzero.
+      beta_t: Target task `(d,)`, nonzero.
+      n: Number of target samples.
+      sigma: Standard deviation of the label noise, in the units of the labels.
+      inputs: Covariance matrix of x, `(d, d)`; the identity if None.
+      depth: Number of weight matrices, >= 1, inf allowed.
+
+    Returns:
+      The advice, with risks |beta - beta_t|^2, in the norm of Sigma if `inputs` is given.
+
+    Raises:
+      ValueError: If an argument is out of range or shapes do not conform.
+
+    >>> advise_tasks(jnp.array([1.0, 0.0]), jnp.array([1.0, 0.5]), 50, 0.1).method
+    'scratch'
     """
     theta, size = angle(beta_s, beta_t), jnp.linalg.norm(jnp.asarray(beta_t, dtype=float))
     if inputs is None:
@@ -96,11 +154,25 @@ def advise_tasks(
 def advise_features(
     features: Float[ArrayLike, "d k"], target: Float[ArrayLike, "d m"], n: int, sigma: float
 ) -> Advice:
-    """The same for a source that left k features (columns, not necessarily orthonormal) and a
-    target of m outputs: scratch, linear transfer, or ridge transfer at its best ridge.
+    """Recommends how to use a source that left k features, for a target of m outputs.
 
-    Fine-tuning from rank k > 1 has no known law and is left out. ValueError for dependent columns.
-    Ridge is a deterministic equivalent (n and k large), the others are exact.
+    The choice is between scratch training, linear transfer and ridge transfer at its best ridge.
+    Fine-tuning from k > 1 features has no known law and is left out. The ridge risk is a
+    deterministic equivalent (n and k large), the others are exact.
+
+    Args:
+      features: Feature matrix `(d, k)` with linearly independent columns, not necessarily
+        orthonormal.
+      target: Target map `(d, m)`.
+      n: Number of target samples.
+      sigma: Standard deviation of the label noise of each output.
+
+    Returns:
+      The advice, with risks |B_hat - B|_F^2.
+
+    Raises:
+      ValueError: If shapes do not conform, a value is not finite, the columns are linearly
+        dependent, or a number is out of range.
     """
     U, B = jnp.asarray(features, dtype=float), jnp.asarray(target, dtype=float)
     if U.ndim != 2 or 0 in U.shape:
@@ -126,10 +198,20 @@ def advise_features(
 
 
 class SampleAdvice(NamedTuple):
-    """Advice from estimates: of the angle (rad), of the noise, of |beta_t| and of how unequal the
-    input variances are (`anisotropy` = d tr C^2 / (tr C)^2 of the population, 1 when isotropic, as
-    the risks assume). `stderr`: of how much more each method leaves than the advised one;
-    `undecided`: those within two of them, which the sample cannot tell from it."""
+    """Advice from a sample of the target task, with the estimates that it rests on.
+
+    Attributes:
+      advice: The recommendation.
+      stderr: For each method, the standard error of how much more risk it leaves than the advised
+        one.
+      undecided: Methods within two standard errors of the advised one; the sample cannot tell them
+        apart.
+      theta: Estimated angle between source and target, in radians.
+      sigma: Estimated standard deviation of the label noise.
+      size: Estimated |beta_t|.
+      anisotropy: Estimated d tr(C^2) / (tr C)^2 of the covariance C of the inputs. The risks assume
+        isotropic inputs, for which it is 1.
+    """
 
     advice: Advice
     stderr: dict[str, float]
@@ -148,11 +230,26 @@ def advise_sample(
     depth: float = 2,
     blocks: int = 20,
 ) -> SampleAdvice:
-    """The same from a sample of the target task; nothing is trained, and n < d is welcome.
+    """Recommends how to use a source, given only a sample of the target task.
 
-    Unbiased moments: |beta_t|^2 from pairs i != j of y_i y_j x_i.x_j, <beta_s, beta_t> from
-    y x.beta_s, sigma^2 from what of y^2 they leave. Inputs are taken to be centred with one
-    variance, which is estimated. The standard error is a jackknife over `blocks` blocks.
+    Nothing is trained, and n < d is allowed. The moments are estimated without bias: |beta_t|^2
+    from y_i y_j x_i.x_j over pairs i != j, <beta_s, beta_t> from y x.beta_s, and sigma^2 from what
+    these leave of y^2. Inputs are taken to be centred, with one common variance that is estimated.
+    Standard errors are a jackknife over blocks of the sample.
+
+    Args:
+      x: Inputs `(n, d)`.
+      y: Labels `(n,)`.
+      beta_s: Source task `(d,)`, nonzero.
+      depth: Number of weight matrices, >= 1, inf allowed.
+      blocks: Number of blocks of the jackknife, from 2 to n / 2.
+
+    Returns:
+      The advice and the estimates, with risks in the units of y^2.
+
+    Raises:
+      ValueError: If shapes do not conform, a value is not finite, `blocks` is out of range, or the
+        sample shows no linear dependence of y on x.
     """
     x, y, beta_s = (jnp.asarray(v, dtype=float) for v in (x, y, beta_s))
     check_data(x, y, beta_s)
@@ -201,7 +298,21 @@ def advise_sample(
 
 
 def angle(beta_s: Float[ArrayLike, " d"], beta_t: Float[ArrayLike, " d"]) -> Array:
-    """The angle between two weight vectors, accurate at both ends of [0, pi]."""
+    """Computes the angle between two weight vectors, accurately at both ends of [0, pi].
+
+    Args:
+      beta_s: First vector `(d,)`, nonzero.
+      beta_t: Second vector `(d,)`, nonzero.
+
+    Returns:
+      The angle in radians.
+
+    Raises:
+      ValueError: If the shapes differ, or a vector is 0 or not finite.
+
+    >>> round(float(angle(jnp.array([1.0, 0.0]), jnp.array([0.0, 2.0]))), 4)
+    1.5708
+    """
     source, target = (jnp.asarray(beta, dtype=float) for beta in (beta_s, beta_t))
     for name, vector in (("beta_s", source), ("beta_t", target)):
         size = jnp.linalg.norm(vector)
@@ -214,7 +325,7 @@ def angle(beta_s: Float[ArrayLike, " d"], beta_t: Float[ArrayLike, " d"]) -> Arr
 
 
 def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array]:
-    """Linear transfer, plain and at its best ridge."""
+    """Computes the risks of linear transfer, without ridge and at its best ridge."""
     plain = risks.linear_transfer_risk(n, theta, sigma, allow_infinite=True)
     best = risks.optimal_ridge(n, theta, sigma)
     # The best ridge is infinite at theta = pi/2 (nothing is transferred) and 0 without any error.
@@ -227,7 +338,7 @@ def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array
 
 
 def _advice(by_method: dict[str, Array], unit: float = 1.0) -> Advice:
-    """The best and the second best; `unit` is what the risks are multiples of."""
+    """Picks the best and the second-best method; the risks are multiples of `unit`."""
     plain = {name: unit * float(value) for name, value in by_method.items()}
     # sorted is stable: where methods tie, the simpler one is named
     first, second, *_ = sorted(plain, key=plain.__getitem__)

@@ -1,11 +1,15 @@
-"""Any covariance: risks from deterministic equivalents, n and d large together.
+"""Risks for Gaussian inputs of any covariance, from deterministic equivalents.
 
-Inputs x ~ N(0, Sigma). Everything is a function of the eigenvalues s_i of Sigma, of squared
-components in its eigenbasis, and of one number kappa(n, ridge), the ridge that the infinite-data
-problem would need: ridge = kappa (1 - df1(kappa)/n), df1 = sum s/(s + kappa). Objective
-|y - X b|^2 / n + ridge |b|^2 (ridge -> 0: gradient flow, minimum norm). Risk |b - beta_t|^2_Sigma.
-Relative errors are O(1/n) away from n = d; linear transfer is exact at any n. float32 rounds to
-about 1e-6 / |1 - n/d|.
+Inputs are x ~ N(0, Sigma). Every risk is a function of the eigenvalues s_i of Sigma, of squared
+components of the tasks in its eigenbasis, and of one number kappa(n, ridge). kappa is the ridge
+that the problem with infinitely many data would need to behave as this one does:
+
+    ridge = kappa (1 - df1(kappa) / n),  df1 = sum_i s_i / (s_i + kappa).
+
+The objective is |y - X b|^2 / n + ridge |b|^2 (ridge -> 0: gradient flow, the fit of minimum norm);
+the risk is |b - beta_t|^2_Sigma. Relative errors are O(1/n) away from n = d; linear transfer is
+exact at any n. In float32, rounding errors are about 1e-6 / |1 - n/d|. `risks` has the isotropic
+case.
 """
 
 from typing import NamedTuple
@@ -25,7 +29,18 @@ Spectrum = Float[Array, " d"]
 
 
 def power_law(d: int, exponent: ArrayLike) -> Spectrum:
-    """Eigenvalues i^(-exponent), scaled to mean 1."""
+    """Returns the eigenvalues i^(-exponent), i = 1, ..., d, scaled to mean 1.
+
+    Args:
+      d: Number of eigenvalues, at least 1.
+      exponent: The exponent, a scalar; 0 gives isotropic inputs.
+
+    Returns:
+      The eigenvalues `(d,)`, descending for exponents >= 0.
+
+    Raises:
+      ValueError: If d < 1.
+    """
     if d < 1:
         raise ValueError(f"d must be at least 1; got {d}")
     s = jnp.arange(1, d + 1, dtype=float) ** -jnp.asarray(exponent, dtype=float)
@@ -35,9 +50,21 @@ def power_law(d: int, exponent: ArrayLike) -> Spectrum:
 def diagonalise(
     covariance: Float[ArrayLike, "d d"], *vectors: Float[ArrayLike, " d"]
 ) -> tuple[Array, ...]:
-    """The eigenvalues of a covariance matrix, descending, and vectors in its eigenbasis: what the
-    other functions take. ValueError for a matrix that is not square, finite, symmetric and positive
-    semidefinite (up to rounding, which is set to 0), or not all 0.
+    """Returns the eigenvalues of a covariance matrix, and vectors in its eigenbasis.
+
+    The other functions of this module take their tasks in this form. Eigenvalues that are negative
+    only by rounding are set to 0.
+
+    Args:
+      covariance: Symmetric positive semidefinite matrix `(d, d)`, not all 0.
+      *vectors: Vectors `(d,)` to express in the eigenbasis.
+
+    Returns:
+      The eigenvalues `(d,)`, descending, followed by each vector in the eigenbasis `(d,)`.
+
+    Raises:
+      ValueError: If the matrix is not square, finite, symmetric, positive semidefinite or nonzero
+        (up to rounding), or a vector has another length or is not finite.
     """
     covariance = jnp.asarray(covariance, dtype=float)
     if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1] or covariance.size == 0:
@@ -73,13 +100,30 @@ def diagonalise(
 
 @problems.in_float64
 def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
-    """kappa >= ridge with ridge = kappa (1 - df1(kappa)/n), for n samples; 0 where nothing is left
-    (ridge = 0, n >= rank).
+    """Computes kappa >= ridge, which solves ridge = kappa (1 - df1(kappa) / n).
 
-    With s_1 >= s_2 >= ..., j = floor(n) and n df1 split at j, that is A(kappa) = B(kappa) for
-    A = n - j + sum_{i<=j} kappa/(s_i + kappa) and B = sum_{i>j} s_i/(s_i + kappa) + n ridge/kappa,
-    in which nothing cancels. log A - log B increases: Newton in log kappa, safeguarded by
-    bisection. Broadcasts over n and ridge; implicit derivatives.
+    It is 0 where ridge = 0 and n reaches the number of positive eigenvalues. Derivatives are those
+    of the implicit function.
+
+    For accuracy the equation is solved in another form. With s_1 >= s_2 >= ... and j = floor(n) it
+    reads A(kappa) = B(kappa), where nothing cancels:
+
+        A = n - j + sum_{i<=j} kappa / (s_i + kappa)
+        B = sum_{i>j} s_i / (s_i + kappa) + n ridge / kappa.
+
+    log A - log B increases in log kappa, so Newton's method, safeguarded by bisection, finds its
+    root.
+
+    Args:
+      eigenvalues: Eigenvalues of Sigma `(d,)`, >= 0, not all 0, in any order.
+      n: Number of samples, > 0.
+      ridge: Ridge penalty, >= 0.
+
+    Returns:
+      kappa, with the broadcast shape of n and ridge.
+
+    Raises:
+      ValueError: If an argument is out of range.
     """
     s = jnp.sort(check_spectrum(eigenvalues), descending=True)
     problems.check("n", n, lambda n: (n > 0) & (n < np.inf), "a finite number of samples > 0")
@@ -106,6 +150,7 @@ def _effective_ridge(s: Array, n: Array, ridge: Array) -> Array:
 
     next_ = jnp.append(s, 0.0)[j.astype(int)]
     bottom = jnp.maximum(ridge, next_ * (j + 1 - n) / n)  # df1 >= (j + 1) s / (s + kappa) there
+    # Where this bound from below is 0, so is kappa; a stand-in keeps the logarithms finite.
     found = bottom > 0
     top = ridge + s.sum() / n
     low, high = jnp.log(jnp.where(found, bottom, top)), jnp.log(top)
@@ -126,7 +171,16 @@ def _effective_ridge(s: Array, n: Array, ridge: Array) -> Array:
 
 
 class Equivalent(NamedTuple):
-    """Deterministic equivalents at one (spectrum, n, ridge); arrays broadcast over n and ridge."""
+    """Deterministic equivalents at one spectrum, for given n and ridge.
+
+    Arrays broadcast over n and ridge. `equivalent` constructs these.
+
+    Attributes:
+      eigenvalues: Eigenvalues of Sigma `(d,)`.
+      n: Number of samples.
+      kappa: Effective ridge, see `effective_ridge`.
+      ridge: Ridge penalty.
+    """
 
     eigenvalues: Spectrum
     n: Array
@@ -135,12 +189,24 @@ class Equivalent(NamedTuple):
 
     @property
     def df2(self) -> Array:
+        """The degrees of freedom sum_i (s_i / (s_i + kappa))^2."""
         return (self._share() ** 2).sum(-1)
 
     def risk(self, offset2: Float[Array, " d"], sigma: ArrayLike) -> Array:
-        """E|b - beta_t|^2_Sigma of an estimator started (centred) at beta_0; `offset2` holds the
-        squared eigencomponents of beta_t - beta_0. inf where df2 reaches n, unless nothing is
-        missed and sigma = 0."""
+        """Computes the expected risk E|b - beta_t|^2_Sigma of ridge regression centred at beta_0.
+
+            [kappa^2 delta^T Sigma (Sigma + kappa)^{-2} delta + sigma^2 df2 / n] / (1 - df2 / n)
+
+        with delta = beta_t - beta_0.
+
+        Args:
+          offset2: Squared components of beta_t - beta_0 in the eigenbasis, `(..., d)`. beta_0 is
+            where training starts (without ridge) or what the ridge pulls to.
+          sigma: Standard deviation of the label noise.
+
+        Returns:
+          The risks. They are inf where df2 reaches n, unless nothing is missed and sigma = 0.
+        """
         share, rest = self._share(), self._rest()
         missed = (self.eigenvalues * rest**2 * offset2).sum(-1)
         # 1 - df2/n = (1 - df1/n) + (df1 - df2)/n, where the first is ridge/kappa
@@ -155,11 +221,26 @@ class Equivalent(NamedTuple):
         return jnp.where(room > 0, top / jnp.where(room > 0, room, 1.0), full)
 
     def unseen(self, beta2: Float[Array, " d"]) -> Array:
-        """E beta^T (I - P) beta, P on the row space of X (ridge = 0)."""
+        """Computes E beta^T (I - P) beta, where P projects on the row space of X (ridge = 0).
+
+        Args:
+          beta2: Squared components of beta in the eigenbasis, `(..., d)`.
+
+        Returns:
+          kappa beta^T (Sigma + kappa)^{-1} beta.
+        """
         return (self._rest() * beta2).sum(-1)
 
     def fit_size(self, beta2: Float[Array, " d"], sigma: ArrayLike) -> Array:
-        """E|X^+ y|^2 for n < rank (ridge = 0)."""
+        """Computes E|X^+ y|^2 where n is below the rank of Sigma (ridge = 0).
+
+        Args:
+          beta2: Squared components of beta_t in the eigenbasis, `(..., d)`.
+          sigma: Standard deviation of the label noise.
+
+        Returns:
+          beta_t^T Sigma (Sigma + kappa)^{-1} beta_t + sigma^2 / kappa.
+        """
         sigma = jnp.asarray(sigma, dtype=float)
         return (self._share() * beta2).sum(-1) + sigma**2 / self.kappa
 
@@ -175,7 +256,19 @@ class Equivalent(NamedTuple):
 
 
 def equivalent(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0) -> Equivalent:
-    """The deterministic equivalent of n samples with these eigenvalues of Sigma."""
+    """Returns the deterministic equivalents for n samples of inputs with a given spectrum.
+
+    Args:
+      eigenvalues: Eigenvalues of Sigma `(d,)`, >= 0, not all 0.
+      n: Number of samples, > 0.
+      ridge: Ridge penalty, >= 0.
+
+    Returns:
+      The equivalents; their arrays have the broadcast shape of n and ridge.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
     kappa = effective_ridge(eigenvalues, n, ridge)
     n, ridge = (jnp.broadcast_to(jnp.asarray(v, dtype=float), kappa.shape) for v in (n, ridge))
     return Equivalent(jnp.asarray(eigenvalues, dtype=float), n, kappa, ridge)
@@ -188,7 +281,21 @@ def scratch_risk(
     sigma: ArrayLike,
     ridge: ArrayLike = 0.0,
 ) -> Array:
-    """Risk of (ridge) regression; `beta_t` in the eigenbasis of Sigma."""
+    """Computes the risk of training from scratch, or of ridge regression, for any covariance.
+
+    Args:
+      eigenvalues: Eigenvalues of Sigma `(d,)`, >= 0, not all 0.
+      beta_t: Target in the eigenbasis of Sigma, `(d,)`.
+      n: Number of samples, > 0.
+      sigma: Standard deviation of the label noise, >= 0.
+      ridge: Ridge penalty, >= 0.
+
+    Returns:
+      The risk in the large n, d limit, with the broadcast shape of n, sigma and ridge.
+
+    Raises:
+      ValueError: If an argument is out of range or shapes do not conform.
+    """
     check_vectors(eigenvalues, beta_t=beta_t)
     problems.check_sigma(sigma)
     return equivalent(eigenvalues, n, ridge).risk(jnp.asarray(beta_t) ** 2, sigma)
@@ -202,8 +309,26 @@ def fine_tune_risk(
     sigma: ArrayLike,
     depth: ArrayLike = 2,
 ) -> Array:
-    """Risk of X^+ y + c (I - P) beta_s with c at its deterministic value: fine-tuning all layers,
-    i.e. regression started at c beta_s. From n = rank on, the source is forgotten."""
+    """Computes the risk of fine-tuning all layers, for any covariance.
+
+    The predictor is X^+ y + c (I - P) beta_s with c of `null_scale` at its deterministic value,
+    that is, regression started at c beta_s. Once n reaches the rank of Sigma the source is
+    forgotten.
+
+    Args:
+      eigenvalues: Eigenvalues of Sigma `(d,)`, >= 0, not all 0.
+      beta_s: Source in the eigenbasis of Sigma, `(d,)`, nonzero.
+      beta_t: Target in the eigenbasis of Sigma, `(d,)`.
+      n: Number of samples, > 0.
+      sigma: Standard deviation of the label noise, >= 0; one number.
+      depth: Number of weight matrices, >= 1, inf allowed.
+
+    Returns:
+      The risk in the large n, d limit, with the broadcast shape of n and depth.
+
+    Raises:
+      ValueError: If an argument is out of range or shapes do not conform.
+    """
     check_vectors(eigenvalues, beta_s=beta_s, beta_t=beta_t)
     problems.check_sigma(sigma)
     problems.check_depth(depth)
@@ -224,8 +349,24 @@ def linear_transfer_risk(
     n: ArrayLike,
     sigma: ArrayLike,
 ) -> Array:
-    """Risk of refitting the scale of beta_s, exact for n > 2: the isotropic law at the angle in the
-    Sigma inner product and in units of |beta_t|_Sigma."""
+    """Computes the risk of refitting only the scale of beta_s, for any covariance, exactly.
+
+    It is the isotropic risk `risks.linear_transfer_risk` at the angle between the tasks in the
+    inner product of Sigma, in units of |beta_t|_Sigma.
+
+    Args:
+      eigenvalues: Eigenvalues of Sigma `(d,)`.
+      beta_s: Source in the eigenbasis of Sigma, `(d,)`, nonzero.
+      beta_t: Target in the eigenbasis of Sigma, `(d,)`.
+      n: Number of samples, > 2.
+      sigma: Standard deviation of the label noise, >= 0.
+
+    Returns:
+      The expected risk, with the broadcast shape of n and sigma.
+
+    Raises:
+      ValueError: If an argument is out of range or shapes do not conform.
+    """
     check_vectors(eigenvalues, beta_s=beta_s, beta_t=beta_t)
     theta, size2 = sigma_angle(eigenvalues, beta_s, beta_t)
     relative = jnp.asarray(sigma, dtype=float) / jnp.sqrt(size2)
@@ -233,7 +374,16 @@ def linear_transfer_risk(
 
 
 def sigma_angle(eigenvalues: Spectrum, beta_s: Spectrum, beta_t: Spectrum) -> tuple[Array, Array]:
-    """Angle between the tasks in the inner product of Sigma, and |beta_t|^2_Sigma."""
+    """Computes the angle between two tasks in the inner product of Sigma.
+
+    Args:
+      eigenvalues: Eigenvalues of Sigma `(d,)`.
+      beta_s: Source in the eigenbasis of Sigma, `(d,)`.
+      beta_t: Target in the eigenbasis of Sigma, `(d,)`.
+
+    Returns:
+      The angle in radians, and |beta_t|^2_Sigma.
+    """
     s, source, target = (jnp.asarray(v, dtype=float) for v in (eigenvalues, beta_s, beta_t))
     inner, ss, tt = (s * source * target).sum(), (s * source**2).sum(), (s * target**2).sum()
     residual = target - inner / ss * source
@@ -242,6 +392,17 @@ def sigma_angle(eigenvalues: Spectrum, beta_s: Spectrum, beta_t: Spectrum) -> tu
 
 
 def check_spectrum(eigenvalues: ArrayLike) -> Array:
+    """Checks the eigenvalues of a covariance and returns them as an array.
+
+    Args:
+      eigenvalues: Values to be `(d,)`, finite, >= 0 and not all 0.
+
+    Returns:
+      The eigenvalues in the default float precision.
+
+    Raises:
+      ValueError: If they are anything else.
+    """
     s = jnp.asarray(eigenvalues, dtype=float)
     if s.ndim != 1 or s.size == 0:
         raise ValueError(f"eigenvalues must be a vector of Sigma's eigenvalues; got {s.shape}")
@@ -253,6 +414,15 @@ def check_spectrum(eigenvalues: ArrayLike) -> Array:
 
 
 def check_vectors(eigenvalues: ArrayLike, **vectors: ArrayLike) -> None:
+    """Raises an error unless vectors conform to the eigenvalues and are finite.
+
+    Args:
+      eigenvalues: Eigenvalues `(d,)`.
+      **vectors: Vectors `(d,)` by name. One called `beta_s` must also be nonzero.
+
+    Raises:
+      ValueError: If a vector has another shape or is not finite, or `beta_s` is 0.
+    """
     shape = jnp.shape(eigenvalues)
     for name, vector in vectors.items():
         if jnp.shape(vector) != shape:

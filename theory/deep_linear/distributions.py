@@ -1,11 +1,14 @@
-"""The distribution, not only the mean, of a risk over data sets; exact at finite n and d.
+"""The distribution of a risk over data sets, not only its mean, exactly at finite n and d.
 
-For Gaussian X and unit tasks (features-are-fate Section 3, made exact):
-  scratch, n < d:    Beta((d-n)/2, n/2) + sigma^2 chi^2_n / chi^2_{d-n+1}, independent
-  scratch, n >= d:   sigma^2 chi^2_d / chi^2_{n-d+1}
-  linear transfer:   sin^2 + (sigma^2 + sin^2) F_{1,n} / n
-All are shift + Beta + scale * chi^2_a / chi^2_b, which is one `RiskLaw`. Fine-tuning has no such
-form, but an exact O(1) sampler (`laws`): its law is a `SampledLaw`, known up to a stated band.
+For Gaussian X and unit tasks (the setting of Features are fate, Section 3) the laws are
+
+    scratch, n < d:   Beta((d - n)/2, n/2) + sigma^2 chi^2_n / chi^2_{d-n+1}, independent
+    scratch, n >= d:  sigma^2 chi^2_d / chi^2_{n-d+1}
+    linear transfer:  sin^2 + (sigma^2 + sin^2) F_{1,n} / n
+
+All three have the form shift + Beta + scale * chi^2_a / chi^2_b, which is a `RiskLaw`. Fine-tuning
+has no such form but an exact sampler (`laws`); its law is a `SampledLaw`, an empirical distribution
+with a known error band. The means are those of `risks`.
 """
 
 from typing import NamedTuple
@@ -22,9 +25,18 @@ from theory.deep_linear.laws import overlaps_law
 
 
 class RiskLaw(NamedTuple):
-    """shift + Beta(missed / 2, seen / 2) + scale * chi^2_top / chi^2_bottom, independent terms.
+    """The law of shift + Beta(missed / 2, seen / 2) + scale * chi^2_top / chi^2_bottom.
 
-    missed = 0: the Beta is 0. All fields broadcast; methods return arrays of the broadcast shape.
+    The two random terms are independent. All fields broadcast, and methods return arrays of the
+    broadcast shape.
+
+    Attributes:
+      shift: Constant part of the risk.
+      missed: Twice the first parameter of the Beta; where it is 0, the Beta is 0.
+      seen: Twice the second parameter of the Beta.
+      scale: Factor of the ratio of chi-squares.
+      top: Degrees of freedom of the numerator.
+      bottom: Degrees of freedom of the denominator.
     """
 
     shift: Array
@@ -35,12 +47,20 @@ class RiskLaw(NamedTuple):
     bottom: Array
 
     def mean(self) -> Array:
-        """inf where the noise term has none (bottom <= 2)."""
+        """Computes the mean; it is inf where the noise term has none (bottom <= 2).
+
+        Returns:
+          The means.
+        """
         ratio = _finite(self.bottom > 2, lambda m: self.top / (m - 2), self.bottom)
         return self.shift + self._beta_mean() + self._scaled(self.scale, ratio)
 
     def variance(self) -> Array:
-        """inf where the noise term has none (bottom <= 4)."""
+        """Computes the variance; it is inf where the noise term has none (bottom <= 4).
+
+        Returns:
+          The variances.
+        """
         a, b = self.missed / 2, self.seen / 2
         beta = a * b / ((a + b) ** 2 * (a + b + 1))
         n = self.top
@@ -52,12 +72,31 @@ class RiskLaw(NamedTuple):
         return beta + self._scaled(self.scale**2, ratio)
 
     def cdf(self, risk: ArrayLike) -> Array:
-        """P(R <= risk): incomplete beta functions, averaged over the Beta term by Gauss-Legendre
-        quadrature in phi, Beta = sin^2 phi, where its density is smooth (128 nodes)."""
+        """Computes the probability that the risk is at most a given value.
+
+        Incomplete beta functions give both terms. They are combined by 128 nodes of Gauss-Legendre
+        quadrature over phi, where Beta = sin^2 phi, since the density is smooth in phi.
+
+        Args:
+          risk: Values of the risk; they broadcast against the fields.
+
+        Returns:
+          The probabilities P(R <= risk).
+        """
         return _cdf(self, jnp.asarray(risk, dtype=float))
 
     def quantile(self, probability: ArrayLike) -> Array:
-        """The risk that is not exceeded with this probability, in (0, 1); by bisection of `cdf`."""
+        """Computes the risk that is not exceeded with a given probability, by bisection of `cdf`.
+
+        Args:
+          probability: Probabilities strictly between 0 and 1; they broadcast against the fields.
+
+        Returns:
+          The quantiles.
+
+        Raises:
+          ValueError: If a probability is not strictly between 0 and 1.
+        """
         problems.check(
             "probability", probability, lambda p: (p > 0) & (p < 1), "strictly between 0 and 1"
         )
@@ -65,7 +104,15 @@ class RiskLaw(NamedTuple):
         return _quantile(self, p)
 
     def sample(self, key: Array, draws: int) -> Array:
-        """Independent risks [draws, ...]."""
+        """Draws independent risks.
+
+        Args:
+          key: Random key.
+          draws: Number of draws.
+
+        Returns:
+          The risks `(draws, ...)`, with the broadcast shape of the fields behind.
+        """
         shape = (draws, *jnp.broadcast_shapes(*(jnp.shape(v) for v in self)))
         first, second, third, fourth = jax.random.split(key, 4)
         noise = jax.random.chisquare(first, self.top, shape) / jax.random.chisquare(
@@ -128,7 +175,22 @@ def _quantile(law: RiskLaw, p: Array) -> Array:
 
 @problems.in_float64
 def scratch_law(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> RiskLaw:
-    """Law of the risk of training from scratch on n >= 1 samples in d >= 1 dimensions."""
+    """Returns the law of the risk of training from scratch on n Gaussian samples.
+
+    Args:
+      n: Number of samples, >= 1.
+      d: Dimension, >= 1.
+      sigma: Standard deviation of the label noise, >= 0.
+
+    Returns:
+      The law; its fields have the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> round(float(scratch_law(50, 100, 0.0).mean()), 4)
+    0.5
+    """
     _check_counts("n", n)
     _check_counts("d", d)
     problems.check_sigma(sigma)
@@ -138,7 +200,22 @@ def scratch_law(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> RiskLaw:
 
 
 def linear_transfer_law(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> RiskLaw:
-    """Law of the risk of linear transfer on n >= 1 samples."""
+    """Returns the law of the risk of refitting only the last layer on n Gaussian samples.
+
+    Args:
+      n: Number of samples, >= 1.
+      theta: Angle between source and target in radians, in [0, pi].
+      sigma: Standard deviation of the label noise, >= 0.
+
+    Returns:
+      The law; its fields have the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> round(float(linear_transfer_law(8, jnp.pi / 4, 0.5).mean()), 4)
+    0.625
+    """
     _check_counts("n", n)
     problems.check_theta(theta)
     problems.check_sigma(sigma)
@@ -151,36 +228,81 @@ def linear_transfer_law(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Ris
 
 
 class SampledLaw(NamedTuple):
-    """A law by exact draws of it. The true cdf lies within `band` of the empirical one."""
+    """A law that is known by exact draws of it.
+
+    The true distribution function lies within `band` of the empirical one.
+
+    Attributes:
+      draws: The draws `(..., draws)`, ascending along the last axis.
+      degrees: Moments of order >= degrees / 2 are infinite; inf if all moments exist.
+    """
 
     draws: Array
-    """Ascending, along the last axis."""
     degrees: Array
-    """Moments of order >= degrees / 2 are infinite; inf if all exist."""
 
     def mean(self) -> Array:
-        """inf where it is infinite; standard error: sqrt(variance / draws)."""
+        """Computes the mean of the draws, or inf where the true mean is infinite.
+
+        Its standard error is sqrt(variance / draws).
+
+        Returns:
+          The means, one per law.
+        """
         return jnp.where(self.degrees > 2, self.draws.mean(-1), jnp.inf)
 
     def variance(self) -> Array:
-        """inf where it is infinite."""
+        """Computes the variance of the draws, or inf where the true variance is infinite.
+
+        Returns:
+          The variances, one per law.
+        """
         return jnp.where(self.degrees > 4, self.draws.var(-1, ddof=1), jnp.inf)
 
     def cdf(self, risk: ArrayLike) -> Array:
-        """Share of draws <= risk; one law only (draws of one axis)."""
+        """Computes the share of draws that are at most a given value.
+
+        Args:
+          risk: Values of the risk, of any shape.
+
+        Returns:
+          The shares, with the shape of `risk`. Only a single law is supported: `draws` must have
+          one axis.
+        """
         risk = jnp.asarray(risk, dtype=float)
         return jnp.searchsorted(self.draws, risk, side="right") / self.draws.shape[-1]
 
     def quantile(self, probability: ArrayLike) -> Array:
-        """Empirical quantile, probabilities in (0, 1)."""
+        """Computes empirical quantiles.
+
+        Args:
+          probability: Probabilities strictly between 0 and 1, a scalar or a vector.
+
+        Returns:
+          The quantiles; the axis of a vector of probabilities comes first.
+
+        Raises:
+          ValueError: If a probability is not strictly between 0 and 1.
+        """
         problems.check(
             "probability", probability, lambda p: (p > 0) & (p < 1), "strictly between 0 and 1"
         )
         return jnp.quantile(self.draws, jnp.asarray(probability, dtype=float), axis=-1)
 
     def band(self, confidence: float = 0.99) -> float:
-        """Largest |empirical - true cdf| anywhere, with this confidence, by the inequality of
-        Dvoretzky, Kiefer, Wolfowitz and Massart: P(> e) <= 2 exp(-2 draws e^2)."""
+        """Bounds the distance between the empirical and the true distribution function.
+
+        This is the inequality of Dvoretzky, Kiefer, Wolfowitz and Massart, P(distance > e) <= 2
+        exp(-2 draws e^2).
+
+        Args:
+          confidence: Probability that the bound holds, strictly between 0 and 1.
+
+        Returns:
+          The largest distance anywhere, with this confidence.
+
+        Raises:
+          ValueError: If the confidence is not strictly between 0 and 1.
+        """
         if not 0 < confidence < 1:
             raise ValueError(f"confidence must be strictly between 0 and 1; got {confidence}")
         return float(np.sqrt(np.log(2 / (1 - confidence)) / (2 * self.draws.shape[-1])))
@@ -197,10 +319,26 @@ def fine_tune_law(
     size: ArrayLike = 1.0,
     draws: int = 100_000,
 ) -> SampledLaw:
-    """Law of the risk of fine-tuning on n samples in d dimensions, by exact draws.
+    """Returns the law of the risk of fine-tuning all layers on n Gaussian samples, by exact draws.
 
-    theta, depth and size broadcast; the draws are shared. Its moments are finite where those of
-    scratch training are: c grows more slowly than |X^+ y|.
+    All arrays of arguments share the same draws. The moments are finite where those of scratch
+    training are, since the factor c of `null_scale` grows more slowly than |X^+ y|.
+
+    Args:
+      key: Random key.
+      n: Number of samples, at least 1.
+      d: Dimension, at least 2.
+      theta: Angle between source and target in radians, in [0, pi].
+      sigma: Standard deviation of the label noise, >= 0; one number.
+      depth: Number of weight matrices, >= 1, inf allowed.
+      size: Norm of the pretrained predictor; the target has norm 1.
+      draws: Number of draws.
+
+    Returns:
+      The law; theta, depth and size broadcast to its leading axes.
+
+    Raises:
+      ValueError: If an argument is out of range.
     """
     problems.check_theta(theta)
     problems.check_sigma(sigma)
@@ -218,4 +356,5 @@ def _check_counts(name: str, value: ArrayLike) -> None:
 
 
 def _finite(exists: Array, moment, degrees: Array) -> Array:
+    """Computes `moment(degrees)` where it exists, else inf; 10 replaces degrees without one."""
     return jnp.where(exists, moment(jnp.where(exists, degrees, 10.0)), jnp.inf)

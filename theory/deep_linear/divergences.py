@@ -1,14 +1,15 @@
-"""How far apart two linear tasks are as laws of (x, y): KL, total variation, Wasserstein, Dudley.
+"""Distances between two linear tasks as laws of (x, y): KL, total variation, Wasserstein, Dudley.
 
-The subject of features-are-fate (arXiv 2410.08194), Section 2.1: x ~ N(0, I_d),
-y = beta.x + sigma noise, with beta = beta_s or beta_t of any norm (f and g in the paper). Closed
-forms where they exist, and otherwise two-sided bounds. Vectors are `[..., d]`; leading axes
-broadcast with each other and with sigma. Computed in float64 whatever the caller's precision.
+The setting is that of Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Section 2.1: x ~
+N(0, I_d) and y = beta.x + sigma noise, with beta = beta_s or beta_t of any norm. Closed forms are
+given where they exist, two-sided bounds elsewhere. Vectors are `(..., d)`; leading axes broadcast
+with each other and with sigma. Everything is computed in float64 whatever the caller's precision.
 
-Everything happens in three dimensions: outside the plane of the tasks x is independent of the rest
-and the same under both laws, so that it can be coupled identically, and projecting it away is
-1-Lipschitz. In the plane take u along delta = beta_s - beta_t and v across it. The laws of (u, v,
-y) are Gaussian with y = s u + v0 v + sigma noise and y = t u + v0 v + sigma noise, s - t = |delta|.
+Three dimensions are enough. Outside the plane of the tasks x is independent of the rest and the
+same under both laws, so it can be coupled identically, and projecting it away is 1-Lipschitz. In
+the plane take u along delta = beta_s - beta_t and v across it. The laws of (u, v, y) are Gaussian,
+with y = s u + v0 v + sigma noise under the source, y = t u + v0 v + sigma noise under the target,
+and s - t = |delta|.
 """
 
 from functools import partial
@@ -27,14 +28,22 @@ Vector = Float[ArrayLike, "*b d"]
 
 
 class Bounds(NamedTuple):
-    """lower <= distance <= upper."""
+    """Two numbers between which a distance lies.
+
+    Attributes:
+      lower: A lower bound.
+      upper: An upper bound.
+    """
 
     lower: Array
     upper: Array
 
 
 class _Tasks(NamedTuple):
-    """Slopes of y in (u, v): (s, v0) and (t, v0), s - t = gap = |delta| (all `[*b]`)."""
+    """Slopes of y in (u, v), all `(...)`: (s, v0) for the source and (t, v0) for the target.
+
+    `gap` is s - t = |delta|.
+    """
 
     gap: Array
     s: Array
@@ -47,9 +56,25 @@ class _Tasks(NamedTuple):
 def kl(
     beta_s: Vector, beta_t: Vector, sigma: ArrayLike, *, allow_infinite: bool = False
 ) -> Float[Array, "*b"]:
-    """D_KL(p_s || p_t) = |beta_s - beta_t|^2 / (2 sigma^2), eqs. (33), (34); symmetric.
+    """Computes the Kullback-Leibler divergence between the laws of two tasks.
 
-    Infinite at sigma = 0 (and 0 between equal tasks): refused unless `allow_infinite`.
+    D_KL(p_s || p_t) = |beta_s - beta_t|^2 / (2 sigma^2), which is symmetric.
+
+    Args:
+      beta_s: Source tasks `(..., d)`.
+      beta_t: Target tasks `(..., d)`.
+      sigma: Standard deviation of the label noise, >= 0.
+      allow_infinite: Whether sigma = 0 is allowed; it gives inf, or 0 between equal tasks.
+
+    Returns:
+      The divergences.
+
+    Raises:
+      ValueError: If sigma = 0 and `allow_infinite` is False, sigma is out of range, a task is not
+        finite, or shapes do not conform.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eqs. (33), (34).
 
     >>> float(kl(jnp.array([1.0, 0.0]), jnp.array([-1.0, 0.0]), 0.5))
     8.0
@@ -66,10 +91,22 @@ def kl(
 
 @problems.in_float64
 def total_variation(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Array, "*b"]:
-    """sup over events of p_s(A) - p_t(A) = (2/pi) arctan(|delta| / (2 sigma)), in [0, 1].
+    """Computes the total variation distance between the laws of two tasks.
 
-    Given x the laws of y are two normals delta.x apart; the rest is E over delta.x ~ N(0,
-    |delta|^2).
+    It is the largest p_s(A) - p_t(A) over events A, which equals (2/pi) arctan(|delta| / (2
+    sigma)). Given x, the laws of y are two normals delta.x apart; the formula is the mean over
+    delta.x ~ N(0, |delta|^2).
+
+    Args:
+      beta_s: Source tasks `(..., d)`.
+      beta_t: Target tasks `(..., d)`.
+      sigma: Standard deviation of the label noise, >= 0.
+
+    Returns:
+      The distances, in [0, 1].
+
+    Raises:
+      ValueError: If sigma is out of range, a task is not finite, or shapes do not conform.
     """
     return _total_variation(_tasks(beta_s, beta_t, sigma))
 
@@ -80,19 +117,45 @@ def _total_variation(tasks: _Tasks) -> Array:
 
 @problems.in_float64
 def wasserstein2(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Array, "*b"]:
-    """The Wasserstein-2 (Bures) distance, as a Procrustes problem: small gaps stay accurate."""
+    """Computes the Wasserstein-2 (Bures) distance between the laws of two tasks.
+
+    Formulated as a Procrustes problem, it stays accurate for small distances.
+
+    Args:
+      beta_s: Source tasks `(..., d)`.
+      beta_t: Target tasks `(..., d)`.
+      sigma: Standard deviation of the label noise, >= 0.
+
+    Returns:
+      The distances, Euclidean in (x, y).
+
+    Raises:
+      ValueError: If sigma is out of range, a task is not finite, or shapes do not conform.
+    """
     return jnp.linalg.norm(_displacement(_tasks(beta_s, beta_t, sigma)), axis=(-2, -1))
 
 
 @problems.in_float64
 def wasserstein1_bounds(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Bounds:
-    """Bounds of the Wasserstein-1 (Monge-Kantorovich) distance, Euclidean in (x, y).
+    """Bounds the Wasserstein-1 distance between the laws of two tasks, Euclidean in (x, y).
 
-    Upper: the mean displacement of two couplings of Gaussians, the one that shares x and the noise,
-    sqrt(2/pi) |delta|, and the one optimal for W_2. Lower: the best of the 1-Lipschitz witnesses
-    (|(w + w').z| - |(w - w').z|) / 2, |w|, |w'| <= 1, with w in the plane of (u, y) and w' in that
-    of (v, y); among them |y|, by which W_1 is unbounded (Thm 2.2). At sigma = 0 and beta_t =
-    -beta_s of length 1 both are 2 sqrt(2/pi).
+    The upper bound is the mean displacement of the better of two couplings of Gaussians: the one
+    that shares x and the noise, sqrt(2/pi) |delta|, and the one that is optimal for W_2. The lower
+    bound is the best 1-Lipschitz witness of the form (|(w + w').z| - |(w - w').z|) / 2 with |w|,
+    |w'| <= 1, w in the plane of (u, y) and w' in that of (v, y). Among these is |y|, by which W_1
+    is unbounded (Features are fate, Thm 2.2). At sigma = 0 and beta_t = -beta_s of norm 1 both
+    bounds are 2 sqrt(2/pi).
+
+    Args:
+      beta_s: Source tasks `(..., d)`.
+      beta_t: Target tasks `(..., d)`.
+      sigma: Standard deviation of the label noise, >= 0.
+
+    Returns:
+      Lower and upper bounds.
+
+    Raises:
+      ValueError: If sigma is out of range, a task is not finite, or shapes do not conform.
     """
     return _wasserstein1_bounds(_tasks(beta_s, beta_t, sigma))
 
@@ -111,10 +174,26 @@ def _wasserstein1_bounds(tasks: _Tasks) -> Bounds:
 
 @problems.in_float64
 def cosine_gap(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Array, "*b"]:
-    """|E h - E h| of the witness h = cos(y)/2, a lower bound of the Dudley metric: eq. (27).
+    """Computes |E_s h - E_t h| of the witness h = cos(y)/2, a lower bound of the Dudley metric.
 
-    exp(-sigma^2/2) |exp(-|beta_s|^2/2) - exp(-|beta_t|^2/2)| / 2. From here eq. (28) goes on with
-    the wrong sign: cos a + a^2 >= cos b - b^2 gives cos a - cos b >= -(a^2 + b^2), not a^2 + b^2.
+        exp(-sigma^2/2) |exp(-|beta_s|^2/2) - exp(-|beta_t|^2/2)| / 2
+
+    From here the paper's eq. (28) goes on with the wrong sign: cos a + a^2 >= cos b - b^2 gives cos
+    a - cos b >= -(a^2 + b^2), not a^2 + b^2.
+
+    Args:
+      beta_s: Source tasks `(..., d)`.
+      beta_t: Target tasks `(..., d)`.
+      sigma: Standard deviation of the label noise, >= 0.
+
+    Returns:
+      The lower bounds.
+
+    Raises:
+      ValueError: If sigma is out of range, a task is not finite, or shapes do not conform.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eq. (27).
     """
     tasks = _tasks(beta_s, beta_t, sigma)
     s2, t2 = tasks.s**2 + tasks.v0**2, tasks.t**2 + tasks.v0**2
@@ -125,13 +204,29 @@ def cosine_gap(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Array,
 
 @problems.in_float64
 def dudley_bounds(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Bounds:
-    """Bounds of the Dudley metric, sup |E_s h - E_t h| over |h|_L + |h|_inf <= 1 (eqs. 23, 24).
+    """Bounds the Dudley metric, sup |E_s h - E_t h| over |h|_Lipschitz + |h|_inf <= 1.
 
-    With L = |h|_L and M = 1 - L. Upper: sharing x and the noise, the largest E min(L |delta.x|,
-    2 M) over L; and, since no h exceeds min(L W_1, 2 M TV), 2 W_1 TV / (W_1 + 2 TV). Both are less
-    than 2 whatever the tasks: Thm 2.2 cannot hold for delta >= 2. Lower: the best over L of two
-    kinds of witness: M - min(L |a.z|, 2 M), a in the plane of (u, y), which reach 2 as the tasks
-    grow apart; and min(L |u|, L |w.z|, M) with the sign of u w.z, w in the plane of (v, y).
+    Write L = |h|_Lipschitz and M = 1 - L. Two upper bounds are taken, the smaller counts. Sharing x
+    and the noise gives the largest E min(L |delta.x|, 2 M) over L. And since no witness exceeds
+    min(L W_1, 2 M TV), 2 W_1 TV / (W_1 + 2 TV) is a bound. Both are less than 2 whatever the tasks,
+    so that the Dudley half of Thm 2.2 cannot hold for delta >= 2. The lower bound is the best over
+    L of two kinds of witness: M - min(L |a.z|, 2 M) with a in the plane of (u, y), which reach 2 as
+    the tasks grow apart; and min(L |u|, L |w.z|, M) with the sign of u w.z, w in the plane of (v,
+    y).
+
+    Args:
+      beta_s: Source tasks `(..., d)`.
+      beta_t: Target tasks `(..., d)`.
+      sigma: Standard deviation of the label noise, >= 0.
+
+    Returns:
+      Lower and upper bounds.
+
+    Raises:
+      ValueError: If sigma is out of range, a task is not finite, or shapes do not conform.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eqs. (23), (24) and Thm 2.2.
     """
     return _dudley_bounds(_tasks(beta_s, beta_t, sigma))
 
@@ -167,11 +262,27 @@ def coupled_samples(
     beta_t: Float[ArrayLike, " d"],
     sigma: ArrayLike,
 ) -> tuple[Float[Array, "n 3"], Float[Array, "n 3"]]:
-    """n points (u, v, y) of either law: three dimensions in which W_1 and Dudley are those of d.
+    """Draws samples of both laws in three dimensions, where W_1 and Dudley are those of d
+    dimensions.
 
-    Points are independent within a law; between the laws they are coupled, the W_2-optimal way.
-    Distances of samples are on average at least those of the laws (they are convex). Coupled, W_1
-    is on average at most W_2 and 0 at beta_s = beta_t, where independent samples err most.
+    Points are independent within a law. Between the laws they are coupled, in the W_2-optimal way.
+    Distances between samples are on average at least those between the laws, since they are convex.
+    With this coupling the sampled W_1 is on average at most W_2, and 0 at beta_s = beta_t, where
+    independent samples err most.
+
+    Args:
+      key: Random key.
+      n: Number of points of either law, at least 1.
+      beta_s: Source task `(d,)`.
+      beta_t: Target task `(d,)`.
+      sigma: Standard deviation of the label noise, >= 0, a scalar.
+
+    Returns:
+      Points (u, v, y) of the source and of the target, each `(n, 3)`.
+
+    Raises:
+      ValueError: If n < 1, there is more than one pair of tasks, sigma is out of range, a task is
+        not finite, or shapes do not conform.
     """
     if n < 1:
         raise ValueError(f"n must be at least 1; got {n}")
@@ -192,6 +303,7 @@ def _coupled_samples(key: Array, n: int, tasks: _Tasks) -> tuple[Array, Array]:
 
 
 def _tasks(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> _Tasks:
+    """Checks two tasks and projects them on the plane that they span."""
     for name, beta in (("beta_s", beta_s), ("beta_t", beta_t)):
         if (values := concrete(beta)) is not None and not np.isfinite(values).all():
             raise ValueError(f"{name} must be finite")
@@ -207,6 +319,7 @@ def _tasks(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> _Tasks:
 
 @jax.jit
 def _plane(beta_s: Array, beta_t: Array, sigma: Array) -> _Tasks:
+    """Computes the slopes of y along and across delta, in a frame where s - t is exact."""
     delta = beta_s - beta_t
     gap = jnp.linalg.norm(delta, axis=-1)
     u = delta / jnp.where(gap > 0, gap, 1.0)[..., None]
@@ -218,7 +331,7 @@ def _plane(beta_s: Array, beta_t: Array, sigma: Array) -> _Tasks:
 
 
 def _factors(tasks: _Tasks) -> tuple[Array, Array]:
-    """F [*b, 3, 3] with (u, v, y) = F z, z ~ N(0, I_3), for source and target."""
+    """Returns F `(..., 3, 3)` with (u, v, y) = F z, z ~ N(0, I_3), for source and target."""
     zero, one = jnp.zeros_like(tasks.gap), jnp.ones_like(tasks.gap)
 
     def factor(slope: Array) -> Array:
@@ -229,22 +342,23 @@ def _factors(tasks: _Tasks) -> tuple[Array, Array]:
 
 
 def _rotation(source: Array, target: Array) -> Array:
-    """The orthogonal Q that minimises |source - target Q|_F."""
+    """Returns the orthogonal Q that minimises |source - target Q|_F."""
     left, _, right = jnp.linalg.svd(jnp.swapaxes(target, -1, -2) @ source)
     return left @ right
 
 
 def _displacement(tasks: _Tasks) -> Float[Array, "*b 3 3"]:
-    """M with M z = point of the source - point of the target it is coupled to, W_2-optimally."""
+    """Returns M such that M z is the source point minus its W_2-optimal partner in the target."""
     source, target = _factors(tasks)
     return source - target @ _rotation(source, target)
 
 
 def _mean_length(matrix: Float[Array, "*b 3 3"]) -> Float[Array, "*b"]:
-    """E|M z|, z ~ N(0, I), from E sqrt(X) = int_0^inf (1 - E exp(-r^2 X)) dr / (r^2 sqrt(pi)).
+    """Computes E|M z| for z ~ N(0, I).
 
-    With r = e^x / |M|_F the integrand falls like e^{-|x|} and is analytic in |Im x| < pi/4, so that
-    the trapezoidal rule converges exponentially.
+    By E sqrt(X) = int_0^inf (1 - E exp(-r^2 X)) dr / (r^2 sqrt(pi)). With r = e^x / |M|_F the
+    integrand falls like e^{-|x|} and is analytic in |Im x| < pi/4, so that the trapezoidal rule
+    converges exponentially.
     """
     size = jnp.linalg.norm(matrix, axis=(-2, -1))
     unit = matrix / jnp.where(size > 0, size, 1.0)[..., None, None]
@@ -256,7 +370,7 @@ def _mean_length(matrix: Float[Array, "*b 3 3"]) -> Float[Array, "*b"]:
 
 
 def _spreads(tasks: _Tasks, a: Float[Array, "j k 3"]) -> tuple[Array, Array]:
-    """Standard deviations of a.z under source and target, `[*b, j, k]`."""
+    """Returns standard deviations of a.z under source and target, each `(..., j, k)`."""
     _, s, t, v0, sigma = (p[..., None, None] for p in tasks)
     u, v, y = a[..., 0], a[..., 1], a[..., 2]
     common = (v + v0 * y) ** 2 + (sigma * y) ** 2
@@ -264,7 +378,9 @@ def _spreads(tasks: _Tasks, a: Float[Array, "j k 3"]) -> tuple[Array, Array]:
 
 
 def _spread_gain(tasks: _Tasks, a: Float[Array, "j k 3"]) -> Array:
-    """The difference of `_spreads`, from that of the squares: nothing cancels for close tasks."""
+    """Returns the difference of `_spreads`, from that of the squares: nothing cancels for close
+    tasks.
+    """
     source, target = _spreads(tasks, a)
     gap, s, t, *_ = (p[..., None, None] for p in tasks)
     u, y = a[..., 0], a[..., 2]
@@ -273,14 +389,14 @@ def _spread_gain(tasks: _Tasks, a: Float[Array, "j k 3"]) -> Array:
 
 
 def _clipped_mean(spread: Array, clip: Array) -> Array:
-    """E min(|Y|, clip), Y ~ N(0, spread^2)."""
+    """Computes E min(|Y|, clip) for Y ~ N(0, spread^2)."""
     ratio = clip / (jnp.sqrt(2.0) * jnp.where(spread > 0, spread, 1.0))
     inner = jnp.sqrt(2 / jnp.pi) * spread * -jnp.expm1(-(ratio**2))
     return jnp.where(spread > 0, clip * jax.scipy.special.erfc(ratio) + inner, 0.0)
 
 
 def _truncated_displacement(gap: Array) -> Array:
-    """max over L of E min(L |Y|, 2 (1 - L)), Y ~ N(0, gap^2), concave in L.
+    """Computes max over L of E min(L |Y|, 2 (1 - L)) for Y ~ N(0, gap^2), which is concave in L.
 
     The kink |Y| = 2 (1 - L)/L is kept as sqrt(2) gap r, and its r found by bisection.
     """
@@ -299,11 +415,11 @@ def _truncated_displacement(gap: Array) -> Array:
 
 
 def _clipped_joint_mean(spread: Array, covariance: Array, clip: Array) -> Array:
-    """E sgn(A B) min(|A|, |B|, clip) for A ~ N(0, 1), B ~ N(0, spread^2) and their covariance.
+    """Computes E sgn(A B) min(|A|, |B|, clip) for A ~ N(0, 1), B ~ N(0, spread^2), correlated.
 
-    2 int_0^clip P(A > x, B > x) - P(A > x, B < -x) dx; the derivative of P(A > x, B > x) in the
-    correlation r is the density (Plackett), whose integral over x is an erf. What is left runs
-    over r = sin(phi) from -r to r and is smooth: Gauss and Legendre.
+    It is 2 int_0^clip P(A > x, B > x) - P(A > x, B < -x) dx. The derivative of P(A > x, B > x) in
+    the correlation r is the density (Plackett), whose integral over x is an erf. What is left runs
+    over r = sin(phi) from -r to r and is smooth: Gauss-Legendre quadrature.
     """
     nodes, weights = (jnp.asarray(v, spread.dtype) for v in np.polynomial.legendre.leggauss(16))
     b = jnp.where(spread > 0, spread, 1.0)[..., None]

@@ -1,7 +1,8 @@
-"""What each way of training ends at on one given data set (X, y), as vectors.
+"""The predictor that each way of training ends at, on one given data set (X, y).
 
-Limits of gradient flow from small (scratch) or rank-one pretrained weights (features-are-fate Thms
-3.5, 3.7 and 3.9, the last corrected). Any design X of any rank; no distributional assumption.
+These are limits of gradient flow from small weights (scratch) or from rank-one pretrained weights.
+They hold for any design X of any rank, without assumptions on its distribution. `networks` trains
+real networks towards the same limits.
 """
 
 import jax.numpy as jnp
@@ -18,14 +19,54 @@ Vector = Float[Array, " d"]
 
 
 def scratch_fit(x: Design, y: Labels) -> Vector:
-    """X^+ y: the interpolant (or least-squares fit) of minimum norm."""
+    """Computes X^+ y, the least-squares fit of minimum norm, where training from scratch ends.
+
+    Args:
+      x: Inputs `(n, d)`.
+      y: Labels `(n,)`.
+
+    Returns:
+      The fitted weight vector `(d,)`.
+
+    Raises:
+      ValueError: If shapes do not conform or a value is not finite.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.5.
+
+    >>> scratch_fit(jnp.array([[2.0, 0.0]]), jnp.array([4.0])).round(3).tolist()
+    [2.0, 0.0]
+    """
     check_data(x, y)
     return _fit(x, y)[0]
 
 
 def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike = 0.0) -> Vector:
-    """The multiple of beta_s that fits best: one coefficient, penalised by n ridge |w|^2 on unit
-    features (the sparsified features of Thm 3.4); 0 where the data see nothing of beta_s."""
+    """Computes the multiple of beta_s that fits best, where training only the last layer ends.
+
+    One coefficient w is fitted on the unit feature beta_s / |beta_s|, under the loss |y - X beta|^2
+    / (2n) + ridge w^2 / 2. It is 0 where the data see nothing of beta_s.
+
+    Args:
+      x: Inputs `(n, d)`.
+      y: Labels `(n,)`.
+      beta_s: Source weight vector `(d,)`, nonzero.
+      ridge: Ridge penalty >= 0.
+
+    Returns:
+      The fitted weight vector `(d,)`, parallel to beta_s.
+
+    Raises:
+      ValueError: If shapes do not conform, a value is not finite, beta_s is 0 or ridge < 0.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eqs. (11) and (14), with the
+      sparsified features of Thm 3.4.
+
+    >>> x, y = jnp.array([[1.0, 0.0], [1.0, 1.0]]), jnp.array([1.0, 3.0])
+    >>> linear_transfer_fit(x, y, jnp.array([5.0, 0.0])).round(3).tolist()
+    [2.0, 0.0]
+    """
     check_data(x, y, beta_s)
     problems.check_ridge(ridge)
     unit = beta_s / jnp.linalg.norm(beta_s)
@@ -35,10 +76,30 @@ def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike =
 
 
 def fine_tune_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2) -> Vector:
-    """X^+ y + c (I - P) beta_s: where a depth-layer network started from beta_s ends.
+    """Computes X^+ y + c (I - P) beta_s, where fine-tuning all layers ends.
 
-    P projects on the row space of x; c = `null_scale` in units of |beta_s|. Rank-one balanced
-    pretrained weights; depth 1 is linear regression started at beta_s (c = 1).
+    P projects on the row space of x, and c is `null_scale` in units of |beta_s|. The pretrained
+    weights are rank one and balanced with predictor beta_s. Depth 1 is linear regression started at
+    beta_s, with c = 1.
+
+    Args:
+      x: Inputs `(n, d)`.
+      y: Labels `(n,)`.
+      beta_s: Predictor of the pretrained network `(d,)`, nonzero.
+      depth: Number of weight matrices, >= 1, inf allowed.
+
+    Returns:
+      The fitted weight vector `(d,)`.
+
+    Raises:
+      ValueError: If shapes do not conform, a value is not finite, beta_s is 0 or depth < 1.
+
+    References:
+      Corrects Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.9, eq. (142).
+
+    >>> x, y = jnp.array([[2.0, 0.0]]), jnp.array([4.0])
+    >>> [round(float(b), 3) for b in fine_tune_limit(x, y, jnp.array([0.0, 3.0]), depth=1)]
+    [2.0, 3.0]
     """
     check_data(x, y, beta_s)
     fitted, projected = _fit(x, y, beta_s)
@@ -49,7 +110,7 @@ def fine_tune_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2) 
 
 
 def _fit(x: Design, y: Labels, beta: Vector | None = None) -> tuple[Vector, Vector]:
-    """X^+ y and P beta; relative singular values below max(n, d) eps count as zero."""
+    """Returns X^+ y and P beta; relative singular values below max(n, d) eps count as zero."""
     u, s, vt = jnp.linalg.svd(x, full_matrices=False)
     seen = s > max(x.shape) * jnp.finfo(s.dtype).eps * s[0]
     vt = jnp.where(seen[:, None], vt, 0.0)
@@ -58,8 +119,16 @@ def _fit(x: Design, y: Labels, beta: Vector | None = None) -> tuple[Vector, Vect
 
 
 def check_data(x: Array, y: Array, beta: Array | None = None) -> None:
-    """ValueError, naming the argument, for shapes that do not conform, non-finite values and a
-    source of norm zero."""
+    """Raises an error, naming the argument, unless data and source conform.
+
+    Args:
+      x: Inputs, to be `(n, d)` with n, d >= 1.
+      y: Labels, to be `(n,)`.
+      beta: Source, to be `(d,)` and nonzero; not checked if None.
+
+    Raises:
+      ValueError: If shapes do not conform, a value is not finite, or the source has norm 0.
+    """
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"x must have shape [n, d] with n, d >= 1; got {x.shape}")
     if y.shape != x.shape[:1]:

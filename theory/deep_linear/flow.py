@@ -1,9 +1,14 @@
-"""Fine-tuning in finite time: gradient flow of a deep network as an ODE for its predictor.
+"""Predictors during training: gradient flow at finite times, on one given data set.
 
-From the rank-one balanced pretrained state the whole network follows from b = W_1 ... W_L:
-db/dt = -|b|^{2-2/L} [g + (L-1) b (b.g)/|b|^2], g = C b - X^T y/n, C = X^T X/n. What the data cannot
-see of b keeps its direction, so in the eigenbasis of C the state has min(n, d) + 1 numbers and no
-matrix. The limit t -> inf is `fine_tune_limit`, far off near n = d, where eigenvalues are small.
+From a rank-one balanced pretrained state the whole network follows from its predictor b = W_1 ...
+W_L, which obeys
+
+    db/dt = -|b|^{2-2/L} [g + (L-1) b (b.g)/|b|^2],  g = C b - X^T y/n,  C = X^T X/n.
+
+The part of b that the data cannot see keeps its direction. In the eigenbasis of C the state
+therefore has min(n, d) + 1 numbers, and no weight matrix is stored. The limit t -> inf is
+`estimators.fine_tune_limit`; near n = d it is reached late, as small eigenvalues of C are slow.
+`training_time` has mean risks of linear models along time.
 """
 
 from collections.abc import Sequence
@@ -30,9 +35,30 @@ def fine_tune_flow(
     times: Sequence[float] | Array,
     depth: ArrayLike = 2,
 ) -> Float[Array, "times d"]:
-    """The predictor at ascending times >= 0, in units of the loss |y - X beta|^2 / (2n).
+    """Integrates the fine-tuning of all layers and returns the predictor at given times.
 
-    Fourth-order Runge-Kutta with a step tied to the fastest time scale. depth in [1, inf).
+    The integrator is the classical fourth-order Runge-Kutta scheme, with a step tied to the fastest
+    time scale of the equation.
+
+    Args:
+      x: Inputs `(n, d)`.
+      y: Labels `(n,)`.
+      beta_s: Predictor of the pretrained network `(d,)`, nonzero.
+      times: Ascending times `(times,)`, >= 0, of gradient flow at unit rate on the loss |y - X
+        beta|^2 / (2n).
+      depth: Number of weight matrices, in [1, inf).
+
+    Returns:
+      The predictors `(times, d)`.
+
+    Raises:
+      ValueError: If shapes do not conform, a value is not finite, beta_s is 0, depth is out of
+        range, or times are not ascending and >= 0.
+
+    >>> x, y = jnp.array([[2.0, 0.0]]), jnp.array([4.0])
+    >>> path = fine_tune_flow(x, y, jnp.array([0.0, 3.0]), [0.0, 50.0], depth=1)
+    >>> [[round(float(b), 3) for b in beta] for beta in path]
+    [[0.0, 3.0], [2.0, 3.0]]
     """
     check_data(x, y, beta_s)
     problems.check(
@@ -48,9 +74,29 @@ def linear_flow(
     beta_0: Float[Array, " d"],
     times: Float[ArrayLike, " times"],
 ) -> Float[Array, "times d"]:
-    """The same for one layer, exactly and from any start: beta_0 = 0 is training from scratch.
+    """Computes the predictor of linear regression under gradient flow, exactly and from any start.
 
-    b(t) = beta_0 + X^+ diag(1 - e^{-t s^2/n}) (y - X beta_0); times >= 0, inf allowed.
+    With singular values s of X,
+
+        b(t) = beta_0 + X^+ diag(1 - e^{-t s^2/n}) (y - X beta_0),
+
+    in the basis of the left singular vectors. beta_0 = 0 is training from scratch.
+
+    Args:
+      x: Inputs `(n, d)`.
+      y: Labels `(n,)`.
+      beta_0: Predictor at time 0, `(d,)`.
+      times: Times `(times,)`, >= 0, in any order, inf allowed; units as in `fine_tune_flow`.
+
+    Returns:
+      The predictors `(times, d)`.
+
+    Raises:
+      ValueError: If shapes do not conform, a value is not finite, or a time is negative.
+
+    >>> x, y = jnp.array([[2.0, 0.0]]), jnp.array([4.0])
+    >>> linear_flow(x, y, jnp.zeros(2), [0.0, jnp.inf]).round(3).tolist()
+    [[0.0, 0.0], [2.0, 0.0]]
     """
     check_data(x, y)
     if beta_0.shape != x.shape[1:]:

@@ -1,12 +1,12 @@
-"""Simulation of a whole phase diagram with one factorisation per draw.
+"""Simulation of a whole phase diagram from one factorisation per data set.
 
-Rows of X are nested: n samples are the first n rows. With X_d = L Q (L lower triangular, one QR),
-the first n rows of B = L^{-1} [X beta_s, X nu, noise] give X_n^+ [...] in the basis of Q's rows, so
-the Gram matrices of ALL n <= d are cumulative sums of 3 x 3 outer products. For n > d only the
-noise is left: X^T X grows block by block, with one Cholesky factorisation per requested n. Angles,
-noise levels and depths cost nothing (see `overlaps`).
+The data sets are nested: n samples are the first n rows of X. With X_d = L Q (L lower triangular,
+from one QR factorisation), the first n rows of B = L^{-1} [X beta_s, X nu, noise] give X_n^+ [...]
+in the basis of Q's rows. The Gram matrices of all n <= d are therefore cumulative sums of 3 x 3
+outer products. For n > d only the noise matters: X^T X grows block by block, with one Cholesky
+factorisation per requested n. Angles, noise levels and depths cost nothing more (see `overlaps`).
 
-Draws are independent; along gamma, theta, sigma and depth they share their data, so neighbouring
+Draws are independent. Along gamma, theta, sigma and depth they share their data, so neighbouring
 points of a curve are correlated.
 """
 
@@ -22,11 +22,22 @@ from theory.deep_linear.overlaps import Overlaps, bordered
 
 
 def simulate_overlaps(keys: Array, ns: Sequence[int], d: int) -> Overlaps:
-    """Overlaps of one Gaussian data set per key at every n in `ns`: leading axes [keys, ns].
+    """Simulates Gaussian data sets and computes their overlaps at several numbers of samples.
 
-    `keys` is an array of typed keys, `jax.random.split(key, draws)`; a draw depends on its own key
-    and on max(ns) alone. float64 whatever the caller's precision: the Gram matrix squares the
-    condition number, which is large near n = d.
+    The result is in float64 whatever the caller's precision: the Gram matrix squares the condition
+    number, which is large near n = d. A draw depends on its own key and on max(ns) alone.
+
+    Args:
+      keys: One typed random key per draw, `jax.random.split(key, draws)`.
+      ns: Numbers of samples, integers >= 1, in any order.
+      d: Dimension, at least 2.
+
+    Returns:
+      Overlaps with leading axes `(keys, ns)`, in the order given.
+
+    Raises:
+      ValueError: If `ns` is empty or holds anything but integers >= 1, d < 2, or `keys` is not a
+        vector of typed keys.
     """
     counts = np.asarray(ns)
     if counts.ndim != 1 or counts.size == 0 or counts.dtype.kind not in "iu" or (counts < 1).any():
@@ -61,10 +72,19 @@ def nested_overlaps(
     tasks: Float[Array, "d 2"],
     ns: Sequence[int],
 ) -> Overlaps:
-    """Overlaps of the first n rows of (x, noise) for every n of ascending `ns`, m >= max(ns).
+    """Computes the overlaps of the first n rows of given data, for several n.
 
-    `tasks` holds the orthonormal columns (beta_s, nu). Any x whose first min(n, d) rows are
-    linearly independent; in float32 expect errors of the order of eps cond(x)^2 near n = d.
+    The first min(n, d) rows of x must be linearly independent. In float32 expect errors of the
+    order of eps cond(x)^2 near n = d.
+
+    Args:
+      x: Inputs `(m, d)`, m >= max(ns).
+      noise: Unit noise of the labels, `(m,)`.
+      tasks: Orthonormal columns (beta_s, nu), `(d, 2)`.
+      ns: Numbers of samples, ascending.
+
+    Returns:
+      Overlaps with a leading axis `ns`.
     """
     d = x.shape[1]
     below = np.array([n for n in ns if n <= d], dtype=int)
@@ -85,7 +105,7 @@ def nested_overlaps(
 
 
 def _noise_fits(x: Array, noise: Array, ns: np.ndarray) -> Float[Array, "ns d"]:
-    """X_n^+ noise for ascending n > d, from one growing Gram matrix."""
+    """Computes X_n^+ noise for ascending n > d, from one growing Gram matrix."""
     # Every step adds the rows between two requested n, padded to one shape and masked.
     offsets = np.arange(np.diff(ns).max(initial=0))
     rows = ns[:-1, None] + offsets

@@ -1,8 +1,10 @@
-"""Exact laws at finite n and d: draws of `Overlaps` that never build X.
+"""An exact sampler of `Overlaps` at finite n and d, which never builds a data matrix.
 
-For Gaussian X the 3 x 3 Gram matrix has a law made of chi-squares: (I - P) on span(beta_s, nu) is a
-matrix-variate Beta, |X^+ noise|^2 is chi^2_min / chi^2_{|n-d|+1}, and the direction of X^+ noise is
-uniform in the row space. O(1) per draw, any n and d.
+For Gaussian X the 3 x 3 Gram matrix of `Overlaps` is made of chi-squares and normals. With P the
+projection on the row space of X, I - P restricted to span(beta_s, nu) is a matrix-variate Beta,
+|X^+ noise|^2 is chi^2_min(n, d) / chi^2_{|n - d| + 1}, and the direction of X^+ noise is uniform in
+the row space. A draw costs O(1) for any n and d. `grid` simulates the same quantities from actual
+data.
 """
 
 from typing import cast
@@ -15,10 +17,23 @@ from theory.deep_linear.overlaps import Overlaps, bordered
 
 
 def overlaps_law(key: Array, n: int, d: int, draws: int) -> Overlaps:
-    """`draws` exact samples of the overlaps of n Gaussian samples in d >= 2 dimensions.
+    """Draws exact samples of the overlaps of n Gaussian samples in d dimensions.
 
-    `gram` has its exact joint law, and so have scratch and fine-tuning risks together; `source` has
-    its exact law too, but is drawn independently of `gram`: do not pair them.
+    The Gram matrix has its exact joint law, so scratch and fine-tuning risks may be compared draw
+    by draw. `source` has its exact law too, but is drawn independently of `gram`: do not pair the
+    two.
+
+    Args:
+      key: Random key.
+      n: Number of samples, at least 1.
+      d: Dimension, at least 2.
+      draws: Number of independent draws, at least 1.
+
+    Returns:
+      Overlaps with a leading axis `draws`.
+
+    Raises:
+      ValueError: If n < 1, d < 2 or draws < 1.
     """
     if n < 1 or d < 2 or draws < 1:
         raise ValueError(f"need n >= 1, d >= 2, draws >= 1; got n={n}, d={d}, draws={draws}")
@@ -39,7 +54,7 @@ def overlaps_law(key: Array, n: int, d: int, draws: int) -> Overlaps:
 
 @jax.jit
 def _overlaps(frames, noise, plane: Array, rest: Array, pair, n: Array) -> Overlaps:
-    """The overlaps from independent draws of chi-squares and normals."""
+    """Assembles overlaps from independent draws of chi-squares and normals."""
     if frames is not None:
         # An orthonormal 2-frame in R^d is a Gaussian frame times the inverse root of its Gram
         # matrix; by rotation invariance P keeps its first n rows.
@@ -64,19 +79,22 @@ def _overlaps(frames, noise, plane: Array, rest: Array, pair, n: Array) -> Overl
 
 
 def _chi2(key: Array, degrees: int, draws: int) -> Float[Array, " draws"]:
+    """Draws chi-squares; with 0 degrees of freedom they are 0."""
     if degrees == 0:
         return jnp.zeros(draws)
     return cast(Array, jax.random.chisquare(key, degrees, (draws,)))
 
 
 def _bartlett(key: Array, degrees: int, draws: int) -> tuple[Array, Array, Array]:
-    """The squared diagonal and the other entry of a triangular root of `_wishart`."""
+    """Draws the two squared diagonal entries and the other entry of a triangular root of
+    `_wishart`.
+    """
     first, second, off = jax.random.split(key, 3)
     diagonal = _chi2(first, degrees, draws), _chi2(second, degrees - 1, draws)
     return *diagonal, jax.random.normal(off, (draws,))
 
 
 def _wishart(a2: Array, c2: Array, b: Array) -> Float[Array, "draws 2 2"]:
-    """G^T G for a Gaussian G [degrees, 2], by Bartlett's decomposition."""
+    """Returns G^T G for a Gaussian G `(degrees, 2)`, by Bartlett's decomposition."""
     a = jnp.sqrt(a2)
     return jnp.stack([jnp.stack([a * a, a * b], -1), jnp.stack([a * b, b * b + c2], -1)], -2)

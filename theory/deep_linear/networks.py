@@ -1,8 +1,9 @@
-"""The real thing: deep linear networks f(x) = x W_1 W_2 ... W_L trained by gradient descent.
+"""Deep linear networks f(x) = x W_1 W_2 ... W_L, trained by gradient descent.
 
-Nothing here knows a closed form. W_1 ... W_{L-1} are [d, d], W_L is [d] (features-are-fate eq. 9),
-or [d, m] for m outputs, whose squared errors add up.
-Losses and units: `theory.problems`. Gradient descent at a small rate stands for gradient flow.
+These are the simulators that the closed forms of this package are compared with; no closed form is
+used here. W_1, ..., W_{L-1} are `(d, d)`. W_L is `(d,)` (Features are fate, arXiv 2410.08194, eq.
+9), or `(d, m)` for m outputs, whose squared errors add up. Losses and units are those of
+`theory.problems`. Gradient descent at a small rate stands for gradient flow.
 """
 
 from collections.abc import Callable
@@ -20,8 +21,14 @@ Weights = tuple[Array, ...]
 
 
 class Trained(NamedTuple):
-    """Weights after descent, the largest gradient entry left (how far from stationary), the loss,
-    and how many steps were taken."""
+    """A network after gradient descent.
+
+    Attributes:
+      weights: Its weight matrices, first layer first.
+      gradient: The largest absolute entry of the gradient that is left, a scalar.
+      loss: The training loss that is left, a scalar.
+      steps: How many steps were taken, a scalar.
+    """
 
     weights: Weights
     gradient: Array
@@ -32,9 +39,24 @@ class Trained(NamedTuple):
 def small_weights(
     key: Array, d: int, depth: int, alpha: ArrayLike, outputs: int | None = None
 ) -> Weights:
-    """alpha times an initialisation that satisfies the paper's eq. (22): W_l = alpha
-    sqrt(depth - l + 1) orthogonal for l < depth, W_depth = alpha unit vector, or `outputs`
-    orthonormal ones."""
+    """Draws small initial weights that satisfy eq. (22) of Features are fate.
+
+    W_l is alpha sqrt(depth - l + 1) times a random orthogonal matrix for l < depth. W_depth is
+    alpha times a random unit vector, or times `outputs` orthonormal ones.
+
+    Args:
+      key: Random key.
+      d: Dimension, at least 1.
+      depth: Number of weight matrices, at least 1.
+      alpha: Scale of the weights, > 0.
+      outputs: Number of outputs, at most d; a vector W_depth if None.
+
+    Returns:
+      The weights, first layer first.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
     if d < 1 or depth < 1:
         raise ValueError(f"need d >= 1 and depth >= 1; got d={d}, depth={depth}")
     if outputs is not None and not 1 <= outputs <= d:
@@ -137,7 +159,16 @@ def start_of_growth(
 
 
 def predictor(weights: Weights) -> Float[Array, "d *m"]:
-    """beta = W_1 ... W_L, multiplied from the right: no product of two square matrices."""
+    """Computes the linear map beta = W_1 ... W_L of a network.
+
+    It multiplies from the right, so that no two square matrices are multiplied.
+
+    Args:
+      weights: Weight matrices, first layer first.
+
+    Returns:
+      The map, `(d,)` or `(d, m)`.
+    """
     *square, beta = weights
     for w in reversed(square):
         beta = w @ beta
@@ -145,10 +176,24 @@ def predictor(weights: Weights) -> Float[Array, "d *m"]:
 
 
 def pretrain(
-    weights: Weights, beta_s: Array, rate: ArrayLike, steps: ArrayLike, until: ArrayLike = 0.0
+    weights: Weights,
+    beta_s: Array,
+    rate: ArrayLike,
+    steps: ArrayLike,
+    until: ArrayLike = 0.0,
 ) -> Trained:
-    """Descent on the population loss |beta - beta_s|^2 / 2 of the source task, for that many steps
-    or until the loss is at most `until`."""
+    """Trains all layers on the population loss |beta - beta_s|^2 / 2 of the source task.
+
+    Args:
+      weights: Initial weights.
+      beta_s: Source task, `(d,)` or `(d, m)`.
+      rate: Learning rate.
+      steps: The largest number of steps of gradient descent.
+      until: The loss at which training stops earlier, from 0.
+
+    Returns:
+      The trained network.
+    """
     return _descend(_population_loss, weights, (), rate, steps, until, beta_s)
 
 
@@ -160,8 +205,21 @@ def fine_tune(
     steps: ArrayLike,
     until: ArrayLike = 0.0,
 ) -> Trained:
-    """Descent of all layers on |y - X beta|^2 / (2n), for that many steps or until the loss is at
-    most `until`; scratch training if the weights are small and random."""
+    """Trains all layers on the training loss |y - X beta|^2 / (2n).
+
+    From small random weights this is training from scratch.
+
+    Args:
+      weights: Initial weights.
+      x: Inputs `(n, d)`.
+      y: Labels `(n,)` or `(n, m)`.
+      rate: Learning rate.
+      steps: The largest number of steps of gradient descent.
+      until: The loss at which training stops earlier, from 0.
+
+    Returns:
+      The trained network.
+    """
     return _descend(_training_loss, weights, (), rate, steps, until, x, y)
 
 
@@ -173,8 +231,19 @@ def linear_transfer(
     steps: ArrayLike,
     until: ArrayLike = 0.0,
 ) -> Trained:
-    """Descent of the last layer alone on |y - X beta|^2 / (2n), for that many steps or until the
-    loss is at most `until`."""
+    """Trains the last layer alone on the training loss |y - X beta|^2 / (2n).
+
+    Args:
+      weights: Initial weights; all but the last stay as they are.
+      x: Inputs `(n, d)`.
+      y: Labels `(n,)` or `(n, m)`.
+      rate: Learning rate.
+      steps: The largest number of steps of gradient descent.
+      until: The loss at which training stops earlier, from 0.
+
+    Returns:
+      The trained network; its `gradient` is that of the last layer alone.
+    """
     *frozen, last = weights
     trained = _descend(_training_loss, (last,), tuple(frozen), rate, steps, until, x, y)
     return trained._replace(weights=(*frozen, *trained.weights))

@@ -1,10 +1,10 @@
-"""Three vectors decide everything: X^+ [X beta_s, X nu, noise].
+"""The few inner products that decide every risk on one data set.
 
-With B = X^+ [X beta_s, X nu, noise] (nu the unit vector in which the target leaves the source) and
-G = B^T B, the scratch and fine-tuning risks of ONE data set, for every angle, noise level and
-depth, are algebra in the 3 x 3 matrix G; linear transfer needs three inner products more. A
-simulation of X (`grid`) and an exact sampler of the law of G (`laws`) therefore share everything
-below.
+Let nu be the unit vector orthogonal to beta_s in which the target leaves the source, let B = X^+ [X
+beta_s, X nu, noise], and let G = B^T B. The scratch and fine-tuning risks of one data set are
+algebra in the 3 x 3 matrix G, for every angle, noise level and depth. Linear transfer needs three
+more inner products. `grid` computes these numbers from simulated data, `laws` draws them from their
+exact distribution.
 """
 
 from typing import NamedTuple
@@ -19,11 +19,13 @@ from theory import problems
 
 
 class Overlaps(NamedTuple):
-    """What a data set (X, unit noise) says about transfer from beta_s.
+    """All that a data set (X, unit noise) determines about transfer from beta_s.
 
-    `gram`: B^T B, columns (beta_s, nu, noise); for n >= d its upper block is the identity.
-    `source`: inner products of X beta_s with (X beta_s, X nu, noise).
-    `n`: number of samples.
+    Attributes:
+      gram: B^T B `(..., 3, 3)`, rows and columns in the order (beta_s, nu, noise). For n >= d its
+        upper 2 x 2 block is the identity.
+      source: Inner products `(..., 3)` of X beta_s with (X beta_s, X nu, noise).
+      n: Number of samples.
     """
 
     gram: Float[Array, "*b 3 3"]
@@ -31,21 +33,55 @@ class Overlaps(NamedTuple):
     n: Array
 
     def scratch(self, theta: ArrayLike, sigma: ArrayLike) -> Array:
-        """|X^+ y - beta_t|^2, where small weights lead (features-are-fate Thm 3.5)."""
+        """Computes the risk |X^+ y - beta_t|^2 of training from scratch.
+
+        X^+ y is where gradient flow from small weights ends (Tahir et al., Features are fate, Thm
+        3.5).
+
+        Args:
+          theta: Angle between source and target in radians.
+          sigma: Standard deviation of the label noise.
+
+        Returns:
+          One risk per data set; the arguments broadcast against the leading axes.
+        """
         return _unlearned(self.gram, -jnp.cos(theta), -jnp.sin(theta)) + self._noise(sigma)
 
     def fine_tune(
         self, theta: ArrayLike, sigma: ArrayLike, depth: ArrayLike, size: ArrayLike = 1.0
     ) -> Array:
-        """|X^+ y + c (I - P) beta_s - beta_t|^2, the corrected Thm 3.9; see `null_scale` for c.
-        `size` is |beta_s|, where it is not that of the target."""
+        """Computes the risk |X^+ y + c (I - P) beta_s - beta_t|^2 of fine-tuning all layers.
+
+        This is Thm 3.9 of Features are fate as corrected here; `null_scale` defines c.
+
+        Args:
+          theta: Angle between source and target in radians.
+          sigma: Standard deviation of the label noise.
+          depth: Number of weight matrices, >= 1, inf allowed.
+          size: Norm |beta_s| of the pretrained predictor; the target has norm 1.
+
+        Returns:
+          One risk per data set; the arguments broadcast against the leading axes.
+        """
         y = jnp.stack(jnp.broadcast_arrays(jnp.cos(theta), jnp.sin(theta), sigma), axis=-1)
         p = jnp.einsum("...i,...ij,...j->...", y, self.gram, y)
         scale = size * null_scale(p / size**2, 1 - self.gram[..., 0, 0], depth)
         return _unlearned(self.gram, scale - jnp.cos(theta), -jnp.sin(theta)) + self._noise(sigma)
 
     def linear_transfer(self, theta: ArrayLike, sigma: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
-        """Only the scale of beta_s is refitted (features-are-fate eqs. 11 and 14)."""
+        """Computes the risk of refitting only the scale of beta_s.
+
+        Args:
+          theta: Angle between source and target in radians.
+          sigma: Standard deviation of the label noise.
+          ridge: Ridge penalty >= 0, scaled by n as in the training loss of `problems`.
+
+        Returns:
+          One risk per data set; the arguments broadcast against the leading axes.
+
+        References:
+          Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eqs. (11) and (14).
+        """
         uu, uv, ue = jnp.moveaxis(self.source, -1, 0)
         scale = (uu * jnp.cos(theta) + uv * jnp.sin(theta) + sigma * ue) / (uu + self.n * ridge)
         return (scale - jnp.cos(theta)) ** 2 + jnp.sin(theta) ** 2
@@ -57,27 +93,52 @@ class Overlaps(NamedTuple):
 def bordered(
     seen: Float[Array, "*b 2 2"], cross: Float[Array, "*b 2"], size2: Float[Array, "*b"]
 ) -> Float[Array, "*b 3 3"]:
-    """The Gram matrix from its blocks: tasks by tasks, tasks by noise, noise by noise."""
+    """Assembles the 3 x 3 Gram matrix from its blocks.
+
+    Args:
+      seen: Inner products among the two task columns, `(..., 2, 2)`.
+      cross: Inner products of the task columns with the noise column, `(..., 2)`.
+      size2: Squared norm of the noise column, `(...)`.
+
+    Returns:
+      The Gram matrices `(..., 3, 3)`.
+    """
     upper = jnp.concatenate([seen, cross[..., :, None]], axis=-1)
     lower = jnp.concatenate([cross, size2[..., None]], axis=-1)
     return jnp.concatenate([upper, lower[..., None, :]], axis=-2)
 
 
 def _unlearned(gram: Array, a: ArrayLike, b: ArrayLike) -> Array:
-    """|(I - P)(a beta_s + b nu)|^2."""
+    """Computes |(I - P)(a beta_s + b nu)|^2, the part of the risk that the data cannot reduce."""
     quadratic = a * a * (1 - gram[..., 0, 0]) + b * b * (1 - gram[..., 1, 1])
+    # A square, which rounding of the Gram matrix may bring below 0.
     return jnp.maximum(quadratic - 2 * a * b * gram[..., 0, 1], 0.0)
 
 
 def null_scale(p: ArrayLike, q: ArrayLike, depth: ArrayLike) -> Array:
-    """The factor c by which fine-tuning rescales the part of the source that the data cannot see.
+    """Computes the factor c by which fine-tuning rescales the part of the source that the data
+    cannot see.
 
-    Gradient flow from the rank-one balanced pretrained state freezes (I - P) W_1 but not the later
-    layers, which grow with |beta|: c = N^{1 - 1/depth}, N^2 = p + q c^2, where p = |X^+ y|^2 and
-    q = |(I - P) beta_s|^2 for |beta_s| = 1. Corrects features-are-fate eq. (142), which has c = 1:
-    true for depth 1 only, or when |X^+ y| = |P beta_s|.
+    Gradient flow from a rank-one balanced pretrained network freezes (I - P) W_1 but not the later
+    layers, which grow with |beta|. Hence c solves
 
-    p >= 0 and q in [0, 1] (rounding beyond is cut off), for every depth up to inf.
+        c = N^{1 - 1/depth},  N^2 = p + q c^2.
+
+    The paper has c = 1, which is true for depth 1 only, or when |X^+ y| = |P beta_s|.
+
+    Args:
+      p: |X^+ y|^2 / |beta_s|^2, >= 0.
+      q: |(I - P) beta_s|^2 / |beta_s|^2 in [0, 1]; rounding beyond is cut off.
+      depth: Number of weight matrices, >= 1, inf allowed.
+
+    Returns:
+      The factors c, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If a depth is below 1.
+
+    References:
+      Corrects Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.9, eq. (142).
 
     >>> null_scale(0.5, 0.5, jnp.array([1.0, 2.0, jnp.inf]))
     Array([1., 1., 1.], dtype=float32)
@@ -88,11 +149,22 @@ def null_scale(p: ArrayLike, q: ArrayLike, depth: ArrayLike) -> Array:
 
 
 def scale_by_seen(p: ArrayLike, seen: ArrayLike, depth: ArrayLike) -> Array:
-    """`null_scale` at q = 1 - seen; what is seen may be too little for 1 - seen to tell.
+    """Computes `null_scale` at q = 1 - seen, accurately also where `seen` is tiny.
 
-    In x = log N^2, with b = 1/depth, p e^{-x} = seen - q (e^{-bx} - 1). Either the difference of
-    the two sides' logarithms or that of p e^{-x} + q e^{-bx} from 1 is solved by Newton's method,
-    from below: both are concave and increasing, so that no step goes too far.
+    The unknown is x = log N^2. With b = 1/depth it solves p e^{-x} = seen - q (e^{-bx} - 1).
+    Newton's method runs from below either on the difference of the logarithms of both sides or on
+    the logarithm of p e^{-x} + q e^{-bx}. Both are concave and increasing, so no step overshoots.
+
+    Args:
+      p: |X^+ y|^2 / |beta_s|^2, >= 0.
+      seen: |P beta_s|^2 / |beta_s|^2 in [0, 1].
+      depth: Number of weight matrices, >= 1, inf allowed.
+
+    Returns:
+      The factors c, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If a depth is below 1.
     """
     problems.check_depth(depth)
     seen = jnp.clip(jnp.asarray(seen, dtype=float), 0.0, 1.0)

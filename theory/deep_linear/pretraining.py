@@ -1,10 +1,10 @@
-"""Pretraining on finitely many samples: the source that transfer really starts from.
+"""Pretraining on finitely many samples, and the random source that results from it.
 
-Small weights trained on n_s source samples end at beta_hat = X^+ y (features-are-fate Thm 3.5), and
-their features sparsify to it. The target data are independent of it and have no preferred
-direction, so all that matters is how long beta_hat is and at which angle to the target it lies:
-with this random `Source` in the place of (1, theta), everything known about an infinitely
-pretrained network holds. The paper pretrains on the population loss, n_s = inf.
+The paper pretrains on the population loss. On n_s samples, small weights instead end at beta_hat =
+X^+ y (Features are fate, Thm 3.5), and their features become rank one along it. The target data are
+independent of beta_hat and isotropic, so only its norm and its angle to the target matter. All
+results for an infinitely pretrained network therefore hold with this random `Source` in the place
+of norm 1 and angle theta.
 """
 
 from typing import NamedTuple
@@ -19,10 +19,14 @@ from theory.deep_linear.overlaps import Overlaps
 
 
 class Source(NamedTuple):
-    """What pretraining found, seen from a unit target: its norm and its angle to the target (rad).
+    """Norm and angle of a pretrained predictor, seen from a unit target.
 
-    Pass them on: `risks.linear_transfer_risk(n, source.theta, sigma)`,
-    `risks.fine_tune_risk(gamma, source.theta, sigma, depth, source.size)`, `Overlaps.fine_tune`.
+    Pass both on, as in `risks.linear_transfer_risk(n, source.theta, sigma)` or
+    `risks.fine_tune_risk(gamma, source.theta, sigma, depth, source.size)`.
+
+    Attributes:
+      size: Norm |beta_hat| of the pretrained predictor.
+      theta: Angle between beta_hat and the target, in radians.
     """
 
     size: Array
@@ -30,8 +34,20 @@ class Source(NamedTuple):
 
 
 def source_from(overlaps: Overlaps, theta: ArrayLike, sigma: ArrayLike) -> Source:
-    """The source fitted to these source data, whose labels have noise sigma; the target lies at
-    angle theta to the true source."""
+    """Computes the source that was fitted to given source data.
+
+    Args:
+      overlaps: Overlaps of the source data sets.
+      theta: Angle between the true source task and the target, in radians.
+      sigma: Standard deviation of the noise on the source labels.
+
+    Returns:
+      One source per data set; the arguments broadcast against the leading axes.
+
+    >>> seen = Overlaps(jnp.eye(3), jnp.zeros(3), jnp.asarray(200))  # n > d: all is seen
+    >>> round(float(source_from(seen, 0.5, 0.0).theta), 4)
+    0.5
+    """
     gram, sigma = overlaps.gram, jnp.asarray(sigma, dtype=float)
     # beta_hat = P beta_s + sigma X^+ noise; what is in the row space sees P beta_s and P nu.
     along = gram[..., 0, 0] + sigma * gram[..., 0, 2]
@@ -45,7 +61,22 @@ def source_from(overlaps: Overlaps, theta: ArrayLike, sigma: ArrayLike) -> Sourc
 def source_law(
     key: Array, n: int, d: int, theta: ArrayLike, sigma: ArrayLike, draws: int
 ) -> Source:
-    """Exact draws of what pretraining on n samples in d dimensions finds."""
+    """Draws sources from the exact law of pretraining on n Gaussian samples in d dimensions.
+
+    Args:
+      key: Random key.
+      n: Number of source samples, at least 1.
+      d: Dimension, at least 2.
+      theta: Angle between the true source task and the target, in radians, in [0, pi].
+      sigma: Standard deviation of the noise on the source labels, >= 0.
+      draws: Number of independent draws.
+
+    Returns:
+      The sources, with a trailing axis `draws`; theta and sigma broadcast against it.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
     problems.check_theta(theta)
     problems.check_sigma(sigma)
     return source_from(overlaps_law(key, n, d, draws), theta, sigma)
@@ -53,10 +84,27 @@ def source_law(
 
 @problems.in_float64
 def source_limit(gamma: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Source:
-    """The limit n, d -> inf at source load gamma = n/d > 0; gamma = inf is the paper's source.
+    """Computes the pretrained source in the limit n, d -> inf at load gamma = n / d.
 
-    |beta_hat|^2 -> min(gamma, 1) + (noise part of the scratch risk), <beta_hat, beta_s> ->
-    min(gamma, 1). At gamma = 1 with noise beta_hat is infinitely long and tells nothing.
+    With seen = min(gamma, 1) and the noise part v of the scratch risk (`risks.scratch_limit`),
+
+        |beta_hat|^2 -> seen + v,  <beta_hat, beta_s> -> seen.
+
+    At gamma = 1 with noise beta_hat is infinitely long and orthogonal to the target.
+
+    Args:
+      gamma: Load of pretraining, > 0; inf is the paper's population loss.
+      theta: Angle between the true source task and the target, in radians, in [0, pi].
+      sigma: Standard deviation of the noise on the source labels, >= 0.
+
+    Returns:
+      The limiting source, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> float(source_limit(jnp.inf, 0.5, 0.2).size)
+    1.0
     """
     problems.check("gamma", gamma, lambda g: g > 0, "a load n/d > 0")
     problems.check_theta(theta)

@@ -1,11 +1,11 @@
 """Closed-form risks of scratch training, linear transfer and fine-tuning in deep linear networks.
 
-Source: features-are-fate (arXiv 2410.08194), Thms 3.6-3.9. The paper states the limits n, d -> inf;
-here the expectations are exact at finite n and d where a closed form exists, and functions named
-`*_limit`, as well as `fine_tune_risk`, are the limits at load gamma = n / d. All accept arrays,
-broadcast, and compute in float64 whatever the caller's precision. A mean can be infinite (n within
-1 of d with noise; n <= 2 in linear transfer): that is refused unless `allow_infinite=True`, which
-returns inf there.
+The source is Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thms 3.6 to 3.9. The paper
+states limits n, d -> inf. The functions here are exact expectations at finite n and d where a
+closed form exists; functions named `*_limit`, and `fine_tune_risk`, are limits at load gamma = n /
+d. Arguments may be arrays and broadcast. A mean can be infinite (n within 1 of d with noise; n <= 2
+in linear transfer): that is an error unless `allow_infinite=True`, which returns inf there.
+`distributions` has the laws around these means.
 """
 
 from typing import Literal, NamedTuple
@@ -26,10 +26,29 @@ Mode = Literal["linear", "fine_tune"]
 def scratch_risk(
     n: ArrayLike, d: ArrayLike, sigma: ArrayLike, *, allow_infinite: bool = False
 ) -> Array:
-    """E|X^+ y - beta_t|^2 over n samples in d dimensions; exact (Thm 3.6 is its limit).
+    """Computes the expected risk of training from scratch on n Gaussian samples, exactly.
 
-    1 - n/d + sigma^2 n/(d-n-1) for n <= d-2; sigma^2 d/(n-d-1) for n >= d+2; between them infinite
-    when sigma > 0, and max(1 - n/d, 0) when sigma = 0.
+    E|X^+ y - beta_t|^2 with a unit target is
+
+        n <= d - 2:  1 - n/d + sigma^2 n / (d - n - 1)
+        n >= d + 2:  sigma^2 d / (n - d - 1)
+        between:     inf if sigma > 0, max(1 - n/d, 0) if sigma = 0.
+
+    Args:
+      n: Number of samples, >= 0.
+      d: Dimension, >= 1.
+      sigma: Standard deviation of the label noise, >= 0.
+      allow_infinite: Whether to return inf where the mean is infinite.
+
+    Returns:
+      The expected risk, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range, or the mean is infinite and `allow_infinite` is
+        False.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.6, has the limit of this.
 
     >>> float(scratch_risk(250, 500, 0.2))
     0.54016...
@@ -51,7 +70,29 @@ def scratch_risk(
 
 @problems.in_float64
 def scratch_limit(gamma: ArrayLike, sigma: ArrayLike, *, allow_infinite: bool = False) -> Array:
-    """The limit of `scratch_risk` at n = gamma d (Thm 3.6, eq. 10)."""
+    """Computes the limit of `scratch_risk` as n, d -> inf at load gamma = n / d.
+
+        gamma < 1:  1 - gamma + gamma sigma^2 / (1 - gamma)
+        gamma > 1:  sigma^2 / (gamma - 1)
+
+    Args:
+      gamma: Load n / d, >= 0.
+      sigma: Standard deviation of the label noise, >= 0.
+      allow_infinite: Whether to return inf at gamma = 1 with noise.
+
+    Returns:
+      The limiting risk, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range, or gamma = 1 with noise and `allow_infinite` is
+        False.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.6, eq. (10).
+
+    >>> float(scratch_limit(0.5, 0.2))
+    0.54...
+    """
     problems.check_gamma(gamma)
     problems.check_sigma(sigma)
     if not allow_infinite:
@@ -71,11 +112,30 @@ def linear_transfer_risk(
     *,
     allow_infinite: bool = False,
 ) -> Array:
-    """Expected risk when only the last layer is refitted on n samples; exact, and free of d.
+    """Computes the expected risk of refitting only the last layer on n samples, exactly.
 
-    ridge = 0 (Thm 3.7, eq. 12): sin^2 + (sigma^2 + sin^2)/(n-2), n > 2. ridge > 0, n >= 1 (Thm 3.8
-    before its limit): with u ~ chi^2_n and k = n ridge,
-    sin^2 + cos^2 E[k^2/(u+k)^2] + (sigma^2 + sin^2) E[u/(u+k)^2].
+    It does not depend on d. With u ~ chi^2_n and k = n ridge,
+
+        ridge = 0, n > 2:   sin^2 + (sigma^2 + sin^2) / (n - 2)
+        ridge > 0, n >= 1:  sin^2 + cos^2 E[k^2/(u + k)^2] + (sigma^2 + sin^2) E[u/(u + k)^2].
+
+    Args:
+      n: Number of samples, >= 1.
+      theta: Angle between source and target in radians, in [0, pi].
+      sigma: Standard deviation of the label noise, >= 0.
+      ridge: Ridge penalty on the refitted weight, >= 0.
+      allow_infinite: Whether to return inf at n <= 2 without ridge.
+
+    Returns:
+      The expected risk, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range, or n <= 2 without ridge and `allow_infinite` is
+        False.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.7, eq. (12), without ridge.
+      Thm 3.8, eq. (15), is the limit n -> inf with ridge.
 
     >>> float(linear_transfer_risk(8, jnp.pi / 4, 0.5))
     0.625...
@@ -104,7 +164,26 @@ def linear_transfer_risk(
 
 @problems.in_float64
 def linear_transfer_limit(theta: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
-    """`linear_transfer_risk` as n -> inf: sin^2 + cos^2 (ridge / (1 + ridge))^2 (eq. 15)."""
+    """Computes the limit of `linear_transfer_risk` as n -> inf.
+
+        sin^2 + cos^2 (ridge / (1 + ridge))^2
+
+    Args:
+      theta: Angle between source and target in radians, in [0, pi].
+      ridge: Ridge penalty on the refitted weight, >= 0.
+
+    Returns:
+      The limiting risk, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.8, eq. (15).
+
+    >>> float(linear_transfer_limit(jnp.pi / 2))
+    1.0
+    """
     problems.check_theta(theta)
     problems.check_ridge(ridge)
     cos, sin = problems.cos_sin(theta)
@@ -114,8 +193,28 @@ def linear_transfer_limit(theta: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
 
 @problems.in_float64
 def optimal_ridge(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Array:
-    """The ridge that minimises `linear_transfer_risk`: (sigma^2 + sin^2)/(n cos^2), never 0 at
-    finite n (Thm 3.8 states 0, its limit n -> inf); inf at theta = pi/2: nothing transfers."""
+    """Computes the ridge that minimises `linear_transfer_risk`.
+
+        (sigma^2 + sin^2) / (n cos^2)
+
+    It is positive at every finite n unless there is neither noise nor an angle. Thm 3.8 of Features
+    are fate states 0, which is the limit n -> inf.
+
+    Args:
+      n: Number of samples, >= 1.
+      theta: Angle between source and target in radians, in [0, pi].
+      sigma: Standard deviation of the label noise, >= 0.
+
+    Returns:
+      The best ridge, with the broadcast shape of the arguments; inf at theta = pi/2, where nothing
+      transfers.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> round(float(optimal_ridge(10, jnp.pi / 4, 0.0)), 4)
+    0.1
+    """
     problems.check("n", n, lambda n: (n >= 1) & (n < np.inf), "a finite number of samples >= 1")
     problems.check_theta(theta)
     problems.check_sigma(sigma)
@@ -134,12 +233,36 @@ def fine_tune_risk(
     *,
     allow_infinite: bool = False,
 ) -> Array:
-    """Risk after fine-tuning all layers, n, d -> inf at load gamma; corrects Thm 3.9 (eq. 16).
+    """Computes the limiting risk of fine-tuning all layers, as n, d -> inf at load gamma = n / d.
 
-    (1-gamma)(1 - 2 c cos + c^2) + gamma sigma^2/(1-gamma) for gamma < 1, with c = `null_scale` at
-    p = gamma (1 + sigma^2/(1-gamma)), q = 1-gamma. For gamma >= 1 the source is forgotten.
-    size: |beta_s| where it is not 1; then c stands for size * null_scale(p / size^2, q).
-    Exact samples at finite n and d: `overlaps_law(...).fine_tune(...)`.
+        gamma < 1:   (1 - gamma)(1 - 2 c cos + c^2) + gamma sigma^2 / (1 - gamma)
+        gamma >= 1:  the risk of scratch training: the source is forgotten
+
+    with c = size * null_scale(p / size^2, q, depth), p = gamma (1 + sigma^2/(1 - gamma)), q = 1 -
+    gamma. For exact draws at finite n and d use `overlaps_law(...).fine_tune(...)` or
+    `fine_tune_law`.
+
+    Args:
+      gamma: Load n / d, >= 0.
+      theta: Angle between source and target in radians, in [0, pi].
+      sigma: Standard deviation of the label noise, >= 0.
+      depth: Number of weight matrices, >= 1, inf allowed.
+      size: Norm of the pretrained predictor, > 0; the target has norm 1.
+      allow_infinite: Whether to return inf at gamma = 1 with noise.
+
+    Returns:
+      The limiting risk, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range, or gamma = 1 with noise and `allow_infinite` is
+        False.
+
+    References:
+      Corrects Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.9, eq. (16), which
+      has c = 1.
+
+    >>> round(float(fine_tune_risk(0.5, 0.0, 0.0)), 4)  # same task, no noise: nothing to unlearn
+    0.0
     """
     problems.check_theta(theta)
     problems.check_depth(depth)
@@ -161,11 +284,37 @@ def transferability(
     ridge: ArrayLike = 0.0,
     allow_infinite: bool = False,
 ) -> Array:
-    """T = E R_scratch - E R_transfer (eq. 7); positive where transfer helps.
+    """Computes the transferability, E R_scratch - E R_transfer; it is positive where transfer
+    helps.
 
-    mode "linear": exact at finite (n, d); ValueError where both means are infinite. mode
-    "fine_tune": the limit at gamma = n / d (corrects eq. 17), in which the noise that both risks
-    share has cancelled, so that it is finite at n = d.
+    Mode "linear" is exact at finite n and d. Mode "fine_tune" is the limit at gamma = n / d, (1 -
+    gamma) c (2 cos - c) with c of `fine_tune_risk`. The noise that both risks share cancels there,
+    so that the value is finite at n = d.
+
+    Args:
+      mode: "linear" (refit the last layer) or "fine_tune" (train all layers).
+      n: Number of target samples; >= 1 in mode "linear", >= 0 in mode "fine_tune".
+      d: Dimension, >= 1.
+      theta: Angle between source and target in radians, in [0, pi].
+      sigma: Standard deviation of the label noise, >= 0.
+      depth: Number of weight matrices; mode "fine_tune" only.
+      size: Norm of the pretrained predictor, > 0; mode "fine_tune" only.
+      ridge: Ridge penalty on the refitted weight; mode "linear" only.
+      allow_infinite: Whether one of the two means may be infinite; mode "linear" only.
+
+    Returns:
+      The transferability, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range, the mode is unknown, a mean is infinite and
+        `allow_infinite` is False, or both means are infinite.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eq. (7). Mode "linear" is exact
+      where eq. (13) is a limit; mode "fine_tune" corrects eq. (17).
+
+    >>> bool(transferability("fine_tune", 50, 100, 0.3, 0.2) > 0)
+    True
     """
     if mode == "linear":
         scratch = scratch_risk(n, d, sigma, allow_infinite=allow_infinite)
@@ -198,8 +347,35 @@ def transferability_limit(
     ridge: ArrayLike = 0.0,
     allow_infinite: bool = False,
 ) -> Array:
-    """`transferability` as n, d -> inf at load gamma: eq. (13) for "linear", and for "fine_tune"
-    (1-gamma) c (2 cos - c), which replaces eq. (17)."""
+    """Computes the limit of `transferability` as n, d -> inf at load gamma = n / d.
+
+    Mode "linear" is `scratch_limit` - `linear_transfer_limit`. Mode "fine_tune" is (1 - gamma) c (2
+    cos - c) for gamma < 1, with c of `fine_tune_risk`, and 0 beyond.
+
+    Args:
+      mode: "linear" (refit the last layer) or "fine_tune" (train all layers).
+      gamma: Load n / d, >= 0.
+      theta: Angle between source and target in radians, in [0, pi].
+      sigma: Standard deviation of the label noise, >= 0.
+      depth: Number of weight matrices; mode "fine_tune" only.
+      size: Norm of the pretrained predictor, > 0; mode "fine_tune" only.
+      ridge: Ridge penalty on the refitted weight; mode "linear" only.
+      allow_infinite: Whether to return inf at gamma = 1 with noise; mode "linear" only.
+
+    Returns:
+      The limiting transferability, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range, the mode is unknown, or gamma = 1 with noise in
+        mode "linear" and `allow_infinite` is False.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eq. (13) for "linear". Mode
+      "fine_tune" corrects eq. (17).
+
+    >>> round(float(transferability_limit("linear", 0.5, 0.0, 0.0)), 4)
+    0.5
+    """
     problems.check_gamma(gamma)
     _check_tasks(theta, sigma, depth)
     if mode == "fine_tune":
@@ -212,8 +388,16 @@ def transferability_limit(
 
 
 class Boundary(NamedTuple):
-    """Linear transfer hurts for lower < gamma < upper and for gamma > over; lower == upper: nowhere
-    below gamma = 1."""
+    """The loads gamma = n / d at which the limiting transferability of linear transfer is 0.
+
+    Linear transfer hurts for lower < gamma < upper and for gamma > over. Where lower == upper it
+    hurts nowhere below gamma = 1.
+
+    Attributes:
+      lower: Where transfer begins to hurt.
+      upper: Where it ceases to hurt, below gamma = 1.
+      over: Where it begins to hurt again, above gamma = 1.
+    """
 
     lower: Array
     upper: Array
@@ -222,11 +406,29 @@ class Boundary(NamedTuple):
 
 @problems.in_float64
 def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
-    """Where the limit of T for linear transfer vanishes, as loads gamma (after eq. 13).
+    """Computes the loads at which linear transfer turns from helping to hurting, in the limit.
 
-    lower, upper = (b -+ sqrt(b^2 - 4 cos^2))/2, b = 1 + cos^2 - sigma^2, which exist where
-    |cos| < 1 - sigma; over = 1 + sigma^2/sin^2. The paper names the roots in the other order, and
-    its condition theta > arccos(1 - sigma) overlooks theta > pi/2.
+        lower, upper = (b -+ sqrt(b^2 - 4 cos^2)) / 2,  b = 1 + cos^2 - sigma^2
+        over = 1 + sigma^2 / sin^2
+
+    lower and upper differ where |cos| < 1 - sigma. The paper names the two roots in the other
+    order, and states the condition theta > arccos(1 - sigma) for angles up to pi/2 only.
+
+    Args:
+      theta: Angle between source and target in radians, in [0, pi].
+      sigma: Standard deviation of the label noise, >= 0.
+
+    Returns:
+      The three loads, each with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), after eq. (13).
+
+    >>> round(float(linear_transfer_boundary(jnp.pi / 3, 0.0).lower), 4)  # cos^2 theta
+    0.25
     """
     problems.check_theta(theta)
     problems.check_sigma(sigma)
@@ -248,9 +450,27 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
 
 @problems.in_float64
 def fine_tune_boundary(gamma: ArrayLike, sigma: ArrayLike, depth: ArrayLike = 2) -> Array:
-    """The angle beyond which fine-tuning hurts, arccos(c/2), for gamma < 1; 0 where it always does.
+    """Computes the angle beyond which fine-tuning hurts, arccos(c / 2), in the limit.
 
-    The paper's pi/3 (after eq. 17) is the case c = 1.
+    c is that of `fine_tune_risk` for a pretrained predictor of norm 1. The paper's angle pi/3 is
+    the case c = 1.
+
+    Args:
+      gamma: Load n / d, in [0, 1). From n = d on, fine-tuning equals scratch training.
+      sigma: Standard deviation of the label noise, >= 0.
+      depth: Number of weight matrices, >= 1, inf allowed.
+
+    Returns:
+      Angles in radians; 0 where fine-tuning always hurts.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    References:
+      Corrects Tahir et al., Features are fate, 2024 (arXiv 2410.08194), after eq. (17).
+
+    >>> round(float(fine_tune_boundary(0.5, 0.0) / jnp.pi), 4)
+    0.3333
     """
     check_below_one = "a load in [0, 1): from n = d on fine-tuning equals scratch training"
     problems.check("gamma", gamma, lambda g: (g >= 0) & (g < 1), check_below_one)
@@ -261,7 +481,10 @@ def fine_tune_boundary(gamma: ArrayLike, sigma: ArrayLike, depth: ArrayLike = 2)
 
 
 def _fine_tune_gain(gamma, unseen, theta, sigma, depth, size) -> Array:
-    """`unseen` is 1 - gamma, to which a rounded gamma near 1 is no guide."""
+    """Computes (1 - gamma) c (2 cos - c); `unseen` is 1 - gamma, exactly.
+
+    A rounded gamma near 1 would not determine 1 - gamma.
+    """
     problems.check("size", size, lambda r: (r > 0) & (r < np.inf), "a finite norm > 0")
     c = jnp.asarray(size, dtype=float) * _limit_null_scale(gamma, unseen, sigma, depth, size)
     # c grows like (1-gamma)^{-1/2 (1-1/depth)}: the product has the limit 0 at gamma = 1.
@@ -270,6 +493,7 @@ def _fine_tune_gain(gamma, unseen, theta, sigma, depth, size) -> Array:
 
 
 def _limit_null_scale(gamma, unseen, sigma, depth, size) -> Array:
+    """Computes `null_scale` at the limiting sizes of what the data see and do not see."""
     sigma, size = jnp.asarray(sigma, dtype=float), jnp.asarray(size, dtype=float)
     q = jnp.where(unseen > 0, unseen, 1.0)
     seen = jnp.minimum(gamma, 1)
@@ -277,11 +501,11 @@ def _limit_null_scale(gamma, unseen, sigma, depth, size) -> Array:
 
 
 def _ridge_moments(n: Array, k: Array) -> tuple[Array, Array]:
-    """E[k^2/(u+k)^2] and E[u/(u+k)^2] for u ~ chi^2_n, by quadrature.
+    """Computes E[k^2/(u+k)^2] and E[u/(u+k)^2] for u ~ chi^2_n, by quadrature.
 
-    1/(u+k)^2 is the Laplace transform of t e^{-kt}, and E e^{-ut} = (1+2t)^{-n/2},
-    E u e^{-ut} = n (1+2t)^{-n/2-1}. With 1+2t = e^{2s} the integrands are smooth, positive (nothing
-    cancels) and negligible beyond `end`, for every n >= 1 and k > 0.
+    1/(u+k)^2 is the Laplace transform of t e^{-kt}, and E e^{-ut} = (1+2t)^{-n/2}, E u e^{-ut} = n
+    (1+2t)^{-n/2-1}. With 1+2t = e^{2s} the integrands are smooth, positive (nothing cancels) and
+    negligible beyond `end`, for every n >= 1 and k > 0.
     """
     k = jnp.where(k > 0, k, 1.0)  # k = 0 is the caller's closed form
     reach = 10.0 - jnp.log(jnp.finfo(k.dtype).eps)

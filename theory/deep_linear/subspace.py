@@ -1,16 +1,16 @@
-"""Linear transfer from a source of rank k to m outputs: features span a subspace, not a line.
+"""Transfer from a source of rank k to m outputs: the features span a subspace, not a line.
 
-The pretrained features are an orthonormal basis U [d, k]; the target is a matrix B [d, m], with
-x ~ N(0, I) and y = B^T x + sigma noise. Only what lies in the span of U can be learned; the rest
-acts as noise. So the law is that of regression in k dimensions with signal |U^T B|^2 and noise
-m sigma^2 + |B - U U^T B|^2, with a second peak of double descent at n = k. Extends
-features-are-fate Thm 3.7, its case k = m = 1.
+The pretrained features are an orthonormal basis U `(d, k)` and the target is a matrix B `(d, m)`,
+with x ~ N(0, I) and y = B^T x + sigma noise. Only what lies in the span of U can be learned; the
+rest acts as noise. The law is therefore that of regression in k dimensions with signal |U^T B|^2
+and noise m sigma^2 + |B - U U^T B|^2, with a second peak of double descent at n = k. This extends
+Thm 3.7 of Features are fate (arXiv 2410.08194), which is the case k = m = 1.
 
-Fine-tuning from rank k is open. What is known, of two layers: (I - P) W_1 is frozen, so (I - P) B
-stays in the span of the columns of (I - P) B_s, and balancedness, W_1^T W_1 = W_2 W_2^T, makes
-(I - P)(B B^T)^{1/2}(I - P) a constant. For k = 1 that fixes the limit (`fine_tune_limit`); for
-k > 1 it leaves a rotation in O(k) that depends on the path. `simulate_fine_tuning` trains the
-network and says how well both laws hold.
+No closed form is known for fine-tuning from rank k > 1. For two layers, (I - P) W_1 is frozen, so
+(I - P) B stays in the span of the columns of (I - P) B_s. Balancedness, W_1^T W_1 = W_2 W_2^T,
+makes (I - P)(B B^T)^{1/2}(I - P) a constant. For k = 1 this fixes the limit (`fine_tune_limit`);
+for k > 1 it leaves a rotation in O(k) that depends on the path. `simulate_fine_tuning` trains the
+network and measures how well both laws hold.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,14 @@ from theory.deep_linear.risks import scratch_risk
 
 
 class Overlap(NamedTuple):
-    """How a target lies to a feature space: sizes of the parts inside and outside, and k, m."""
+    """How a target lies relative to a feature space.
+
+    Attributes:
+      explained: Squared Frobenius norm of the part of the target inside the feature space.
+      missed: Squared Frobenius norm of the part outside.
+      k: Number of features.
+      m: Number of outputs.
+    """
 
     explained: Array
     missed: Array
@@ -36,7 +43,19 @@ class Overlap(NamedTuple):
 
 
 def overlap(features: Float[Array, "d k"], target: Float[Array, "d m"]) -> Overlap:
-    """Overlap of a target with orthonormal features. ValueError for other shapes or bases."""
+    """Computes the overlap of a target with orthonormal features.
+
+    Args:
+      features: Feature basis `(d, k)` with orthonormal columns, k <= d.
+      target: Target map `(d, m)`.
+
+    Returns:
+      The overlap.
+
+    Raises:
+      ValueError: If shapes do not conform, the target is not finite, or the columns of `features`
+        are not orthonormal.
+    """
     U, B = jnp.asarray(features, dtype=float), jnp.asarray(target, dtype=float)
     if U.ndim != 2 or B.ndim != 2 or U.shape[0] != B.shape[0] or U.shape[1] > U.shape[0]:
         raise ValueError(
@@ -52,7 +71,19 @@ def overlap(features: Float[Array, "d k"], target: Float[Array, "d m"]) -> Overl
 
 
 def overlap_from_angles(angles: Float[Array, " r"], k: int, m: int) -> Overlap:
-    """Overlap of m orthonormal targets with k features at r = min(k, m) principal angles (rad)."""
+    """Computes the overlap of m orthonormal targets with k features from principal angles.
+
+    Args:
+      angles: Principal angles `(min(k, m),)` in radians, in [0, pi/2].
+      k: Number of features, at least 1.
+      m: Number of outputs, at least 1.
+
+    Returns:
+      The overlap.
+
+    Raises:
+      ValueError: If a count is below 1, or the angles have another shape or range.
+    """
     if k < 1 or m < 1 or jnp.shape(angles) != (min(k, m),):
         raise ValueError(
             f"need k, m >= 1 and min(k, m) angles; got k={k}, m={m}, {jnp.shape(angles)}"
@@ -66,12 +97,21 @@ def overlap_from_angles(angles: Float[Array, " r"], k: int, m: int) -> Overlap:
 def principal_angles(
     features: Float[Array, "d k"], target: Float[Array, "d m"]
 ) -> Float[Array, " r"]:
-    """Principal angles between the spans of two orthonormal bases, ascending, in radians.
+    """Computes the principal angles between the spans of two orthonormal bases.
 
-    Cosines are accurate at large angles and sines at small ones (Bjorck and Golub 1973): each
-    angle is taken from the better of the two.
+    Args:
+      features: Orthonormal columns `(d, k)`.
+      target: Orthonormal columns `(d, m)`.
+
+    Returns:
+      The angles `(min(k, m),)` in radians, ascending.
+
+    References:
+      Björck and Golub, Numerical methods for computing angles between linear subspaces, 1973.
     """
     U, V = jnp.asarray(features, dtype=float), jnp.asarray(target, dtype=float)
+    # Cosines are accurate at large angles and sines at small ones: each angle is taken from the
+    # better of the two. There are min(k, m) sines only if the larger basis comes first.
     if U.shape[1] < V.shape[1]:
         U, V = V, U
     inside = U.T @ V
@@ -88,11 +128,22 @@ def principal_angles(
 def linear_transfer_risk(
     n: ArrayLike, of: Overlap, sigma: ArrayLike, *, allow_infinite: bool = False
 ) -> Array:
-    """Expected risk |B_hat - B|_F^2 of refitting the last layer on n samples; exact.
+    """Computes the expected risk |B_hat - B|_F^2 of refitting the last layer on n samples, exactly.
 
-    missed + explained (1 - n/k)_+ + (missed + m sigma^2) min(n, k)/(|n - k| - 1). The mean is
-    infinite for |n - k| <= 1 where there is anything to mistake for noise: ValueError, or inf
-    with `allow_infinite`.
+        missed + explained (1 - n/k)_+ + (missed + m sigma^2) min(n, k) / (|n - k| - 1)
+
+    Args:
+      n: Number of samples, >= 0.
+      of: Overlap of the target with the features.
+      sigma: Standard deviation of the label noise of each output, >= 0.
+      allow_infinite: Whether to return inf where the mean is infinite.
+
+    Returns:
+      The expected risk, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range, or `allow_infinite` is False and |n - k| <= 1
+        where there is label noise or a missed part.
     """
     problems.check_sigma(sigma)
     explained, missed = (jnp.asarray(v, dtype=float) for v in (of.explained, of.missed))
@@ -103,9 +154,16 @@ def linear_transfer_risk(
 
 
 class RankK(NamedTuple):
-    """A fine-tuned network of two layers: its map B [d, m], and two numbers that vanish with alpha,
-    relative to their initial sizes: what of (I - P) B lies outside the columns of (I - P) B_s, and
-    the change of (I - P)(B B^T)^{1/2}(I - P). `gradient`: largest entry left, 0 when converged."""
+    """A fine-tuned network of two layers, with measurements of how well two conservation laws hold.
+
+    Attributes:
+      predictor: The map B `(d, m)` of the fine-tuned network.
+      outside: Norm of the part of (I - P) B outside the columns of (I - P) B_s, relative to |(I -
+        P) B|. It vanishes as alpha -> 0.
+      drift: Norm of the change of (I - P)(B B^T)^{1/2}(I - P) by fine-tuning, relative to its norm
+        after pretraining. It vanishes as alpha -> 0.
+      gradient: Largest gradient entry that either training phase left; 0 when converged.
+    """
 
     predictor: Array
     outside: Array
@@ -123,9 +181,25 @@ def simulate_fine_tuning(
     rate: float = 0.02,
     time: float = 1000.0,
 ) -> RankK:
-    """Pretrains two layers on the map `source` (population loss), then fine-tunes both on (x, y).
+    """Pretrains two layers on a map, then fine-tunes both on a data set, by gradient descent.
 
-    Gradient descent for `time` each; simulation only, no closed form is known for rank > 1.
+    Nothing is averaged: this is one network on one data set. Pretraining uses the population loss
+    of `source`; the weights start from `networks.small_weights`.
+
+    Args:
+      key: Random key of the initial weights.
+      x: Inputs `(n, d)`.
+      y: Labels `(n, m)`.
+      source: Map to pretrain on, `(d, m)`.
+      alpha: Scale of the initial weights, > 0.
+      rate: Learning rate.
+      time: Duration of each phase; its number of steps is `time / rate`.
+
+    Returns:
+      The fine-tuned network and its measurements.
+
+    Raises:
+      ValueError: If shapes do not conform or a value is not finite.
     """
     if x.ndim != 2 or y.ndim != 2 or source.shape != (x.shape[1], y.shape[1]) or len(x) != len(y):
         raise ValueError(

@@ -1,17 +1,17 @@
-"""Risk along training time, for any covariance: gradient flow of linear models.
+"""Mean risks of linear models along training time, for inputs of any covariance.
 
-The flow db/dt = -(C b - X^T y/n), C = X^T X/n, leaves e^{-tC} of the initial error. With
-e^{-tC} = sum_j w_j (z_j + tC)^{-1} over a contour around the negative axis, the mean risk needs
-resolvents of C only, and those have deterministic equivalents: with l = kappa (1 - df1(kappa)/n)
-solved for complex l,
+The flow db/dt = -(C b - X^T y/n), C = X^T X/n, leaves e^{-tC} of the initial error. With e^{-tC} =
+sum_j w_j (z_j + tC)^{-1} over a contour around the negative axis, the mean risk needs resolvents of
+C only, and those have deterministic equivalents. With l = kappa (1 - df1(kappa)/n) solved for
+complex l,
 
   l (C + l)^{-1}                        ~  kappa (Sigma + kappa)^{-1}
   l l' (C + l)^{-1} Sigma (C + l')^{-1} ~  kappa kappa' (Sigma + kappa)^{-1} Sigma
                                            (Sigma + kappa')^{-1} / (1 - T/n),
   T = tr[Sigma^2 (Sigma + kappa)^{-1} (Sigma + kappa')^{-1}].
 
-Holds for n, d large together, with relative errors O(1/n); t -> inf gives `covariance`. Networks of
-depth > 1 on one data set: `flow`.
+This holds for n and d large together, with relative errors O(1/n). The limit t -> inf is in
+`covariance`. `flow` has predictors of networks of any depth on one data set.
 """
 
 from functools import partial
@@ -31,7 +31,7 @@ NODES = 24
 
 
 def _contour() -> tuple[np.ndarray, np.ndarray]:
-    """Nodes z_j and weights w_j with sum_j w_j / (z_j + x) = e^{-x} for x >= 0."""
+    """Returns nodes z_j and weights w_j with sum_j w_j / (z_j + x) = e^{-x} for x >= 0."""
     angle = np.pi * np.arange(1 - NODES, NODES, 2) / NODES
     slope = 0.6407
     z = NODES * (-0.6122 + 0.5017 * angle / np.tan(slope * angle) + 0.2645j * angle)
@@ -46,12 +46,24 @@ def flow_risk(
     sigma: ArrayLike,
     times: Float[ArrayLike, " times"],
 ) -> Float[Array, "*b times"]:
-    """Mean risk |b(t) - beta_t|^2_Sigma of a linear model trained for time t on n samples.
+    """Computes the mean risk |b(t) - beta_t|^2_Sigma of a linear model along training time.
 
-    offset: beta_t - beta_0 in the eigenbasis of Sigma: beta_t for training from scratch, beta_t -
-    beta_s for fine-tuning (depth 1). n and sigma broadcast together; `times` >= 0 are in units of
-    the loss |y - X b|^2 / (2n). Computed in float64 whatever the caller's precision, with rounding
-    errors of the order of 1e-16 t max(s) sigma^2.
+    It is computed in float64 whatever the caller's precision, with rounding errors of the order of
+    1e-16 t max(s) sigma^2. The result is in float64, too.
+
+    Args:
+      eigenvalues: Eigenvalues s of Sigma `(d,)`, >= 0, not all 0.
+      offset: beta_t - beta_0 in the eigenbasis of Sigma, `(d,)`: beta_t for training from scratch,
+        beta_t - beta_s for fine-tuning a linear model.
+      n: Number of samples, > 0.
+      sigma: Standard deviation of the label noise, >= 0; it broadcasts with n.
+      times: Times `(times,)`, finite and >= 0, in units of gradient flow on |y - X b|^2 / (2n).
+
+    Returns:
+      The risks `(..., times)` in the large n, d limit; leading axes are those of n and sigma.
+
+    Raises:
+      ValueError: If an argument is out of range or shapes do not conform.
     """
     check_spectrum(eigenvalues)
     check_vectors(eigenvalues, offset=offset)
@@ -68,6 +80,7 @@ def flow_risk(
 
 @jax.jit
 def _risks(s: Array, offset2: Array, n: Array, sigma: Array, times: Array) -> Array:
+    """Computes `flow_risk` at one n and sigma, for all times."""
     z, w = (jnp.asarray(v) for v in _contour())
 
     def kappa(t: Array) -> Array:
@@ -100,10 +113,18 @@ def _risks(s: Array, offset2: Array, n: Array, sigma: Array, times: Array) -> Ar
 def complex_ridge(
     eigenvalues: Spectrum, n: ArrayLike, ridge: Complex[Array, " nodes"]
 ) -> Complex[Array, " nodes"]:
-    """kappa with ridge = kappa (1 - df1(kappa)/n) for ridges off the negative axis: the branch that
-    tends to ridge + tr/n at infinity.
+    """Solves ridge = kappa (1 - df1(kappa) / n) for ridges off the negative axis.
 
-    Followed inwards from there in steps of at most a factor 2, with Newton's method at each.
+    The branch is the one that tends to ridge + tr(Sigma) / n at infinity. It is followed inwards
+    from there in steps of at most a factor 2, with Newton's method at each step.
+
+    Args:
+      eigenvalues: Eigenvalues of Sigma `(d,)`.
+      n: Number of samples, a scalar.
+      ridge: Complex ridges `(nodes,)`.
+
+    Returns:
+      kappa at each ridge, `(nodes,)`.
     """
     s = eigenvalues
     far = 1e3 * s.max() * jnp.maximum(1.0, s.size / n)
@@ -132,10 +153,26 @@ def complex_ridge(
 def linear_transfer_flow_risk(
     n: ArrayLike, theta: ArrayLike, sigma: ArrayLike, times: ArrayLike
 ) -> Array:
-    """Mean risk when the scale of a unit beta_s is trained from 0 for time t; exact, n >= 1.
+    """Computes the mean risk when only the scale of a unit beta_s is trained, from 0, for time t.
 
-    sin^2 + cos^2 E e^{-2tu/n} + (sigma^2 + sin^2) E[(1 - e^{-tu/n})^2 / u], u ~ chi^2_n; t -> inf
-    is `risks.linear_transfer_risk`. The infinite mean of n <= 2 appears only in that limit.
+    It is exact at finite n. With u ~ chi^2_n,
+
+        sin^2 + cos^2 E e^{-2tu/n} + (sigma^2 + sin^2) E[(1 - e^{-tu/n})^2 / u].
+
+    The limit t -> inf is `risks.linear_transfer_risk`. The infinite mean of n <= 2 appears only in
+    that limit.
+
+    Args:
+      n: Number of samples, >= 1.
+      theta: Angle between source and target in radians, in [0, pi].
+      sigma: Standard deviation of the label noise, >= 0.
+      times: Times, finite and >= 0, in units of gradient flow on |y - X b|^2 / (2n).
+
+    Returns:
+      The mean risk, with the broadcast shape of all arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
     """
     problems.check("n", n, lambda n: (n >= 1) & (n < np.inf), "a number of samples >= 1")
     problems.check_theta(theta)
@@ -163,6 +200,14 @@ def linear_transfer_flow_risk(
 
 
 def check_times(times: ArrayLike) -> None:
+    """Raises an error unless times are a non-empty vector of finite values >= 0, in any order.
+
+    Args:
+      times: Values to be `(times,)`.
+
+    Raises:
+      ValueError: If they are anything else.
+    """
     if jnp.ndim(times) != 1 or jnp.size(times) == 0:
         raise ValueError(f"times must be a non-empty vector; got shape {jnp.shape(times)}")
     problems.check("times", times, lambda t: (t >= 0) & (t < np.inf), "finite and >= 0")
