@@ -1,8 +1,9 @@
-"""Two-layer linear networks, solved: pre-train, perturb, fine-tune (overtrained, Springer et al.
-2025).
+"""Closed forms for two-layer linear networks that are pre-trained, perturbed and fine-tuned.
 
-Conventions: `layers`. Beyond the names below: `modes`, `perturbation` and `fine_tuning` (closed
-forms for aligned tasks), `sharpness`, `networks` (training the real thing), `claims` (the ledger).
+The subject is Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv
+2503.19206). Conventions stand in `layers`; `riccati` solves gradient flow from any balanced start.
+The modules `modes`, `perturbation`, `fine_tuning` and `sharpness` have closed forms for aligned
+tasks, and `networks` trains networks by gradient descent.
 """
 
 from theory.two_layer.fine_tuning import fine_tuned_spectrum, misalignment_threshold

@@ -1,8 +1,9 @@
 """Fine-tuning on A_ft with the anchor lambda |theta - theta(0)|_F^2, from n learned modes.
 
 If A_ft = U Sigma_ft V^T shares the singular vectors of A_pre = U Sigma_pre V^T, modes stay apart
-and everything is scalar (overtrained, Sections 4.3 and A.3 to A.6). For any other A_ft the flow is
-`riccati.flow(..., anchor=lambda)`, and `unaligned_losses` gives its end.
+and everything is scalar (Springer et al. 2025, arXiv 2503.19206, Sections 4.3 and A.3 to A.6). For
+any other A_ft the flow is `riccati.flow(..., anchor=lambda)`, and `unaligned_losses` has its end.
+`networks.descend` simulates the same training.
 
 A mode that is not learned stays so in exact arithmetic only. From a real start e^{-tau} it grows as
 e^{4 sigma_ft T}, and the laws below hold while that is small.
@@ -26,24 +27,68 @@ Spectrum = Float[ArrayLike, " d"]
 def step(
     x: ArrayLike, rate: ArrayLike, anchor: ArrayLike, sigma: ArrayLike, start: ArrayLike
 ) -> Array:
-    """One step of gradient descent on x = sqrt(y): f(x) = x + 2 eta x (sigma^2 - x^2)
-    + 2 eta lambda x (sigma_0^2 - x^2), with sigma^2 = sigma_ft and sigma_0^2 = the initial y
-    (overtrained Section A.6; eq. 18 lacks the last x)."""
+    """Makes one step of gradient descent on the root x = sqrt(y) of an aligned mode.
+
+        f(x) = x + 2 eta x (sigma^2 - x^2) + 2 eta lambda x (sigma_0^2 - x^2)
+
+    Args:
+      x: Roots of modes.
+      rate: Learning rate eta.
+      anchor: Strength lambda of the anchor.
+      sigma: Root of the singular value of A_ft, so that sigma^2 = sigma_ft.
+      start: Root sigma_0 of the initial mode.
+
+    Returns:
+      The roots after the step, with the broadcast shape of the arguments.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Section A.6; eq. (18) lacks the last factor x.
+    """
     x = jnp.asarray(x, dtype=float)
     pull = jnp.asarray(sigma) ** 2 - x**2 + jnp.asarray(anchor) * (jnp.asarray(start) ** 2 - x**2)
     return x + 2 * jnp.asarray(rate) * x * pull
 
 
 def mode(time: ArrayLike, start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -> Array:
-    """Gradient flow of one mode from y(0) = start: the sigmoid law towards `mode_limit`, 1 + lambda
-    times as fast. Unlike `step`, in y and not in its root."""
+    """Computes an aligned mode during fine-tuning by gradient flow.
+
+    It follows the sigmoid `modes.mode` towards `mode_limit`, 1 + lambda times as fast. Unlike
+    `step` it takes modes y, not their roots.
+
+    Args:
+      time: Times >= 0, inf allowed.
+      start: Initial modes y(0), finite and >= 0.
+      sigma_ft: Singular values of A_ft.
+      anchor: Strength lambda of the anchor, finite and >= 0.
+
+    Returns:
+      The modes, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
     limit = mode_limit(start, sigma_ft, anchor)
     return modes.mode((1 + jnp.asarray(anchor, float)) * jnp.asarray(time, float), start, limit)
 
 
 def mode_limit(start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -> Array:
-    """(sigma_ft + lambda y(0)) / (1 + lambda), where a mode with y(0) > 0 ends (overtrained Lemma
-    A.23; Lemma A.11 prints the weights the other way round)."""
+    """Computes where an aligned mode with y(0) > 0 ends: (sigma_ft + lambda y(0)) / (1 + lambda).
+
+    Args:
+      start: Initial modes y(0).
+      sigma_ft: Singular values of A_ft.
+      anchor: Strength lambda of the anchor, finite and >= 0.
+
+    Returns:
+      The limits, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If the anchor is out of range.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Lemma A.23. Lemma A.11 prints the two weights the
+      other way round.
+    """
     check_anchor(anchor)
     start, sigma_ft, anchor = (jnp.asarray(x, dtype=float) for x in (start, sigma_ft, anchor))
     return sigma_ft / (1 + anchor) + anchor / (1 + anchor) * start  # anchor * start can overflow
@@ -55,8 +100,26 @@ def fine_tuned_spectrum(
     learned: int,
     lam: ArrayLike = 0.0,
 ) -> Float[Array, " d"]:
-    """Singular values after fine-tuning to the end from the first `learned` modes of `pre`:
-    `mode_limit` for those, 0 for the others. Both spectra descending."""
+    """Computes the singular values after fine-tuning to the end from the first modes of `pre`.
+
+    They are `mode_limit` for the learned modes and 0 for the others.
+
+    Args:
+      pre: Singular values of A_pre `(d,)`, descending.
+      ft: Singular values of A_ft `(d,)`, descending.
+      learned: Number of modes that pre-training has learned, from 0 to d.
+      lam: Strength lambda of the anchor, finite and >= 0.
+
+    Returns:
+      The singular values `(d,)`.
+
+    Raises:
+      ValueError: If an argument is out of range, the spectra differ in length or are not
+        descending.
+
+    >>> fine_tuned_spectrum([2.0, 1.0], [6.0, 3.0], 1, 1.0).tolist()
+    [4.0, 0.0]
+    """
     check_anchor(lam, "lam")
     pre, ft = check_spectrum("pre", pre), check_spectrum("ft", ft)
     if pre.shape != ft.shape:
@@ -70,9 +133,23 @@ def fine_tuned_spectrum(
 def pretraining_losses(
     sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0
 ) -> Float[Array, " stages"]:
-    """|theta - A_pre|^2 after fine-tuning from n = 0, ..., d learned modes: sum_{i<=n}
-    ((sigma_ft - sigma_pre)/(1 + lambda))^2 + sum_{i>n} sigma_pre^2. It rises with n where
-    sigma_ft/sigma_pre > 2 + lambda and nowhere else."""
+    """Computes the pre-training loss |theta - A_pre|^2 after fine-tuning from n = 0, ..., d modes.
+
+        sum_{i<=n} ((sigma_ft,i - sigma_pre,i) / (1 + lambda))^2 + sum_{i>n} sigma_pre,i^2
+
+    It rises from n - 1 to n if and only if sigma_ft,n / sigma_pre,n > 2 + lambda.
+
+    Args:
+      sigma_pre: Singular values of A_pre `(d,)`.
+      sigma_ft: Singular values of A_ft `(d,)`.
+      anchor: Strength lambda of the anchor, finite and >= 0.
+
+    Returns:
+      The losses `(d + 1,)`.
+
+    Raises:
+      ValueError: If the anchor is out of range.
+    """
     moved = mode_limit(sigma_pre, sigma_ft, anchor) - jnp.asarray(sigma_pre)
     return _stages(moved**2, jnp.asarray(sigma_pre) ** 2)
 
@@ -80,7 +157,25 @@ def pretraining_losses(
 def degradations(
     sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0
 ) -> Float[Array, " stages"]:
-    """Delta_pre(n), the pre-training loss after fine-tuning less that before, n = 0, ..., d."""
+    """Computes by how much fine-tuning raises the pre-training loss, from n = 0, ..., d learned
+    modes.
+
+        Delta_pre(n) = sum_{i<=n} ((sigma_ft,i - sigma_pre,i) / (1 + lambda))^2
+
+    Args:
+      sigma_pre: Singular values of A_pre `(d,)`.
+      sigma_ft: Singular values of A_ft `(d,)`.
+      anchor: Strength lambda of the anchor, finite and >= 0.
+
+    Returns:
+      The differences `(d + 1,)`.
+
+    Raises:
+      ValueError: If the anchor is out of range.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Theorems 4.6 and A.24.
+    """
     moved = mode_limit(sigma_pre, sigma_ft, anchor) - jnp.asarray(sigma_pre)
     return _stages(moved**2, jnp.zeros_like(moved))
 
@@ -88,7 +183,23 @@ def degradations(
 def fine_tuning_losses(
     sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0
 ) -> Float[Array, " stages"]:
-    """|theta - A_ft|^2 (without the anchor's term) after fine-tuning, n = 0, ..., d."""
+    """Computes the fine-tuning loss |theta - A_ft|^2 after fine-tuning from n = 0, ..., d modes.
+
+        (lambda / (1 + lambda))^2 sum_{i<=n} (sigma_ft,i - sigma_pre,i)^2 + sum_{i>n} sigma_ft,i^2
+
+    The anchor's term is not part of it.
+
+    Args:
+      sigma_pre: Singular values of A_pre `(d,)`.
+      sigma_ft: Singular values of A_ft `(d,)`.
+      anchor: Strength lambda of the anchor, finite and >= 0.
+
+    Returns:
+      The losses `(d + 1,)`.
+
+    Raises:
+      ValueError: If the anchor is out of range.
+    """
     lacking = mode_limit(sigma_pre, sigma_ft, anchor) - jnp.asarray(sigma_ft)
     return _stages(lacking**2, jnp.asarray(sigma_ft) ** 2)
 
@@ -102,20 +213,67 @@ def _stages(learned: Array, unlearned: Array) -> Array:
 
 
 def misaligned(sigma_pre: Spectrum, sigma_ft: Spectrum, alpha: float, r: int) -> bool:
-    """Overtrained Definition 4.5: sigma_ft > alpha sigma_pre for every mode after the r-th."""
+    """Tells whether sigma_ft > alpha sigma_pre for every mode after the r-th.
+
+    Args:
+      sigma_pre: Singular values of A_pre `(d,)`.
+      sigma_ft: Singular values of A_ft `(d,)`.
+      alpha: The factor.
+      r: Number of modes that are exempt.
+
+    Returns:
+      Whether the tasks are (alpha, r)-misaligned.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Definition 4.5.
+    """
     return bool((np.asarray(sigma_ft)[r:] > alpha * np.asarray(sigma_pre)[r:]).all())
 
 
 def misalignment_threshold(lam: ArrayLike = 0.0) -> Array:
-    """2 + lambda: learning mode n harms the fine-tuned model's pre-training loss iff
-    sigma_ft/sigma_pre exceeds it (overtrained Lemma A.26 asks for 4 at lambda = 0)."""
+    """Returns 2 + lambda, the ratio sigma_ft / sigma_pre from which on learning a mode does harm.
+
+    Learning mode n raises the pre-training loss of the fine-tuned model if and only if its ratio
+    exceeds this.
+
+    Args:
+      lam: Strength lambda of the anchor, finite and >= 0.
+
+    Returns:
+      The threshold, with the shape of `lam`.
+
+    Raises:
+      ValueError: If `lam` is out of range.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Lemma A.26, asks for 4 at lambda = 0.
+
+    >>> float(misalignment_threshold(0.5))
+    2.5
+    """
     check_anchor(lam, "lam")
     return 2 + jnp.asarray(lam, dtype=float)
 
 
 def inflection(sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0) -> int | None:
-    """r(lambda) of overtrained Definition 4.2, which never falls as lambda grows (Theorem 4.7;
-    Theorem A.25 prints the opposite); None if the loss never rises.
+    """Returns the number of learned modes after which the fine-tuned model's pre-training loss
+    rises.
+
+    It never falls as lambda grows (Theorem 4.7; Theorem A.25 prints the opposite).
+
+    Args:
+      sigma_pre: Singular values of A_pre `(d,)`.
+      sigma_ft: Singular values of A_ft `(d,)`.
+      anchor: Strength lambda of the anchor, finite and >= 0.
+
+    Returns:
+      The number r(lambda), or None if the loss never rises.
+
+    Raises:
+      ValueError: If the anchor is out of range.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Definition 4.2 and Theorem 4.7.
 
     >>> pre, ft = jnp.array([3.0, 2.0, 1.0]), jnp.array([9.0, 7.0, 4.5])
     >>> [inflection(pre, ft, anchor) for anchor in (0.5, 1.0, 2.0, 3.0)]
@@ -127,20 +285,34 @@ def inflection(sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0)
 def unaligned_losses(
     target_pre: Float[ArrayLike, "o i"], target_ft: Float[ArrayLike, "o i"], anchor: ArrayLike = 0.0
 ) -> tuple[Float[Array, " stages"], Float[Array, " stages"]]:
-    """Pre-training and fine-tuning loss |theta - A|^2 after fine-tuning from n = 0, ..., min(o, i)
-    learned modes, when the singular vectors of A_ft are in general position to those of A_pre.
+    """Computes both losses after fine-tuning on a task whose singular vectors are in general
+    position.
 
     The flow conserves the rank n of the start. With [.]_n for the best approximation of rank n, it
-    ends at [(A_ft + lambda [A_pre]_n)/(1 + lambda)]_n, the minimum of |theta - A_ft|^2 + lambda
-    |theta - [A_pre]_n|^2 over that rank. (At full rank it also conserves the sign of det theta; if
-    that of the target differs, its smallest mode is never learned.) Of overtrained's theorems,
+    ends at [(A_ft + lambda [A_pre]_n) / (1 + lambda)]_n, the minimum of |theta - A_ft|^2 + lambda
+    |theta - [A_pre]_n|^2 over that rank. At full rank it also conserves the sign of det theta; if
+    that of the target differs, its smallest mode is never learned.
 
-    - it survives that the fine-tuning loss never falls as lambda grows, as for any penalty;
-    - it survives that Delta_pre(n) >= 0, at lambda = 0: by von Neumann's trace inequality it is at
-      least sum_{i<=n} (sigma_ft,i - sigma_pre,i)^2;
-    - Delta_pre need not be monotone in n, nor the inflection point in lambda. At lambda = 0 mode n
-      changes the pre-training loss by sigma_ft,n (sigma_ft,n - 2 a_n), a_n = u_n^T A_pre v_n in the
-      singular vectors of A_ft, so that the threshold is sigma_ft,n > 2 a_n.
+    What becomes of the theorems for aligned tasks:
+
+    * The fine-tuning loss still never falls as lambda grows, as for any penalty.
+    * Delta_pre(n) >= 0 still holds at lambda = 0: by von Neumann's trace inequality it is at least
+      sum_{i<=n} (sigma_ft,i - sigma_pre,i)^2.
+    * Delta_pre need not be monotone in n, nor the inflection point in lambda. At lambda = 0 mode n
+      changes the pre-training loss by sigma_ft,n (sigma_ft,n - 2 a_n) with a_n = u_n^T A_pre v_n in
+      the singular vectors of A_ft, so the threshold is sigma_ft,n > 2 a_n.
+
+    Args:
+      target_pre: Pre-training target A_pre `(o, i)`.
+      target_ft: Fine-tuning target A_ft `(o, i)`.
+      anchor: Strength lambda of the anchor, finite and >= 0.
+
+    Returns:
+      The pre-training losses |theta - A_pre|^2 and the fine-tuning losses |theta - A_ft|^2, each
+      `(min(o, i) + 1,)`, for n = 0, ..., min(o, i) learned modes.
+
+    Raises:
+      ValueError: If the anchor is out of range.
     """
     check_anchor(anchor)
     pre, ft = jnp.asarray(target_pre, dtype=float), jnp.asarray(target_ft, dtype=float)
@@ -161,4 +333,13 @@ def _truncate(matrix: Array, rank: ArrayLike) -> Array:
 
 
 def check_anchor(anchor: ArrayLike, name: str = "anchor") -> None:
+    """Raises an error unless an anchor's strength is finite and >= 0.
+
+    Args:
+      anchor: Strengths to check.
+      name: The argument's name, for the message.
+
+    Raises:
+      ValueError: If a value is negative, infinite or NaN.
+    """
     problems.check(name, anchor, lambda x: (x >= 0) & (x < np.inf), "finite and >= 0")

@@ -1,12 +1,14 @@
-"""Two-layer linear networks, and every convention of this room.
+"""The weights, loss and invariants of two-layer linear networks, and this package's conventions.
 
-theta = W_1 W_2, the loss is |W_1 W_2 - A|_F^2 (no factor 1/2; overtrained eqs. 1, 4), gradient flow
-runs at unit rate: dW_1/dt = -2 (theta - A) W_2^T, dW_2/dt = -2 W_1^T (theta - A). Shapes:
-W_1 [o h], W_2 [h i], A [o i]. Singular values are called sigma, noise and initialisation scales
-gamma and e^{-tau}, the strength of the anchor |theta - theta(0)|_F^2 lambda ("anchor" in code).
+The map is theta = W_1 W_2 and the loss is |W_1 W_2 - A|_F^2, without a factor 1/2 (Springer et al.
+2025, arXiv 2503.19206, eqs. 1 and 4). Gradient flow runs at unit rate: dW_1/dt = -2 (theta - A)
+W_2^T, dW_2/dt = -2 W_1^T (theta - A). Shapes are W_1 `(o, h)`, W_2 `(h, i)`, A `(o, i)`. Singular
+values are called sigma; the scales of noise and of the initialisation are gamma and e^{-tau}; the
+strength lambda of the anchor |theta - theta(0)|_F^2 is called `anchor` in code.
 
 The hidden space has no preferred axes: (W_1 R, R^T W_2) is the same network for every rotation R.
-All that this file computes is invariant under R.
+All that this module computes of a network is invariant under R, except `imbalance`, which becomes
+R^T (...) R.
 """
 
 from collections.abc import Sequence
@@ -23,36 +25,100 @@ from theory import problems
 
 
 class Layers(NamedTuple):
-    """The two weight matrices; leading axes (times, draws) are allowed."""
+    """The two weight matrices of a network; leading axes (times, draws) are allowed.
+
+    Attributes:
+      w1: Second layer W_1 `(..., o, h)`, applied last.
+      w2: First layer W_2 `(..., h, i)`.
+    """
 
     w1: Float[Array, "*b o h"]
     w2: Float[Array, "*b h i"]
 
 
 def theta(layers: Layers) -> Float[Array, "*b o i"]:
-    """The network map W_1 W_2."""
+    """Computes the map W_1 W_2 of a network.
+
+    Args:
+      layers: The weights.
+
+    Returns:
+      The map `(..., o, i)`.
+
+    >>> theta(Layers(jnp.array([[2.0]]), jnp.array([[3.0]]))).tolist()
+    [[6.0]]
+    """
     return layers.w1 @ layers.w2
 
 
 def loss(layers: Layers, target: Float[ArrayLike, "o i"]) -> Float[Array, "*b"]:
-    """|W_1 W_2 - A|_F^2."""
+    """Computes the loss |W_1 W_2 - A|_F^2.
+
+    Args:
+      layers: The weights.
+      target: Target map A `(o, i)`.
+
+    Returns:
+      The losses, one per network.
+
+    >>> float(loss(Layers(jnp.array([[2.0]]), jnp.array([[3.0]])), jnp.array([[4.0]])))
+    4.0
+    """
     return jnp.sum((theta(layers) - target) ** 2, axis=(-2, -1))
 
 
 def size(layers: Layers) -> Float[Array, "*b"]:
-    """|W_1|_F^2 + |W_2|_F^2."""
+    """Computes the squared norm of all weights, |W_1|_F^2 + |W_2|_F^2.
+
+    Args:
+      layers: The weights.
+
+    Returns:
+      The squared norms, one per network.
+
+    >>> float(size(Layers(jnp.array([[2.0]]), jnp.array([[3.0]]))))
+    13.0
+    """
     return jnp.sum(layers.w1**2, axis=(-2, -1)) + jnp.sum(layers.w2**2, axis=(-2, -1))
 
 
 def grams(layers: Layers) -> tuple[Float[Array, "*b o o"], Float[Array, "*b i i"]]:
-    """W_1 W_1^T and W_2^T W_2. d theta/dt = -2 (W_1 W_1^T (theta - A) + (theta - A) W_2^T W_2)."""
+    """Computes the two Gram matrices W_1 W_1^T and W_2^T W_2.
+
+    Together with theta they determine its motion: d theta/dt = -2 (W_1 W_1^T (theta - A) + (theta -
+    A) W_2^T W_2).
+
+    Args:
+      layers: The weights.
+
+    Returns:
+      W_1 W_1^T `(..., o, o)` and W_2^T W_2 `(..., i, i)`.
+
+    >>> [gram.tolist() for gram in grams(Layers(jnp.array([[2.0]]), jnp.array([[3.0]])))]
+    [[[4.0]], [[9.0]]]
+    """
     return layers.w1 @ layers.w1.mT, layers.w2.mT @ layers.w2
 
 
 def tangent_kernel(
     layers: Layers, x: Float[Array, "n i"], y: Float[ArrayLike, "m i"]
 ) -> Float[Array, "*b n m o o"]:
-    """Neural tangent kernel of f(x) = W_1 W_2 x: (x.y) W_1 W_1^T + (x^T W_2^T W_2 y) I."""
+    """Computes the neural tangent kernel of f(x) = W_1 W_2 x.
+
+        (x.y) W_1 W_1^T + (x^T W_2^T W_2 y) I
+
+    Args:
+      layers: The weights.
+      x: Inputs `(n, i)`.
+      y: Other inputs `(m, i)`.
+
+    Returns:
+      The kernel between all pairs of inputs and outputs, `(..., n, m, o, o)`.
+
+    >>> one = jnp.ones((1, 1))
+    >>> float(tangent_kernel(Layers(2 * one, 3 * one), one, one)[0, 0, 0, 0])
+    13.0
+    """
     left, right = grams(layers)
     first = jnp.einsum("ni,mi,...op->...nmop", x, y, left)
     second = jnp.einsum("ni,...ij,mj->...nm", x, right, y)
@@ -60,20 +126,67 @@ def tangent_kernel(
 
 
 def imbalance(layers: Layers) -> Float[Array, "*b h h"]:
-    """W_1^T W_1 - W_2 W_2^T, which gradient flow conserves."""
+    """Computes W_1^T W_1 - W_2 W_2^T, which gradient flow conserves.
+
+    Args:
+      layers: The weights.
+
+    Returns:
+      The imbalance `(..., h, h)`.
+
+    >>> imbalance(Layers(jnp.array([[2.0]]), jnp.array([[3.0]]))).tolist()
+    [[-5.0]]
+    """
     return layers.w1.mT @ layers.w1 - layers.w2 @ layers.w2.mT
 
 
 def identity_start(d: int, tau: ArrayLike) -> Layers:
-    """W_1 = W_2 = e^{-tau} I (overtrained, before Theorem A.1)."""
+    """Returns the initial weights W_1 = W_2 = e^{-tau} I.
+
+    Args:
+      d: Width of the square layers.
+      tau: Negative logarithm of the scale, a scalar > -inf.
+
+    Returns:
+      The weights.
+
+    Raises:
+      ValueError: If tau is -inf or NaN.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), before Theorem A.1.
+
+    >>> identity_start(1, 0.0).w1.tolist()
+    [[1.0]]
+    """
     problems.check("tau", tau, lambda t: t > -np.inf, "a number > -inf")
     scale = jnp.exp(-jnp.asarray(tau, dtype=float)) * jnp.eye(d)
     return Layers(scale, scale)
 
 
 def ideal(target: Float[ArrayLike, "o i"], rank: int) -> Layers:
-    """U (Sigma^n)^{1/2} and (Sigma^n)^{1/2} V^T: the first n singular directions learned, no others
-    (overtrained eqs. 7, 8). The hidden width is min(o, i)."""
+    """Returns the balanced network that has learned the first n singular directions and no others.
+
+    W_1 = U (Sigma^n)^{1/2} and W_2 = (Sigma^n)^{1/2} V^T, with the singular values after the n-th
+    set to 0. The hidden width is min(o, i).
+
+    Args:
+      target: Target map A = U Sigma V^T, `(o, i)`.
+      rank: Number n of learned directions, from 0 to min(o, i).
+
+    Returns:
+      W_1 `(o, min(o, i))` and W_2 `(min(o, i), i)`.
+
+    Raises:
+      ValueError: If `rank` is out of range.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), eqs. (7), (8).
+
+    >>> one_mode = theta(ideal(jnp.diag(jnp.array([3.0, 1.0])), 1))
+    >>> [[round(abs(float(y)), 3) for y in row] for row in one_mode]
+    [[3.0, 0.0], [0.0, 0.0]]
+    """
     top = min(jnp.shape(target))
     problems.check("rank", rank, lambda n: (n >= 0) & (n <= top), f"a rank in 0..{top}")
     return _ideal(target, rank)
@@ -87,10 +200,23 @@ def _ideal(target: Array, rank: ArrayLike) -> Layers:
 
 
 def thin(layers: Layers, rank: int) -> Layers:
-    """The same network (theta, both Grams) on `rank` hidden units, for one of that rank.
+    """Rewrites a network of a given rank on as few hidden units, with the same theta and Grams.
 
-    The flow conserves rank, but rounding does so only where width enforces it: otherwise modes that
-    the start lacks grow as eps e^{2 sigma t}. Raises ValueError if more than rounding is lost.
+    Gradient flow conserves rank, but in floating point only the width enforces it. Otherwise modes
+    that the start lacks grow as eps e^{2 sigma t}.
+
+    Args:
+      layers: Weights W_1 `(o, h)` and W_2 `(h, i)`.
+      rank: Rank of the network; the new hidden width.
+
+    Returns:
+      W_1 `(o, rank)` and W_2 `(rank, i)`.
+
+    Raises:
+      ValueError: If `rank` is out of range, or more than rounding would be lost.
+
+    >>> thin(Layers(jnp.eye(2).at[1, 1].set(0.0), jnp.eye(2).at[1, 1].set(0.0)), 1).w1.shape
+    (2, 1)
     """
     o = layers.w1.shape[0]
     u, s, _ = jnp.linalg.svd(jnp.concatenate([layers.w1, layers.w2.T]), full_matrices=False)
@@ -103,7 +229,15 @@ def thin(layers: Layers, rank: int) -> Layers:
 
 
 def check_shapes(layers: Layers, target: ArrayLike) -> None:
-    """Raise ValueError unless W_1 [o h], W_2 [h i] and A [o i] fit and are finite."""
+    """Raises an error unless weights and target conform and are finite.
+
+    Args:
+      layers: Weights, to be W_1 `(o, h)` and W_2 `(h, i)`.
+      target: Target map, to be `(o, i)`.
+
+    Raises:
+      ValueError: If shapes do not conform, an axis is empty or a value is not finite.
+    """
     w1, w2, a = jnp.shape(layers.w1), jnp.shape(layers.w2), jnp.shape(target)
     if len(w1) != 2 or len(w2) != 2 or w1[1] != w2[0] or a != (w1[0], w2[1]) or 0 in (*w1, *a):
         raise ValueError(f"expected W_1 [o h], W_2 [h i] and target [o i]; got {w1}, {w2} and {a}")
@@ -112,7 +246,18 @@ def check_shapes(layers: Layers, target: ArrayLike) -> None:
 
 
 def check_spectrum(name: str, value: ArrayLike | Sequence[float]) -> np.ndarray:
-    """The values, or ValueError unless they are finite, >= 0 and descending."""
+    """Checks singular values and returns them as a NumPy array.
+
+    Args:
+      name: The argument's name, for the message.
+      value: Values to be `(n,)`, finite, >= 0 and descending.
+
+    Returns:
+      The values.
+
+    Raises:
+      ValueError: If they are anything else.
+    """
     values = np.asarray(value)
     if values.ndim != 1 or values.size == 0:
         raise ValueError(f"{name} must be a vector of singular values; got shape {values.shape}")
@@ -122,8 +267,16 @@ def check_spectrum(name: str, value: ArrayLike | Sequence[float]) -> np.ndarray:
 
 
 def check_balanced(layers: Layers) -> None:
-    """Raise ValueError unless W_1^T W_1 - W_2 W_2^T is a multiple of I, up to rounding: 1000 eps
-    (|W_1|^2 + |W_2|^2)."""
+    """Raises an error unless W_1^T W_1 - W_2 W_2^T is a multiple of I, up to rounding.
+
+    Rounding means 1000 eps (|W_1|^2 + |W_2|^2). Traced weights pass unchecked.
+
+    Args:
+      layers: Weights W_1 `(o, h)` and W_2 `(h, i)`.
+
+    Raises:
+      ValueError: If an entry is further off.
+    """
     matrix = concrete(imbalance(layers))
     if matrix is not None:
         mean = matrix.trace() / matrix.shape[0]

@@ -1,8 +1,9 @@
-"""Aligned modes: sigmoids in time, and the staircase by which a small start learns a spectrum.
+"""Aligned networks, whose modes follow independent sigmoids and learn a spectrum one by one.
 
 When W_1 = U diag(sqrt y) R and W_2 = R^T diag(sqrt y) V^T share the singular vectors of A, each
-y_i obeys its own law, dy/dt = 4 y (sigma - y). This is the special case of `riccati.flow` that the
-theorems of overtrained are about; a start e^{-tau} I is aligned iff U = V.
+mode y_i obeys its own equation, dy/dt = 4 y (sigma - y). This is the special case of `riccati.flow`
+that the theorems of Springer et al., 2025 (arXiv 2503.19206), are about. A start e^{-tau} I is
+aligned if and only if U = V.
 """
 
 import jax.numpy as jnp
@@ -15,8 +16,23 @@ from theory import problems
 
 
 def mode(time: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
-    """y(t) = sigma / (1 + (sigma/y_0 - 1) e^{-4 sigma t}) from y_0 >= 0, in a form that also holds
-    at y_0 = 0, sigma = 0 and sigma < 0 (where y dies out), and in float32 at any time, inf too.
+    """Computes one mode under gradient flow of the loss.
+
+        y(t) = sigma / (1 + (sigma/y_0 - 1) e^{-4 sigma t})
+
+    The form in the code also holds at y_0 = 0, sigma = 0 and sigma < 0 (where y dies out), and in
+    float32 at any time, inf too.
+
+    Args:
+      time: Times >= 0, inf allowed.
+      start: Initial values y_0, finite and >= 0.
+      sigma: Singular values of the target, finite.
+
+    Returns:
+      y(t), with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
 
     >>> [round(float(mode(t, 1e-3, 1.0)), 4) for t in (0.0, 1.0, 2.0, 1e4)]
     [0.001, 0.0518, 0.749, 1.0]
@@ -39,8 +55,19 @@ def mode(time: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
 
 @problems.in_float64
 def crossing_time(level: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
-    """When a mode that starts at y_0 in (0, sigma) reaches a level in [y_0, sigma); inf for sigma
-    itself."""
+    """Computes when a mode reaches a given level.
+
+    Args:
+      level: Levels in [start, sigma].
+      start: Initial values, in (0, sigma).
+      sigma: Singular values of the target.
+
+    Returns:
+      The times, with the broadcast shape of the arguments; inf where level = sigma.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
     level, start, sigma = (jnp.asarray(x, dtype=float) for x in (level, start, sigma))
     problems.check("start", start, lambda y: (y > 0) & (y < np.inf), "finite and > 0")
     if (least := concrete(start)) is not None:
@@ -52,28 +79,74 @@ def crossing_time(level: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array
 
 
 def crossing(level: Array, lacking: Array, start: Array, sigma: Array) -> Array:
-    """`crossing_time` where sigma - level may be too little for the level to tell."""
+    """Computes `crossing_time` from sigma - level, where the level alone would not determine it.
+
+    Args:
+      level: Levels in [start, sigma].
+      lacking: sigma - level, accurately.
+      start: Initial values, in (0, sigma).
+      sigma: Singular values of the target.
+
+    Returns:
+      log(level (sigma - start) / (start lacking)) / (4 sigma); nothing is checked.
+    """
     return (jnp.log(level / start) + jnp.log((sigma - start) / lacking)) / (4 * sigma)
 
 
 def plateau_times(sigma: Float[ArrayLike, " d"], tau: ArrayLike) -> Float[Array, " d"]:
-    """t_i = tau / (sigma_i + sigma_{i+1}) (sigma_{d+1} = 0): from W = e^{-tau} I, theta(t_i) is the
-    rank-i truncation of A up to an error of order e^{-C_i tau}, C_i = `plateau_rates`.
+    """Computes the times at which a small start has learned the first i modes and no more.
 
-    This is the time at which what mode i still lacks equals what mode i+1 has already learned;
-    Theorem 4.1 of overtrained asserts that such times exist.
+    t_i = tau / (sigma_i + sigma_{i+1}), with sigma_{d+1} = 0. From W = e^{-tau} I, theta(t_i) is
+    the rank-i truncation of A up to an error of order e^{-C_i tau}, C_i = `plateau_rates`. At this
+    time, what mode i still lacks equals what mode i+1 has already learned. Theorem 4.1 asserts that
+    such times exist.
+
+    Args:
+      sigma: Singular values of the target `(d,)`, positive and descending.
+      tau: Negative logarithm of the initial scale.
+
+    Returns:
+      The times `(d,)`.
+
+    Raises:
+      ValueError: If the singular values are not positive, finite and descending.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Theorem 4.1.
+
+    >>> plateau_times(jnp.array([3.0, 1.0]), 8.0).tolist()
+    [2.0, 8.0]
     """
     upper, lower = _neighbours(sigma)
     return jnp.asarray(tau) / (upper + lower)
 
 
 def plateau_rates(sigma: Float[ArrayLike, " d"]) -> Float[Array, " d"]:
-    """C_i = 2 (sigma_i - sigma_{i+1}) / (sigma_i + sigma_{i+1}): the exponents in Theorem 4.1."""
+    """Computes the exponents C_i of the errors at `plateau_times`.
+
+        C_i = 2 (sigma_i - sigma_{i+1}) / (sigma_i + sigma_{i+1})
+
+    Args:
+      sigma: Singular values of the target `(d,)`, positive and descending.
+
+    Returns:
+      The exponents `(d,)`.
+
+    Raises:
+      ValueError: If the singular values are not positive, finite and descending.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Theorem 4.1.
+
+    >>> plateau_rates(jnp.array([3.0, 1.0])).tolist()
+    [1.0, 2.0]
+    """
     upper, lower = _neighbours(sigma)
     return 2 * (upper - lower) / (upper + lower)
 
 
 def _neighbours(sigma: ArrayLike) -> tuple[Array, Array]:
+    """Returns each singular value and the next smaller one, 0 for the last."""
     sigma = jnp.asarray(sigma, dtype=float)
     problems.check("sigma", sigma, lambda s: (s > 0) & (s < np.inf), "finite and positive")
     problems.check("-diff(sigma)", -jnp.diff(sigma), lambda s: s >= 0, ">= 0: sorted downwards")
@@ -81,13 +154,22 @@ def _neighbours(sigma: ArrayLike) -> tuple[Array, Array]:
 
 
 def learned_modes(target: Float[ArrayLike, "d d"]) -> np.ndarray:
-    """Which singular modes of A are ever learned from W_1 = W_2 = e^{-tau} I: bool [d].
+    """Determines which singular modes of A are ever learned from W_1 = W_2 = e^{-tau} I.
 
-    Mode i starts with (u_i + v_i)^T. It is learned iff that row is independent of the rows of all
-    larger modes; otherwise the flow ends at a saddle, with the loss sum of sigma_i^2 over the modes
-    left out. If det A < 0, at least one mode (generically the last) is never learned: det theta
-    keeps the sign it starts with. Rounding lets go of the saddle after a time of order
-    log(1/eps) / (2 sigma_i).
+    Mode i starts with (u_i + v_i)^T. It is learned if and only if that row is independent of the
+    rows of all larger modes. Otherwise the flow ends at a saddle, whose loss is the sum of
+    sigma_i^2 over the modes left out. If det A < 0, at least one mode (generically the last) is
+    never learned, since det theta keeps its initial sign. Rounding leaves the saddle after a time
+    of order log(1/eps) / (2 sigma_i).
+
+    Args:
+      target: Target map A `(d, d)`, with known values.
+
+    Returns:
+      Booleans `(d,)`, largest singular value first.
+
+    Raises:
+      ValueError: If the target is not a finite square matrix.
 
     >>> learned_modes(jnp.array([[2.0, 0.0], [0.0, -1.0]])).tolist()
     [True, False]
@@ -100,6 +182,7 @@ def learned_modes(target: Float[ArrayLike, "d d"]) -> np.ndarray:
     tolerance = s.size * 100 * np.finfo(s.dtype).eps
     for row, value in zip(rows, s, strict=True):
         rest = row - (row @ basis.T) @ basis
+        # A second projection removes what rounding left of the first.
         rest = rest - (rest @ basis.T) @ basis
         new = np.linalg.norm(rest) > tolerance and value > 0
         learned.append(new)
@@ -109,15 +192,34 @@ def learned_modes(target: Float[ArrayLike, "d d"]) -> np.ndarray:
 
 
 def inflection(losses: Float[Array | np.ndarray, " stages"]) -> int | None:
-    """Overtrained Definition 4.2: the smallest r with L(r) < L(r + 1), for losses at 0, 1, ..., d
-    learned modes; None if the loss never rises."""
+    """Returns the smallest r with L(r) < L(r + 1), where the loss starts to rise.
+
+    Args:
+      losses: Losses at 0, 1, ..., d learned modes.
+
+    Returns:
+      r, or None if the loss never rises.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Definition 4.2.
+    """
     rising = np.flatnonzero(np.diff(np.asarray(losses)) > 0)
     return int(rising[0]) if rising.size else None
 
 
 def monotone_from(losses: Float[Array | np.ndarray, " stages"]) -> int | None:
-    """Overtrained Theorem A.25: the smallest r such that L(n - 1) < L(n) for every n > r; None if
-    the last stage does not rise."""
+    """Returns the smallest r such that the loss rises at every stage after it: L(n - 1) < L(n) for
+    n > r.
+
+    Args:
+      losses: Losses at 0, 1, ..., d learned modes.
+
+    Returns:
+      r, or None if the last stage does not rise.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Theorem A.25.
+    """
     falling = np.flatnonzero(~(np.diff(np.asarray(losses)) > 0))
     last = int(falling[-1]) + 1 if falling.size else 0
     return last if last < np.size(losses) - 1 else None

@@ -1,6 +1,7 @@
-"""The real thing: two-layer linear networks trained on sampled or population losses by autodiff.
+"""Two-layer linear networks, trained by gradient descent on sampled or population losses.
 
-Nothing here knows a closed form; gradients come from `jax.grad` of the loss. Conventions: `layers`.
+These are the simulators that the closed forms of this package are compared with. No closed form is
+used here: gradients come from `jax.grad` of the loss. Conventions stand in `layers`.
 """
 
 from functools import partial
@@ -17,22 +18,58 @@ from theory.two_layer.layers import Layers, check_shapes, loss, theta
 
 
 def objective(layers: Layers, target: Array, anchor: ArrayLike, anchored_to: Array) -> Array:
-    """|theta - A|^2 + anchor |theta - theta_0|^2 (overtrained eq. 9)."""
+    """Computes the objective |theta - A|^2 + anchor |theta - theta_0|^2.
+
+    Args:
+      layers: Weights W_1 `(o, h)` and W_2 `(h, i)`.
+      target: Target map A `(o, i)`.
+      anchor: Strength of the anchor.
+      anchored_to: Anchored map theta_0 `(o, i)`.
+
+    Returns:
+      The objective, a scalar.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), eq. (9).
+    """
     return loss(layers, target) + anchor * loss(layers, anchored_to)
 
 
 def batch_objective(
     layers: Layers, x: Float[Array, "m i"], target: Array, anchor: ArrayLike, anchored_to: Array
 ) -> Array:
-    """The same with the mean of |theta x - A x|^2 over a batch."""
+    """Computes the objective with the mean of |theta x - A x|^2 over a batch in the place of the
+    loss.
+
+    Args:
+      layers: Weights W_1 `(o, h)` and W_2 `(h, i)`.
+      x: Batch of inputs `(m, i)`.
+      target: Target map A `(o, i)`.
+      anchor: Strength of the anchor.
+      anchored_to: Anchored map theta_0 `(o, i)`.
+
+    Returns:
+      The objective, a scalar.
+    """
     error = x @ (theta(layers) - target).T
     return jnp.mean(jnp.sum(error**2, axis=1)) + anchor * loss(layers, anchored_to)
 
 
 def stable_rate(start: Layers, target: Array, anchor: ArrayLike = 0.0) -> Array:
-    """Below this rate gradient descent from a balanced start does not blow up:
-    1 / (2 (1 + anchor) s), s the larger of |A|_op and (|W_1|_op^2 + |W_2|_op^2)/2. At the end the
-    largest eigenvalue of the Hessian is 4 (1 + anchor) s, and 2 over it the edge of stability."""
+    """Computes a learning rate below which gradient descent from a balanced start does not blow up.
+
+    It is 1 / (2 (1 + anchor) s), where s is the larger of |A|_op and (|W_1|_op^2 + |W_2|_op^2)/2.
+    The largest eigenvalue of the Hessian at the end of training is 4 (1 + anchor) s, and 2 divided
+    by it is the edge of stability.
+
+    Args:
+      start: Initial weights W_1 `(o, h)` and W_2 `(h, i)`.
+      target: Target map A `(o, i)`.
+      anchor: Strength of the anchor.
+
+    Returns:
+      The rate, a scalar.
+    """
     w1, w2, a = (jnp.linalg.norm(m, 2) for m in (start.w1, start.w2, jnp.asarray(target)))
     return 1 / (2 * (1 + jnp.asarray(anchor)) * jnp.maximum(a, (w1**2 + w2**2) / 2))
 
@@ -47,10 +84,27 @@ def descend(
     anchored_to: Array | None = None,
     every: int | None = None,
 ) -> Layers:
-    """`steps` steps of gradient descent on the population loss (overtrained eqs. 16, 17), anchored
-    to theta(start) unless told. With `every`, the path after each `every` steps.
+    """Trains both layers by gradient descent on the population loss with an anchor.
 
-    Raises ValueError from `stable_rate` on, unless it is a single step."""
+    Args:
+      start: Initial weights W_1 `(o, h)` and W_2 `(h, i)`.
+      target: Target map A `(o, i)`.
+      rate: Learning rate, below `stable_rate` if there is more than one step.
+      steps: Number of steps.
+      anchor: Strength of the anchor.
+      anchored_to: Anchored map `(o, i)`; theta(start) if None.
+      every: How many steps lie between networks of a path; only the end is returned if None.
+
+    Returns:
+      The trained weights; with `every`, the path with a leading axis `steps // every`.
+
+    Raises:
+      ValueError: If there is more than one step and the rate is not in (0, `stable_rate`), or
+        shapes do not conform.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), eqs. (16), (17).
+    """
     if steps > 1:
         _check_rate(start, target, rate, anchor)
     return _descend(start, target, rate, steps, anchor, anchored_to, every)
@@ -100,8 +154,20 @@ def gradient_flow(
     *,
     anchor: ArrayLike = 0.0,
 ) -> Layers:
-    """Gradient flow by the classical Runge-Kutta scheme, `steps` steps between ascending times: any
-    start, balanced or not; errors of order (curvature x step)^4."""
+    """Integrates gradient flow by the classical Runge-Kutta scheme of fourth order.
+
+    Any start is allowed, balanced or not. Errors are of the order of (curvature x step)^4.
+
+    Args:
+      start: Initial weights W_1 `(o, h)` and W_2 `(h, i)`.
+      target: Target map A `(o, i)`.
+      times: Ascending times `(times,)`, >= 0.
+      steps: Number of steps between neighbouring times.
+      anchor: Strength of the anchor |theta - theta(start)|^2.
+
+    Returns:
+      The weights with a leading axis `times`.
+    """
     centre = theta(start)
     gradient = jax.grad(objective)
 
@@ -136,8 +202,25 @@ def sgd(
     *,
     anchor: ArrayLike = 0.0,
 ) -> Layers:
-    """Stochastic gradient descent over the given batches of inputs x (overtrained eqs. 10, 11),
-    anchored to theta(start). Raises ValueError from `stable_rate` on; small batches need less."""
+    """Trains both layers by stochastic gradient descent over given batches, anchored to
+    theta(start).
+
+    Args:
+      start: Initial weights W_1 `(o, h)` and W_2 `(h, i)`.
+      target: Target map A `(o, i)`.
+      batches: Inputs `(steps, m, i)`, one batch for each step.
+      rate: Learning rate, below `stable_rate`; small batches need a smaller one.
+      anchor: Strength of the anchor.
+
+    Returns:
+      The trained weights.
+
+    Raises:
+      ValueError: If the rate is not in (0, `stable_rate`), or shapes do not conform.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), eqs. (10), (11).
+    """
     _check_rate(start, target, rate, anchor)
     return _sgd(start, target, batches, rate, anchor)
 
@@ -159,12 +242,32 @@ def _sgd(
 def perturbed_losses(
     layers: Layers, target: Array, gamma: ArrayLike, noise: Layers
 ) -> Float[Array, " draws"]:
-    """|(W_1 + gamma Z_1)(W_2 + gamma Z_2) - A|^2 for noise Z_1 [draws o h], Z_2 [draws h i]."""
+    """Computes the loss of one network under several draws of weight noise.
+
+        |(W_1 + gamma Z_1)(W_2 + gamma Z_2) - A|^2
+
+    Args:
+      layers: Weights W_1 `(o, h)` and W_2 `(h, i)`.
+      target: Target map A `(o, i)`.
+      gamma: Standard deviation of the noise.
+      noise: Standard normal Z_1 `(draws, o, h)` and Z_2 `(draws, h, i)`.
+
+    Returns:
+      The losses `(draws,)`.
+    """
     return loss(jax.tree.map(lambda w, z: w + gamma * z, layers, noise), target)
 
 
 @jax.jit
 def hessian(layers: Layers, target: Array) -> Float[Array, "p p"]:
-    """The Hessian of |W_1 W_2 - A|^2 by autodiff, entries of W_1 first, both in row order."""
+    """Computes the Hessian of |W_1 W_2 - A|^2 by autodiff.
+
+    Args:
+      layers: Weights W_1 `(o, h)` and W_2 `(h, i)`.
+      target: Target map A `(o, i)`.
+
+    Returns:
+      The Hessian `(p, p)`, p = o h + h i, entries of W_1 first, both in row-major order.
+    """
     flat, unravel = ravel_pytree(layers)
     return jax.hessian(lambda flat: loss(unravel(flat), target))(flat)

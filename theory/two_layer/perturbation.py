@@ -1,7 +1,8 @@
-"""The loss under Gaussian noise on the weights, in closed form at every pre-training time.
+"""The mean loss under Gaussian noise on the weights, in closed form at every pre-training time.
 
-(W_1 + gamma Z_1)(W_2 + gamma Z_2) has independent parts, so that the mean loss is exact for any
-network and time, and the inequality of overtrained Proposition 4.3 is an equality.
+The terms of (W_1 + gamma Z_1)(W_2 + gamma Z_2) are uncorrelated, so the mean loss is exact for any
+network and time. The inequality of Proposition 4.3 of Springer et al., 2025 (arXiv 2503.19206), is
+therefore an equality. `networks.perturbed_losses` simulates the same quantity.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,32 @@ def perturbed_loss(
     target: Float[ArrayLike, "o i"],
     gamma: ArrayLike,
 ) -> Float[Array, "*b"]:
-    """E|(W_1 + gamma Z_1)(W_2 + gamma Z_2) - A|_F^2
-    = |theta - A|^2 + gamma^2 (i |W_1|^2 + o |W_2|^2) + gamma^4 o h i, Z_1 and Z_2 standard normal.
+    """Computes the mean loss of a network whose weights carry Gaussian noise.
+
+        E|(W_1 + gamma Z_1)(W_2 + gamma Z_2) - A|_F^2
+        = |theta - A|^2 + gamma^2 (i |W_1|^2 + o |W_2|^2) + gamma^4 o h i
+
+    with Z_1 and Z_2 standard normal.
+
+    Args:
+      w1: Weights W_1 `(..., o, h)`.
+      w2: Weights W_2 `(..., h, i)`.
+      target: Target map A `(o, i)`.
+      gamma: Standard deviation of the noise, finite and >= 0.
+
+    Returns:
+      The mean losses, one per network.
+
+    Raises:
+      ValueError: If shapes do not conform, a value is not finite or gamma is out of range.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Proposition 4.3 and Lemmas A.4, A.5, have the case
+      of square layers.
+
+    >>> one = jnp.ones((1, 1))
+    >>> float(perturbed_loss(one, one, one, 1.0))
+    3.0
     """
     check_gamma(gamma)
     layers = Layers(jnp.asarray(w1), jnp.asarray(w2))
@@ -38,8 +63,21 @@ def perturbed_loss(
 def perturbed_mode_loss(
     y: Float[ArrayLike, "*b d"], sigma: Float[ArrayLike, " d"], gamma: ArrayLike
 ) -> Float[Array, "*b"]:
-    """The same for aligned square networks with modes y: sum (y - sigma)^2 + 2 d gamma^2 sum y +
-    d^3 gamma^4."""
+    """Computes the mean loss under noise of an aligned square network with modes y.
+
+        sum_i (y_i - sigma_i)^2 + 2 d gamma^2 sum_i y_i + d^3 gamma^4
+
+    Args:
+      y: Modes of the network, `(..., d)` (see `modes`).
+      sigma: Singular values of the target, `(d,)`.
+      gamma: Standard deviation of the noise, finite and >= 0.
+
+    Returns:
+      The mean losses, one per network.
+
+    Raises:
+      ValueError: If gamma is out of range.
+    """
     check_gamma(gamma)
     y, sigma = jnp.asarray(y, dtype=float), jnp.asarray(sigma, dtype=float)
     d = sigma.shape[-1]
@@ -49,8 +87,25 @@ def perturbed_mode_loss(
 
 
 def plateau_losses(sigma: Float[ArrayLike, " d"], gamma: ArrayLike) -> Float[Array, " stages"]:
-    """The loss with the first n modes learned and no others, n = 0, ..., d: its increments are
-    (2 d gamma^2 - sigma_n) sigma_n (overtrained eqs. 2, 14, with equality, and for n = 1 too)."""
+    """Computes the mean loss under noise with the first n modes learned and no others, n = 0, ...,
+    d.
+
+    Its increments are (2 d gamma^2 - sigma_n) sigma_n: eqs. (2) and (14) hold with equality, and
+    for n = 1 too.
+
+    Args:
+      sigma: Singular values of the target, `(d,)`.
+      gamma: Standard deviation of the noise, finite and >= 0.
+
+    Returns:
+      The mean losses `(d + 1,)`.
+
+    Raises:
+      ValueError: If gamma is out of range.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), eqs. (2), (14).
+    """
     sigma = jnp.asarray(sigma, dtype=float)
     learned = jnp.tril(jnp.ones((sigma.size + 1, sigma.size)), -1)
     return perturbed_mode_loss(learned * sigma, sigma, gamma)
@@ -59,14 +114,27 @@ def plateau_losses(sigma: Float[ArrayLike, " d"], gamma: ArrayLike) -> Float[Arr
 def inflection_index(
     singular_values: Sequence[float] | Float[ArrayLike, " modes"], d: int, gamma: float
 ) -> int | None:
-    """The number r of learned modes after which more pre-training raises the perturbed loss, for
-    square layers of width d: Definition 4.2. None if it never does.
+    """Returns the number r of learned modes after which more pre-training raises the perturbed
+    loss.
 
-    One less than the smallest n with 2 d gamma^2 > sigma_n (singular values descending), which the
-    text after Proposition 4.3 calls the inflection point.
+    r is one less than the smallest n with 2 d gamma^2 > sigma_n. (The text after Proposition 4.3
+    calls that n the inflection point.) The same r bounds the best moment of continuous training:
+    with r >= 1 it lies within the stage that learns mode r, when y_r = sigma_r - d gamma^2
+    (`turning_times`).
 
-    The same r bounds the best moment of continuous training: with r >= 1 it lies within the stage
-    that learns mode r, when y_r = sigma_r - d gamma^2 (`turning_times`).
+    Args:
+      singular_values: Singular values of the target, descending, at most d of them.
+      d: Width of the square layers.
+      gamma: Standard deviation of the noise, finite and >= 0.
+
+    Returns:
+      r, or None if the loss never rises.
+
+    Raises:
+      ValueError: If an argument is out of range or the singular values are not descending.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Definition 4.2.
 
     >>> inflection_index([2.0, 1.0, 0.5], 3, 0.5)
     1
@@ -83,9 +151,22 @@ def inflection_index(
 def turning_times(
     sigma: Float[ArrayLike, " d"], gamma: ArrayLike, start: ArrayLike
 ) -> Float[Array, " d"]:
-    """When each mode's share of the loss turns from falling to rising, y_i = sigma_i - d gamma^2,
-    from modes at `start`. It falls by (sigma_i - d gamma^2)^2 before (from y_i = 0) and rises by
-    (d gamma^2)^2 after; 0 for modes that only make it rise, inf without noise."""
+    """Computes when each mode's share of the perturbed loss turns from falling to rising.
+
+    Mode i turns at y_i = sigma_i - d gamma^2. Its share falls by (sigma_i - d gamma^2)^2 before
+    (from y_i = 0) and rises by (d gamma^2)^2 after.
+
+    Args:
+      sigma: Singular values of the target, `(d,)`.
+      gamma: Standard deviation of the noise, finite and >= 0.
+      start: Initial value of the modes, > 0.
+
+    Returns:
+      Times `(d,)` of gradient flow: 0 for modes whose share only rises, inf without noise.
+
+    Raises:
+      ValueError: If gamma or start are out of range.
+    """
     check_gamma(gamma)
     problems.check("start", start, lambda y: (y > 0) & (y < np.inf), "finite and > 0")
     sigma, start = jnp.asarray(sigma, dtype=float), jnp.asarray(start, dtype=float)
@@ -99,4 +180,12 @@ def turning_times(
 
 
 def check_gamma(gamma: ArrayLike) -> None:
+    """Raises an error unless gamma is finite and >= 0.
+
+    Args:
+      gamma: Standard deviations of weight noise.
+
+    Raises:
+      ValueError: If a value is negative, infinite or NaN.
+    """
     problems.check("gamma", gamma, lambda g: (g >= 0) & (g < np.inf), "finite and >= 0")

@@ -1,21 +1,21 @@
-"""Exact gradient flow of a balanced two-layer linear network, at any time, in any shape.
+"""Exact gradient flow of a balanced two-layer linear network, at any time and for any shapes.
 
-If W_1^T W_1 - W_2 W_2^T = c I at the start (then always), Q = [W_1; W_2^T] obeys
-dQ/dt = F Q - Q Q^T Q with F = [[c I, 2A], [2A^T, -c I]], and P = Q Q^T, which holds W_1 W_1^T,
-W_2^T W_2 and theta, solves a matrix Riccati equation (Fukumizu 1998):
+If W_1^T W_1 - W_2 W_2^T = c I at the start (and then always), Q = [W_1; W_2^T] obeys dQ/dt = F Q -
+Q Q^T Q with F = [[c I, 2A], [2A^T, -c I]]. P = Q Q^T contains W_1 W_1^T, W_2^T W_2 and theta. It
+solves a matrix Riccati equation (Fukumizu 1998):
 
     P(t) = e^{Ft} Q_0 [I + 2 Q_0^T Phi(t) Q_0]^{-1} Q_0^T e^{Ft},   Phi(t) = int_0^t e^{2Fs} ds.
 
 In this form the bracket loses all digits once 4 sigma_1 t > log(1/eps), and e^{Ft} overflows later.
-Here it is applied over substeps h with |F| h <= 1, in square-root form: M = I + 2 Q^T Phi(h) Q =
-L L^T, Q <- e^{Fh} Q L^{-T}. Every substep is exact, M is well conditioned (unless |Q_0|^2 is 10^4
-times |A| or more), and nothing is asked of F (singular, rectangular A) nor of the width
-(rank-deficient, overcomplete).
+Here the formula is applied over substeps h with |F| h <= 1, in square-root form: M = I + 2 Q^T
+Phi(h) Q = L L^T, Q <- e^{Fh} Q L^{-T}. Every substep is exact. M is well conditioned, unless
+|Q_0|^2 is 10^4 times |A| or more. F may be singular, A rectangular, and the width may be too small
+for A or larger than it needs.
 
-P is exact, and with it every function of `layers`. Q is one representative: the true W_1 and W_2
-are those returned up to a common rotation, (W_1 R, R^T W_2), and R depends on the whole path.
-A start that lacks modes is a saddle, which rounding leaves as eps e^{2 sigma t}, as it would under
-any integrator; on a rank-deficient start this is avoided by `thin`.
+P is exact, and with it every function in `layers`. Q is one representative: the true W_1 and W_2
+are those returned up to a common rotation, (W_1 R, R^T W_2), and R depends on the whole path. A
+start that lacks modes of A is a saddle. Rounding leaves it as eps e^{2 sigma t}, as it would under
+any integrator; for a rank-deficient start `thin` avoids this.
 """
 
 from collections.abc import Sequence
@@ -54,18 +54,32 @@ def flow(
     anchor: ArrayLike = 0.0,
     steps: int | None = None,
 ) -> Layers:
-    """The network at ascending times >= 0, with a leading time axis, up to a rotation (see above).
+    """Solves gradient flow of a balanced network and returns the network at given times.
 
-    Minimises |theta - A|^2 + anchor |theta - theta(0)|^2 (overtrained eq. 9): the flow towards
-    (A + anchor theta(0)) / (1 + anchor), 1 + anchor times as fast. Any point of it is a start of
-    the next flow: pre-train, fine-tune, fine-tune again.
+    It minimises |theta - A|^2 + anchor |theta - theta(0)|^2. This is the flow towards (A + anchor
+    theta(0)) / (1 + anchor), 1 + anchor times as fast. Any network that is returned may start the
+    next flow: pre-train, fine-tune, fine-tune again. Derivatives in all arguments exist, forward
+    and backward, also where singular values coincide.
 
-    `steps` is the largest number of substeps between neighbouring times; by default `substeps`. It
-    must be given when target, times, anchor or start are traced, and the result is NaN if it turns
-    out too small by a factor of 2. Differentiable in all of them, forward and backward, also where
-    singular values coincide.
+    Args:
+      start: Initial weights W_1 `(o, h)` and W_2 `(h, i)`, with W_1^T W_1 - W_2 W_2^T = c I.
+      target: Target map A `(o, i)`.
+      times: Ascending times `(times,)`, >= 0, of gradient flow at unit rate (see `layers`).
+      anchor: Strength of the penalty on the distance from the initial map, >= 0.
+      steps: Largest number of substeps between neighbouring times; the number from `substeps` if
+        None. It must be given when an argument is traced. The result is NaN if it turns out too
+        small by more than a factor of 2.
 
-    Raises ValueError unless the start is balanced, W_1^T W_1 - W_2 W_2^T = c I.
+    Returns:
+      The weights with a leading axis `times`, up to a common rotation (W_1 R, R^T W_2).
+
+    Raises:
+      ValueError: If shapes do not conform, the start is not balanced, times or anchor are out of
+        range, or `steps` is too small, or missing where it must be given.
+
+    References:
+      Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv 2503.19206),
+      eq. (9).
 
     >>> start = Layers(0.1 * jnp.eye(2), 0.1 * jnp.eye(2))
     >>> path = flow(start, jnp.diag(jnp.array([2.0, 1.0])), [0.0, 0.7, 20.0])
@@ -87,9 +101,14 @@ def flow(
 
 
 class Trajectory(NamedTuple):
-    """A network along time, and all that gradient flow determines of it; leading axis: times.
+    """A network along training time, with everything that gradient flow determines about it.
 
     The matrices are formed when asked for: at width 512 and 1000 times each takes a gibibyte.
+
+    Attributes:
+      layers: W_1 and W_2 with a leading axis `times`, up to a common rotation (W_1 R, R^T W_2) that
+        depends on the path.
+      target: The target map A `(o, i)`.
     """
 
     layers: Layers
@@ -98,27 +117,27 @@ class Trajectory(NamedTuple):
 
     @property
     def product(self) -> Float[Array, "times o i"]:
-        """W_1 W_2."""
+        """The maps W_1 W_2, `(times, o, i)`."""
         return theta(self.layers)
 
     @property
     def left_gram(self) -> Float[Array, "times o o"]:
-        """W_1 W_1^T."""
+        """The Gram matrices W_1 W_1^T, `(times, o, o)`."""
         return grams(self.layers)[0]
 
     @property
     def right_gram(self) -> Float[Array, "times i i"]:
-        """W_2^T W_2."""
+        """The Gram matrices W_2^T W_2, `(times, i, i)`."""
         return grams(self.layers)[1]
 
     @property
     def loss(self) -> Float[Array, " times"]:
-        """|W_1 W_2 - A|_F^2, without the anchor's term."""
+        """The losses |W_1 W_2 - A|_F^2, `(times,)`, without the anchor's term."""
         return jax.lax.map(lambda layers: loss(layers, self.target), self.layers, batch_size=16)
 
     @property
     def end(self) -> Layers:
-        """The last network: a start of the next phase, `trajectory(*path.end, target, times)`."""
+        """The last network, a start of the next phase: `trajectory(*path.end, target, times)`."""
         return Layers(self.layers.w1[-1], self.layers.w2[-1])
 
 
@@ -131,8 +150,27 @@ def trajectory(
     anchor: ArrayLike = 0.0,
     steps: int | None = None,
 ) -> Trajectory:
-    """All that gradient flow of |W_1 W_2 - A|^2 determines, exactly, at ascending times >= 0; see
-    `flow`, and overtrained eqs. (5), (6) for the unit of time.
+    """Solves gradient flow of |W_1 W_2 - A|^2 exactly and returns all that it determines.
+
+    This is `flow` with separate weight matrices as arguments and with derived quantities in the
+    result.
+
+    Args:
+      w1: Initial W_1 `(o, h)`.
+      w2: Initial W_2 `(h, i)`, with W_1^T W_1 - W_2 W_2^T = c I.
+      target: Target map A `(o, i)`.
+      times: Ascending times `(times,)`, >= 0, of gradient flow at unit rate (see `layers`).
+      anchor: Strength of the penalty |theta - theta(0)|^2, >= 0.
+      steps: Largest number of substeps between neighbouring times; see `flow`.
+
+    Returns:
+      The trajectory, with a leading axis `times`.
+
+    Raises:
+      ValueError: As `flow`.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), eqs. (5), (6), have the same unit of time.
 
     >>> path = trajectory(0.1 * jnp.eye(2), 0.1 * jnp.eye(2), jnp.diag(jnp.array([2.0, 1.0])), [20])
     >>> tuned = trajectory(*path.end, jnp.eye(2), [20.0])
@@ -151,8 +189,21 @@ def substeps(
     *,
     anchor: ArrayLike = 0.0,
 ) -> int | None:
-    """How many substeps `flow` needs between times so that |F| h <= 1, as a power of 2 (so that few
-    are compiled); None while a value is traced."""
+    """Computes how many substeps `flow` needs between times, so that |F| h <= 1.
+
+    Args:
+      start: Initial weights W_1 `(o, h)` and W_2 `(h, i)`.
+      target: Target map A `(o, i)`.
+      times: Ascending times `(times,)`, >= 0.
+      anchor: Strength of the penalty |theta - theta(0)|^2, >= 0.
+
+    Returns:
+      A power of 2, so that few numbers are ever compiled; None while an argument is traced.
+
+    >>> start = Layers(0.1 * jnp.eye(2), 0.1 * jnp.eye(2))
+    >>> substeps(start, jnp.eye(2), np.array([0.1, 3.0]))
+    8
+    """
     given = [concrete(x) for x in (*start, target, times, anchor)]
     values = [x for x in given if x is not None]
     if len(values) < len(given):
@@ -221,8 +272,10 @@ def _flow(start: Layers, target: Array, increments: Array, anchor: Array, steps:
 
 
 def _inverse_root(M: Array) -> Array:
-    """L^{-1} of M = L L^T, by halves down to blocks of 64: matrix products take half the time of
-    one triangular solve with many right-hand sides."""
+    """Computes L^{-1} of M = L L^T, recursively by halves down to blocks of 64.
+
+    Matrix products take half the time of one triangular solve with many right-hand sides.
+    """
     n = M.shape[0]
     if n <= 64:
         root = jnp.linalg.cholesky(M, symmetrize_input=False)
@@ -237,7 +290,10 @@ def _inverse_root(M: Array) -> Array:
 
 @jax.custom_jvp
 def _propagate(F: Array, h: Array, q: Array) -> tuple[Array, Array]:
-    """e^{Fh} q and int_0^h e^{2Fs} ds q for an F that is diagonal in value, |F| h <= 1."""
+    """Computes e^{Fh} q and int_0^h e^{2Fs} ds q, for F diagonal in value and |F| h <= 1.
+
+    The derivative must not assume a diagonal F, hence the separate rule `_propagate_dense`.
+    """
     z = jnp.diagonal(F) * h
     flat = z == 0
     phi = jnp.where(flat, 1.0, jnp.expm1(2 * z) / jnp.where(flat, 1.0, 2 * z))
@@ -250,7 +306,7 @@ def _propagate_jvp(primals, tangents):
 
 
 def _propagate_dense(F: Array, h: Array, q: Array) -> tuple[Array, Array]:
-    """The same for any F, from phi(z) = (e^z - 1)/z, which is entire."""
+    """Computes the same as `_propagate` for any F, from phi(z) = (e^z - 1)/z, which is entire."""
     identity = jnp.eye(F.shape[0], dtype=F.dtype)
 
     def horner(series: Array, k: Array) -> tuple[Array, None]:

@@ -1,7 +1,8 @@
-"""Curvature of the loss along training, and how far it predicts sensitivity.
+"""Curvature of the loss along training, and how well it predicts the sensitivity to weight noise.
 
-The loss is quadratic in each layer, so that E L(W + gamma Z) = L + gamma^2 tr(H)/2 + gamma^4 o h i:
-the quadratic prediction (overtrained Proposition D.1) is exact to fourth order and always too low.
+The loss is quadratic in each layer, so E L(W + gamma Z) = L + gamma^2 tr(H)/2 + gamma^4 o h i. The
+quadratic prediction (Springer et al. 2025, arXiv 2503.19206, Proposition D.1) therefore lacks only
+the last term, and is always too low.
 """
 
 import jax.numpy as jnp
@@ -13,8 +14,19 @@ from theory.two_layer.perturbation import check_gamma
 
 
 def hessian(layers: Layers, target: Float[ArrayLike, "o i"]) -> Float[Array, "p p"]:
-    """H of |W_1 W_2 - A|^2, entries of W_1 first, both in row order: v^T H v / 2 =
-    |V_1 W_2 + W_1 V_2|^2 + 2 <theta - A, V_1 V_2>."""
+    """Computes the Hessian H of |W_1 W_2 - A|^2 in closed form.
+
+        v^T H v / 2 = |V_1 W_2 + W_1 V_2|^2 + 2 <theta - A, V_1 V_2>
+
+    `networks.hessian` computes the same by autodiff.
+
+    Args:
+      layers: Weights W_1 `(o, h)` and W_2 `(h, i)`.
+      target: Target map A `(o, i)`.
+
+    Returns:
+      H `(p, p)`, p = o h + h i, entries of W_1 first, both in row-major order.
+    """
     (o, h), i = layers.w1.shape, layers.w2.shape[1]
     residual = theta(layers) - target
     eye = [jnp.eye(n, dtype=residual.dtype) for n in (o, h, i)]
@@ -28,23 +40,50 @@ def hessian(layers: Layers, target: Float[ArrayLike, "o i"]) -> Float[Array, "p 
 
 
 def trace(layers: Layers) -> Float[Array, "*b"]:
-    """tr H = 2 (i |W_1|^2 + o |W_2|^2), the same for every target: it grows as the network does."""
+    """Computes the trace of the Hessian, tr H = 2 (i |W_1|^2 + o |W_2|^2).
+
+    It does not depend on the target and grows as the weights do.
+
+    Args:
+      layers: The weights.
+
+    Returns:
+      The traces, one per network.
+    """
     o, i = layers.w1.shape[-2], layers.w2.shape[-1]
     return 2 * (i * jnp.sum(layers.w1**2, (-2, -1)) + o * jnp.sum(layers.w2**2, (-2, -1)))
 
 
 def sharpness(layers: Layers, target: Float[ArrayLike, "o i"]) -> Array:
-    """The largest eigenvalue of H, within 2 |theta - A|_op of 2 (|W_1|_op^2 + |W_2|_op^2)."""
+    """Computes the largest eigenvalue of the Hessian.
+
+    It lies within 2 |theta - A|_op of 2 (|W_1|_op^2 + |W_2|_op^2).
+
+    Args:
+      layers: Weights W_1 `(o, h)` and W_2 `(h, i)`.
+      target: Target map A `(o, i)`.
+
+    Returns:
+      The eigenvalue, a scalar.
+    """
     return jnp.linalg.eigvalsh(hessian(layers, target))[-1]
 
 
 def mode_sharpness(
     y: Float[ArrayLike, "*b d"], sigma: Float[ArrayLike, " d"]
 ) -> Float[Array, "*b"]:
-    """The largest eigenvalue of H for aligned square networks with modes y; 4 sigma_1 in the end.
+    """Computes the largest eigenvalue of the Hessian of an aligned square network with modes y.
 
-    H falls into blocks: over pairs of modes and signs, twice [[y_b + s r_a, g], [g, y_a + s r_b]]
-    with r = y - sigma, g = sqrt(y_a y_b).
+    It is 4 sigma_1 at the end of training. The Hessian falls into blocks, over pairs of modes (a,
+    b) and signs s: twice [[y_b + s r_a, g], [g, y_a + s r_b]] with r = y - sigma and g = sqrt(y_a
+    y_b).
+
+    Args:
+      y: Modes of the network, `(..., d)` (see `modes`).
+      sigma: Singular values of the target, `(d,)`.
+
+    Returns:
+      The eigenvalues, one per network.
     """
     y, sigma = jnp.asarray(y, dtype=float), jnp.asarray(sigma, dtype=float)
     r = y - sigma
@@ -53,6 +92,8 @@ def mode_sharpness(
         p = y[..., None, :] + sign * r[..., :, None]
         q = p.mT
         cross = y[..., None, :] * y[..., :, None]
+        # Twice the larger eigenvalue of [[p, g], [g, q]]; a mode paired with itself has only one of
+        # them for each sign, `own`.
         pair = p + q + jnp.sqrt((p - q) ** 2 + 4 * cross)
         same = jnp.eye(y.shape[-1], dtype=bool)
         own = 2 * (2 * y + r) if sign > 0 else -2 * r
@@ -61,8 +102,24 @@ def mode_sharpness(
 
 
 def sensitivity(layers: Layers, gamma: ArrayLike) -> Float[Array, "*b"]:
-    """E L(W + gamma Z) - L(W), exactly: gamma^2 tr(H)/2 + gamma^4 o h i. The first term is the
-    quadratic prediction; the second exceeds it from gamma^2 = (|W_1|^2/o + |W_2|^2/i)/h on."""
+    """Computes E L(W + gamma Z) - L(W), the mean rise of the loss by weight noise, exactly.
+
+    It is gamma^2 tr(H)/2 + gamma^4 o h i. The first term is the quadratic prediction; the second
+    exceeds it from gamma^2 = (|W_1|^2/o + |W_2|^2/i)/h on.
+
+    Args:
+      layers: The weights.
+      gamma: Standard deviation of the noise, finite and >= 0.
+
+    Returns:
+      The rises, one per network.
+
+    Raises:
+      ValueError: If gamma is out of range.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Proposition D.1, has the first term.
+    """
     check_gamma(gamma)
     o, h = layers.w1.shape[-2:]
     gamma2 = jnp.asarray(gamma, dtype=float) ** 2

@@ -1,5 +1,8 @@
-"""The tasks, training runs and random numbers of this room's ledger: one size, so that all claims
-share their compilations. What is done to results is done in NumPy, which compiles nothing."""
+"""Tasks, training runs and random numbers that the claims of this package share.
+
+There is one size, so that all claims share their compilations. What is done to results afterwards
+is done in NumPy, which compiles nothing.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +31,14 @@ ROUNDING = 1e-9  # of hundreds of steps in float64, and what they leave
 
 
 def rotations(symmetric: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Fixed U and V in general position with det U V^T = 1; U = V if symmetric."""
+    """Returns fixed orthogonal U and V in general position, with det U V^T = 1.
+
+    Args:
+      symmetric: Whether U is returned for V, too.
+
+    Returns:
+      U and V, each `(D, D)`.
+    """
     n = np.arange(1, D + 1)
     u, v = (np.linalg.qr(a)[0] for a in (np.vander(n / D), np.cos(np.outer(n, n))))
     v[:, -1] *= np.linalg.det(u) * np.linalg.det(v)
@@ -36,29 +46,70 @@ def rotations(symmetric: bool = False) -> tuple[np.ndarray, np.ndarray]:
 
 
 def task(sigma: tuple[float, ...] = PRE, symmetric: bool = False) -> Float[Array, "d d"]:
-    """U diag(sigma) V^T."""
+    """Returns the target map U diag(sigma) V^T.
+
+    Args:
+      sigma: Its singular values.
+      symmetric: Whether V = U.
+
+    Returns:
+      The target `(D, D)`.
+    """
     u, v = rotations(symmetric)
     return jnp.asarray((u * np.array(sigma)) @ v.T)
 
 
 def diagonal(theta: Float[Array, "*b d d"]) -> np.ndarray:
-    """diag(U^T theta V)."""
+    """Returns the modes diag(U^T theta V) of a map.
+
+    Args:
+      theta: Maps `(..., D, D)`.
+
+    Returns:
+      The modes `(..., D)`.
+    """
     u, v = rotations()
     return np.einsum("oi,...op,pi->...i", u, theta, v)
 
 
 def draws(quick: bool) -> int:
+    """Returns the number of draws of a Monte Carlo simulation.
+
+    Args:
+      quick: Whether fewer of them are enough.
+
+    Returns:
+      10,000 or 160,000.
+    """
     return 10_000 if quick else 160_000
 
 
 @partial(jax.jit, static_argnames="quick")
 def normals(key: Array, quick: bool) -> Float[Array, "two draws d d"]:
-    """Two sets of standard normal matrices."""
+    """Draws two sets of standard normal matrices.
+
+    Args:
+      key: Random key.
+      quick: Whether fewer draws are enough, see `draws`.
+
+    Returns:
+      The matrices `(2, draws, D, D)`.
+    """
     return jax.random.normal(key, (2, draws(quick), D, D))
 
 
 def trained(start: Layers, target: Array, times: list[float], anchor: float = 0.0) -> Layers:
-    """Gradient flow at four times."""
+    """Integrates gradient flow numerically, up to given times.
+
+    Args:
+      start: Initial weights.
+      target: Target map `(D, D)`.
+      times: Ascending times; four of them in all claims, which share a compilation.
+      anchor: Strength of the anchor.
+
+    Returns:
+      The weights with a leading axis `times`.
+    """
     return networks.gradient_flow(start, target, jnp.array(times), RUNGE_KUTTA, anchor=anchor)
 
 
@@ -70,7 +121,19 @@ def tuned(
     anchored_to: Array | None = None,
     target: Array | None = None,
 ) -> Layers:
-    """Gradient descent of the network from n ideal modes: the path after every 20 steps."""
+    """Fine-tunes the network with n ideal modes by gradient descent.
+
+    Args:
+      n: Number of learned modes of the pre-training task at the start.
+      sigma_ft: Singular values of the fine-tuning task; without effect if `target` is given.
+      anchor: Strength of the anchor.
+      rate: Learning rate.
+      anchored_to: Anchored map `(D, D)`; that of the start if None.
+      target: Fine-tuning target `(D, D)`; the task with `sigma_ft` if None.
+
+    Returns:
+      The path of the weights, one network after every 20 steps.
+    """
     start = ideal(task(), n)
     return networks.descend(
         start,
@@ -84,7 +147,15 @@ def tuned(
 
 
 def at(path: Layers, k: int) -> Layers:
-    """The k-th network of a path."""
+    """Selects the k-th network of a path.
+
+    Args:
+      path: Weights with a leading axis.
+      k: Its index.
+
+    Returns:
+      The weights of that network.
+    """
     return Layers(*(jnp.asarray(np.asarray(w)[k]) for w in path))
 
 
@@ -94,16 +165,45 @@ def losses(
     anchor: float = 0.0,
     target: Array | None = None,
 ) -> np.ndarray:
-    """|theta - of|^2 after fine-tuning from n = 0, ..., d ideal modes."""
+    """Computes |theta - of|^2 after fine-tuning from n = 0, ..., D ideal modes.
+
+    Args:
+      of: Map to compare with, `(D, D)`.
+      sigma_ft: Singular values of the fine-tuning task; without effect if `target` is given.
+      anchor: Strength of the anchor.
+      target: Fine-tuning target `(D, D)`; the task with `sigma_ft` if None.
+
+    Returns:
+      The losses `(D + 1,)`.
+    """
     ends = [at(tuned(n, sigma_ft, anchor, target=target), -1) for n in range(D + 1)]
     return np.array([distance2(theta(end), of) for end in ends])
 
 
 def distance2(one: Array, other: Array) -> float:
+    """Computes the squared Frobenius distance between two matrices.
+
+    Args:
+      one: First matrix.
+      other: Second matrix.
+
+    Returns:
+      The squared distance.
+    """
     return float(np.sum((np.asarray(one) - np.asarray(other)) ** 2))
 
 
 def deterministic(value: Callable[[], float], tolerance: float = ROUNDING) -> Simulate:
+    """Makes a simulation of a computation without randomness; keys and sizes do not matter.
+
+    Args:
+      value: The computation.
+      tolerance: How far off its result may be by rounding.
+
+    Returns:
+      The simulation.
+    """
+
     def simulate(key: Array, quick: bool) -> Estimate:
         del key, quick
         return Estimate(float(value()), tolerance=tolerance)
@@ -112,5 +212,12 @@ def deterministic(value: Callable[[], float], tolerance: float = ROUNDING) -> Si
 
 
 def mode_path(times: list[float]) -> Array:
-    """The sigmoid law from e^{-2} I."""
+    """Computes the sigmoid law of the modes from the start e^{-2} I.
+
+    Args:
+      times: Times >= 0.
+
+    Returns:
+      The modes `(times, D)`.
+    """
     return jax.jit(modes.mode)(jnp.array(times)[:, None], exp(-4.0), jnp.array(PRE))
