@@ -34,8 +34,8 @@ def scratch_fit(x: Design, y: Labels) -> Vector:
     References:
       Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.5.
 
-    >>> scratch_fit(jnp.array([[2.0, 0.0]]), jnp.array([4.0])).round(3).tolist()
-    [2.0, 0.0]
+    >>> [round(float(b), 3) for b in scratch_fit(jnp.array([[3.0, 4.0]]), jnp.array([25.0]))]
+    [3.0, 4.0]
     """
     check_data(x, y)
     return _fit(x, y)[0]
@@ -63,9 +63,9 @@ def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike =
       Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eqs. (11) and (14), with the
       sparsified features of Thm 3.4.
 
-    >>> x, y = jnp.array([[1.0, 0.0], [1.0, 1.0]]), jnp.array([1.0, 3.0])
-    >>> linear_transfer_fit(x, y, jnp.array([5.0, 0.0])).round(3).tolist()
-    [2.0, 0.0]
+    >>> x, y = jnp.array([[1.0, 0.0], [1.0, 1.0]]), jnp.array([3.0, 7.0])
+    >>> [round(float(b), 3) for b in linear_transfer_fit(x, y, jnp.array([6.0, 8.0]))]
+    [3.0, 4.0]
     """
     check_data(x, y, beta_s)
     problems.check_ridge(ridge)

@@ -56,9 +56,9 @@ def fine_tune_flow(
         range, or times are not ascending and >= 0.
 
     >>> x, y = jnp.array([[2.0, 0.0]]), jnp.array([4.0])
-    >>> path = fine_tune_flow(x, y, jnp.array([0.0, 3.0]), [0.0, 50.0], depth=1)
+    >>> path = fine_tune_flow(x, y, jnp.array([1.0, 3.0]), [0.0, 50.0], depth=1)
     >>> [[round(float(b), 3) for b in beta] for beta in path]
-    [[0.0, 3.0], [2.0, 3.0]]
+    [[1.0, 3.0], [2.0, 3.0]]
     """
     check_data(x, y, beta_s)
     problems.check(
@@ -94,9 +94,9 @@ def linear_flow(
     Raises:
       ValueError: If shapes do not conform, a value is not finite, or a time is negative.
 
-    >>> x, y = jnp.array([[2.0, 0.0]]), jnp.array([4.0])
-    >>> linear_flow(x, y, jnp.zeros(2), [0.0, jnp.inf]).round(3).tolist()
-    [[0.0, 0.0], [2.0, 0.0]]
+    >>> x, y = jnp.array([[3.0, 4.0]]), jnp.array([25.0])
+    >>> [round(float(b), 3) for b in linear_flow(x, y, jnp.zeros(2), [0.0, jnp.inf])[1]]
+    [3.0, 4.0]
     """
     check_data(x, y)
     if beta_0.shape != x.shape[1:]:

@@ -1,4 +1,9 @@
-"""Linear transfer between two-layer ReLU networks (features-are-fate, arXiv 2410.08194, Sec. 4)."""
+"""Transfer learning between two-layer ReLU networks, a student and a teacher.
+
+The subject is Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Section 4. `arc_cosine` has
+the Gaussian integrals, `networks` the networks and their training, `projection` what frozen
+features can express, and `transfer` linear transfer and how it compares with training from scratch.
+"""
 
 from theory.student_teacher.arc_cosine import coactivation, gram, relu_mean
 from theory.student_teacher.networks import (

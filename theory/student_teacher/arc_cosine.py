@@ -1,12 +1,14 @@
-"""Overlaps of ReLU neurons under x ~ N(0, I): the arc-cosine kernels (Cho & Saul 2009).
+"""Inner products of ReLU neurons under x ~ N(0, I): the arc-cosine kernels (Cho and Saul 2009).
 
-features-are-fate eqs. (152), (153), which hold for unit vectors as printed; here for any norms.
+Features are fate (arXiv 2410.08194) prints them as eqs. (152), (153), for unit vectors only; here
+vectors may have any norm.
 
-Only a matrix product and arrays of the output's shape are needed. The cosine u then carries an
-error of a few eps and the angle phi one of sqrt(eps) where u is near +-1, but K1 has derivative
-(pi - phi) / 2 pi in u, and in its gradient the error of the angle is multiplied by
-|w^ cos phi - v^| = sin phi: both `gram` and its gradient stay within a few eps of |w||v|, at
-coinciding and opposite neurons too. `coactivation` is the angle itself: sqrt(eps) there.
+The computation needs only a matrix product and arrays of the output's shape. The cosine u then
+carries an error of a few eps, and the angle phi one of sqrt(eps) where u is near +-1. But the
+kernel has derivative (pi - phi) / 2 pi in u, and in its gradient the error of the angle is
+multiplied by |w^ cos phi - v^| = sin phi, where w^ and v^ are unit vectors. So both `gram` and its
+gradient stay within a few eps of |w||v|, at coinciding and opposite neurons too. `coactivation` is
+the angle itself and has the error sqrt(eps) there.
 """
 
 import jax
@@ -16,14 +18,40 @@ from jaxtyping import Array, Float
 
 
 def relu_mean(w: Float[Array, "*b d"]) -> Float[Array, "*b"]:
-    """E relu(w.x) = |w| / sqrt(2 pi)."""
+    """Computes the mean activation of ReLU neurons, E relu(w.x) = |w| / sqrt(2 pi).
+
+    Args:
+      w: Hidden vectors `(..., d)`.
+
+    Returns:
+      The means, without the last axis.
+
+    >>> round(float(relu_mean(jnp.array([3.0, 4.0]))), 4)
+    1.9947
+    """
     return _norm(w) / jnp.sqrt(2 * jnp.pi)
 
 
 def coactivation(w: Float[Array, "m d"], v: Float[Array, "k d"]) -> Float[Array, "m k"]:
-    """P(w_i.x > 0 and v_j.x > 0) = (pi - phi) / 2 pi; 0 for a zero neuron.
+    """Computes how often two neurons are active together, P(w_i.x > 0 and v_j.x > 0).
 
-    Values only: the derivative is infinite where neurons coincide.
+    It is (pi - phi) / 2 pi for neurons at angle phi, and 0 for a zero neuron. Only values are meant
+    to be used: the derivative is infinite where neurons coincide.
+
+    Args:
+      w: Hidden vectors `(m, d)`.
+      v: Hidden vectors `(k, d)`.
+
+    Returns:
+      The probabilities `(m, k)`.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eqs. (152), (153), have the same
+      angle.
+
+    >>> probabilities = coactivation(jnp.eye(2), jnp.array([[1.0, 0.0]]))
+    >>> [round(float(p), 4) for p in probabilities[:, 0]]
+    [0.5, 0.25]
     """
     alive = (_norm(w) > 0)[:, None] & (_norm(v) > 0)
     return jnp.where(alive, (jnp.pi - _angles(w, v)[0]) / (2 * jnp.pi), 0.0)
@@ -32,10 +60,24 @@ def coactivation(w: Float[Array, "m d"], v: Float[Array, "k d"]) -> Float[Array,
 @jax.custom_jvp
 @jax.jit
 def gram(w: Float[Array, "m d"], v: Float[Array, "k d"]) -> Float[Array, "m k"]:
-    """E[relu(w_i.x) relu(v_j.x)] = |w||v| (sin phi + (pi - phi) cos phi) / 2 pi.
+    """Computes the inner products of ReLU neurons, E[relu(w_i.x) relu(v_j.x)].
 
-    Differentiable everywhere, once: the derivative in w is (|v| sin phi w^ + (pi - phi) v) / 2 pi,
-    where w = 0 its mean over opposite directions, v / 4.
+        |w||v| (sin phi + (pi - phi) cos phi) / 2 pi
+
+    for neurons at angle phi. It can be differentiated everywhere, once. The derivative in w is (|v|
+    sin phi w^ + (pi - phi) v) / 2 pi with the unit vector w^; where w = 0 it is the mean over
+    opposite directions, v / 4.
+
+    Args:
+      w: Hidden vectors `(m, d)`.
+      v: Hidden vectors `(k, d)`.
+
+    Returns:
+      The inner products `(m, k)`.
+
+    References:
+      Cho and Saul, Kernel methods for deep learning, 2009. Tahir et al., Features are fate, 2024
+      (arXiv 2410.08194), eqs. (152), (153), for unit vectors.
 
     >>> gram(jnp.array([[3.0, 0.0]]), jnp.array([[3.0, 0.0], [-1.0, 0.0]]))
     Array([[4.5, 0. ]], dtype=float32)
@@ -61,13 +103,15 @@ def _gram_tangent(w: Array, v: Array, dw: Array, dv: Array) -> Array:
 
 
 def _angles(w: Array, v: Array) -> tuple[Array, Array, Array]:
-    """phi, sin phi, cos phi; a right angle where a neuron is zero."""
+    """Returns phi, sin phi and cos phi; a right angle where a neuron is zero."""
     cosine = jnp.clip(_dot(_unit(w), _unit(v)), -1.0, 1.0)
     sine = jnp.sqrt((1 - cosine) * (1 + cosine))
     return jnp.arctan2(sine, cosine), sine, cosine
 
 
 def _dot(w: Array, v: Array) -> Array:
+    # Accelerators multiply float32 matrices in reduced precision by default, which would cost the
+    # cosine its accuracy of a few eps.
     return jnp.matmul(w, v.T, precision="highest")
 
 

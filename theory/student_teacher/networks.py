@@ -1,13 +1,14 @@
-"""Two-layer ReLU networks in the mean-field scaling, and their training.
+"""Two-layer ReLU networks in the mean-field scaling, and their training by gradient descent.
 
-features-are-fate, Sec. 4: f(x) = (1/m) sum_i c_i relu(w_i.x), x ~ N(0, I_d) (eq. 18). Hidden
-vectors are kept on the unit sphere by Riemannian gradient descent: the gradient loses its radial
-part, and each step is followed by normalisation. Losses are E(f - f*)^2 / 2 and
-|y - f(X)|^2 / (2n); the learning rate is multiplied by m, so that time does not depend on the
-width. `risk` is the full E(f - f*)^2.
+The network is f(x) = (1/m) sum_i c_i relu(w_i.x) with x ~ N(0, I_d) (Features are fate, arXiv
+2410.08194, Section 4, eq. 18). Hidden vectors stay on the unit sphere by Riemannian gradient
+descent: the gradient loses its radial part, and each step is followed by normalisation. Losses are
+E(f - f*)^2 / 2 and |y - f(X)|^2 / (2n). The learning rate is multiplied by m, so that time does not
+depend on the width. `risk` is the full E(f - f*)^2.
 
-A population loss is a difference of numbers of order |f*|^2: float32 loses it below 1e-8 or so.
-Run in float64 (`with jax.enable_x64(True)`) where that matters; everything follows its input.
+A population loss is a difference of numbers of order |f*|^2, which float32 cannot resolve below
+1e-8 or so. Run in float64 (`with jax.enable_x64(True)`) where that matters; the precision of the
+result follows that of the input.
 """
 
 from collections.abc import Callable
@@ -27,14 +28,25 @@ SMALL = 1e-7  # output weights at initialisation (features-are-fate, App. D.2)
 
 
 class Network(NamedTuple):
-    """f(x) = (1/m) sum_i c_i relu(w_i.x)."""
+    """The network f(x) = (1/m) sum_i c_i relu(w_i.x).
+
+    Attributes:
+      c: Output weights `(m,)`.
+      w: Hidden vectors `(m, d)`.
+    """
 
     c: Float[Array, " m"]
     w: Float[Array, "m d"]
 
 
 class Descent(NamedTuple):
-    """A network, its loss, and the steps taken so far: where descent stopped, and can go on."""
+    """The state where gradient descent stopped and from which it can go on.
+
+    Attributes:
+      network: The network.
+      loss: Its loss, a scalar.
+      steps: Number of steps taken so far.
+    """
 
     network: Network
     loss: Float[Array, ""]
@@ -42,7 +54,19 @@ class Descent(NamedTuple):
 
 
 def sphere(key: Array, m: int, d: int) -> Float[Array, "m d"]:
-    """m independent uniform unit vectors."""
+    """Draws independent uniform unit vectors.
+
+    Args:
+      key: Random key.
+      m: Number of vectors, at least 1.
+      d: Dimension, at least 1.
+
+    Returns:
+      The vectors `(m, d)`.
+
+    Raises:
+      ValueError: If m < 1 or d < 1.
+    """
     if m < 1 or d < 1:
         raise ValueError(f"need m >= 1 and d >= 1; got m={m}, d={d}")
     w = jax.random.normal(key, (m, d))
@@ -50,21 +74,72 @@ def sphere(key: Array, m: int, d: int) -> Float[Array, "m d"]:
 
 
 def teacher(key: Array, m: int, d: int) -> Network:
-    """m neurons of weight c = 1. The paper does not give its c*; of c = 1 and c = +-1, only this
-    has the |P_perp f|^2 of its Fig. 4(d)."""
+    """Draws a teacher network: m random neurons with output weights c = 1.
+
+    The paper does not give its c*. Of c = 1 and c = +-1, only c = 1 has the |P_perp f|^2 of its
+    Fig. 4(d).
+
+    Args:
+      key: Random key.
+      m: Number of neurons, at least 1.
+      d: Input dimension, at least 1.
+
+    Returns:
+      The network.
+
+    Raises:
+      ValueError: If m < 1 or d < 1.
+
+    >>> teacher(jax.random.key(0), 3, 2).c.tolist()
+    [1.0, 1.0, 1.0]
+    """
     return Network(jnp.ones(m), sphere(key, m, d))
 
 
 def student(key: Array, m: int, d: int) -> Network:
-    """m neurons before training: f is zero up to 1e-7."""
+    """Draws a student network before training, whose output is 0 up to 1e-7.
+
+    Args:
+      key: Random key.
+      m: Number of neurons, at least 1.
+      d: Input dimension, at least 1.
+
+    Returns:
+      The network.
+
+    Raises:
+      ValueError: If m < 1 or d < 1.
+
+    >>> student(jax.random.key(0), 3, 2).w.shape
+    (3, 2)
+    """
     return Network(jnp.full(m, SMALL), sphere(key, m, d))
 
 
 def ablate(key: Array, target: Network, mu: ArrayLike) -> Network:
-    """The source of eq. (19): `target` without a random fraction `mu` of its neurons.
+    """Returns a source network: the target without a random fraction of its neurons.
 
-    Removed neurons stay as zeros, so that the shape does not depend on mu. One key gives nested
-    sources: what a small mu removes, a larger one removes too.
+    The output weights of those that stay are multiplied by m / (number that stay). Removed neurons
+    remain as zeros, so that the shape does not depend on mu. One key gives nested sources: what a
+    small mu removes, a larger one removes too.
+
+    Args:
+      key: Random key.
+      target: The target network.
+      mu: Fraction to remove, in [0, 1), such that mu * m is a whole number.
+
+    Returns:
+      The source network, with the shapes of the target.
+
+    Raises:
+      ValueError: If mu is out of range.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eq. (19).
+
+    >>> key = jax.random.key(0)
+    >>> sorted(ablate(key, teacher(key, 4, 2), 0.5).c.tolist())
+    [0.0, 0.0, 2.0, 2.0]
     """
     m = target.c.size
     problems.check(
@@ -80,44 +155,134 @@ def ablate(key: Array, target: Network, mu: ArrayLike) -> Network:
 
 
 def features(w: Float[Array, "m d"], x: Float[Array, "n d"]) -> Float[Array, "n m"]:
-    """relu(w_i.x): what linear transfer keeps of a network."""
+    """Computes the hidden activations relu(w_i.x), which linear transfer keeps of a network.
+
+    Args:
+      w: Hidden vectors `(m, d)`.
+      x: Inputs `(n, d)`.
+
+    Returns:
+      The activations `(n, m)`.
+
+    >>> features(jnp.eye(2), jnp.array([[1.0, -2.0]])).tolist()
+    [[1.0, 0.0]]
+    """
     return jax.nn.relu(x @ w.T)
 
 
 def predict(network: Network, x: Float[Array, "n d"]) -> Float[Array, " n"]:
+    """Computes the outputs f(x) of a network.
+
+    Args:
+      network: The network.
+      x: Inputs `(n, d)`.
+
+    Returns:
+      The outputs `(n,)`.
+
+    >>> predict(Network(jnp.ones(2), jnp.eye(2)), jnp.array([[1.0, -2.0]])).tolist()
+    [0.5]
+    """
     return features(network.w, x) @ network.c / network.c.size
 
 
 def kernel(w: Float[Array, "m d"], x: Float[Array, "n d"]) -> Float[Array, "n n"]:
-    """k(x, x'): the mean of relu(w_i.x) relu(w_i.x') over nonzero neurons, whatever the output
-    weights."""
+    """Computes the feature kernel k(x, x'), whatever the output weights.
+
+    It is the mean of relu(w_i.x) relu(w_i.x') over the nonzero neurons.
+
+    Args:
+      w: Hidden vectors `(m, d)`.
+      x: Inputs `(n, d)`.
+
+    Returns:
+      The kernel matrix `(n, n)`.
+
+    Raises:
+      ValueError: If all neurons are zero.
+
+    >>> kernel(jnp.eye(2), jnp.array([[1.0, 2.0]])).tolist()
+    [[2.5]]
+    """
     phi, alive = features(w, x), jnp.sum(jnp.any(w != 0, axis=1))
     problems.check("the number of nonzero neurons", alive, lambda m: m >= 1, "at least 1")
     return phi @ phi.T / alive
 
 
 def inner(f: Network, g: Network) -> Float[Array, ""]:
-    """E f(x) g(x)."""
+    """Computes the inner product E f(x) g(x) of two networks, exactly.
+
+    Args:
+      f: First network.
+      g: Second network.
+
+    Returns:
+      The inner product, a scalar.
+
+    >>> neuron = Network(jnp.ones(1), jnp.array([[1.0, 0.0]]))
+    >>> round(float(inner(neuron, neuron)), 4)
+    0.5
+    """
     return (f.c @ arc_cosine.gram(f.w, g.w) @ g.c) / (f.c.size * g.c.size)
 
 
 @jax.jit
 def risk(f: Network, g: Network) -> Float[Array, ""]:
-    """E (f(x) - g(x))^2, exactly; rounding leaves about eps (|f|^2 + |g|^2)."""
+    """Computes the risk E (f(x) - g(x))^2 of one network as a prediction of another, exactly.
+
+    Rounding leaves an error of about eps (|f|^2 + |g|^2).
+
+    Args:
+      f: First network.
+      g: Second network.
+
+    Returns:
+      The risk, a scalar.
+
+    >>> neuron = Network(jnp.ones(1), jnp.array([[1.0, 0.0]]))
+    >>> float(risk(neuron, neuron))
+    0.0
+    """
     return inner(f, f) - 2 * inner(f, g) + inner(g, g)
 
 
 @jax.jit
 def variance(f: Network) -> Float[Array, ""]:
-    """Var f(x)."""
+    """Computes the variance of a network's output over inputs.
+
+    Args:
+      f: The network.
+
+    Returns:
+      The variance, a scalar.
+
+    >>> round(float(variance(Network(jnp.ones(1), jnp.array([[1.0, 0.0]])))), 4)  # 1/2 - 1/(2 pi)
+    0.3408
+    """
     return inner(f, f) - (arc_cosine.relu_mean(f.w) @ f.c / f.c.size) ** 2
 
 
 def pretrain(
     start: Network | Descent, source: Network, rate: ArrayLike, steps: int, tolerance: ArrayLike
 ) -> Descent:
-    """Descent on E(f - source)^2 / 2, in closed form, until the loss is below `tolerance` or
-    `steps` more steps are taken. Give the result back to go on."""
+    """Trains a network on the population loss E(f - source)^2 / 2, which is known in closed form.
+
+    Training stops when the loss is at most `tolerance` or `steps` more steps have been taken. The
+    result may be given back as `start` to go on.
+
+    Args:
+      start: Initial network, or where an earlier descent stopped.
+      source: The network to fit.
+      rate: Learning rate > 0; it is multiplied by the width.
+      steps: Largest number of further steps, >= 0.
+      tolerance: Loss at which training stops, >= 0.
+
+    Returns:
+      The trained network with its loss and number of steps.
+
+    Raises:
+      ValueError: If rate, steps or tolerance are out of range.
+    """
     _check(rate, steps, tolerance)
     return _descend(_population_loss, start, rate, steps, tolerance, source, inner(source, source))
 
@@ -125,7 +290,24 @@ def pretrain(
 def scratch(
     start: Network | Descent, x: Array, y: Array, rate: ArrayLike, steps: int, tolerance: ArrayLike
 ) -> Descent:
-    """Full-batch descent on |y - f(X)|^2 / (2n), stopped like `pretrain`."""
+    """Trains a network on samples, by full-batch descent on |y - f(X)|^2 / (2n).
+
+    Training stops as in `pretrain`.
+
+    Args:
+      start: Initial network, or where an earlier descent stopped.
+      x: Inputs `(n, d)`.
+      y: Labels `(n,)`.
+      rate: Learning rate > 0; it is multiplied by the width.
+      steps: Largest number of further steps, >= 0.
+      tolerance: Loss at which training stops, >= 0.
+
+    Returns:
+      The trained network with its loss and number of steps.
+
+    Raises:
+      ValueError: If rate, steps or tolerance are out of range.
+    """
     _check(rate, steps, tolerance)
     return _descend(_training_loss, start, rate, steps, tolerance, x, y)
 

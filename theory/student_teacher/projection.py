@@ -1,12 +1,13 @@
-"""What frozen ReLU features can and cannot express of a target (features-are-fate, App. C).
+"""What frozen ReLU features can and cannot express of a target network.
 
-The feature space of a network is the span of its neurons relu(w_i.x) in L2 of N(0, I). With
-G = E[relu(Wx) relu(Wx)^T] and h = E[relu(Wx) f(x)], the projection has |Pf|^2 = h^T G^+ h: eqs.
-(158), (159), in which K = G / m.
+The feature space of a network is the span of its neurons relu(w_i.x) in L2 of N(0, I). With G =
+E[relu(Wx) relu(Wx)^T] and h = E[relu(Wx) f(x)], the projection of f has |Pf|^2 = h^T G^+ h
+(Features are fate, arXiv 2410.08194, App. C, eqs. 158 and 159, in which K = G / m).
 
-G is numerically singular once training has gathered the neurons: eigenvalues below `cutoff` times
-the largest are dropped. That is a choice, not a detail: the features just above and just below it
-differ in what finite data can use. The number kept is reported.
+G is numerically singular once training has gathered neurons at the same place. Eigenvalues below
+`cutoff` times the largest are dropped. The choice of this number has consequences: the features
+just above it and just below it differ in what finite data can make of them. The number of
+directions kept is therefore reported.
 """
 
 from typing import NamedTuple
@@ -23,7 +24,13 @@ CUTOFF = 1e-10  # relative, on eigenvalues of a Gram matrix
 
 
 class Projection(NamedTuple):
-    """|P f|^2, |P_perp f|^2 and the dimension of the space projected on."""
+    """The sizes of a target's parts inside and outside of a feature space.
+
+    Attributes:
+      inside: |P f|^2, a scalar.
+      outside: |P_perp f|^2, a scalar.
+      rank: Dimension of the feature space, above the cut-off.
+    """
 
     inside: Float[Array, ""]
     outside: Float[Array, ""]
@@ -31,17 +38,42 @@ class Projection(NamedTuple):
 
 
 class Mercer(NamedTuple):
-    """psi_l(x) = sum_i coefficients[i, l] relu(w_i.x), orthonormal eigenfunctions of the operator
-    with kernel (1/m) sum_i relu(w_i.x) relu(w_i.x'), ascending in eigenvalue; both 0 where the
-    eigenvalue falls below the cut-off."""
+    """Eigenfunctions of the operator with kernel (1/m) sum_i relu(w_i.x) relu(w_i.x').
+
+    psi_l(x) = sum_i coefficients[i, l] relu(w_i.x); they are orthonormal in L2 of N(0, I).
+
+    Attributes:
+      eigenvalues: Eigenvalues `(m,)`, ascending; 0 below the cut-off.
+      coefficients: Coefficients `(m, m)`, one column for each eigenfunction; 0 below the cut-off.
+    """
 
     eigenvalues: Float[Array, " m"]
     coefficients: Float[Array, "m m"]
 
 
 def mercer(w: Float[Array, "m d"], cutoff: ArrayLike = CUTOFF) -> Mercer:
-    """Eq. (157), summed over neurons: z_l / sqrt(m lambda_l), K z_l = lambda_l z_l; lambda_l (the
-    paper's lambda_l^2) is the eigenvalue of the operator."""
+    """Computes the eigenfunctions of the kernel operator of a network's features.
+
+    With K z_l = lambda_l z_l the coefficients are z_l / sqrt(m lambda_l). lambda_l is the
+    eigenvalue of the operator, which the paper calls lambda_l^2.
+
+    Args:
+      w: Hidden vectors `(m, d)`.
+      cutoff: Eigenvalues below this fraction of the largest count as 0, in [0, 1).
+
+    Returns:
+      Eigenvalues and coefficients.
+
+    Raises:
+      ValueError: If the cut-off is out of range.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eq. (157), in which the sum runs
+      over neurons.
+
+    >>> round(float(mercer(jnp.array([[1.0, 0.0]])).eigenvalues[0]), 4)
+    0.5
+    """
     check_cutoff(cutoff)
     return _mercer(w, cutoff)
 
@@ -58,8 +90,29 @@ def _mercer(w: Array, cutoff: ArrayLike) -> Mercer:
 def project(
     w: Float[Array, "m d"], target: networks.Network, cutoff: ArrayLike = CUTOFF
 ) -> Projection:
-    """The target onto the span of neurons `w` and off it; |P_perp f|^2 is exact to about
-    eps |f|^2. With the source teacher's neurons for `w`: what perfectly learned features give."""
+    """Projects a target network on the span of given neurons, and off it.
+
+    |P_perp f|^2 is exact to about eps |f|^2. With the neurons of the source teacher for `w`, this
+    is what perfectly learned features give.
+
+    Args:
+      w: Hidden vectors `(m, d)`.
+      target: The target network.
+      cutoff: Eigenvalues below this fraction of the largest count as 0, in [0, 1).
+
+    Returns:
+      The sizes of both parts, and the dimension of the feature space.
+
+    Raises:
+      ValueError: If the cut-off is out of range.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eqs. (158), (159).
+
+    >>> neuron = jnp.array([[1.0, 0.0]])
+    >>> round(float(project(neuron, networks.Network(jnp.ones(1), neuron)).inside), 4)
+    0.5
+    """
     check_cutoff(cutoff)
     return _project(w, target, cutoff)
 
@@ -74,15 +127,45 @@ def _project(w: Array, target: networks.Network, cutoff: ArrayLike) -> Projectio
 
 
 def check_cutoff(cutoff: ArrayLike) -> None:
+    """Raises an error unless the cut-off is a fraction in [0, 1).
+
+    Args:
+      cutoff: The cut-off.
+
+    Raises:
+      ValueError: If it is out of range.
+    """
     problems.check("cutoff", cutoff, lambda c: (c >= 0) & (c < 1), "a fraction in [0, 1)")
 
 
 def floor(eigenvalues: Float[Array, " m"], cutoff: ArrayLike) -> Array:
-    """The least eigenvalue that counts: `cutoff` times the largest, or the rounding of eigh."""
+    """Returns the least eigenvalue that counts: `cutoff` times the largest, or the rounding of
+    `eigh`.
+
+    Args:
+      eigenvalues: Eigenvalues `(m,)`.
+      cutoff: Fraction of the largest.
+
+    Returns:
+      The larger of both, a scalar.
+    """
     rounding = eigenvalues.size * jnp.finfo(eigenvalues.dtype).eps
     return jnp.maximum(cutoff, rounding) * jnp.max(eigenvalues)
 
 
 def operator(w: Float[Array, "m d"], psi: Array) -> Array:
-    """Coefficients of T psi from those of psi (eq. 149): (1/m) G psi, exactly."""
+    """Applies the kernel operator T to functions in the span of the neurons.
+
+    The coefficients of T psi are (1/m) G psi, exactly.
+
+    Args:
+      w: Hidden vectors `(m, d)`.
+      psi: Coefficients of the functions, `(m,)` or `(m, k)`.
+
+    Returns:
+      Coefficients of their images, with the shape of `psi`.
+
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), eq. (149).
+    """
     return jax.lax.dot(arc_cosine.gram(w, w), psi, precision="highest") / w.shape[0]

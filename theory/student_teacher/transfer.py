@@ -1,9 +1,9 @@
-"""Linear transfer of frozen ReLU features against training from scratch.
+"""Linear transfer of frozen ReLU features, compared with training from scratch.
 
-Section 4 of features-are-fate. Risks are exact for each sample: E over x of a squared difference of
-two networks is a quadratic form in Gram matrices, so no test set is drawn. Labels are noiseless.
-The paper has no theory of the scratch risk; it fits R_sc = A n^-nu and puts the boundary where that
-equals |P_perp f|^2.
+The setting is Features are fate (arXiv 2410.08194), Section 4, with noiseless labels. Risks are
+exact for each sample: the mean of a squared difference of two networks is a quadratic form in Gram
+matrices (`networks.risk`), so no test set is drawn. The paper has no theory of the scratch risk
+R_sc. It fits R_sc = A n^-nu and puts the boundary where that equals |P_perp f|^2.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,13 @@ from theory.student_teacher.projection import CUTOFF, check_cutoff, floor
 
 
 class Interval(NamedTuple):
-    """A mean over independent teachers and its Student confidence limits."""
+    """A mean over independent teachers, with Student's confidence limits.
+
+    Attributes:
+      mean: The means.
+      low: The lower limits.
+      high: The upper limits.
+    """
 
     mean: np.ndarray
     low: np.ndarray
@@ -31,10 +37,14 @@ class Interval(NamedTuple):
 
 
 class PowerLaw(NamedTuple):
-    """R = A n^-nu for each of several teachers, and what they have in common.
+    """The fit R = A n^-nu for each of several teachers, and what they have in common.
 
-    `curvature` is the mean coefficient of (log n)^2 / 2 in a parabola through log R: zero if the
-    law is a power.
+    Attributes:
+      log_scales: log A of each teacher, `(teachers,)`.
+      exponents: nu of each teacher, `(teachers,)`.
+      exponent: Mean of nu over teachers, with confidence limits.
+      curvature: Mean coefficient of (log n)^2 / 2 in a parabola through log R, with confidence
+        limits; 0 if the law is a power.
     """
 
     log_scales: Float[np.ndarray, " teachers"]
@@ -43,7 +53,14 @@ class PowerLaw(NamedTuple):
     curvature: Interval
 
     def __call__(self, n: np.ndarray) -> np.ndarray:
-        """The geometric mean over teachers of A n^-nu."""
+        """Computes the geometric mean over teachers of A n^-nu.
+
+        Args:
+          n: Numbers of samples, of any shape.
+
+        Returns:
+          The means, with the shape of `n`.
+        """
         return np.exp(self.log_scales.mean() - self.exponents.mean() * np.log(n))
 
 
@@ -53,10 +70,26 @@ def linear_transfer(
     y: Float[Array, " n"],
     cutoff: ArrayLike = CUTOFF,
 ) -> networks.Network:
-    """Least squares of the output weights with hidden weights `w` frozen, of least norm.
+    """Refits the output weights by least squares of least norm, with the hidden weights frozen.
 
-    Eigenvalues of the kernel matrix below `cutoff` times the largest are dropped, as in
-    `projection.project`; for cutoff -> 0, the limit of gradient descent from zero.
+    For cutoff -> 0 this is the limit of gradient descent from zero.
+
+    Args:
+      w: Frozen hidden vectors `(m, d)`.
+      x: Inputs `(n, d)`.
+      y: Labels `(n,)`.
+      cutoff: Eigenvalues of the kernel matrix below this fraction of the largest are dropped, as in
+        `projection.project`; in [0, 1).
+
+    Returns:
+      The network with refitted output weights.
+
+    Raises:
+      ValueError: If the cut-off is out of range.
+
+    >>> network = linear_transfer(jnp.eye(2), jnp.eye(2), jnp.array([1.0, 2.0]))
+    >>> [round(float(c), 3) for c in network.c]
+    [2.0, 4.0]
     """
     check_cutoff(cutoff)
     return _linear_transfer(w, x, y, cutoff)
@@ -65,6 +98,7 @@ def linear_transfer(
 @jax.jit
 def _linear_transfer(w: Array, x: Array, y: Array, cutoff: ArrayLike) -> networks.Network:
     phi = networks.features(w, x) / w.shape[0]
+    # The smaller of the two Gram matrices has the same nonzero eigenvalues and costs less.
     wide = phi.shape[0] < phi.shape[1]
     values, z = jnp.linalg.eigh(phi @ phi.T if wide else phi.T @ phi)
     kept = values > floor(values, cutoff)
@@ -79,11 +113,26 @@ def _linear_transfer(w: Array, x: Array, y: Array, cutoff: ArrayLike) -> network
 def fit_power_law(
     n: Sequence[float] | np.ndarray, risks: Float[np.ndarray, "teachers n"], level: float = 0.95
 ) -> PowerLaw:
-    """Least squares of log risk on log n for each teacher; intervals from the spread of teachers.
+    """Fits R = A n^-nu to the risks of several teachers, by least squares of log risk on log n.
 
-    Null behind the interval: the teachers' exponents are independent and normal. Errors along n may
-    be correlated within a teacher. Raises ValueError for fewer than 3 sizes or 2 teachers, or risks
-    that are not positive.
+    The confidence intervals come from the spread over teachers. They assume that the teachers'
+    exponents are independent and normal. Errors along n may be correlated within a teacher.
+
+    Args:
+      n: Numbers of samples `(n,)`, at least 3 different ones, > 0.
+      risks: Risks `(teachers, n)` of at least 2 teachers, > 0.
+      level: Confidence level in (0, 1).
+
+    Returns:
+      The fit.
+
+    Raises:
+      ValueError: If there are fewer than 3 sizes or 2 teachers, shapes do not conform, or a risk is
+        not positive and finite.
+
+    >>> n = np.array([10.0, 20.0, 40.0])
+    >>> round(float(fit_power_law(n, np.stack([2 / n, 3 / n])).exponent.mean), 4)
+    1.0
     """
     n, risks = np.asarray(n, dtype=float), np.asarray(risks, dtype=float)
     if n.ndim != 1 or np.unique(n).size < max(n.size, 3) or not (n > 0).all():
@@ -101,8 +150,25 @@ def fit_power_law(
 
 
 def boundary(law: PowerLaw, outside: Float[np.ndarray, "teachers *b"]) -> np.ndarray:
-    """n* of each teacher, where A n^-nu = |P_perp f|^2: linear transfer helps below, for the
-    part of its risk that does not vanish with n; inf where that is 0."""
+    """Computes the number of samples of each teacher at which A n^-nu = |P_perp f|^2.
+
+    Linear transfer helps below it, as far as the part of its risk goes that does not vanish with n.
+
+    Args:
+      law: Fitted power law.
+      outside: |P_perp f|^2 of each teacher `(teachers, ...)`, finite and >= 0.
+
+    Returns:
+      The numbers of samples n*, with the shape of `outside`; inf where `outside` is 0.
+
+    Raises:
+      ValueError: If `outside` is out of range.
+
+    >>> n = np.array([10.0, 20.0, 40.0])
+    >>> law = fit_power_law(n, np.stack([2 / n, 3 / n]))
+    >>> boundary(law, np.array([0.1, 0.1])).round(3).tolist()
+    [20.0, 30.0]
+    """
     outside = np.asarray(outside, dtype=float)
     problems.check("outside", outside, lambda x: (x >= 0) & (x < np.inf), "finite and >= 0")
     shape = (-1,) + (1,) * (outside.ndim - 1)
@@ -112,8 +178,20 @@ def boundary(law: PowerLaw, outside: Float[np.ndarray, "teachers *b"]) -> np.nda
 
 
 def crossing(n: Float[np.ndarray, " n"], gain: Float[np.ndarray, " n"]) -> float:
-    """The size at which `gain` turns from positive to negative for the last time, by interpolation
-    in log n; nan if it does not."""
+    """Finds the size at which a gain turns from positive to negative for the last time.
+
+    It interpolates linearly in log n.
+
+    Args:
+      n: Sizes `(n,)`, ascending.
+      gain: Gains `(n,)`.
+
+    Returns:
+      The size, or nan if the gain never turns.
+
+    >>> round(crossing(np.array([1.0, 100.0]), np.array([1.0, -1.0])), 3)
+    10.0
+    """
     n, gain = np.asarray(n, dtype=float), np.asarray(gain, dtype=float)
     turns = np.flatnonzero((gain[:-1] > 0) & (gain[1:] <= 0))
     if turns.size == 0:
@@ -124,7 +202,17 @@ def crossing(n: Float[np.ndarray, " n"], gain: Float[np.ndarray, " n"]) -> float
 
 
 def interval(values: Float[np.ndarray, "teachers *b"], level: float = 0.95) -> Interval:
-    """Student's interval for the mean over the leading axis.
+    """Computes Student's confidence interval for the mean over the leading axis.
+
+    Args:
+      values: Values `(teachers, ...)`, finite, of at least 2 teachers.
+      level: Confidence level in (0, 1).
+
+    Returns:
+      The means and the limits, without the leading axis.
+
+    Raises:
+      ValueError: If there are fewer than 2 values, one is not finite, or `level` is out of range.
 
     >>> interval(np.array([1.0, 2.0, 3.0])).high.round(4).item()
     4.4841
@@ -141,7 +229,10 @@ def interval(values: Float[np.ndarray, "teachers *b"], level: float = 0.95) -> I
 
 @cache
 def _student_quantile(freedom: int, level: float) -> float:
-    """t with P(|T| < t) = level: bisection of P(|T| > t) = I_x(k/2, 1/2), x = k / (k + t^2)."""
+    """Finds t with P(|T| < t) = level, by bisection.
+
+    It uses P(|T| > t) = I_x(k/2, 1/2) with x = k / (k + t^2), the incomplete beta function.
+    """
     low, high = 0.0, 1.0
     with jax.enable_x64(True):
         for _ in range(50):
