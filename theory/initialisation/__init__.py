@@ -1,8 +1,9 @@
-"""SAIL's theory of structured initialisation, where everything in it can be computed.
+"""The theory of structured initialisation in the SAIL paper, where it can be computed exactly.
 
-How near a pre-trained start is (`proximity`), what of that gradient descent keeps (`descent`), what
-tasks say of parameters (`discriminant`), what risks carry over (`transfer`), and the ledger
-(`claims`). Weights of models are `sail_jax.proximal`'s.
+`proximity` says how near a pre-trained start is to the target, `descent` what of that gradient
+descent keeps, `discriminant` what distances between tasks say about parameters, and `transfer` what
+risks carry over between tasks. The weights of several pre-trained models are in
+`sail_jax.proximal`.
 """
 
 from theory.initialisation.descent import (

@@ -1,7 +1,8 @@
-"""Gradient descent on quadratics: Theorem 2 and Appendix C of SAIL, and what they leave out.
+"""Gradient descent on quadratics: Theorem 2 and Appendix C of the SAIL paper, and what they leave
+out.
 
-J(theta) - J* = sum_h curvature_h error_h^2 / 2, in the eigenbasis of the Hessian; `error` is
-theta - theta* there. L and mu are the largest and the smallest curvature.
+In the eigenbasis of the Hessian, J(theta) - J* = sum_h curvature_h error_h^2 / 2 with error = theta
+- theta*. L and mu are the largest and the smallest curvature.
 """
 
 import jax
@@ -19,23 +20,77 @@ def excess(
     rate: ArrayLike,
     steps: ArrayLike,
 ) -> Float[Array, "*b"]:
-    """J(theta_T) - J* after T steps: sum_h h (1 - rate h)^(2 T) error_h^2 / 2."""
+    """Computes the excess J(theta_T) - J* after T steps of gradient descent, exactly.
+
+        sum_h h (1 - rate h)^(2 T) error_h^2 / 2
+
+    Args:
+      curvature: Eigenvalues h of the Hessian `(d,)`, > 0.
+      error: theta - theta* at the start, in the eigenbasis, `(..., d)`.
+      rate: Learning rate, > 0.
+      steps: Number of steps T, >= 0.
+
+    Returns:
+      The excess, one per start.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> round(float(excess(jnp.array([2.0]), jnp.array([1.0]), 0.25, 1)), 4)
+    0.25
+    """
     _check(curvature, rate, steps)
     left = jnp.exp(_log_left(curvature, rate, steps))
     return jnp.sum(jnp.asarray(curvature, float) * left * jnp.asarray(error) ** 2, -1) / 2
 
 
 def contraction(mu: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[Array, ""]:
-    """(1 - rate mu)^T, eq. 6: the most that is left of the excess, for rate <= 1 / L and any
-    strongly convex J. Quadratics contract by its square, `contraction(mu, rate, 2 * steps)`,
-    attained along the flattest direction."""
+    """Computes (1 - rate mu)^T, the largest share of the excess that T steps can leave.
+
+    It holds for rate <= 1 / L and any strongly convex J. Quadratics contract by its square,
+    `contraction(mu, rate, 2 * steps)`, which is attained along the flattest direction.
+
+    Args:
+      mu: Smallest curvature, > 0.
+      rate: Learning rate, in (0, 1 / mu].
+      steps: Number of steps T, >= 0.
+
+    Returns:
+      The factor, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    References:
+      SAIL, Theorem 2, eq. (6).
+
+    >>> round(float(contraction(1.0, 0.5, 2)), 4)
+    0.25
+    """
     _check(mu, rate, steps)
     problems.check("rate", jnp.asarray(rate) * mu, lambda x: x <= 1, "at most 1 / mu")
     return jnp.exp(_power(jnp.asarray(steps, float), -jnp.asarray(rate, float) * mu))
 
 
 def excess_bound(L: ArrayLike, distance: ArrayLike) -> Float[Array, ""]:
-    """J(theta) - J* <= L |theta - theta*|^2 / 2, eq. 7."""
+    """Computes the bound L |theta - theta*|^2 / 2 of the excess J(theta) - J*.
+
+    Args:
+      L: Largest curvature, > 0.
+      distance: |theta - theta*|, finite.
+
+    Returns:
+      The bound, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    References:
+      SAIL, Theorem 2, eq. (7).
+
+    >>> float(excess_bound(2.0, 3.0))
+    9.0
+    """
     problems.check("L", L, lambda h: h > 0, "a curvature > 0")
     problems.check("distance", distance, np.isfinite, "finite")
     return jnp.asarray(L, float) * distance * distance / 2  # the square alone can overflow
@@ -48,10 +103,29 @@ def excess_ratio(
     rate: ArrayLike,
     steps: ArrayLike,
 ) -> Float[Array, "*b"]:
-    """The excess from one start over that from another, after T steps: Appendix C's rho at T = 0.
+    """Computes the excess from one start divided by that from another, after T steps.
 
-    Being nearer does not last: as T grows the share of the slowest mode alone decides, and
-    rho -> (error_mu / other_mu)^2, whatever the distances.
+    At T = 0 this is rho of Appendix C. To be nearer at the start does not help for long: as T grows
+    only the slowest mode counts, and rho -> (error_mu / other_mu)^2 whatever the distances.
+
+    Args:
+      curvature: Eigenvalues h of the Hessian `(d,)`, > 0.
+      error: theta - theta* at the first start, in the eigenbasis, `(..., d)`.
+      other: theta - theta* at the second start, in the eigenbasis, `(..., d)`, nonzero.
+      rate: Learning rate, > 0.
+      steps: Number of steps T, >= 0.
+
+    Returns:
+      The ratios, one per pair of starts.
+
+    Raises:
+      ValueError: If an argument is out of range, or the excess from the second start is 0.
+
+    References:
+      SAIL, Appendix C.
+
+    >>> float(excess_ratio(jnp.array([1.0]), jnp.array([1.0]), jnp.array([2.0]), 0.5, 10))
+    0.25
     """
     _check(curvature, rate, steps)
     log_left = _log_left(curvature, rate, steps)
@@ -68,7 +142,22 @@ def excess_ratio(
 def descend(
     curvature: Float[ArrayLike, " d"], start: Float[ArrayLike, " d"], rate: ArrayLike, steps: int
 ) -> Float[Array, " d"]:
-    """The error after T steps of gradient descent, by autodiff."""
+    """Simulates T steps of gradient descent on the quadratic, with gradients by autodiff.
+
+    This is the simulator that `excess` is compared with; nothing is random.
+
+    Args:
+      curvature: Eigenvalues of the Hessian `(d,)`.
+      start: theta - theta* at the start, in the eigenbasis, `(d,)`.
+      rate: Learning rate.
+      steps: Number of steps T.
+
+    Returns:
+      theta - theta* after the steps, `(d,)`.
+
+    >>> descend(jnp.array([2.0]), jnp.array([1.0]), 0.25, 1).tolist()
+    [0.5]
+    """
 
     def loss(error: Array) -> Array:
         return jnp.sum(curvature * error**2) / 2
@@ -77,13 +166,16 @@ def descend(
 
 
 def _log_left(curvature: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[Array, " d"]:
-    """log of (1 - rate h)^(2 T), through 1 + (-x) or 1 + (x - 2): x = rate h is not rounded off."""
+    """Computes log of (1 - rate h)^(2 T), through 1 + (-x) or 1 + (x - 2) with x = rate h.
+
+    In this form x is not rounded off.
+    """
     x = jnp.asarray(rate, float) * jnp.asarray(curvature, float)
     return _power(2 * jnp.asarray(steps, float), jnp.where(x < 1, -x, x - 2))
 
 
 def _power(steps: Array, x: Array) -> Array:
-    """log (1 + x)^steps; 0 for no steps, at x = -1 too."""
+    """Computes log (1 + x)^steps; it is 0 for no steps, at x = -1 too."""
     return jnp.where(steps > 0, steps * problems.log1p(x), 0.0)
 
 

@@ -1,7 +1,8 @@
-"""Linear discriminants of two Gaussian classes: Lemma 2 of SAIL, all parameters known.
+"""Linear discriminants of two Gaussian classes: Lemma 2 of the SAIL paper, with all parameters
+known.
 
-A task is x | y ~ N(mean_y, covariance), y in {1, -1}; `means` [2 d] has that of y = 1 first. A
-covariance is [d d], or a variance s^2 that stands for s^2 I.
+A task is x | y ~ N(mean_y, covariance) with y in {1, -1}. `means` `(2, d)` has that of y = 1 first.
+A covariance is a matrix `(d, d)`, or a variance s^2 that stands for s^2 I.
 """
 
 import jax.numpy as jnp
@@ -16,9 +17,30 @@ from theory import problems
 def lda_parameters(
     means: Float[ArrayLike, "*b 2 d"], covariance: ArrayLike = 1.0, prior: ArrayLike = 0.5
 ) -> tuple[Float[Array, "*b d"], Float[Array, "*b"]]:
-    """The log odds of y = 1 against -1 are theta.x + b (Appendix E): (theta, b); prior = P(y = 1).
+    """Computes the parameters (theta, b) of the optimal linear discriminant.
 
-    theta = S^-1 (m_1 - m_-1), b = -(m_1 + m_-1).theta / 2 + log(prior / (1 - prior)).
+    The log odds of y = 1 against y = -1 are theta.x + b with, for covariance S,
+
+        theta = S^-1 (m_1 - m_-1),  b = -(m_1 + m_-1).theta / 2 + log(prior / (1 - prior)).
+
+    Args:
+      means: Class means `(..., 2, d)`, that of y = 1 first.
+      covariance: Common covariance `(d, d)`, positive definite, or a variance.
+      prior: Probability of y = 1, in (0, 1).
+
+    Returns:
+      theta `(..., d)` and b `(...)`.
+
+    Raises:
+      ValueError: If shapes do not conform, the covariance is not positive definite or the prior is
+        out of range.
+
+    References:
+      SAIL, Appendix E.
+
+    >>> theta, b = lda_parameters(jnp.array([[1.0, 0.0], [-1.0, 0.0]]))
+    >>> float(theta[0]), abs(float(b))
+    (2.0, 0.0)
     """
     means = _check_means("means", means)
     problems.check("prior", prior, lambda p: (p > 0) & (p < 1), "a probability in (0, 1)")
@@ -34,9 +56,31 @@ def lda_total_variation(
     covariance: ArrayLike = 1.0,
     prior: ArrayLike = 0.5,
 ) -> Float[Array, "*b"]:
-    """Total variation of two tasks, as laws of (x, y), with one covariance and prior: the classes'
-    2 Phi(Delta / 2) - 1, averaged. The paper has Delta / 2 of the difference of the class means,
-    which exceeds 1, and does not see a shift of both classes."""
+    """Computes the total variation distance between two tasks as laws of (x, y).
+
+    Both share a covariance and a prior. For classes whose means differ by the Mahalanobis distance
+    Delta it is 2 Phi(Delta / 2) - 1, averaged over the two classes. The paper's Delta / 2 of the
+    difference of class means can exceed 1, and does not see a shift of both classes.
+
+    Args:
+      means: Class means of the first task, `(..., 2, d)`.
+      others: Class means of the second task, `(..., 2, d)`.
+      covariance: Common covariance `(d, d)`, positive definite, or a variance.
+      prior: Probability of y = 1.
+
+    Returns:
+      The distances in [0, 1], one per pair of tasks.
+
+    Raises:
+      ValueError: If the means are not `(..., 2, d)` or the covariance is out of range.
+
+    References:
+      Corrects SAIL, Lemma 2.
+
+    >>> means = jnp.array([[1.0], [-1.0]])
+    >>> round(float(lda_total_variation(means, means + 1.0)), 4)
+    0.3829
+    """
     gap = _check_means("others", others) - _check_means("means", means)
     first, second = (total_variation_gaussian(gap[..., c, :], covariance) for c in (0, 1))
     prior = jnp.asarray(prior, float)
@@ -44,8 +88,29 @@ def lda_total_variation(
 
 
 def lda_constant(gap: Float[ArrayLike, "*b d"], covariance: ArrayLike = 1.0) -> Float[Array, "*b"]:
-    """Lemma 2's C = 2 sqrt(gap.S^-2 gap / gap.S^-1 gap) along a difference of means, nonzero. It is
-    in [2 / sqrt(largest), 2 / sqrt(smallest eigenvalue)], constant only for S = s^2 I, 2 / s."""
+    """Computes Lemma 2's constant C along a difference of means.
+
+        C = 2 sqrt(gap.S^-2 gap / gap.S^-1 gap)
+
+    It lies in [2 / sqrt(largest), 2 / sqrt(smallest eigenvalue of S)]. It is the same in all
+    directions only for S = s^2 I, where it is 2 / s.
+
+    Args:
+      gap: Difference of means `(..., d)`, nonzero.
+      covariance: Covariance S `(d, d)`, positive definite, or a variance.
+
+    Returns:
+      The constants, one per difference.
+
+    Raises:
+      ValueError: If a difference is 0 or not finite, or the covariance is out of range.
+
+    References:
+      SAIL, Lemma 2.
+
+    >>> round(float(lda_constant(jnp.array([3.0, 1.0]), 4.0)), 4)
+    1.0
+    """
     gap = jnp.asarray(gap, float)
     largest = jnp.abs(gap).max(-1, keepdims=True)
     problems.check("the largest entry of gap", largest, lambda x: (x > 0) & (x < np.inf), "> 0")
@@ -55,8 +120,23 @@ def lda_constant(gap: Float[ArrayLike, "*b d"], covariance: ArrayLike = 1.0) -> 
 
 
 def lda_distance(total_variation: ArrayLike, constant: ArrayLike) -> Float[Array, ""]:
-    """|theta_i - theta*| of tasks of classes +-m_i and +-m*, from their total variation: Lemma 2 as
-    true, C 2 Phi^-1((1 + TV) / 2) with C = `lda_constant(m_i - m*, covariance)`.
+    """Computes the distance |theta_i - theta*| of two tasks' parameters from their total variation.
+
+    The tasks have classes +-m_i and +-m*. The distance is 2 C Phi^-1((1 + TV) / 2), Lemma 2 as it
+    is true, with C = `lda_constant(m_i - m*, covariance)`.
+
+    Args:
+      total_variation: Total variation distance TV of the tasks, in [0, 1]; at 1 the result is inf.
+      constant: The constant C, > 0.
+
+    Returns:
+      The distance, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    References:
+      Corrects SAIL, Lemma 2.
 
     >>> round(float(lda_distance(0.38292492, constant=2.0)), 4)  # means one apart, S = I
     2.0
@@ -66,7 +146,17 @@ def lda_distance(total_variation: ArrayLike, constant: ArrayLike) -> Float[Array
 
 
 def symmetric(mean: Float[ArrayLike, "*b d"]) -> Float[Array, "*b 2 d"]:
-    """Classes at mean and -mean."""
+    """Returns the means of a task with classes at `mean` and at -`mean`.
+
+    Args:
+      mean: Mean of y = 1, `(..., d)`.
+
+    Returns:
+      The class means `(..., 2, d)`.
+
+    >>> symmetric(jnp.array([1.0, 2.0])).tolist()
+    [[1.0, 2.0], [-1.0, -2.0]]
+    """
     return jnp.stack([mean, -jnp.asarray(mean)], -2)
 
 

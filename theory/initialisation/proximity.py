@@ -1,8 +1,11 @@
-"""How often a pre-trained model is nearer the target than a random one: Theorem 1 of SAIL, exactly.
+"""How often a pre-trained model is nearer the target than a random one: Theorem 1 of the SAIL
+paper.
 
-X = |theta_i - theta*|^2 = spread chi^2_rank, the tight case of the paper's assumptions: an isometry
-of features whose means are normal about the target's. Y = |theta_rand - theta*|^2 for theta_rand ~
-N(0, I_dim), independent of X: chi^2_dim, noncentral by |theta*|^2 = `squared_length`.
+X = |theta_i - theta*|^2 is the squared distance of a pre-trained model. It is spread chi^2_rank,
+the tight case of the paper's assumptions: an isometry of features whose means are normal about the
+target's. Y = |theta_rand - theta*|^2 is that of a random model theta_rand ~ N(0, I_dim),
+independent of X. It is chi^2_dim, noncentral by |theta*|^2 = `squared_length`. All results are
+exact up to quadrature.
 """
 
 import jax.numpy as jnp
@@ -19,15 +22,40 @@ LONGEST = 600.0
 
 
 def mean_distance(dim: int, squared_length: ArrayLike = 0.0) -> Float[Array, ""]:
-    """E Y = dim + |theta*|^2."""
+    """Computes the mean squared distance of a random model, E Y = dim + |theta*|^2.
+
+    Args:
+      dim: Number of parameters, >= 1.
+      squared_length: |theta*|^2, in [0, 600].
+
+    Returns:
+      The mean, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> float(mean_distance(7, 2.0))
+    9.0
+    """
     _check(dim, squared_length)
     return dim + jnp.asarray(squared_length, float)
 
 
 @problems.in_float64
 def mean_inverse_distance(dim: int, squared_length: ArrayLike = 0.0) -> Float[Array, ""]:
-    """E[1 / Y] = int_0^1 v^(dim - 3) exp(-|theta*|^2 (1 - v^2) / 2) dv, at most 1 / (dim - 2);
-    infinite for dim < 3.
+    """Computes E[1 / Y], the mean inverse squared distance of a random model.
+
+        int_0^1 v^(dim - 3) exp(-|theta*|^2 (1 - v^2) / 2) dv <= 1 / (dim - 2)
+
+    Args:
+      dim: Number of parameters, >= 1.
+      squared_length: |theta*|^2, in [0, 600].
+
+    Returns:
+      The means, with the shape of `squared_length`; inf for dim < 3.
+
+    Raises:
+      ValueError: If an argument is out of range.
 
     >>> round(float(mean_inverse_distance(7)), 6)
     0.2
@@ -43,7 +71,22 @@ def mean_inverse_distance(dim: int, squared_length: ArrayLike = 0.0) -> Float[Ar
 
 @problems.in_float64
 def distance_cdf(y: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> Float[Array, ""]:
-    """P(Y <= y), y >= 0."""
+    """Computes P(Y <= y), how often a random model is within a given squared distance.
+
+    Args:
+      y: Squared distances, >= 0.
+      dim: Number of parameters, >= 1.
+      squared_length: |theta*|^2, in [0, 600].
+
+    Returns:
+      The probabilities, with the broadcast shape of y and `squared_length`.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> round(float(distance_cdf(1.0, 1)), 4)  # a standard normal within one standard deviation
+    0.6827
+    """
     _check(dim, squared_length)
     problems.check("y", y, lambda y: y >= 0, ">= 0")
     j, weights = _poisson(squared_length)
@@ -54,11 +97,28 @@ def distance_cdf(y: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> Flo
 def tail(
     ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0, *, rank: int = 1
 ) -> Float[Array, ""]:
-    """P(X >= alpha Y), with ratio = spread / alpha: a Poisson mixture of beta functions, of
-    order ratio^(dim / 2) as ratio -> 0.
+    """Computes P(X >= alpha Y), how often a pre-trained model fails to be nearer than a random one.
 
-    With alpha = mu r / L this bounds P(J(theta_i) - J* >= r (J(theta_rand) - J*)) of losses with
-    curvatures in [mu, L]; for mu = L it is that probability.
+    alpha is the factor by which its squared distance should be smaller.
+
+    It is a Poisson mixture of beta functions, of order ratio^(dim / 2) as ratio -> 0. With alpha =
+    mu r / L it bounds P(J(theta_i) - J* >= r (J(theta_rand) - J*)) for losses with curvatures in
+    [mu, L]; for mu = L it is that probability.
+
+    Args:
+      ratio: spread / alpha, >= 0, inf allowed.
+      dim: Number of parameters, >= 1.
+      squared_length: |theta*|^2, in [0, 600].
+      rank: Number of features, the degrees of freedom of X, >= 1.
+
+    Returns:
+      The probabilities, with the broadcast shape of `ratio` and `squared_length`.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    References:
+      SAIL, Theorem 1, bounds this probability.
 
     >>> round(float(tail(1.0, 1)), 4)  # two standard normals: either is larger as often
     0.5
@@ -73,10 +133,27 @@ def tail(
 
 
 def tail_bound(ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> Float[Array, ""]:
-    """P(X >= alpha Y) <= E[X] E[1 / Y] / alpha: Markov's inequality for X / Y, independent. ratio =
-    E[X] / alpha, E[X] <= L^2 (tau^2 + beta) under the paper's assumptions; finite for dim >= 3.
+    """Computes the bound E[X] E[1 / Y] / alpha of P(X >= alpha Y).
 
-    The paper divides by E[Y] instead, which Markov does not allow and dim = 1 refutes.
+    It is Markov's inequality for X / Y with independent X and Y. The paper divides by E[Y] instead,
+    which Markov's inequality does not allow and dim = 1 refutes.
+
+    Args:
+      ratio: E[X] / alpha, >= 0. Under the paper's assumptions E[X] <= L^2 (tau^2 + beta).
+      dim: Number of parameters, >= 1; the bound is finite for dim >= 3.
+      squared_length: |theta*|^2, in [0, 600].
+
+    Returns:
+      The bounds, with the broadcast shape of `ratio` and `squared_length`.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    References:
+      Corrects SAIL, Theorem 1, eq. (5).
+
+    >>> round(float(tail_bound(0.5, 7)), 4)
+    0.1
     """
     problems.check("ratio", ratio, lambda u: u >= 0, ">= 0")
     ratio = jnp.asarray(ratio, float)
@@ -85,6 +162,7 @@ def tail_bound(ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> F
 
 
 def _poisson(squared_length: ArrayLike) -> tuple[Array, Array]:
+    """Returns the numbers j = 0, 1, ... and their Poisson weights of mean squared_length / 2."""
     half = jnp.asarray(squared_length, float)[..., None] / 2
     j = jnp.arange(TERMS, dtype=float)
     return j, jnp.exp(xlogy(j, half) - half - gammaln(j + 1))

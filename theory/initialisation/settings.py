@@ -1,4 +1,4 @@
-"""What the claims of this room share."""
+"""Tasks, constants and helpers that the claims of this package share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +18,27 @@ TARGET = np.array([0.4, 0.9, 0.3])
 
 
 def generator(key: Array) -> np.random.Generator:
-    """Of NumPy, where a simulation has nothing to compile but its random numbers."""
+    """Makes a NumPy random generator from a JAX key.
+
+    It serves simulations that have nothing to compile but their random numbers.
+
+    Args:
+      key: Random key.
+
+    Returns:
+      The generator.
+    """
     return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
 def measured(compute: Callable[[], Any], tolerance: float = ROUNDING) -> Simulate:
-    """A deterministic simulation: keys and sizes do not matter."""
+    """Makes a simulation of a computation without randomness; keys and sizes do not matter.
+
+    Args:
+      compute: The computation.
+      tolerance: How far off its result may be by rounding.
+
+    Returns:
+      The simulation.
+    """
     return lambda key, quick: Estimate(float(compute()), tolerance=tolerance)

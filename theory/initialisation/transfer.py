@@ -1,8 +1,8 @@
-"""The risk on a target task from samples of another: Lemma 1 and Theorem 4 of SAIL, with a class of
-predictors whose complexity is known exactly.
+"""Bounds of the risk on a target task from samples of another: Lemma 1 and Theorem 4 of the SAIL
+paper.
 
-Losses are in [0, C]. Thresholds are the predictors y = 1 where x > t, of one feature; their loss is
-0 or 1.
+They are tested on a class of predictors whose complexity is known exactly: thresholds, which
+predict y = 1 where one feature x > t, with the 0-1 loss. In the bounds losses are in [0, C].
 """
 
 import math
@@ -20,9 +20,32 @@ from theory import problems
 def rademacher_bound(
     risk: ArrayLike, complexity: ArrayLike, n: ArrayLike, delta: ArrayLike, *, C: ArrayLike = 1.0
 ) -> Float[Array, ""]:
-    """Lemma 1: with probability 1 - delta, for all predictors at once, the true risk is at most
-    empirical risk + 2 complexity + 3 C sqrt(ln(2 / delta) / 2 n). The complexity is the empirical
-    one of the losses, not of the predictors (Theorem 4's conclusion has those)."""
+    """Computes the Rademacher bound of the true risk from the empirical one.
+
+        risk + 2 complexity + 3 C sqrt(ln(2 / delta) / (2 n))
+
+    With probability 1 - delta it holds for all predictors at once.
+
+    Args:
+      risk: Empirical risk on the sample.
+      complexity: Empirical Rademacher complexity of the losses, >= 0. (Theorem 4's conclusion has
+        that of the predictors.)
+      n: Number of points, >= 1.
+      delta: Probability that the bound fails, in (0, 1).
+      C: Largest loss, > 0.
+
+    Returns:
+      The bound, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    References:
+      SAIL, Lemma 1.
+
+    >>> round(float(rademacher_bound(0.1, 0.05, 1000, 0.05)), 4)
+    0.3288
+    """
     problems.check("delta", delta, lambda p: (p > 0) & (p < 1), "a probability in (0, 1)")
     problems.check("n", n, lambda n: n >= 1, "a number of points >= 1")
     problems.check("C", C, lambda c: c > 0, "a bound of the loss > 0")
@@ -45,11 +68,33 @@ def transfer_bound(
     *,
     C: ArrayLike = 1.0,
 ) -> Float[Array, ""]:
-    """Theorem 4 as true: `rademacher_bound` + C TV(D_i, D*), of the laws.
+    """Computes a bound of the target risk from a sample of another task.
 
-    The paper's has 2 C times the total variation of the *samples*, which is 1 for continuous data,
-    so that its right side exceeds 2 C; C alone suffices, and neither delta / 2 nor the least
-    combined risk is needed.
+    It is `rademacher_bound` + C TV(D_i, D*), with the total variation distance between the laws of
+    the two tasks. Theorem 4 has 2 C times the total variation of the samples instead; that is 1 for
+    continuous data, so its right side exceeds 2 C. C alone suffices, and neither delta / 2 nor the
+    least combined risk is needed.
+
+    Args:
+      risk: Empirical risk on the sample of the other task.
+      total_variation: Total variation distance between the tasks, in [0, 1].
+      complexity: Empirical Rademacher complexity of the losses, >= 0.
+      n: Number of points, >= 1.
+      delta: Probability that the bound fails, in (0, 1).
+      C: Largest loss, > 0.
+
+    Returns:
+      The bound, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    References:
+      Corrects SAIL, Theorem 4.
+
+    >>> more = transfer_bound(0.1, 0.2, 0.05, 1000, 0.05) - rademacher_bound(0.1, 0.05, 1000, 0.05)
+    >>> round(float(more), 4)
+    0.2
     """
     problems.check("total_variation", total_variation, lambda t: (t >= 0) & (t <= 1), "in [0, 1]")
     base = rademacher_bound(risk, complexity, n, delta, C=C)
@@ -57,9 +102,20 @@ def transfer_bound(
 
 
 def threshold_complexity(n: int) -> float:
-    """The empirical Rademacher complexity of the losses of thresholds on n distinct points,
-    whatever the points and labels: E max_{k <= n} S_k / n of a simple random walk, which by
-    reflection is (E|S_n| - P(S_n > 0)) / n; sqrt(2 / pi n) for large n.
+    """Computes the empirical Rademacher complexity of the losses of thresholds on n distinct
+    points.
+
+    It is the same for all points and labels: E max_{k <= n} S_k / n of a simple random walk S,
+    which by reflection is (E|S_n| - P(S_n > 0)) / n. For large n it tends to sqrt(2 / (pi n)).
+
+    Args:
+      n: Number of points, >= 1.
+
+    Returns:
+      The complexity.
+
+    Raises:
+      ValueError: If n < 1.
 
     >>> round(threshold_complexity(1), 6), round(threshold_complexity(2), 6)
     (0.5, 0.375)
@@ -75,8 +131,30 @@ def threshold_complexity(n: int) -> float:
 def empirical_total_variation(
     p: Float[ArrayLike, " cells"], q: Float[ArrayLike, " cells"], n: int, m: int
 ) -> Float[Array, ""]:
-    """The mean total variation of the empirical laws of n points of p and m of q, on finitely many
-    cells: sum E|B(n, p_k) / n - B(m, q_k) / m| / 2. At least TV(p, q), and 1 for fine cells."""
+    """Computes the mean total variation distance between the empirical laws of two samples.
+
+    The samples have n points of p and m points of q, on finitely many cells, with binomial counts
+    B:
+
+        sum_k E|B(n, p_k) / n - B(m, q_k) / m| / 2
+
+    It is at least TV(p, q), and 1 for infinitely fine cells.
+
+    Args:
+      p: First law, probabilities `(cells,)`.
+      q: Second law, probabilities `(cells,)`.
+      n: Number of points from p, >= 1.
+      m: Number of points from q, >= 1.
+
+    Returns:
+      The mean distance, a scalar.
+
+    Raises:
+      ValueError: If p and q are not laws on the same cells, or a count is below 1.
+
+    >>> round(float(empirical_total_variation([0.5, 0.5], [0.5, 0.5], 1, 1)), 4)
+    0.5
+    """
     p, q = (_probabilities(name, value) for name, value in (("p", p), ("q", q)))
     if p.shape != q.shape:
         raise ValueError(f"p and q must be laws on the same cells; got {p.shape}, {q.shape}")
@@ -87,14 +165,36 @@ def empirical_total_variation(
 
 
 def threshold_risk(t: ArrayLike, means: Float[ArrayLike, " 2"]) -> Float[Array, "..."]:
-    """The risk of threshold t where x | y ~ N(mean_y, 1), y = 1, -1 equally often; means as in
-    `lda_parameters`."""
+    """Computes the true risk of a threshold t.
+
+    The task is x | y ~ N(mean_y, 1) with y = 1 and y = -1 equally often.
+
+    Args:
+      t: Thresholds, of any shape; infinite ones are allowed.
+      means: Class means `(2,)`, that of y = 1 first.
+
+    Returns:
+      The risks, with the shape of `t`.
+
+    >>> round(float(threshold_risk(0.0, jnp.array([1.0, -1.0]))), 4)
+    0.1587
+    """
     t, means = jnp.asarray(t, float), jnp.asarray(means)
     return (norm.cdf(t - means[0]) + norm.sf(t - means[1])) / 2
 
 
 def empirical_risks(y: Float[ArrayLike, " n"]) -> Float[Array, " n_plus_1"]:
-    """Those of all n + 1 thresholds on n points in the order of x, from that below all of them."""
+    """Computes the empirical risks of all n + 1 thresholds on n points.
+
+    Args:
+      y: Labels 1 or -1 of the points in ascending order of x, `(n,)`.
+
+    Returns:
+      The risks `(n + 1,)`, first that of the threshold below all points.
+
+    >>> empirical_risks(jnp.array([-1, 1])).tolist()
+    [0.5, 0.0, 0.5]
+    """
     y = jnp.asarray(y)
     missed = jnp.concatenate([jnp.zeros(1), jnp.cumsum(y > 0)])  # y = 1 at or below t
     false = jnp.sum(y < 0) - jnp.concatenate([jnp.zeros(1), jnp.cumsum(y < 0)])
@@ -104,8 +204,23 @@ def empirical_risks(y: Float[ArrayLike, " n"]) -> Float[Array, " n_plus_1"]:
 def worst_gap(
     x: Float[ArrayLike, " n"], y: Float[ArrayLike, " n"], means: Float[ArrayLike, " 2"]
 ) -> Float[Array, ""]:
-    """sup_t of risk on a task less empirical risk on a sample in the order of x. Between points the
-    risk of a task with means[0] >= means[1] has no interior maximum: ends of intervals suffice."""
+    """Computes the largest true risk minus empirical risk over all thresholds.
+
+    Args:
+      x: Points `(n,)`, ascending.
+      y: Labels 1 or -1, `(n,)`.
+      means: Class means `(2,)` of the task of the true risk, that of y = 1 first, with means[0] >=
+        means[1].
+
+    Returns:
+      The largest gap, a scalar.
+
+    >>> x, y = jnp.array([-1.0, 1.0]), jnp.array([-1, 1])
+    >>> round(float(worst_gap(x, y, jnp.array([1.0, -1.0]))), 4)
+    0.2614
+    """
+    # Between neighbouring points the empirical risk is constant, and the true risk has no interior
+    # maximum where means[0] >= means[1]. The ends of the intervals are enough.
     ends = threshold_risk(jnp.concatenate([jnp.array([-jnp.inf]), x, jnp.array([jnp.inf])]), means)
     return jnp.max(jnp.maximum(ends[:-1], ends[1:]) - empirical_risks(y))
 
