@@ -1,7 +1,9 @@
-"""Cross-task linearity (arXiv 2402.03660): when averaging weights averages features.
+"""Cross-task linearity: when averaging the weights of models averages their features.
 
-Exact gaps (`identities`), k models from pairs (`trees`), bounds and task arithmetic (`bounds`), the
-comparison of predictors (`correlation`), the real thing (`networks`), and the ledger (`claims`).
+The subject is Zhou et al., Cross-Task Linearity Emerges in the Pretraining-Finetuning Paradigm,
+2024 (arXiv 2402.03660). `identities` has exact gaps, `trees` goes from pairs of models to k models,
+`bounds` has bounds and task arithmetic, `correlation` compares predictors of the gap, and
+`networks` trains, merges and measures small networks.
 """
 
 from theory.linearity.bounds import (

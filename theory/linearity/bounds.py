@@ -1,11 +1,12 @@
-"""How far cross-task linearity can fail: Theorem 1, Lemma 1 and equations 2-4 of arXiv 2402.03660,
-for k models and any weights that sum to one.
+"""Bounds of how far cross-task linearity can fail, and task arithmetic as its special case.
 
-All follow from Taylor's theorem about the mean, where first orders cancel:
+The source is Zhou et al., 2024 (arXiv 2402.03660): Theorem 1, Lemma 1 and equations (2) to (4),
+extended to k models and any weights that sum to one. All follow from Taylor's theorem about the
+mean, where first orders cancel:
 
     gap = -sum_i a_i int_0^1 (1 - t) D^2 f(mean + t d_i)[d_i, d_i] dt.
 
-Sizes of parameters are Euclidean over all leaves. Conventions: `identities`.
+Norms of parameters are Euclidean over all leaves. Other conventions stand in `identities`.
 """
 
 from typing import Any
@@ -29,7 +30,21 @@ def _add(theta: Any, direction: Any, scale: ArrayLike = 1.0) -> Any:
 
 
 def second_derivative(f: Model, theta: Any, direction: Any, *args: Any) -> Array:
-    """D^2 f(theta)[d, d], without forming a Hessian."""
+    """Computes the second derivative D^2 f(theta)[d, d] in one direction, without forming a
+    Hessian.
+
+    Args:
+      f: Model f(theta, *args), which returns an array.
+      theta: Parameters.
+      direction: Direction d, of the structure of the parameters.
+      *args: Further arguments of the model.
+
+    Returns:
+      The derivative, with the shape of f's output.
+
+    >>> float(second_derivative(lambda t: t**3, jnp.array(2.0), jnp.array(1.0)))
+    12.0
+    """
 
     def along(s: Array) -> Array:
         return f(_add(theta, direction, s), *args)
@@ -39,9 +54,25 @@ def second_derivative(f: Model, theta: Any, direction: Any, *args: Any) -> Array
 
 
 def second_order_gap(f: Model, thetas: Any, weights: Weights, *args: Any, at: Any = None) -> Array:
-    """-1/2 sum_i a_i D^2 f(at)[d_i, d_i], the gap up to third orders; `at` is the mean, or given.
+    """Computes the gap up to third orders: -1/2 sum_i a_i D^2 f(at)[d_i, d_i].
 
-    Exact for f quadratic in theta, such as two-layer linear networks.
+    It is exact for f quadratic in theta, such as two-layer linear networks.
+
+    Args:
+      f: Model f(theta, *args), which returns an array.
+      thetas: Pytree of k models stacked along a leading axis.
+      weights: Weights `(k,)` of sum 1.
+      *args: Further arguments of the model.
+      at: Where the second derivative is taken; the mean if None.
+
+    Returns:
+      The approximate gap, with the shape of f's output.
+
+    Raises:
+      ValueError: If the weights do not conform or do not sum to 1.
+
+    >>> float(second_order_gap(jnp.square, jnp.array([1.0, 3.0]), [0.5, 0.5]))
+    -1.0
     """
     a = check_weights(thetas, weights)
     point = mean(thetas, a) if at is None else at
@@ -50,7 +81,10 @@ def second_order_gap(f: Model, thetas: Any, weights: Weights, *args: Any, at: An
 
 
 def _on_rays(quantity: Any, thetas: Any, weights: Array, nodes: int) -> tuple[Array, Array]:
-    """quantity(mean + t d_i, d_i) [k nodes *out], and weights (1 - t) dt of the nodes t."""
+    """Evaluates quantity(mean + t d_i, d_i) at quadrature nodes t of each model's ray.
+
+    Returns the values `(k, nodes, ...)` and the weights (1 - t) dt.
+    """
     t, dt = np.polynomial.legendre.leggauss(nodes)
     t, dt = jnp.asarray((t + 1) / 2, dtype=float), jnp.asarray(dt / 2, dtype=float)
     middle = mean(thetas, weights)
@@ -62,9 +96,26 @@ def _on_rays(quantity: Any, thetas: Any, weights: Array, nodes: int) -> tuple[Ar
 
 
 def integral_gap(f: Model, thetas: Any, weights: Weights, *args: Any, nodes: int = NODES) -> Array:
-    """The gap by curvature alone, with no remainder: for f of degree 2 nodes - 1 exact to rounding.
+    """Computes the gap from curvature alone, by quadrature of Taylor's integral, without remainder.
 
-    f must be twice differentiable on the segments from the mean to the models.
+    f must be twice differentiable on the segments from the mean to the models. For polynomials f of
+    degree up to 2 nodes - 1 it is exact to rounding.
+
+    Args:
+      f: Model f(theta, *args), which returns an array.
+      thetas: Pytree of k models stacked along a leading axis.
+      weights: Weights `(k,)` of sum 1.
+      *args: Further arguments of the model.
+      nodes: Number of Gauss-Legendre nodes.
+
+    Returns:
+      The gap, with the shape of f's output.
+
+    Raises:
+      ValueError: If the weights do not conform or do not sum to 1.
+
+    >>> round(float(integral_gap(jnp.square, jnp.array([1.0, 3.0]), [0.5, 0.5])), 4)
+    -1.0
     """
     a = check_weights(thetas, weights)
     curved, w = _on_rays(lambda p, d: second_derivative(f, p, d, *args), thetas, a, nodes)
@@ -72,15 +123,45 @@ def integral_gap(f: Model, thetas: Any, weights: Weights, *args: Any, nodes: int
 
 
 def curvature(f: Model, theta: Any, *args: Any) -> Float[Array, ""]:
-    """The spectral norm of the Hessian; for several outputs the root of the sum of squares, which
-    is no less than sup |D^2 f[u, u]| over unit u. Forms the p x p Hessians."""
+    """Computes the spectral norm of the Hessian of a model.
+
+    For several outputs it is the root of the sum of their squares, which is no less than sup |D^2
+    f[u, u]| over unit vectors u. It forms the p x p Hessians.
+
+    Args:
+      f: Model f(theta, *args), which returns an array.
+      theta: Parameters.
+      *args: Further arguments of the model.
+
+    Returns:
+      The norm, a scalar.
+
+    >>> round(float(curvature(lambda t: jnp.sum(t**2), jnp.ones(2))), 4)
+    2.0
+    """
     H = hessian(f, theta, *args)
     norms = jnp.abs(jnp.linalg.eigvalsh(H)).max(-1)
     return jnp.linalg.norm(norms.ravel())
 
 
 def spread(thetas: Any, weights: Weights) -> Float[Array, ""]:
-    """sum_i a_i |d_i|^2; a (1 - a) |theta_1 - theta_2|^2 for two models."""
+    """Computes the mean squared deviation sum_i a_i |d_i|^2 of models.
+
+    For two models it is a (1 - a) |theta_1 - theta_2|^2.
+
+    Args:
+      thetas: Pytree of k models stacked along a leading axis.
+      weights: Weights `(k,)` of sum 1.
+
+    Returns:
+      The spread, a scalar.
+
+    Raises:
+      ValueError: If the weights do not conform or do not sum to 1.
+
+    >>> float(spread(jnp.array([1.0, 3.0]), [0.5, 0.5]))
+    1.0
+    """
     a = check_weights(thetas, weights)
     return jnp.tensordot(a, sizes(deviations(thetas, a)) ** 2, 1)
 
@@ -90,24 +171,73 @@ def _check_mean(weights: Weights) -> None:
 
 
 def sizes(stacked: Any) -> Float[Array, " k"]:
-    """The Euclidean size of each stacked pytree."""
+    """Computes the Euclidean norm of each of several stacked pytrees.
+
+    Args:
+      stacked: Pytree stacked along a leading axis k.
+
+    Returns:
+      The norms `(k,)`.
+    """
     return jax.vmap(lambda theta: jnp.linalg.norm(ravel_pytree(theta)[0]))(stacked)
 
 
 def main_term(norm: ArrayLike, thetas: Any, weights: Weights) -> Float[Array, ""]:
-    """lambda spread / 2, with lambda a norm of the Hessian; Theorem 1 without its remainder:
-    a (1 - a) lambda |theta_1 - theta_2|^2 / 2. Alone it bounds the gap only if lambda is a bound
-    wherever `supremum_bound` looks."""
+    """Computes the main term of Theorem 1, lambda spread / 2.
+
+    For two models it is a (1 - a) lambda |theta_1 - theta_2|^2 / 2. Alone it bounds the gap only if
+    lambda bounds the Hessian wherever `supremum_bound` looks.
+
+    Args:
+      norm: A norm lambda of the Hessian, finite and >= 0.
+      thetas: Pytree of k models stacked along a leading axis.
+      weights: Weights `(k,)`, >= 0, of sum 1.
+
+    Returns:
+      The main term, with the shape of `norm`.
+
+    Raises:
+      ValueError: If `norm` is out of range, or the weights do not conform, are negative or do not
+        sum to 1.
+
+    References:
+      Zhou et al., 2024 (arXiv 2402.03660), Theorem 1.
+
+    >>> float(main_term(2.0, jnp.array([1.0, 3.0]), [0.5, 0.5]))
+    1.0
+    """
     _check_mean(weights)
     problems.check("norm", norm, lambda x: (x >= 0) & (x < np.inf), "a finite norm >= 0")
     return jnp.asarray(norm) * spread(thetas, weights) / 2
 
 
 def remainder(third: ArrayLike, thetas: Any, weights: Weights, at: Any = None) -> Float[Array, ""]:
-    """Theorem 1's script E, explicit: (M / 6) (|mean - theta_0|^3 + sum_i a_i |theta_i -
-    theta_0|^3) with M >= sup |D^3 f| on the convex hull of theta_0 (`at`) and the models.
+    """Computes an explicit remainder of Theorem 1, which the paper states as an order only.
 
-    With theta_0 the mean, the default, its own term vanishes."""
+        (M / 6) (|mean - theta_0|^3 + sum_i a_i |theta_i - theta_0|^3)
+
+    with M >= sup |D^3 f| on the convex hull of theta_0 and the models.
+
+    Args:
+      third: The bound M of third derivatives, finite and >= 0.
+      thetas: Pytree of k models stacked along a leading axis.
+      weights: Weights `(k,)`, >= 0, of sum 1.
+      at: theta_0, where the Hessian of the main term is taken; the mean if None, whose own term
+        vanishes.
+
+    Returns:
+      The remainder, with the shape of `third`.
+
+    Raises:
+      ValueError: If `third` is out of range, or the weights do not conform, are negative or do not
+        sum to 1.
+
+    References:
+      Zhou et al., 2024 (arXiv 2402.03660), Theorem 1.
+
+    >>> round(float(remainder(6.0, jnp.array([1.0, 3.0]), [0.5, 0.5])), 4)
+    1.0
+    """
     a = check_weights(thetas, weights)
     _check_mean(a)
     problems.check("third", third, lambda m: (m >= 0) & (m < np.inf), "a finite bound >= 0")
@@ -121,11 +251,30 @@ def remainder(third: ArrayLike, thetas: Any, weights: Weights, at: Any = None) -
 def supremum_bound(
     f: Model, thetas: Any, weights: Weights, *args: Any, nodes: int = NODES
 ) -> Float[Array, ""]:
-    """Theorem 1 with no remainder: 1/2 sum_i |a_i| |d_i|^2 sup |D^2 f|, over the segments from the
-    mean to model i; for two models at most a (1 - a) / 2 |theta_1 - theta_2|^2 sup |D^2 f|.
+    """Computes a bound of the gap without remainder: Theorem 1 with the supremum of the curvature.
 
-    The supremum is the largest value at Gauss-Legendre nodes, so the bound on |gap| is rigorous up
-    to the error of that quadrature in `integral_gap`. Forms p x p Hessians.
+        1/2 sum_i |a_i| |d_i|^2 sup |D^2 f|
+
+    where the supremum runs over the segment from the mean to model i. For two models it is at most
+    a (1 - a) / 2 |theta_1 - theta_2|^2 sup |D^2 f|. The supremum is taken over Gauss-Legendre
+    nodes, so the bound on |gap| is rigorous up to the error of that quadrature in `integral_gap`.
+    It forms p x p Hessians.
+
+    Args:
+      f: Model f(theta, *args), which returns an array.
+      thetas: Pytree of k models stacked along a leading axis.
+      weights: Weights `(k,)` of sum 1; they may be negative.
+      *args: Further arguments of the model.
+      nodes: Number of Gauss-Legendre nodes on each segment.
+
+    Returns:
+      The bound, a scalar.
+
+    Raises:
+      ValueError: If the weights do not conform or do not sum to 1.
+
+    References:
+      Strengthens Zhou et al., 2024 (arXiv 2402.03660), Theorem 1.
     """
     a = check_weights(thetas, weights)
     norms, _ = _on_rays(lambda p, _: curvature(f, p, *args), thetas, a, nodes)
@@ -135,9 +284,32 @@ def supremum_bound(
 def loss_bound(
     losses: Float[Array, " k"], weights: Weights, gap: ArrayLike = 0.0, lipschitz: ArrayLike = 0.0
 ) -> Float[Array, ""]:
-    """sum_i a_i loss_i + lipschitz |gap| for a loss convex and Lipschitz in the outputs: Lemma 1
-    where linearity holds up to `gap`; the losses need not be equal. `lipschitz` is for the same
-    norm as `gap`: sqrt(2) for the cross-entropy of one example in the Euclidean norm of its logits.
+    """Computes a bound of the merged model's loss from its members' losses.
+
+        sum_i a_i loss_i + lipschitz |gap|
+
+    for a loss that is convex and Lipschitz in the outputs. The losses need not be equal, as they
+    are in the paper's Lemma 1.
+
+    Args:
+      losses: Losses of the members, `(k,)`.
+      weights: Weights `(k,)`, >= 0, of sum 1.
+      gap: Norm of the gap, finite; 0 under exact linearity.
+      lipschitz: Lipschitz constant of the loss in the same norm, finite and >= 0: sqrt(2) for the
+        cross-entropy of one example in the Euclidean norm of its logits.
+
+    Returns:
+      The bound, with the broadcast shape of `gap` and `lipschitz`.
+
+    Raises:
+      ValueError: If an argument is out of range, or the weights do not conform, are negative or do
+        not sum to 1.
+
+    References:
+      Zhou et al., 2024 (arXiv 2402.03660), Lemma 1.
+
+    >>> float(loss_bound(jnp.array([1.0, 3.0]), [0.5, 0.5]))
+    2.0
     """
     a = check_weights(losses, weights)
     _check_mean(a)
@@ -151,31 +323,101 @@ def loss_bound(
 
 
 def addition(theta: Any, first: Any, second: Any, scale: ArrayLike) -> tuple[Any, Array]:
-    """Equation 2: theta + s (u + v) against the mean of theta + 2 s u and theta + 2 s v.
+    """Returns models and weights whose gap is the error of task addition.
 
-    To second order the gap is -(s^2 / 2) D^2 f[u - v, u - v]."""
+    The gap is f(theta + s (u + v)) minus the mean of f(theta + 2 s u) and f(theta + 2 s v). To
+    second order it is -(s^2 / 2) D^2 f[u - v, u - v].
+
+    Args:
+      theta: Parameters of the base model.
+      first: Task vector u, of the structure of the parameters.
+      second: Task vector v.
+      scale: The scale s.
+
+    Returns:
+      Two stacked models and their weights, for `gap`, `second_order_gap` and the other functions
+      here.
+
+    References:
+      Zhou et al., 2024 (arXiv 2402.03660), eq. (2).
+
+    >>> models, weights = addition(jnp.array(0.0), jnp.array(1.0), jnp.array(2.0), 0.5)
+    >>> models.tolist(), weights.tolist()
+    ([1.0, 2.0], [0.5, 0.5])
+    """
     models = (_add(theta, t, 2 * jnp.asarray(scale)) for t in (first, second))
     return stack(*models), jnp.array([0.5, 0.5])
 
 
 def negation(theta: Any, task: Any, scale: ArrayLike) -> tuple[Any, Array]:
-    """Equation 3: theta against the mean of theta + s u and theta - s u.
+    """Returns models and weights whose gap is the error of task negation.
 
-    To second order the gap is -(s^2 / 2) D^2 f[u, u]; the remainder is of order 4, not 3."""
+    The gap is f(theta) minus the mean of f(theta + s u) and f(theta - s u). To second order it is
+    -(s^2 / 2) D^2 f[u, u]; the remainder is of order 4, not 3.
+
+    Args:
+      theta: Parameters of the base model.
+      task: Task vector u, of the structure of the parameters.
+      scale: The scale s.
+
+    Returns:
+      Two stacked models and their weights, for `gap`, `second_order_gap` and the other functions
+      here.
+
+    References:
+      Zhou et al., 2024 (arXiv 2402.03660), eq. (3).
+
+    >>> models, weights = negation(jnp.array(0.0), jnp.array(1.0), 0.5)
+    >>> models.tolist(), weights.tolist()
+    ([0.5, -0.5], [0.5, 0.5])
+    """
     models = (_add(theta, task, sign * jnp.asarray(scale)) for sign in (1, -1))
     return stack(*models), jnp.array([0.5, 0.5])
 
 
 def forgetting(theta: Any, task: Any, scale: ArrayLike) -> tuple[Any, Array]:
-    """Equation 4: theta - s u against 2 f(theta) - f(theta + s u).
+    """Returns models and weights whose gap is the error of predicting a forgotten task.
 
-    Its gap is minus twice that of equation 3: s^2 D^2 f[u, u] to second order."""
+    The gap is f(theta - s u) minus 2 f(theta) - f(theta + s u), which is minus twice the gap of
+    `negation`: s^2 D^2 f[u, u] to second order.
+
+    Args:
+      theta: Parameters of the base model.
+      task: Task vector u, of the structure of the parameters.
+      scale: The scale s.
+
+    Returns:
+      Two stacked models and their weights 2 and -1, for `gap`, `second_order_gap` and the other
+      functions here.
+
+    References:
+      Zhou et al., 2024 (arXiv 2402.03660), eq. (4).
+
+    >>> models, weights = forgetting(jnp.array(0.0), jnp.array(1.0), 0.5)
+    >>> models.tolist(), weights.tolist()
+    ([0.0, 0.5], [2.0, -1.0])
+    """
     return stack(theta, _add(theta, task, scale)), jnp.array([2.0, -1.0])
 
 
 def superposition(theta: Any, tasks: Any, scale: ArrayLike) -> tuple[Any, Array]:
-    """theta + s sum_i u_i against f(theta) + sum_i (f(theta + s u_i) - f(theta)), for k stacked
-    tasks: what equation 2 leaves out is s^2 sum_{i<j} D^2 f[u_i, u_j], the interference."""
+    """Returns models and weights whose gap is the interference of several task vectors.
+
+    The gap is f(theta + s sum_i u_i) minus f(theta) + sum_i (f(theta + s u_i) - f(theta)). To
+    second order it is s^2 sum_{i<j} D^2 f[u_i, u_j], which equation (2) leaves out.
+
+    Args:
+      theta: Parameters of the base model.
+      tasks: Task vectors u_i, stacked along a leading axis k.
+      scale: The scale s.
+
+    Returns:
+      The base and the k moved models, stacked, and their weights 1 - k, 1, ..., 1.
+
+    >>> models, weights = superposition(jnp.array(0.0), jnp.array([1.0, 2.0]), 0.5)
+    >>> models.tolist(), weights.tolist()
+    ([0.0, 0.5, 1.0], [-1.0, 1.0, 1.0])
+    """
     k = jax.tree.leaves(tasks)[0].shape[0]
     moved = jax.tree.map(lambda t, u: t + jnp.asarray(scale) * u, theta, tasks)
     models = jax.tree.map(lambda t, m: jnp.concatenate([t[None], m]), theta, moved)

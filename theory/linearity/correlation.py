@@ -1,10 +1,10 @@
-"""How well Theorem 1's factors predict the gap: the comparison of Appendix B.2 of cross-task
-linearity (arXiv 2402.03660), solved where curvature, distance and direction are independent.
+"""How well the factors of Theorem 1 predict the gap, in closed form for independent factors.
 
-Write the gap of two models as delta = a (1 - a) / 2 * L * S * U: L the norm of the Hessian, S the
-squared distance, U = |D^2 f[d, d]| / (L S) in [0, 1] what the direction makes of them. R^2 are of
-linear regressions of delta (squared correlations), and depend on the three squared coefficients of
-variation, cv2 = variance / mean^2, alone.
+This is the comparison of Appendix B.2 of Zhou et al., 2024 (arXiv 2402.03660), solved where
+curvature, distance and direction are independent. Write the gap of two models as delta = a (1 - a)
+/ 2 * L * S * U. L is the norm of the Hessian, S the squared distance, and U = |D^2 f[d, d]| / (L S)
+in [0, 1] is what the direction contributes. R^2 are squared correlations of delta with a factor.
+They depend only on the three squared coefficients of variation, cv2 = variance / mean^2.
 """
 
 from typing import NamedTuple
@@ -19,6 +19,14 @@ from theory import problems
 
 
 class RSquared(NamedTuple):
+    """The R^2 of linear regressions of the gap on three predictors.
+
+    Attributes:
+      joint: On L S, the main term of Theorem 1.
+      distance: On S alone.
+      curvature: On L alone.
+    """
+
     joint: Array  # of L S, the main term of Theorem 1
     distance: Array  # of S
     curvature: Array  # of L
@@ -26,12 +34,31 @@ class RSquared(NamedTuple):
 
 @problems.in_float64
 def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -> RSquared:
-    """From the cv2 of L, S and U, independent: ((1 + curvature) (1 + distance) - 1) / V,
-    distance / V and curvature / V with V = (1 + curvature) (1 + distance) (1 + direction) - 1.
+    """Computes the R^2 of three predictors of the gap from the variation of its independent
+    factors.
 
-    joint >= distance + curvature always, so that the printed .782 and .839, which sum to more than
-    one, need dependent factors; joint is 1 only if directions do not matter; distance predicts
-    better than curvature where it varies more.
+        joint     ((1 + curvature) (1 + distance) - 1) / V
+        distance  distance / V
+        curvature curvature / V
+
+    with V = (1 + curvature) (1 + distance) (1 + direction) - 1. joint >= distance + curvature
+    always, so the printed values .782 and .839, which sum to more than one, need dependent factors.
+    joint is 1 only if directions do not matter. Distance predicts better than curvature where it
+    varies more.
+
+    Args:
+      curvature: cv2 of L, >= 0.
+      distance: cv2 of S, >= 0.
+      direction: cv2 of U, >= 0.
+
+    Returns:
+      The three R^2, each with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is negative or all are 0.
+
+    References:
+      Zhou et al., 2024 (arXiv 2402.03660), Appendix B.2, has the measured values.
 
     >>> [round(float(r), 3) for r in r_squared(0.1, 0.4, 0.0)]
     [1.0, 0.741, 0.185]
@@ -47,11 +74,25 @@ def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -
 
 @problems.in_float64
 def direction_cv2(h: int, i: int) -> Float[Array, ""]:
-    """cv2 of U for f = w.(W x), w [h], W [h i], and differences uniform on the sphere: there
-    U = 2 |dw.dW x| / (|x| |d|^2), whatever the models and x.
+    """Computes the cv2 of U for two-layer linear networks f = w.(W x) with random differences.
 
-    With p = h (i + 1) parameters: E U^2 = 4 h / (p (p + 2)), E U = 4 Gamma((h+1)/2) /
-    (sqrt(pi) Gamma(h/2) p).
+    Differences (dw, dW) are uniform on the sphere. Then U = 2 |dw.dW x| / (|x| |d|^2), whatever the
+    models and x. With p = h (i + 1) parameters,
+
+        E U^2 = 4 h / (p (p + 2)),  E U = 4 Gamma((h+1)/2) / (sqrt(pi) Gamma(h/2) p).
+
+    Args:
+      h: Hidden width, >= 1.
+      i: Number of inputs, >= 1.
+
+    Returns:
+      The cv2, a scalar.
+
+    Raises:
+      ValueError: If h < 1 or i < 1.
+
+    >>> round(float(direction_cv2(1, 1)), 4)
+    0.2337
     """
     problems.check("h", h, lambda h: h >= 1, "a width >= 1")
     problems.check("i", i, lambda i: i >= 1, "a number of inputs >= 1")
@@ -63,7 +104,15 @@ def direction_cv2(h: int, i: int) -> Float[Array, ""]:
 
 
 def regression(x: Float[Array, "*b n"], y: Float[Array, "*b n"]) -> Float[Array, "*b"]:
-    """R^2 of a linear regression with intercept of y on x."""
+    """Computes the R^2 of a linear regression, with intercept, of y on x.
+
+    Args:
+      x: Predictors `(..., n)`.
+      y: Responses `(..., n)`.
+
+    Returns:
+      The R^2, without the last axis.
+    """
     x, y = (v - v.mean(-1, keepdims=True) for v in (x, y))
     return jnp.sum(x * y, -1) ** 2 / (jnp.sum(x**2, -1) * jnp.sum(y**2, -1))
 
@@ -71,7 +120,17 @@ def regression(x: Float[Array, "*b n"], y: Float[Array, "*b n"]) -> Float[Array,
 def random_differences(
     key: Array, n: int, h: int, i: int
 ) -> tuple[Float[Array, "n h"], Float[Array, "n h i"]]:
-    """n differences (dw, dW), uniform on the unit sphere of all h (i + 1) parameters."""
+    """Draws differences of two-layer networks, uniform on the unit sphere of all parameters.
+
+    Args:
+      key: Random key.
+      n: Number of draws.
+      h: Hidden width.
+      i: Number of inputs.
+
+    Returns:
+      The differences dw `(n, h)` and dW `(n, h, i)`.
+    """
     flat = jax.random.normal(key, (n, h * (i + 1)))
     flat = flat / jnp.linalg.norm(flat, axis=1, keepdims=True)
     return flat[:, :h], flat[:, h:].reshape(n, h, i)

@@ -1,9 +1,11 @@
-"""Exact gaps of cross-task linearity (CTL, arXiv 2402.03660).
+"""Exact gaps of cross-task linearity, in closed form.
 
-The gap of k models theta_i with weights a_i that sum to one (negative ones allowed) is
-f(sum_i a_i theta_i) - sum_i a_i f(theta_i). Models are pytrees stacked along a leading axis of
-length k; d_i = theta_i - mean. A linear network is a tuple of matrices in the order in which they
-are applied: f = W_L ... W_1 x, layer l stacked as [k out in].
+The gap of k models theta_i with weights a_i is f(sum_i a_i theta_i) - sum_i a_i f(theta_i). Weights
+sum to one and may be negative. Models are pytrees stacked along a leading axis of length k, and d_i
+= theta_i - mean. A linear network is a tuple of matrices in the order in which they are applied: f
+= W_L ... W_1 x, layer l stacked as `(k, out, in)`. The measured counterpart is `networks.gap`.
+
+The paper is Zhou et al., 2024 (arXiv 2402.03660).
 """
 
 from collections.abc import Sequence
@@ -21,7 +23,19 @@ Weights = Sequence[float] | ArrayLike  # [k]
 
 
 def check_weights(thetas: Any, weights: Weights) -> Float[Array, " k"]:
-    """The weights as a vector; ValueError unless there is one for each model and they sum to 1."""
+    """Checks the weights of stacked models and returns them as a vector.
+
+    Args:
+      thetas: Pytree of models stacked along a leading axis.
+      weights: One weight per model, of sum 1.
+
+    Returns:
+      The weights `(k,)` in the default float precision.
+
+    Raises:
+      ValueError: If there is not one weight per model, or known weights do not sum to 1 up to
+        rounding.
+    """
     a = jnp.asarray(weights, dtype=float)
     counts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(thetas)}
     if a.ndim != 1 or counts != {a.shape}:
@@ -38,23 +52,63 @@ def check_weights(thetas: Any, weights: Weights) -> Float[Array, " k"]:
 
 
 def mean(thetas: Any, weights: Weights) -> Any:
-    """sum_i a_i theta_i of stacked pytrees."""
+    """Computes the weighted mean of stacked models, sum_i a_i theta_i.
+
+    Args:
+      thetas: Pytree of k models stacked along a leading axis.
+      weights: Weights `(k,)` of sum 1.
+
+    Returns:
+      The mean, a pytree without the leading axis.
+
+    Raises:
+      ValueError: If the weights do not conform or do not sum to 1.
+
+    >>> mean(jnp.array([[1.0, 2.0], [3.0, 6.0]]), [0.5, 0.5]).tolist()
+    [2.0, 4.0]
+    """
     a = check_weights(thetas, weights)
     return jax.tree.map(lambda t: jnp.tensordot(a, t, 1), thetas)
 
 
 def deviations(thetas: Any, weights: Weights) -> Any:
-    """theta_i - mean, stacked."""
+    """Computes the deviations theta_i - mean of stacked models.
+
+    Args:
+      thetas: Pytree of k models stacked along a leading axis.
+      weights: Weights `(k,)` of sum 1.
+
+    Returns:
+      The deviations, stacked as the models are.
+
+    Raises:
+      ValueError: If the weights do not conform or do not sum to 1.
+
+    >>> deviations(jnp.array([1.0, 3.0]), [0.5, 0.5]).tolist()
+    [-1.0, 1.0]
+    """
     return jax.tree.map(lambda t, m: t - m, thetas, mean(thetas, weights))
 
 
 def quadratic_gap(
     H: Float[Array, "*out p p"], thetas: Float[Array, "k p"], weights: Weights
 ) -> Float[Array, "*out"]:
-    """-1/4 sum_ij a_i a_j |theta_i - theta_j|_H^2 = -1/2 sum_i a_i |d_i|_H^2, the gap of
-    f = c + g.theta + theta.H.theta / 2.
+    """Computes the gap of a quadratic function f = c + g.theta + theta.H.theta / 2.
 
-    Two models: -a (1 - a) |theta_1 - theta_2|_H^2 / 2.
+        -1/4 sum_ij a_i a_j |theta_i - theta_j|_H^2 = -1/2 sum_i a_i |d_i|_H^2
+
+    For two models it is -a (1 - a) |theta_1 - theta_2|_H^2 / 2.
+
+    Args:
+      H: Symmetric Hessians `(..., p, p)`, one per output.
+      thetas: Models `(k, p)`.
+      weights: Weights `(k,)` of sum 1.
+
+    Returns:
+      The gap of each output, `(...)`.
+
+    Raises:
+      ValueError: If the weights do not conform or do not sum to 1.
 
     >>> float(quadratic_gap(jnp.eye(2), jnp.eye(2), [0.5, 0.5]))
     -0.25
@@ -66,12 +120,27 @@ def quadratic_gap(
 def product_gap(
     layers: Sequence[Float[Array, "k out in"]], weights: Weights
 ) -> Float[Array, "orders o i"]:
-    """The gap of a product W_L ... W_1 by orders 2, ..., L in the deviations; it is their sum.
+    """Computes the gap of a product of layers W_L ... W_1, by orders in the deviations.
 
-    Order m is minus the mean over models of the sum over all ways to put m deviations D_l into the
-    product of the mean layers. Two layers: -1/2 sum_ij a_i a_j dW_2 dW_1, for two models
-    -a (1 - a) dW_2 dW_1. For two models order m has the factor
-    a (1 - a) ((1 - a)^(m-1) + (-1)^m a^(m-1)): at the midpoint odd orders vanish.
+    Order m is minus the mean over models of the sum over all ways to put m deviations into the
+    product of the mean layers. The gap is the sum over orders 2, ..., L. For two layers it is -1/2
+    sum_ij a_i a_j dW_2 dW_1, with differences dW between models i and j; for two models it is -a (1
+    - a) dW_2 dW_1. For two models order m has the factor a (1 - a) ((1 - a)^(m-1) + (-1)^m
+    a^(m-1)), so that odd orders vanish at the midpoint.
+
+    Args:
+      layers: Matrices `(k, out, in)` of each layer, first layer first; at least two layers.
+      weights: Weights `(k,)` of sum 1.
+
+    Returns:
+      The gap by orders, `(L - 1, o, i)`.
+
+    Raises:
+      ValueError: If there is only one layer, or the weights do not conform or do not sum to 1.
+
+    >>> layer = jnp.array([1.0, 3.0]).reshape(2, 1, 1)
+    >>> product_gap([layer, layer], [0.5, 0.5]).tolist()
+    [[[-1.0]]]
     """
     if len(layers) < 2:
         raise ValueError(f"a product of one layer has no gap; got {len(layers)} layers")
@@ -86,8 +155,28 @@ def product_gap(
 
 
 def ambiguity(outputs: Float[Array, "k *out"], weights: Weights) -> Float[Array, ""]:
-    """sum_i a_i |f_i - sum_j a_j f_j|^2, by which an ensemble's squared loss is below the mean of
-    its members' (Krogh and Vedelsby 1995)."""
+    """Computes the spread of members' outputs about their weighted mean.
+
+        sum_i a_i |f_i - sum_j a_j f_j|^2
+
+    It is how far an ensemble's squared loss lies below the mean loss of its members.
+
+    Args:
+      outputs: Outputs of the members, `(k, ...)`.
+      weights: Weights `(k,)` of sum 1.
+
+    Returns:
+      The ambiguity, a scalar.
+
+    Raises:
+      ValueError: If the weights do not conform or do not sum to 1.
+
+    References:
+      Krogh and Vedelsby, Neural network ensembles, cross validation, and active learning, 1995.
+
+    >>> float(ambiguity(jnp.array([1.0, 3.0]), [0.5, 0.5]))
+    1.0
+    """
     d = deviations(outputs, weights)
     return jnp.tensordot(jnp.asarray(weights, d.dtype), jnp.sum(d**2, range(1, d.ndim)), 1)
 
@@ -98,10 +187,30 @@ def squared_loss(
     weights: Weights,
     gap: Float[Array, "*out"] | float = 0.0,
 ) -> Float[Array, ""]:
-    """|f(mean) - y|^2 of the merged model from its members' outputs and the gap, exactly:
-    sum_i a_i |f_i - y|^2 - ambiguity + 2 gap.(sum_i a_i f_i - y) + |gap|^2.
+    """Computes the squared loss |f(mean) - y|^2 of a merged model from its members' outputs,
+    exactly.
 
-    The squared-loss case of Lemma 1 as an equality.
+        sum_i a_i |f_i - y|^2 - ambiguity + 2 gap.(sum_i a_i f_i - y) + |gap|^2
+
+    This is Lemma 1 for the squared loss, as an equality.
+
+    Args:
+      outputs: Outputs of the members, `(k, ...)`.
+      target: Target y, of the shape of one output.
+      weights: Weights `(k,)` of sum 1.
+      gap: Gap of the merged model, of the shape of one output; 0 under exact linearity.
+
+    Returns:
+      The loss, a scalar.
+
+    Raises:
+      ValueError: If the weights do not conform or do not sum to 1.
+
+    References:
+      Zhou et al., 2024 (arXiv 2402.03660), Lemma 1.
+
+    >>> float(squared_loss(jnp.array([1.0, 3.0]), 2.0, [0.5, 0.5]))
+    0.0
     """
     members = jnp.sum((outputs - target) ** 2, range(1, outputs.ndim))
     rest = mean(outputs, weights) - target

@@ -1,8 +1,9 @@
-"""The real thing: small networks, trained, merged and measured; derivatives by autodiff.
+"""Small networks that are trained, merged and measured, with derivatives by autodiff.
 
-A network is a tuple of matrices W_1 [h_1 i], ..., W_L [o h_{L-1}] in the order in which they are
-applied, with an activation between them; a constant input serves as bias. Nothing here knows a
-closed form. Conventions: `identities`.
+These are the simulators that the closed forms of this package are compared with; no closed form is
+used here. A network is a tuple of matrices W_1 `(h_1, i)`, ..., W_L `(o, h_{L-1})` in the order in
+which they are applied, with an activation between them. A constant input serves as bias. Other
+conventions stand in `identities`.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,16 @@ def network(
     x: Float[Array, "n i"],
     activation: Activation | None = None,
 ) -> Float[Array, "n o"]:
-    """The outputs of a network, linear unless there is an activation."""
+    """Computes the outputs of a network.
+
+    Args:
+      layers: Weight matrices, first layer first.
+      x: Inputs `(n, i)`.
+      activation: Function between the layers; the network is linear if None.
+
+    Returns:
+      The outputs `(n, o)`.
+    """
     return features(layers, x, activation)[-1]
 
 
@@ -35,7 +45,16 @@ def features(
     x: Float[Array, "n i"],
     activation: Activation | None = None,
 ) -> list[Float[Array, "n h"]]:
-    """f^(1), ..., f^(L): after the activation, but the last layer has none."""
+    """Computes the features f^(1), ..., f^(L) of every layer.
+
+    Args:
+      layers: Weight matrices, first layer first.
+      x: Inputs `(n, i)`.
+      activation: Function between the layers; the network is linear if None.
+
+    Returns:
+      The features of each layer, `(n, h)`, after the activation; the last layer has none.
+    """
     per_layer = []
     for n, w in enumerate(layers, 1):
         x = x @ w.T
@@ -46,15 +65,35 @@ def features(
 
 
 def init(key: Array, sizes: Sequence[int]) -> tuple[Float[Array, "out in"], ...]:
-    """Layers [sizes[l + 1] sizes[l]] of independent N(0, 1 / sizes[l])."""
+    """Draws the initial weights of a network, independent N(0, 1 / inputs of the layer).
+
+    Args:
+      key: Random key.
+      sizes: Widths of input, hidden layers and output.
+
+    Returns:
+      Matrices `(sizes[l + 1], sizes[l])`, first layer first.
+    """
     keys = jax.random.split(key, len(sizes) - 1)
     shapes = zip(keys, sizes[1:], sizes[:-1], strict=True)
     return tuple(jax.random.normal(k, (o, i)) / i**0.5 for k, o, i in shapes)
 
 
 def gap(f: Callable[..., Any], thetas: Any, weights: Weights, *args: Any) -> Any:
-    """f(sum_i a_i theta_i) - sum_i a_i f(theta_i), measured; f(theta, *args) gives an array, or a
-    pytree of arrays such as the features of all layers.
+    """Measures the gap f(sum_i a_i theta_i) - sum_i a_i f(theta_i).
+
+    Args:
+      f: Model f(theta, *args); it returns an array or a pytree of arrays, such as the features of
+        all layers.
+      thetas: Pytree of k models stacked along a leading axis.
+      weights: Weights `(k,)` of sum 1.
+      *args: Further arguments of the model.
+
+    Returns:
+      The gap, with the structure and shapes of f's output.
+
+    Raises:
+      ValueError: If the weights do not conform or do not sum to 1.
 
     >>> x = jnp.ones((1, 1))
     >>> layers = (jnp.array([1.0, 3.0]).reshape(2, 1, 1),) * 2  # w^2 at w = 1 and w = 3
@@ -67,17 +106,48 @@ def gap(f: Callable[..., Any], thetas: Any, weights: Weights, *args: Any) -> Any
 
 
 def mean_squared_error(f: Model, theta: Any, x: Array, y: Array) -> Array:
+    """Computes the mean squared error of a model, summed over outputs.
+
+    Args:
+      f: Model f(theta, x).
+      theta: Parameters.
+      x: Inputs `(n, i)`.
+      y: Targets `(n, o)`.
+
+    Returns:
+      The error, a scalar.
+    """
     return jnp.mean(jnp.sum((f(theta, x) - y) ** 2, axis=-1))
 
 
 def cross_entropy(logits: Float[Array, "n c"], labels: Float[Array, "n c"]) -> Float[Array, ""]:
-    """Mean cross-entropy against one-hot labels."""
+    """Computes the mean cross-entropy against one-hot labels.
+
+    Args:
+      logits: Logits `(n, c)`.
+      labels: One-hot labels `(n, c)`.
+
+    Returns:
+      The cross-entropy, a scalar.
+    """
     return -jnp.mean(jnp.sum(labels * jax.nn.log_softmax(logits), axis=-1))
 
 
 @partial(jax.jit, static_argnames=("f", "steps"))
 def train(f: Model, start: Any, x: Array, y: Array, rate: ArrayLike, steps: int) -> Any:
-    """`steps` steps of gradient descent on the mean squared error."""
+    """Trains a model by full-batch gradient descent on the mean squared error.
+
+    Args:
+      f: Model f(theta, x).
+      start: Initial parameters.
+      x: Inputs `(n, i)`.
+      y: Targets `(n, o)`.
+      rate: Learning rate.
+      steps: Number of steps.
+
+    Returns:
+      The trained parameters.
+    """
 
     def step(theta: Any, _) -> tuple[Any, None]:
         slope = jax.grad(lambda t: mean_squared_error(f, t, x, y))(theta)
@@ -90,16 +160,44 @@ def train(f: Model, start: Any, x: Array, y: Array, rate: ArrayLike, steps: int)
 def experts(
     f: Model, start: Any, x: Array, ys: Float[Array, "k n o"], rate: ArrayLike, steps: int
 ) -> Any:
-    """One model fine-tuned from `start` on each of k tasks, stacked."""
+    """Fine-tunes one model on each of k tasks, all from the same start.
+
+    Args:
+      f: Model f(theta, x).
+      start: Initial parameters.
+      x: Inputs `(n, i)`, shared by the tasks.
+      ys: Targets of the tasks, `(k, n, o)`.
+      rate: Learning rate.
+      steps: Number of steps.
+
+    Returns:
+      The trained parameters, stacked along a leading axis k.
+    """
     return jax.vmap(lambda y: train(f, start, x, y, rate, steps))(ys)
 
 
 def hessian(f: Model, theta: Any, *args: Any) -> Float[Array, "*out p p"]:
-    """The Hessian of every output in the raveled parameters, dense."""
+    """Computes the dense Hessian of every output of a model, by autodiff.
+
+    Args:
+      f: Model f(theta, *args).
+      theta: Parameters.
+      *args: Further arguments of the model.
+
+    Returns:
+      The Hessians `(..., p, p)` in the raveled parameters; leading axes are those of the output.
+    """
     flat, unravel = ravel_pytree(theta)
     return jax.hessian(lambda v: f(unravel(v), *args))(flat)
 
 
 def stack(*thetas: Any) -> Any:
-    """Models stacked along a new leading axis."""
+    """Stacks models along a new leading axis.
+
+    Args:
+      *thetas: Models of the same structure and shapes.
+
+    Returns:
+      The stacked pytree.
+    """
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *thetas)

@@ -1,5 +1,8 @@
-"""The experts and random numbers of this room's ledger: few sizes, so that claims share their
-compilations. Keys are fixed, so that both sides of a claim see the same models."""
+"""Experts, inputs and random numbers that the claims of this package share.
+
+There are few sizes, so that claims share their compilations. Keys are fixed, so that both sides of
+a claim see the same models.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -45,12 +48,21 @@ outputs = jax.jit(jax.vmap(tanh_network, (0, None)))
 
 @jax.jit
 def inputs() -> Float[Array, "n i"]:
+    """Returns the fixed inputs, standard normal.
+
+    Returns:
+      The inputs `(12, 3)`.
+    """
     return jax.random.normal(jax.random.key(1), (POINTS, 3))
 
 
 @jax.jit
 def labels() -> Float[Array, "tasks n o"]:
-    """A pre-training task and K near it: the labels of linear teachers."""
+    """Returns the labels of a pre-training task and of K tasks near it, from linear teachers.
+
+    Returns:
+      The labels `(1 + K, 12, 2)`, those of the pre-training task first.
+    """
     common, own = jax.random.split(jax.random.key(2))
     first = jax.random.normal(common, (1, 2, 3))
     teachers = first + 0.7 * jax.random.normal(own, (K + 1, 2, 3)).at[0].set(0.0)
@@ -58,54 +70,136 @@ def labels() -> Float[Array, "tasks n o"]:
 
 
 def pretrained(f: networks.Model, sizes: tuple[int, ...]) -> Any:
+    """Trains a network on the pre-training task.
+
+    Args:
+      f: Model f(theta, x).
+      sizes: Widths of input, hidden layers and output.
+
+    Returns:
+      Its parameters.
+    """
     start = init(jax.random.key(3), sizes)
     return networks.train(f, start, inputs(), labels()[0], RATE, STEPS)
 
 
 def fine_tuned(f: networks.Model, sizes: tuple[int, ...]) -> Any:
-    """K experts from one checkpoint, stacked."""
+    """Fine-tunes K experts from one checkpoint.
+
+    Args:
+      f: Model f(theta, x).
+      sizes: Widths of input, hidden layers and output.
+
+    Returns:
+      Their parameters, stacked along a leading axis.
+    """
     start = pretrained(f, sizes)
     return networks.experts(f, start, inputs(), labels()[1:], RATE, STEPS)
 
 
 def tanh_experts() -> Any:
+    """Returns K experts with tanh activations, from one checkpoint.
+
+    Returns:
+      Their parameters, stacked along a leading axis.
+    """
     return fine_tuned(tanh_network, TANH)
 
 
 def task_vectors(f: networks.Model, sizes: tuple[int, ...]) -> tuple[Any, Any]:
-    """The checkpoint and the stacked differences of its experts from it."""
+    """Returns a checkpoint and the task vectors of its K experts.
+
+    Args:
+      f: Model f(theta, x).
+      sizes: Widths of input, hidden layers and output.
+
+    Returns:
+      The parameters of the checkpoint, and the differences of the experts from it, stacked.
+    """
     start = pretrained(f, sizes)
     experts = fine_tuned(f, sizes)
     return start, jax.tree.map(lambda t, s: t - s, experts, start)
 
 
 def pick(stacked: Any, n: int | slice) -> Any:
+    """Selects models from a stacked pytree.
+
+    Args:
+      stacked: Models stacked along a leading axis.
+      n: Index of one model, or a slice of several.
+
+    Returns:
+      The selected model or stacked models.
+    """
     return jax.tree.map(lambda t: t[n], stacked)
 
 
 def first_two(stacked: Any) -> Any:
+    """Selects the first two of stacked models.
+
+    Args:
+      stacked: Models stacked along a leading axis.
+
+    Returns:
+      Two stacked models.
+    """
     return jax.tree.map(lambda t: t[:2], stacked)
 
 
 @jax.jit
 def tanh_loss(layers: Any) -> Float[Array, ""]:
-    """The loss of the first expert's task, a scalar f of the parameters as in Appendix B.2."""
+    """Computes the loss of the first expert's task, a scalar function as in Appendix B.2 of the
+    paper.
+
+    Args:
+      layers: Parameters of a tanh network.
+
+    Returns:
+      The mean squared error, a scalar.
+    """
     return networks.mean_squared_error(tanh_network, layers, inputs(), labels()[1])
 
 
 def size(x: Any) -> float:
+    """Computes the Euclidean norm of an array.
+
+    Args:
+      x: The array.
+
+    Returns:
+      Its norm.
+    """
     return float(jnp.linalg.norm(jnp.ravel(x)))
 
 
 def measured(compute: Callable[[], Any], tolerance: float = ROUNDING) -> Simulate:
-    """A deterministic simulation: keys and sizes do not matter."""
+    """Makes a simulation of a computation without randomness; keys and sizes do not matter.
+
+    Args:
+      compute: The computation.
+      tolerance: How far off its result may be by rounding.
+
+    Returns:
+      The simulation.
+    """
     return lambda key, quick: Estimate(float(compute()), tolerance=tolerance)
 
 
 def order(
     edit: Callable[[float], tuple[Any, Any]], at: Callable[[], Any] = lambda: None
 ) -> Simulate:
-    """Of what the second-order gap of tanh networks leaves, in the step."""
+    """Makes a simulation that measures the order of the second-order gap's error, for tanh
+    networks.
+
+    It is log2 of the ratio of the errors at steps 0.02 and 0.01.
+
+    Args:
+      edit: Maps a step to stacked models and their weights.
+      at: Returns where the second derivative is taken, or None for the mean of the models.
+
+    Returns:
+      The simulation.
+    """
 
     def left(step: float) -> float:
         thetas, a = edit(step)
@@ -116,7 +210,14 @@ def order(
 
 
 def shrunk(weights: tuple[float, ...]) -> Callable[[float], tuple[Any, Any]]:
-    """The first experts at a fraction of the way from their checkpoint, with weights."""
+    """Returns a function that moves experts to a fraction of the way from their checkpoint.
+
+    Args:
+      weights: Weights of the first experts, one per expert to use.
+
+    Returns:
+      A function that maps a step, the fraction, to stacked models and their weights.
+    """
 
     def edit(step: float) -> tuple[Any, Any]:
         start, tasks = task_vectors(tanh_network, TANH)

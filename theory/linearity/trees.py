@@ -1,12 +1,16 @@
-"""From pairs to k models: Lemma 2 of cross-task linearity (arXiv 2402.03660), with constants.
+"""From pairs of models to k models: Lemma 2 of cross-task linearity, with constants.
 
-Merging models two at a time along a binary tree, the gap of all is an exact sum over the merges:
+When models are merged two at a time along a binary tree, the gap of all is an exact sum over the
+merges v, where s_v is the total weight of the models under v:
 
-    gap(all) = sum_v s_v gap(pair at v),    s_v the total weight under v.
+    gap(all) = sum_v s_v gap(pair at v)
 
-If all pairs on the way are linear up to epsilon, the k models are up to growth x epsilon, and the
+If all pairs on the way have gaps up to epsilon, the k models have a gap up to growth x epsilon. The
 growth, sum_v s_v, is the mean depth of the models in the tree. It is least for Huffman's tree,
 where it exceeds the entropy of the weights in bits by less than one.
+
+The paper is Zhou et al., 2024 (arXiv 2402.03660). A list of merges names pairs of nodes: nodes 0,
+..., k-1 are the models and node k + n is the result of merge n, counted from 0.
 """
 
 import heapq
@@ -25,18 +29,38 @@ Merges = Sequence[tuple[int, int]]  # models are 0 .. k-1, the nth merge is k + 
 
 
 class Telescope(NamedTuple):
+    """The gaps of the pairs merged along a tree, with their weights.
+
+    Attributes:
+      weights: Total weight s_v under each merge, `(merges,)`.
+      gaps: Gap of the pair at each merge, `(merges, ...)`.
+    """
+
     weights: Float[Array, " merges"]  # s_v
     gaps: Float[Array, "merges *out"]  # of the pair merged at v
 
     @property
     def total(self) -> Array:
-        """The gap of all models."""
+        """The gap of all models, sum_v s_v gap_v."""
         return jnp.tensordot(self.weights, self.gaps, 1)
 
 
 def chain(k: int) -> Merges:
-    """One model after the other, as in the proof of Lemma 2. Uniform weights: growth
-    (k + 1) / 2 - 1 / k.
+    """Returns the merges that add one model after the other, as in the proof of Lemma 2.
+
+    For uniform weights its growth is (k + 1) / 2 - 1 / k.
+
+    Args:
+      k: Number of models, at least 2.
+
+    Returns:
+      The k - 1 merges, pairs of nodes.
+
+    Raises:
+      ValueError: If k < 2.
+
+    References:
+      Zhou et al., 2024 (arXiv 2402.03660), Lemma 2.
 
     >>> chain(4)
     ((0, 1), (4, 2), (5, 3))
@@ -46,8 +70,19 @@ def chain(k: int) -> Merges:
 
 
 def huffman(weights: Weights) -> Merges:
-    """The two lightest first: the least growth of all trees. Uniform weights: with q = floor(log2
-    k), growth q + 2 - 2^(q+1) / k, which is log2 k for powers of two.
+    """Returns the merges of Huffman's tree, which has the least growth of all trees.
+
+    It merges the two lightest nodes first. For uniform weights, with q = floor(log2 k), its growth
+    is q + 2 - 2^(q+1) / k, which is log2 k for powers of two.
+
+    Args:
+      weights: Weights `(k,)`, >= 0, of at least 2 models.
+
+    Returns:
+      The k - 1 merges, pairs of nodes.
+
+    Raises:
+      ValueError: If the weights are not a vector of at least 2 numbers >= 0.
 
     >>> huffman([0.5, 0.25, 0.125, 0.125])
     ((2, 3), (1, 4), (0, 5))
@@ -64,7 +99,19 @@ def huffman(weights: Weights) -> Merges:
 
 
 def node_weights(weights: Weights, merges: Merges) -> np.ndarray:
-    """s_v of the merges. ValueError for merges that are not a binary tree on the models."""
+    """Computes the total weight s_v under each merge.
+
+    Args:
+      weights: Weights `(k,)`, >= 0, of at least 2 models.
+      merges: Merges, pairs of nodes.
+
+    Returns:
+      The totals `(k - 1,)`.
+
+    Raises:
+      ValueError: If the weights are out of range, or the merges are not a binary tree on the
+        models.
+    """
     totals = list(_nonnegative(weights))
     k, unused = len(totals), set(range(len(totals)))
     for m, n in merges:
@@ -78,8 +125,21 @@ def node_weights(weights: Weights, merges: Merges) -> np.ndarray:
 
 
 def growth(weights: Weights, merges: Merges | None = None) -> float:
-    """The largest gap of k models per largest gap of a pair merged on the way: k - 1 at most;
-    Huffman's tree unless given. The set on which pairs are linear must hold the running means.
+    """Computes the largest gap of k models per largest gap of a pair merged on the way.
+
+    It is at most k - 1. The set on which pairs are known to be linear must contain the running
+    means.
+
+    Args:
+      weights: Weights `(k,)`, >= 0, of at least 2 models.
+      merges: Merges, pairs of nodes; Huffman's tree if None.
+
+    Returns:
+      The growth sum_v s_v.
+
+    Raises:
+      ValueError: If the weights are out of range, or the merges are not a binary tree on the
+        models.
 
     >>> growth([0.25] * 4), growth([0.25] * 4, chain(4))
     (2.0, 2.25)
@@ -90,7 +150,25 @@ def growth(weights: Weights, merges: Merges | None = None) -> float:
 def telescope(
     f: Model, thetas: Any, weights: Weights, *args: Any, merges: Merges | None = None
 ) -> Telescope:
-    """The gaps of the pairs merged on the way, measured, with their weights."""
+    """Measures the gaps of the pairs that are merged along a tree.
+
+    Args:
+      f: Model f(theta, *args), which returns an array.
+      thetas: Pytree of k models stacked along a leading axis.
+      weights: Weights `(k,)`, >= 0, of sum 1.
+      *args: Further arguments of the model.
+      merges: Merges, pairs of nodes; Huffman's tree if None.
+
+    Returns:
+      The gaps with their weights; `total` is the gap of all models.
+
+    Raises:
+      ValueError: If the weights do not conform, are negative or do not sum to 1, or the merges are
+        not a binary tree on the models.
+
+    >>> float(telescope(jnp.square, jnp.array([1.0, 3.0]), [0.5, 0.5]).total)
+    -1.0
+    """
     a = np.asarray(check_weights(thetas, weights))
     merges = huffman(a) if merges is None else merges
     totals = [*a, *node_weights(a, merges)]
