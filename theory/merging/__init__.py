@@ -1,8 +1,10 @@
-"""Unified merging (arXiv 2601.21690): its bounds beside the exact risk of merged experts.
+"""The bounds of a unified theory of model merging, beside the exact risk of merged experts.
 
-A testbed solved exactly (`tasks`, `quadratic`, `simulation`), the bounds as printed and repaired
-(`bounds`), sparsification and heterogeneity (`heterogeneity`), laws in each hyperparameter
-(`scaling`), constants of real runs (`measure`), and the ledger (`claims`).
+The subject is Li et al., A Unified Generalization Framework for Model Merging, 2026 (arXiv
+2601.21690). `tasks`, `quadratic` and `simulation` are a testbed that is solved exactly and
+simulated; `bounds` has the bounds as printed and as corrected; `heterogeneity` treats
+sparsification, `scaling` the dependence on each hyperparameter, and `measure` estimates the
+constants of real training runs.
 """
 
 from theory.merging.bounds import (

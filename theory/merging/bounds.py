@@ -1,6 +1,8 @@
-"""The bounds of unified merging (arXiv 2601.21690), as printed and repaired, from constants alone.
+"""The bounds of the merging theory, as printed and as corrected, from constants alone.
 
-Nothing here knows the loss: give the constants of an exact testbed, or measured ones.
+Nothing here depends on the loss: give the constants of an exact testbed (`quadratic.constants`) or
+measured ones (`measure`). The paper is Li et al., A Unified Generalization Framework for Model
+Merging, 2026 (arXiv 2601.21690).
 """
 
 from typing import Literal, NamedTuple, get_args
@@ -16,11 +18,19 @@ Form = Literal["printed", "corrected"]
 
 
 class Constants(NamedTuple):
-    """Of the losses, in the units of the parameters. smoothness L of every sample's loss
-    (Assumption 1); pl C with f - inf f <= C |grad f|^2 (Assumption 5), 1 / (2 mu) under
-    Polyak-Lojasiewicz; variance sigma_i^2 of one sample's gradient about grad f_i (Assumption 2);
-    heterogeneity zeta_i^2 >= |grad f_i - grad f|^2 (Assumption 3), f the plain mean of the tasks;
-    gap f~(start) - inf f~ of the surrogate f~ = sum_i w_i f_i."""
+    """Constants of the losses that the bounds need, in the units of the parameters.
+
+    f_i is the empirical risk of task i, f = mean_i f_i, and f~ = sum_i w_i f_i is the surrogate.
+
+    Attributes:
+      smoothness: L, a Lipschitz constant of the gradient of every sample's loss (Assumption 1).
+      pl: C with f - inf f <= C |grad f|^2 (Assumption 5); 1 / (2 mu) under the Polyak-Lojasiewicz
+        condition.
+      variance: sigma_i^2, the variance of one sample's gradient about grad f_i (Assumption 2), one
+        number or one per task.
+      heterogeneity: zeta_i^2 >= |grad f_i - grad f|^2 (Assumption 3), one number or one per task.
+      gap: f~(start) - inf f~.
+    """
 
     smoothness: Float[ArrayLike, ""]
     pl: Float[ArrayLike, ""]
@@ -30,9 +40,17 @@ class Constants(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """stability of the merged model (Theorem 1); surrogate: |grad f~|^2 (Theorem 2, eps_sgd);
-    gradient: |grad f|^2 (eq. 7); sample_gradient: what Lemma 1 divides by 2 gamma; excess at the
-    gamma asked for; gamma: where the least is; least: the excess there."""
+    """A bound of the excess risk, with its parts.
+
+    Attributes:
+      stability: Bound of the merged model's stability (Theorem 1).
+      surrogate: Bound of |grad f~|^2 (Theorem 2, eps_sgd).
+      gradient: Bound of |grad f|^2 (eq. 7).
+      sample_gradient: Bound of what Lemma 1 divides by 2 gamma.
+      excess: Bound of the excess risk at the gamma asked for.
+      gamma: The gamma at which that bound is least.
+      least: The bound at that gamma.
+    """
 
     stability: Float[Array, ""]
     surrogate: Float[Array, ""]
@@ -52,16 +70,43 @@ def excess_risk_bound(
     coefficient: float = 5.0,
     convex: bool = True,
 ) -> Bound:
-    """(L + gamma)/2 stability + sample_gradient / (2 gamma) + C gradient, and its parts.
+    """Computes a bound of the excess risk of a merged model, and its parts.
 
-    "printed": Theorem 3, at gamma = 1 as there; not a bound, since Lemma 1 and Theorems 1 and 2 are
-    not. `coefficient` of the term in A_3: 5 (Theorem 2), 12 (Corollary 2, Theorem 4).
+        (L + gamma) / 2 stability + sample_gradient / (2 gamma) + C gradient
 
-    "corrected": holds for quadratics of one curvature and rates <= 1 / L. Lemma 1 with gradients of
-    samples, `local_stability`, `surrogate_gradient`, and eq. 7 with the chi-square divergence.
-    Needs two samples a task. `convex`: False for the factor exp(2 rate L K) of other losses, where
-    sigma has to bound the gradients of samples all along the way; the gradient's part holds for
-    quadratics all the same.
+    Form "printed" is Theorem 3, for gamma = 1 as there. It is not a bound, since Lemma 1 and
+    Theorems 1 and 2 are not.
+
+    Form "corrected" holds for quadratics of one curvature and rates <= 1 / L, with at least two
+    samples per task. It combines Lemma 1 with gradients of samples, `local_stability`,
+    `surrogate_gradient`, and eq. (7) with the chi-square divergence.
+
+    Args:
+      constants: Constants of the losses.
+      training: How experts were trained and are merged.
+      form: "printed" or "corrected".
+      gamma: The free parameter of Lemma 1, finite and > 0.
+      coefficient: Coefficient of the term in A_3: 5 (Theorem 2) or 12 (Corollary 2, Theorem 4);
+        "printed" only.
+      convex: False multiplies the stability by exp(2 rate L K), for losses that are not convex;
+        sigma_i^2 must then bound the variance all along the way, and the gradient's part still
+        holds for quadratics only. "corrected" only.
+
+    Returns:
+      The bound and its parts, scalars.
+
+    Raises:
+      ValueError: If `form` is unknown, an argument is out of range, or constants have another
+        number of entries than there are tasks.
+
+    References:
+      Li et al., 2026 (arXiv 2601.21690), Theorems 1 to 3, Lemma 1, eq. (7).
+
+    >>> constants = Constants(smoothness=1.0, pl=0.5, variance=1.0, heterogeneity=0.0, gap=1.0)
+    >>> training = Training.of(samples=100, steps=10, batch=4, rate=0.1, tasks=2)
+    >>> bound = excess_risk_bound(constants, training, form="corrected")
+    >>> bool(bound.least <= bound.excess)
+    True
     """
     if form not in get_args(Form):
         raise ValueError(f"form must be one of {get_args(Form)}; got {form!r}")
@@ -92,12 +137,30 @@ def excess_risk_bound(
 def local_stability(
     constants: Constants, training: Training, *, form: Form = "printed", convex: bool = True
 ) -> Float[Array, " N"]:
-    """E|x_i - x_i'|^2 of an expert, one of its samples replaced.
+    """Computes a bound of E|x_i - x_i'|^2, an expert's change when one of its samples is replaced.
 
-    "printed": 16 K rate^2 (sigma^2 + 3 b zeta^2) / n, Lemma 3, violated from K of about 8 n on.
-    "corrected": 2 sigma^2 ((rate K)^2 / (n (n - 1)) + rate^2 K / (b n)) for convex losses and
-    rates <= 2 / L, the same batches for both; in general times exp(2 rate L K). Why n (n - 1):
-    sigma^2 is about the mean of n samples, and two of a task differ by 2 sigma^2 n / (n - 1).
+        printed:    16 K rate^2 (sigma^2 + 3 b zeta^2) / n
+        corrected:  2 sigma^2 ((rate K)^2 / (n (n - 1)) + rate^2 K / (b n))
+
+    "printed" is violated from K of about 8 n on. "corrected" holds for convex losses and rates <= 2
+    / L, with batches at the same places for both experts; in general it carries a factor exp(2 rate
+    L K). It has n (n - 1) because sigma^2 is about the mean of n samples, while two samples of a
+    task differ by 2 sigma^2 n / (n - 1).
+
+    Args:
+      constants: Constants of the losses.
+      training: How experts were trained.
+      form: "printed" or "corrected".
+      convex: Whether the losses are convex; "corrected" only.
+
+    Returns:
+      The bounds `(N,)`, one per task.
+
+    Raises:
+      ValueError: If an argument is out of range, or form "corrected" meets a task of one sample.
+
+    References:
+      Li et al., 2026 (arXiv 2601.21690), Lemma 3, eq. (11).
     """
     L, _, variance, zeta2, _ = _checked(constants, training)
     n, k, b = training.samples, training.steps, training.batch
@@ -115,12 +178,36 @@ def surrogate_gradient(
     form: Form = "printed",
     coefficient: float = 5.0,
 ) -> Float[Array, ""]:
-    """E|grad f~|^2 at the merged model.
+    """Computes a bound of E|grad f~|^2 at the merged model.
 
-    "printed": eps_sgd of eq. 6, for the rate sqrt(N / mean K) only; there it fails unless
-    L sqrt(N mean K) <= 1/8, and says nothing then (its first term is at least 16 |grad f~(x_0)|^2).
-    "corrected": (1 - rate / 2C)^(2 min K) (2 L gap + sum_i w_i zeta_i^2) + rate L sum_i w_i^2
-    sigma_i^2 / b_i, for quadratics of one curvature, rate <= 1 / L.
+        printed:    eps_sgd of eq. (6)
+        corrected:  (1 - rate / 2C)^(2 min K) (2 L gap + sum_i w_i zeta_i^2)
+                    + rate L sum_i w_i^2 sigma_i^2 / b_i
+
+    "printed" is for the rate sqrt(N / mean K) only. It fails there unless L sqrt(N mean K) <= 1/8,
+    and then says nothing, since its first term is at least 16 |grad f~(start)|^2. "corrected" holds
+    for quadratics of one curvature and rates <= 1 / L.
+
+    Args:
+      constants: Constants of the losses.
+      training: How experts were trained and are merged.
+      form: "printed" or "corrected".
+      coefficient: Coefficient of the term in A_3: 5 (Theorem 2) or 12 (Corollary 2, Theorem 4);
+        "printed" only.
+
+    Returns:
+      The bound, a scalar.
+
+    Raises:
+      ValueError: If an argument is out of range, or form "corrected" meets a rate above 1 / L.
+
+    References:
+      Li et al., 2026 (arXiv 2601.21690), Theorem 2, eq. (6).
+
+    >>> constants = Constants(smoothness=1.0, pl=0.5, variance=0.0, heterogeneity=0.0, gap=1.0)
+    >>> training = Training.of(samples=100, steps=1, batch=4, rate=1.0, tasks=2)
+    >>> float(surrogate_gradient(constants, training, form="corrected"))
+    0.0
     """
     L, C, variance, zeta2, gap = _checked(constants, training)
     w, k, b, N = training.weights, training.steps, training.batch, training.weights.size
@@ -143,8 +230,19 @@ def surrogate_gradient(
 
 
 def chi_square(weights: Weights, *, form: Form = "corrected") -> Float[Array, ""]:
-    """Of uniform p from the weights: sum (p - w)^2 / w. "printed" divides by w^2, which is at least
-    as large for weights <= 1 and no divergence; inf where a weight is 0.
+    """Computes the chi-square divergence of uniform probabilities p from the weights.
+
+        corrected:  sum_i (p - w_i)^2 / w_i
+        printed:    sum_i (p - w_i)^2 / w_i^2
+
+    "printed" is no divergence, but at least as large for weights <= 1. A weight of 0 gives inf.
+
+    Args:
+      weights: Weights `(N,)` of sum 1.
+      form: "printed" or "corrected".
+
+    Returns:
+      The divergence, a scalar.
 
     >>> [round(float(chi_square([0.9, 0.1], form=form)), 2) for form in ("corrected", "printed")]
     [1.78, 16.2]
@@ -154,11 +252,12 @@ def chi_square(weights: Weights, *, form: Form = "corrected") -> Float[Array, ""
 
 
 def _times(a: Array, b: Array) -> Array:
-    """0 inf = 0: a weight of 0, or a batch of all samples, beside no heterogeneity."""
+    """Multiplies with 0 inf = 0, for no heterogeneity beside a weight of 0 or an infinite batch."""
     return jnp.where(b == 0, 0.0, a * jnp.where(b == 0, 1.0, b))
 
 
 def _checked(constants: Constants, training: Training) -> tuple[Array, ...]:
+    """Checks the constants and broadcasts those that may differ between tasks."""
     for name, value in constants._asdict().items():
         least = (lambda x: x > 0) if name in ("smoothness", "pl") else (lambda x: x >= 0)
         check(name, value, least, "> 0" if name in ("smoothness", "pl") else ">= 0")

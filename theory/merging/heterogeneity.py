@@ -1,8 +1,8 @@
-"""How far task vectors are from their mean, and what sparsification does to it.
+"""How far task vectors are from their mean, and what sparsification does to that distance.
 
-Unified merging, Corollary 1 has trimming, sign election and DARE reduce sum_i w_i |d_i - d|^2,
-d = sum_i w_i d_i. Only election does, and not strictly. (The zeta_i^2 of its Assumption 3 is about
-losses, which no mask changes.)
+Corollary 1 of Li et al., 2026 (arXiv 2601.21690), says that trimming, sign election and DARE reduce
+sum_i w_i |d_i - d|^2 with d = sum_i w_i d_i. Only election does, and not strictly. (The zeta_i^2 of
+the paper's Assumption 3 is a property of the losses, which no mask changes.)
 """
 
 from typing import NamedTuple
@@ -19,19 +19,48 @@ from theory.problems import check
 
 
 class Effect(NamedTuple):
-    """Heterogeneity before and after a transform."""
+    """The heterogeneity of task vectors before and after a transform.
+
+    Attributes:
+      before: Heterogeneity before.
+      after: Heterogeneity after.
+    """
 
     before: Float[Array, ""]
     after: Float[Array, ""]
 
 
 def updates(vectors: TaskVectors) -> PyTree:
-    """What a transform leaves of each task vector, stacked: 0 where it is masked."""
+    """Returns what a transform leaves of each task vector, with 0 where it is masked.
+
+    Args:
+      vectors: Task vectors, stacked along a leading axis.
+
+    Returns:
+      The updates, with the structure and shapes of `vectors.delta`.
+
+    >>> vectors = TaskVectors(jnp.array([[1.0, 2.0]]), jnp.array([[1.0, 0.0]]))
+    >>> updates(vectors).tolist()
+    [[1.0, 0.0]]
+    """
     return jax.tree.map(lambda d, w: jnp.where(w != 0, d, 0), vectors.delta, vectors.weight)
 
 
 def heterogeneity(vectors: PyTree, weights: Weights) -> Float[Array, ""]:
-    """sum_i w_i |d_i - sum_j w_j d_j|^2 of task vectors stacked along a leading axis.
+    """Computes the heterogeneity sum_i w_i |d_i - sum_j w_j d_j|^2 of task vectors.
+
+    Args:
+      vectors: Pytree of N task vectors stacked along a leading axis.
+      weights: Weights `(N,)`, >= 0, of sum 1.
+
+    Returns:
+      The heterogeneity, a scalar.
+
+    Raises:
+      ValueError: If the weights do not conform, are negative or do not sum to 1.
+
+    References:
+      Li et al., 2026 (arXiv 2601.21690), Corollary 1.
 
     >>> float(heterogeneity(jnp.array([[1.0, 0.0], [0.0, 1.0]]), [0.5, 0.5]))
     0.5
@@ -46,7 +75,19 @@ def heterogeneity(vectors: PyTree, weights: Weights) -> Float[Array, ""]:
 
 
 def effect(transform: Transform, vectors: TaskVectors, weights: Weights) -> Effect:
-    """Exactly, for any transform of `sail_jax` (`trim`, `elect`, `drop`, chains of them).
+    """Computes what a transform of task vectors does to their heterogeneity, exactly.
+
+    Args:
+      transform: Any transform of `sail_jax.merging`, such as `trim`, `elect`, `drop` or a chain of
+        them.
+      vectors: Task vectors, stacked along a leading axis.
+      weights: Weights `(N,)`, >= 0, of sum 1.
+
+    Returns:
+      The heterogeneity before and after.
+
+    Raises:
+      ValueError: If the weights do not conform, are negative or do not sum to 1.
 
     >>> from sail_jax.merging.transforms import trim
     >>> d = jnp.array([[1.0, 0.9], [0.9, 1.0]])
@@ -61,8 +102,32 @@ def effect(transform: Transform, vectors: TaskVectors, weights: Weights) -> Effe
 def dare_heterogeneity(
     vectors: PyTree, weights: Weights, rate: ArrayLike, *, rescale: bool = True
 ) -> Float[Array, ""]:
-    """The mean over DARE's masks, of drop rate p: V + p / (1 - p) sum_i w_i (1 - w_i) |d_i|^2;
-    (1 - p)^2 V + p (1 - p) sum_i w_i (1 - w_i) |d_i|^2 without rescaling."""
+    """Computes the mean heterogeneity after DARE, over its random masks.
+
+    With drop rate p and the heterogeneity V before,
+
+        rescaled:   V + p / (1 - p) sum_i w_i (1 - w_i) |d_i|^2
+        otherwise:  (1 - p)^2 V + p (1 - p) sum_i w_i (1 - w_i) |d_i|^2
+
+    Args:
+      vectors: Pytree of N task vectors stacked along a leading axis.
+      weights: Weights `(N,)`, >= 0, of sum 1.
+      rate: Drop rate p in [0, 1).
+      rescale: Whether DARE divides what it keeps by 1 - p.
+
+    Returns:
+      The mean heterogeneity, a scalar.
+
+    Raises:
+      ValueError: If the rate is out of range, or the weights do not conform, are negative or do not
+        sum to 1.
+
+    References:
+      Corrects Li et al., 2026 (arXiv 2601.21690), Corollary 1.
+
+    >>> float(dare_heterogeneity(jnp.array([[1.0, 0.0], [0.0, 1.0]]), [0.5, 0.5], 0.5))
+    1.0
+    """
     check("rate", rate, lambda p: (p >= 0) & (p < 1), "in [0, 1)")
     w, p = _weights(vectors, weights), jnp.asarray(rate, float)
     leaves = jax.tree.leaves(vectors)

@@ -1,7 +1,7 @@
-"""The constants of the merging bounds, from a real training run.
+"""Estimates of the constants of the merging bounds, from a real training run.
 
-Every assumption asks for a supremum over all parameters; here is the largest value at the points
-visited, so that all of these err low as constants, whatever their standard errors say.
+Every assumption asks for a supremum over all parameters. Here it is the largest value at the points
+visited, so all of these constants err low, whatever their standard errors say.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,14 +26,23 @@ Loss = Callable[[Any, Any], Array]  # (params, batch with a leading axis) -> mea
 
 
 class Measured(NamedTuple):
-    """values: at each point, leading axis P. stderr: their errors, the data taken as samples of
-    their tasks; of smoothness instead the distance within which an eigenvalue surely lies."""
+    """Estimated constants at several points of a run, with their errors.
+
+    Attributes:
+      values: Constants at each point, leading axis P.
+      stderr: Their standard errors, with the data taken as samples of their tasks. For `smoothness`
+        it is the distance within which an eigenvalue surely lies.
+    """
 
     values: Constants
     stderr: Constants
 
     def worst(self) -> Constants:
-        """The largest over points, for a bound; the gap is that of the first point, the start."""
+        """Takes the largest constants over all points, for use in a bound.
+
+        Returns:
+          The constants without the axis of points. The gap is that of the first point, the start.
+        """
         most = Constants(*(np.max(np.asarray(x), 0) for x in self.values))
         return most._replace(gap=np.asarray(self.values.gap)[0])
 
@@ -50,25 +59,45 @@ def measure_constants(
     iterations: int = 16,
     batch_size: int = 32,
 ) -> Measured:
-    """L, C, sigma_i^2, zeta_i^2 and the gap at some points of a run.
+    """Estimates L, C, sigma_i^2, zeta_i^2 and the gap at some points of a training run.
 
-    loss(params, batch): the mean over the leading axis of the batch's leaves. tasks: the data D_i,
-    leaves [n_i, ...]. points: params, the start first; C is asked for at the merged model, so that
-    one belongs there. weights: of the merge, equal by default.
+    How each constant is estimated, for P points and N tasks:
 
-    smoothness [P]: the largest |eigenvalue| of the Hessian of one example's loss, over `examples`
-    drawn of each task, by `iterations` of Lanczos: errs low (few examples; Ritz values lie inside
-    the spectrum). variance [P N]: mean |grad l(x; z_j) - grad f_i(x)|^2 over D_i, exactly.
-    heterogeneity [P N]: |grad f_i - grad f|^2, exactly for these data, f the plain mean of tasks;
-    as an estimate for other data of the tasks it errs high by what |mean of noise|^2 adds, which
-    the bounds ask for; its error errs high. pl [P]: (f - infimum) / |grad f|^2, gap [P]:
-    f~ - infimum; `infimum`, a number or one of f and one of f~, errs low if it is 0 and the loss
-    is not, and then both err high. As C of Assumption 5, which holds for all x, it errs low: the
-    worst x is not among the points.
+    * `smoothness` `(P,)`: the largest |eigenvalue| of the Hessian of one example's loss, over a few
+      examples of each task, by Lanczos iterations. It errs low, as the examples are few and Ritz
+      values lie inside the spectrum.
+    * `variance` `(P, N)`: the mean of |grad l(x; z_j) - grad f_i(x)|^2 over the data of the task,
+      exactly.
+    * `heterogeneity` `(P, N)`: |grad f_i - grad f|^2, exactly for these data, with f the plain mean
+      of tasks. As an estimate for other data of the tasks, which the bounds ask for, it errs high
+      by the squared mean noise; its error errs high, too.
+    * `pl` `(P,)`: (f - infimum) / |grad f|^2. Assumption 5 holds for all x; as its constant this
+      errs low, since the worst x is not among the points.
+    * `gap` `(P,)`: f~ - infimum. It and `pl` err high where `infimum` errs low, as 0 does for a
+      loss that cannot reach 0.
 
     `batch_size` gradients are held at once beside one per task, and `iterations` Lanczos vectors.
-    ValueError for tasks of fewer than two samples, uneven leaves, and an infimum above the loss;
-    TypeError for params that are not floating.
+
+    Args:
+      loss: loss(params, batch), the mean loss over the leading axis of the batch's leaves.
+      tasks: Data of each task, a pytree of leaves `(n_i, ...)` with n_i >= 2.
+      points: Parameters, the start first. C is asked for at the merged model, so that one belongs
+        there.
+      key: Random key of the examples and of the Lanczos iterations.
+      weights: Merging weights `(N,)` of sum 1; equal if None.
+      infimum: Least value of the losses: one number, or one for f and one for f~.
+      examples: Number of examples of each task for `smoothness`.
+      iterations: Number of Lanczos iterations.
+      batch_size: Number of examples whose gradients are held at once.
+
+    Returns:
+      The constants at each point, and their errors.
+
+    Raises:
+      ValueError: If tasks or points are empty, a task has fewer than two samples or uneven leaves,
+        the weights do not conform or do not sum to 1, a count is below 1, `infimum` is above the
+        loss, or the loss is not a scalar.
+      TypeError: If parameters are not floating-point.
     """
     sizes = [_size(i, data) for i, data in enumerate(tasks)]
     points, N = list(points), len(sizes)
@@ -113,6 +142,7 @@ def _point(
     iterations: int,
     batch_size: int,
 ) -> tuple[Constants, Constants]:
+    """Estimates the constants and their errors at one point."""
     N = len(tasks)
     means = [_mean(loss, batch_size, x, data) for data in tasks]
     g = jnp.stack([gradient for _, gradient in means])
@@ -166,6 +196,7 @@ def _point(
 
 
 def _size(i: int, data: PyTree) -> int:
+    """Returns the number of samples of a task, after a check of its leaves."""
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
     if len(lengths) != 1 or () in lengths:
         raise ValueError(f"tasks[{i}] must have leaves of one length; got {sorted(lengths)}")
@@ -176,7 +207,7 @@ def _size(i: int, data: PyTree) -> int:
 
 
 def _one(loss: Loss, unravel: Callable[[Array], PyTree], data: PyTree) -> Callable[..., Array]:
-    """The loss of example j at flat parameters."""
+    """Returns the loss of example j as a function of flat parameters."""
 
     def example_loss(flat: Float[Array, " p"], j: Array) -> Array:
         value = loss(unravel(flat), jax.tree.map(lambda leaf: jnp.asarray(leaf)[j][None], data))
@@ -189,6 +220,7 @@ def _one(loss: Loss, unravel: Callable[[Array], PyTree], data: PyTree) -> Callab
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _mean(loss: Loss, size: int, x: PyTree, data: PyTree) -> tuple[Array, Float[Array, " p"]]:
+    """Computes the mean loss of a task and its gradient, `size` examples at a time."""
     flat, unravel = ravel_pytree(x)
     example_loss, n = _one(loss, unravel, data), len(jax.tree.leaves(data)[0])
     places = jnp.arange(-(-n // size) * size).reshape(-1, size)
@@ -206,7 +238,7 @@ def _mean(loss: Loss, size: int, x: PyTree, data: PyTree) -> tuple[Array, Float[
 def _sides(
     loss: Loss, size: int, x: PyTree, data: PyTree, mean: Array, ways: Float[Array, "ways p"]
 ) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, "n ways"]]:
-    """Of every example: its loss, |g - mean|^2, and (g - mean).ways."""
+    """Computes for every example its loss, |g - mean|^2 and (g - mean).ways, for its gradient g."""
     flat, unravel = ravel_pytree(x)
     example_loss = _one(loss, unravel, data)
 
@@ -221,7 +253,10 @@ def _sides(
 def _tops(
     loss: Loss, iterations: int, examples: int, key: Array, x: PyTree, data: PyTree
 ) -> Float[Array, "examples 2"]:
-    """Of examples drawn without replacement: the largest |Ritz value| and its residual."""
+    """Computes the largest |Ritz value| of each drawn example's Hessian, and its residual.
+
+    Examples are drawn without replacement.
+    """
     flat, unravel = ravel_pytree(x)
     example_loss, n = _one(loss, unravel, data), len(jax.tree.leaves(data)[0])
     pick, begin, fresh = jax.random.split(key, 3)

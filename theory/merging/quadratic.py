@@ -1,4 +1,7 @@
-"""Exact expectations of what the merging bounds are about, on `QuadraticTasks`."""
+"""Exact expectations, on `QuadraticTasks`, of the quantities that the merging bounds are about.
+
+`simulation.simulate` draws the same quantities.
+"""
 
 from typing import NamedTuple
 
@@ -18,14 +21,29 @@ from theory.problems import check
 class Quantities(NamedTuple):
     """Expectations over data and batches, or (`simulate`) draws along a leading axis.
 
-    risk F(x); excess F(x) - f(x^); generalisation F(x) - f(x); optimisation f(x) - f(x^);
-    gradient |grad f(x)|^2; surrogate_gradient |grad f~(x)|^2; sample_gradient
-    mean_i |grad l(x; z)|^2 with z of D_i; local_stability |x_i - x_i'|^2 where one of n_i samples
-    is another and batches have the same places; stability of the merged, mean over the one task
-    perturbed (Definition 2); cross <x_i - x_i', grad l(x_i'; z) - grad l(x_i'; z')>; variance
-    sigma_i^2 of a sample's gradient in D_i; heterogeneity |grad f_i - grad f|^2, the same at every
-    point; gap f~(start) - inf f~; update |x_i - start|^2; dispersion
-    sum_i w_i |x_i - x|^2.
+    f_i is the empirical risk of task i, f = mean_i f_i their mean with minimiser x^, F the
+    expectation of f, and f~ = sum_i w_i f_i the surrogate. x is the merged model and x_i is expert
+    i.
+
+    Attributes:
+      risk: F(x).
+      excess: F(x) - f(x^).
+      generalisation: F(x) - f(x).
+      optimisation: f(x) - f(x^).
+      gradient: |grad f(x)|^2.
+      surrogate_gradient: |grad f~(x)|^2.
+      sample_gradient: The mean over tasks and over samples z of D_i of |grad l(x; z)|^2.
+      stability: The mean over tasks of |x - x'|^2, where one sample of that task alone is replaced
+        (Definition 2).
+      local_stability: |x_i - x_i'|^2 of each task, where one of its n_i samples is replaced and
+        batches have the same places, `(..., N)`.
+      cross: <x_i - x_i', grad l(x_i'; z) - grad l(x_i'; z')> of each task, for the sample z and its
+        replacement z', `(..., N)`.
+      variance: The variance sigma_i^2 of a sample's gradient within D_i, `(..., N)`.
+      heterogeneity: |grad f_i - grad f|^2 of each task, the same at every point, `(..., N)`.
+      gap: f~(start) - inf f~.
+      update: |x_i - start|^2 of each task, `(..., N)`.
+      dispersion: sum_i w_i |x_i - x|^2.
     """
 
     risk: Float[Array, "*r"]
@@ -46,7 +64,10 @@ class Quantities(NamedTuple):
 
 
 class _Moments(NamedTuple):
-    """Per task and eigenvalue, [N d]: x_i = kept * start + pull * (data mean) + SGD noise."""
+    """First and second moments of the experts, per task and eigenvalue, `(N, d)`.
+
+    x_i = kept * start + pull * (mean of the data) + noise of SGD.
+    """
 
     pull: Float[Array, "N d"]
     kept: Float[Array, "N d"]  # 1 - pull, also where pull rounds to 1
@@ -72,7 +93,19 @@ def _moments(tasks: QuadraticTasks) -> _Moments:
 
 @jax.jit
 def exact(tasks: QuadraticTasks) -> Quantities:
-    """All of it in closed form."""
+    """Computes all expectations in closed form.
+
+    Args:
+      tasks: The testbed.
+
+    Returns:
+      The expectations.
+
+    >>> tasks = QuadraticTasks([1.0], [[0.0]], noise=1.0, samples=4, steps=1, batch=jnp.inf,
+    ...                        rate=1.0)
+    >>> round(float(exact(tasks).generalisation), 4)  # the mean of 4 samples: s^2 / n
+    0.25
+    """
     h, w = tasks.curvature, tasks.weights[:, None]
     origin = tasks.centres[0]  # far from 0 centres and start would cancel
     c, start = tasks.centres - origin, tasks.start - origin
@@ -128,8 +161,22 @@ def _batch(tasks: QuadraticTasks) -> Float[Array, "N 1"]:
 
 
 def constants(tasks: QuadraticTasks) -> Constants:
-    """L, C = 1 / (2 mu), sigma_i^2, zeta_i^2 and the gap, of the assumptions and exact. Those that
-    depend on the data are expectations over them."""
+    """Computes the constants of the paper's assumptions for this testbed.
+
+    L = max h and C = 1 / (2 min h) over the eigenvalues h. sigma_i^2, zeta_i^2 and the gap depend
+    on the data and are expectations over them.
+
+    Args:
+      tasks: The testbed.
+
+    Returns:
+      The constants, for `bounds`.
+
+    >>> tasks = QuadraticTasks([2.0, 0.5], [[0.0, 0.0]], noise=1.0, samples=4, steps=1, batch=1,
+    ...                        rate=0.1)
+    >>> float(constants(tasks).smoothness), float(constants(tasks).pl)
+    (2.0, 1.0)
+    """
     quantities, h = exact(tasks), jnp.asarray(tasks.curvature)
     return Constants(
         h.max(), 1 / (2 * h.min()), quantities.variance, quantities.heterogeneity, quantities.gap
@@ -137,15 +184,36 @@ def constants(tasks: QuadraticTasks) -> Constants:
 
 
 class Dropped(NamedTuple):
-    """Excess risk and dispersion of task vectors after DARE."""
+    """What DARE leaves of the merged model, in the mean over its masks.
+
+    Attributes:
+      excess: Excess risk F(x) - f(x^).
+      dispersion: sum_i w_i |d_i - d|^2 of the task vectors d_i and their weighted mean d.
+    """
 
     excess: Float[Array, ""]
     dispersion: Float[Array, ""]
 
 
 def dare(tasks: QuadraticTasks, rate: ArrayLike) -> Dropped:
-    """What DARE (Yu et al. 2024) of drop rate p does, rescaled: both grow, by p / (1 - p) times
-    sum_i w_i^2 E|x_i - start|_H^2 / 2, and times sum_i w_i (1 - w_i) E|x_i - start|^2."""
+    """Computes the expected effect of DARE, rescaled, on excess risk and dispersion.
+
+    Both grow by p / (1 - p) times a sum: sum_i w_i^2 E|x_i - start|_H^2 / 2 for the excess, and
+    sum_i w_i (1 - w_i) E|x_i - start|^2 for the dispersion.
+
+    Args:
+      tasks: The testbed.
+      rate: Drop rate p in [0, 1).
+
+    Returns:
+      Excess risk and dispersion after DARE.
+
+    Raises:
+      ValueError: If the rate is out of range.
+
+    References:
+      Yu et al., Language Models are Super Mario, 2024 (arXiv 2311.03099), introduce DARE.
+    """
     check("rate", rate, lambda p: (p >= 0) & (p < 1), "in [0, 1)")
     return _dare(tasks, jnp.asarray(rate, float))
 

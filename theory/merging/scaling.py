@@ -1,4 +1,7 @@
-"""What the exact excess risk and its bounds do as one hyperparameter varies."""
+"""How the exact excess risk and its bounds depend on each hyperparameter of training.
+
+Exact values come from `quadratic`, bounds from `bounds`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +21,17 @@ Law = Literal["steps", "batch", "rate", "samples", "tasks"]
 
 
 class Laws(NamedTuple):
-    """Along `values`, the leading axis of every leaf. Quantities per task are means over tasks.
-    corrected is NaN where it claims nothing (rates above 1 / L, single samples)."""
+    """Exact quantities and bounds along the values of one hyperparameter.
+
+    Quantities per task are means over tasks. All leaves have a leading axis `values`.
+
+    Attributes:
+      values: Values of the hyperparameter.
+      exact: Exact expectations.
+      bound: Theorem 3 as printed.
+      corrected: The corrected bound; NaN where it claims nothing (rates above 1 / L, single
+        samples).
+    """
 
     values: Float[np.ndarray, " v"]
     exact: Quantities
@@ -30,10 +42,22 @@ class Laws(NamedTuple):
 def scaling(
     tasks: QuadraticTasks, law: Law, values: Sequence[float], *, coefficient: float = 5.0
 ) -> Laws:
-    """Exact quantities, Theorem 3 and the repaired bound, all other numbers as in `tasks`.
+    """Computes exact quantities and both bounds as one hyperparameter varies.
 
-    "steps", "batch", "samples": of every task. "tasks": the first N tasks, their weights in the
-    same proportions.
+    All other numbers stay as in `tasks`.
+
+    Args:
+      tasks: The testbed.
+      law: The hyperparameter. "steps", "batch" and "samples" set those of every task, "rate" the
+        learning rate. "tasks" takes the first N tasks, with their weights in the same proportions.
+      values: Its values.
+      coefficient: Coefficient of the term in A_3 of the printed bound, see `excess_risk_bound`.
+
+    Returns:
+      Exact quantities and bounds, with a leading axis `values`.
+
+    Raises:
+      ValueError: If `law` is unknown, `values` is empty, or a value is out of range.
 
     >>> tasks = QuadraticTasks([1.0], [[1.0], [-1.0]], noise=1.0, samples=40, steps=20, batch=4,
     ...                        rate=0.1)
@@ -54,6 +78,7 @@ def scaling(
 
 
 def _with(tasks: QuadraticTasks, law: Law, value: float) -> QuadraticTasks:
+    """Returns the tasks with one hyperparameter replaced."""
     if law != "tasks":
         return replace(tasks, **{law: value})
     if not 1 <= value <= tasks.number or value != int(value):

@@ -1,4 +1,7 @@
-"""SGD on drawn data, experts merged, and everything measured: the other side of `quadratic`."""
+"""Simulated training and merging of experts on drawn data, with every quantity measured.
+
+The expectations of these draws are in `quadratic`, in closed form.
+"""
 
 from functools import partial
 
@@ -14,10 +17,24 @@ from theory.merging.tasks import QuadraticTasks
 
 
 def simulate(key: Array, tasks: QuadraticTasks, runs: int) -> Quantities:
-    """Draws of all quantities over data and batches, independent along a leading axis `runs`.
+    """Trains and merges experts on drawn data and measures all quantities.
 
-    Each run also trains every expert with its first sample replaced. Losses and gradients are sums
-    over the drawn samples; F alone is an expectation. TypeError if sizes are traced.
+    Each run draws the data of all tasks and their batches, trains every expert by SGD, and trains
+    it again with its first sample replaced by a fresh one and the batches at the same places.
+    Nothing is averaged over runs. Losses and gradients are sums over the drawn samples; F alone is
+    an expectation.
+
+    Args:
+      key: Random key.
+      tasks: The testbed, with known (not traced) numbers of samples and batch sizes.
+      runs: Number of independent runs, >= 1.
+
+    Returns:
+      The quantities, with a leading axis `runs`.
+
+    Raises:
+      ValueError: If runs < 1.
+      TypeError: If numbers of samples or batch sizes are traced.
     """
     if runs < 1:
         raise ValueError(f"runs must be >= 1; got {runs}")
@@ -68,7 +85,7 @@ def _runs(key: Array, tasks: QuadraticTasks, runs: int, most: int, widest: int) 
 
 
 def _owned(tasks: QuadraticTasks, most: int) -> Float[Array, "N m"]:
-    """1 / n_i for the samples a task has; rows sum to 1."""
+    """Returns 1 / n_i for the samples that a task has and 0 elsewhere; rows sum to 1."""
     return (jnp.arange(most) < tasks.samples[:, None]) / tasks.samples[:, None]
 
 
@@ -79,7 +96,7 @@ def _measure(
     x: Float[Array, "N d"],
     twin: Float[Array, "N d"],
 ) -> Quantities:
-    """Of one run, by sums over its samples."""
+    """Measures all quantities of one run, by sums over its samples."""
     h, c, start, w = tasks.curvature, tasks.centres, tasks.start, tasks.weights
     owned = _owned(tasks, z.shape[1])
     merged = start + w @ (x - start)

@@ -1,9 +1,10 @@
 """Tasks with quadratic losses of one curvature, and how experts are trained on them and merged.
 
-Loss (x - z).H(x - z) / 2 with z ~ N(c_i, s^2 I) on task i, in the eigenbasis of H: a common H is
-what bounded heterogeneity (unified merging, Assumption 3) asks of quadratics. Expert i: K_i steps
-of SGD from the common start, on n_i samples, batches of b_i drawn with replacement. Merged:
-start + sum_i w_i (x_i - start).
+The loss of a sample on task i is (x - z).H(x - z) / 2 with z ~ N(c_i, s^2 I), in the eigenbasis of
+H. The common H is what bounded heterogeneity (Assumption 3 of Li et al., 2026, arXiv 2601.21690)
+requires of quadratics. Expert i makes K_i steps of SGD from the common start, on n_i samples, in
+batches of b_i drawn with replacement. The merged model is start + sum_i w_i (x_i - start).
+`quadratic` has exact expectations on these tasks and `simulation` draws them.
 """
 
 from dataclasses import dataclass, fields
@@ -24,7 +25,17 @@ PerTask = Numbers  # one number, or one per task
 
 
 class Training(NamedTuple):
-    """How experts were trained and are merged: what the bounds know besides `Constants`."""
+    """How experts were trained and are merged: all that the bounds use besides `Constants`.
+
+    `Training.of` checks and broadcasts its arguments.
+
+    Attributes:
+      samples: Number of samples n_i of each task, `(N,)`.
+      steps: Number of SGD steps K_i of each task, `(N,)`.
+      batch: Batch size b_i of each task, `(N,)`; inf means all samples and no noise.
+      rate: Learning rate, a scalar.
+      weights: Merging weights `(N,)` of sum 1.
+    """
 
     samples: Float[Array, " N"]
     steps: Float[Array, " N"]
@@ -42,8 +53,22 @@ class Training(NamedTuple):
         weights: Weights | None = None,
         tasks: int | None = None,
     ) -> "Training":
-        """Checked, one entry per task: of `tasks`, or as many as the longest argument has. Equal
-        weights unless given.
+        """Checks how experts were trained and broadcasts it to one entry per task.
+
+        Args:
+          samples: Number of samples of each task, or one number for all; whole and >= 1.
+          steps: Number of SGD steps of each task, or one number for all; whole and >= 1.
+          batch: Batch size of each task, or one number for all; whole and >= 1, or inf for all
+            samples.
+          rate: Learning rate, finite and > 0.
+          weights: Merging weights `(N,)`, >= 0, of sum 1; equal if None.
+          tasks: Number of tasks N; as many as the longest argument has if None.
+
+        Returns:
+          The training.
+
+        Raises:
+          ValueError: If an argument is out of range or has another number of entries.
 
         >>> Training.of(samples=[50, 80], steps=10, batch=4, rate=0.1).weights.tolist()
         [0.5, 0.5]
@@ -71,7 +96,14 @@ class Training(NamedTuple):
 
 
 def check_sum(weights: Float[Array, " N"]) -> None:
-    """ValueError unless known weights sum to 1, to 4 eps per weight."""
+    """Raises an error unless known weights sum to 1, up to 4 eps per weight.
+
+    Args:
+      weights: Weights `(N,)`.
+
+    Raises:
+      ValueError: If they do not.
+    """
     total = concrete(weights.sum())
     if total is not None and not abs(total - 1) <= 4 * weights.size * jnp.finfo(weights.dtype).eps:
         raise ValueError(f"weights must sum to 1; got {total:g}")
@@ -79,12 +111,23 @@ def check_sum(weights: Float[Array, " N"]) -> None:
 
 @dataclass(frozen=True, eq=False, init=False)
 class QuadraticTasks:
-    """The testbed, a pytree of arrays: one number per task broadcasts. `noise` is the standard
-    deviation s; `batch` may exceed `samples` (it is drawn with replacement), and inf is gradient
-    descent on all samples.
+    """The testbed: tasks, training and merging in one pytree of arrays.
 
-    ValueError for numbers out of range, weights that do not sum to 1, and a rate of 2 / L or more,
-    where gradient descent diverges.
+    Constructor arguments may be lists, and one number stands for all tasks where there is one per
+    task. `batch` may exceed `samples`, since batches are drawn with replacement; inf is gradient
+    descent on all samples. A ValueError is raised for numbers out of range, weights that do not sum
+    to 1, and a rate of 2 / L or more, where gradient descent diverges.
+
+    Attributes:
+      curvature: Eigenvalues of the common Hessian H, `(d,)`, > 0.
+      centres: Mean c_i of the samples of each task, `(N, d)`.
+      noise: Standard deviation s of the samples, a scalar.
+      samples: Number of samples n_i of each task, `(N,)`.
+      steps: Number of SGD steps K_i of each task, `(N,)`.
+      batch: Batch size b_i of each task, `(N,)`.
+      rate: Learning rate, a scalar.
+      weights: Merging weights `(N,)` of sum 1; equal by default.
+      start: Common start of the experts, `(d,)`; 0 by default.
 
     >>> tasks = QuadraticTasks([1.0, 0.2], [[1.0, 0.0], [0.0, 1.0]], noise=0.5, samples=40,
     ...                        steps=20, batch=4, rate=0.1)
@@ -141,10 +184,12 @@ class QuadraticTasks:
 
     @property
     def number(self) -> int:
+        """The number of tasks N."""
         return self.centres.shape[0]
 
     @property
     def training(self) -> Training:
+        """How the experts are trained and merged."""
         return Training(*(getattr(self, name) for name in Training._fields))
 
 

@@ -1,5 +1,8 @@
-"""The tasks of this room's ledger, and simulators on them. Built when called, in the precision of
-the check; few shapes, so that claims share their compilations."""
+"""The tasks that the claims of this package share, and simulators on them.
+
+Tasks are built when called, in the precision of the check. There are few shapes, so that claims
+share their compilations.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +24,11 @@ Bed = Callable[[], QuadraticTasks]
 
 
 def mixed() -> QuadraticTasks:
-    """Three tasks that differ in everything but their curvature; rate 0.4 / L."""
+    """Returns three tasks that differ in everything but their curvature; the rate is 0.4 / L.
+
+    Returns:
+      The testbed.
+    """
     centres = [[0.3, -1.0], [1.2, 0.4], [-0.5, 0.8]]
     return QuadraticTasks(
         [1.0, 0.3], centres, 0.7, [6, 9, 20], [5, 1, 12], [1, 4, 2], 0.4, [0.5, 0.2, 0.3], [1, -2]
@@ -29,23 +36,53 @@ def mixed() -> QuadraticTasks:
 
 
 def minimiser(tasks: int, samples: int) -> QuadraticTasks:
-    """Gradient descent that ends at the empirical minimiser in one step."""
+    """Returns tasks whose gradient descent ends at the empirical minimiser in one step.
+
+    Args:
+      tasks: Number of tasks.
+      samples: Number of samples of each task.
+
+    Returns:
+      The testbed.
+    """
     return QuadraticTasks([1.0], [[0.0]] * tasks, 1.0, samples, 1, np.inf, 1.0)
 
 
 def long(tasks: int, steps: int) -> QuadraticTasks:
-    """Many steps, ten samples, rate 1 / (8 K L) as Lemma 3 asks, batches of one, one centre."""
+    """Returns tasks of many steps at the rate 1 / (8 K L) of Lemma 3.
+
+    They have ten samples each, batches of one and the same centre.
+
+    Args:
+      tasks: Number of tasks.
+      steps: Number of steps K.
+
+    Returns:
+      The testbed.
+    """
     return QuadraticTasks([1.0], [[0.0]] * tasks, 1.0, 10, steps, 1, 1 / (8 * steps))
 
 
 def edge() -> QuadraticTasks:
-    """Theorem 2's rate sqrt(N / K) = 0.1, just below 2 / L; one centre, little noise."""
+    """Returns tasks whose rate is Theorem 2's sqrt(N / K) = 0.1 and lies just below 2 / L.
+
+    They have one centre and little noise.
+
+    Returns:
+      The testbed.
+    """
     h = 10 * (2 - 1e-4)
     return QuadraticTasks([h, h / 2], [[0.0, 0.0]] * 3, 1e-4, 20, 300, 4, 0.1, start=[4.0, 0.0])
 
 
 def admissible() -> QuadraticTasks:
-    """Both step sizes of the paper at once: L sqrt(N K) = 1/8, rate sqrt(N / K) = 1 / (8 K L)."""
+    """Returns tasks that meet both conditions of the paper on the step size.
+
+    L sqrt(N K) = 1/8, so that the rate sqrt(N / K) equals 1 / (8 K L).
+
+    Returns:
+      The testbed.
+    """
     tasks, steps = 3, 12
     h = 1 / (8 * (tasks * steps) ** 0.5)
     centres = [[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]]
@@ -54,16 +91,43 @@ def admissible() -> QuadraticTasks:
 
 
 def generator(key: jax.Array) -> np.random.Generator:
-    """NumPy's, from a key: nothing to compile."""
+    """Makes a NumPy random generator from a JAX key; it has nothing to compile.
+
+    Args:
+      key: Random key.
+
+    Returns:
+      The generator.
+    """
     return np.random.default_rng(np.asarray(jax.random.bits(key, (4,), np.uint32)))
 
 
 def expected(bed: Bed, field: str) -> Callable[[], float]:
-    """A quantity in closed form, its mean over tasks."""
+    """Returns a function that computes a quantity in closed form, its mean over tasks.
+
+    Args:
+      bed: Returns the testbed.
+      field: Name of the quantity, a field of `Quantities`.
+
+    Returns:
+      The function.
+    """
     return lambda: float(np.mean(getattr(exact(bed()), field)))
 
 
 def bound(bed: Bed, field: str, form: Form = "printed", **options: Any) -> Callable[[], float]:
+    """Returns a function that computes one part of the excess risk bound.
+
+    Args:
+      bed: Returns the testbed.
+      field: Name of the part, a field of `Bound`.
+      form: "printed" or "corrected".
+      **options: Further arguments of `excess_risk_bound`.
+
+    Returns:
+      The function.
+    """
+
     def predict() -> float:
         tasks = bed()
         risk_bound = excess_risk_bound(constants(tasks), tasks.training, form=form, **options)
@@ -73,12 +137,29 @@ def bound(bed: Bed, field: str, form: Form = "printed", **options: Any) -> Calla
 
 
 def bounds(bed: Bed) -> Bound:
+    """Computes the printed bound on a testbed.
+
+    Args:
+      bed: Returns the testbed.
+
+    Returns:
+      The bound and its parts.
+    """
     tasks = bed()
     return excess_risk_bound(constants(tasks), tasks.training)
 
 
 def drawn(bed: Bed, field: str, runs: int = RUNS) -> Simulate:
-    """A quantity of SGD on drawn data, its mean over tasks."""
+    """Makes a simulation of a quantity by SGD on drawn data, its mean over tasks.
+
+    Args:
+      bed: Returns the testbed.
+      field: Name of the quantity, a field of `Quantities`.
+      runs: Number of runs; a tenth of them in quick checks.
+
+    Returns:
+      The simulation; its estimate is a mean over runs.
+    """
 
     def run(key: jax.Array, quick: bool) -> Estimate:
         quantities = simulate(key, bed(), runs // 10 if quick else runs)
@@ -89,5 +170,13 @@ def drawn(bed: Bed, field: str, runs: int = RUNS) -> Simulate:
 
 
 def measured(compute: Callable[[], Any], tolerance: float = ROUNDING) -> Simulate:
-    """A deterministic simulation: keys and sizes do not matter."""
+    """Makes a simulation of a computation without randomness; keys and sizes do not matter.
+
+    Args:
+      compute: The computation.
+      tolerance: How far off its result may be by rounding.
+
+    Returns:
+      The simulation.
+    """
     return lambda key, quick: Estimate(float(compute()), tolerance=tolerance)
