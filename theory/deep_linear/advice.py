@@ -265,6 +265,7 @@ def advise_sample(
     count = included.sum(-1)
     image = included @ (y[:, None] * x)
     own = included @ (y**2 * norms2)
+    # The square of a sum less its diagonal is the sum over pairs i != j.
     size2 = (jnp.sum(image**2, -1) - own) / (count * (count - 1))
     inner = image @ beta_s / count
     length = jnp.linalg.norm(beta_s)
@@ -285,6 +286,7 @@ def advise_sample(
     del others[advice.method]
     undecided = tuple(name for name, gap in others.items() if gap <= 2 * stderr[name])
     cross = x @ x.T
+    # An unbiased estimate of tr C^2; the inputs are scaled such that tr C = d.
     pairs = (jnp.sum(cross**2) - jnp.sum(norms2**2)) / (n * (n - 1))
     return SampleAdvice(
         advice,

@@ -335,6 +335,8 @@ def fine_tune_risk(
     beta_s, beta_t = jnp.asarray(beta_s, dtype=float), jnp.asarray(beta_t, dtype=float)
     at = equivalent(eigenvalues, n)
     size2 = beta_s @ beta_s
+    # kappa = 0 means that the data see everything: c has nothing to multiply, and any value will
+    # do.
     below = at.kappa > 0
     kappa = jnp.where(below, at.kappa, 1.0)
     p = at._replace(kappa=kappa).fit_size(beta_t**2, sigma) / size2

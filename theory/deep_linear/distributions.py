@@ -128,6 +128,7 @@ class RiskLaw(NamedTuple):
 
     def _scaled(self, scale: Array, moment: Array) -> Array:
         scaled = jnp.where(jnp.isinf(moment), jnp.inf, scale * moment)
+        # Without noise its moments do not count, even infinite ones.
         return jnp.where(self.scale > 0, scaled, 0.0)
 
 
@@ -140,10 +141,13 @@ def _cdf(law: RiskLaw, risk: Array) -> Array:
 
     def below(x: Array, scale: Array, n: Array, m: Array) -> Array:
         x = jnp.maximum(x, 0) / scale
+        # chi^2_n / chi^2_m is B / (1 - B) of a Beta(n/2, m/2).
         return betainc(n / 2, m / 2, x / (1 + x))
 
+    # Without noise the law is the single point `shift`.
     plain = jnp.where(noisy, below(rest, scale, n, m), (rest >= 0).astype(scale.dtype))
     has_beta = law.missed > 0
+    # Where there is no Beta, a stand-in keeps the branch that is not taken finite.
     a, b = jnp.where(has_beta, law.missed, 1.0) / 2, law.seen / 2
     alone = betainc(a, b, jnp.clip(rest, 0, 1))
     nodes, weights = (jnp.asarray(v, scale.dtype) for v in np.polynomial.legendre.leggauss(128))
@@ -151,6 +155,7 @@ def _cdf(law: RiskLaw, risk: Array) -> Array:
     phi, w = end * (nodes + 1) / 2, end * weights / 2
     a, b, scale, n, m = (jnp.expand_dims(v, -1) for v in (a, b, scale, n, m))
     sine, cosine = jnp.sin(phi), jnp.cos(phi)
+    # Through logarithms: at large counts the powers underflow and the beta function does, too.
     density = 2 * jnp.exp(
         (2 * a - 1) * jnp.log(sine) + (2 * b - 1) * jnp.log(cosine) - betaln(a, b)
     )

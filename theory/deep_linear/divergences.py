@@ -327,6 +327,7 @@ def _plane(beta_s: Array, beta_t: Array, sigma: Array) -> _Tasks:
     along = jnp.sum(middle * u, -1)
     v0 = jnp.linalg.norm(middle - along[..., None] * u, axis=-1)
     gap, along, v0, sigma = jnp.broadcast_arrays(gap, along, v0, sigma)
+    # From the middle and half the gap: a difference of the two slopes would cancel for close tasks.
     return _Tasks(gap, along + gap / 2, along - gap / 2, v0, sigma)
 
 

@@ -111,6 +111,7 @@ def fine_tune_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2) 
 
 def _fit(x: Design, y: Labels, beta: Vector | None = None) -> tuple[Vector, Vector]:
     """Returns X^+ y and P beta; relative singular values below max(n, d) eps count as zero."""
+    # The rank has to be decided, and normal equations would square the condition number.
     u, s, vt = jnp.linalg.svd(x, full_matrices=False)
     seen = s > max(x.shape) * jnp.finfo(s.dtype).eps * s[0]
     vt = jnp.where(seen[:, None], vt, 0.0)

@@ -52,6 +52,7 @@ def simulate_overlaps(keys: Array, ns: Sequence[int], d: int) -> Overlaps:
     order = np.argsort(counts, kind="stable")
     with jax.enable_x64(True):
         ordered = _simulate(keys, tuple(int(n) for n in counts[order]), d)
+        # The simulation takes ascending n; here the caller's order is restored.
         back = np.argsort(order, kind="stable")
         return Overlaps(ordered.gram[:, back], ordered.source[:, back], jnp.asarray(counts))
 
@@ -63,6 +64,7 @@ def _simulate(keys: Array, ns: tuple[int, ...], d: int) -> Overlaps:
         x, noise = jax.random.normal(key_x, (ns[-1], d)), jax.random.normal(key_noise, (ns[-1],))
         return nested_overlaps(x, noise, jnp.eye(d, 2), ns)
 
+    # One data set after the other: all at once would hold every X in memory.
     return jax.lax.map(overlaps, keys)
 
 
@@ -94,6 +96,8 @@ def nested_overlaps(
     grams = []
     if below.size:
         rows = below.max()
+        # X = L Q by the QR factorisation of X^T. Signs on the diagonal of L cancel in outer
+        # products.
         root = jnp.linalg.qr(x[:rows].T, mode="r").T
         b = jax.scipy.linalg.solve_triangular(root, images[:rows], lower=True)
         grams.append(jnp.cumsum(b[:, :, None] * b[:, None, :], axis=0)[below - 1])

@@ -277,6 +277,7 @@ def _descend(
         moved = jax.tree.map(lambda w, g: w - (pace * g).astype(w.dtype), weights, gradient)
         return taken + going, going, moved
 
+    # The number of steps is traced, so that one compilation serves them all.
     start = jnp.zeros((), int), jnp.ones((), bool), weights
     taken, _, weights = jax.lax.while_loop(lambda s: s[1] & (s[0] < steps), step, start)
     value, gradient = evaluate(weights)

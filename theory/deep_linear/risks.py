@@ -63,6 +63,7 @@ def scratch_risk(
         _check_finite_scratch("n", n, d, sigma)
     n, d, sigma = (jnp.asarray(v, dtype=float) for v in (n, d, sigma))
     gap = jnp.abs(n - d) - 1
+    # The branch that `where` does not take must be finite, too, or derivatives become NaN.
     safe = jnp.where(gap > 0, gap, 1.0)
     noise = sigma**2 * jnp.where(gap > 0, jnp.minimum(n, d) / safe, jnp.inf)
     return jnp.maximum(d - n, 0.0) / d + jnp.where(sigma > 0, noise, 0.0)

@@ -87,6 +87,7 @@ def huffman(weights: Weights) -> Merges:
     >>> huffman([0.5, 0.25, 0.125, 0.125])
     ((2, 3), (1, 4), (0, 5))
     """
+    # Equal weights are merged in the order of their nodes, so that the tree is always the same.
     heap = [(float(w), n) for n, w in enumerate(_nonnegative(weights))]
     k = len(heap)
     heapq.heapify(heap)
@@ -176,6 +177,7 @@ def telescope(
     gaps = []
     for m, n in merges:
         total = totals[m] + totals[n]
+        # A pair of total weight 0 may be merged anyhow: its gap counts 0 times.
         share = jnp.array([totals[m] / total, totals[n] / total] if total else [0.5, 0.5])
         pair = jax.tree.map(lambda s, t: jnp.stack([s, t]), models[m], models[n])
         gaps.append(gap(f, pair, share, *args))

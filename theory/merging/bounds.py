@@ -126,9 +126,12 @@ def excess_risk_bound(
         surrogate = surrogate_gradient(constants, training, form=form)
         chi = chi_square(w, form=form)
         gradient = 2 * surrogate + 2 * _times(chi, jnp.sum(w * zeta2))
+        # The mean square of all samples' gradients: that of their mean, the spread of the tasks
+        # about it, and the spread of the samples within their tasks.
         sample = gradient + jnp.mean(zeta2 + variance)
     gamma = jnp.asarray(gamma, float)
     excess = (L + gamma) / 2 * stability + sample / (2 * gamma) + C * gradient
+    # gamma / 2 stability + sample / (2 gamma) is least where its two terms are equal.
     best = jnp.sqrt(sample / stability)
     least = L / 2 * stability + jnp.sqrt(sample * stability) + C * gradient
     return Bound(stability, surrogate, gradient, sample, excess, best, least)
@@ -213,6 +216,7 @@ def surrogate_gradient(
     w, k, b, N = training.weights, training.steps, training.batch, training.weights.size
     if form == "printed":
         mean, noise = k.mean(), variance.max() / b.min()
+        # A_1, A_2 and A_3, defined after eq. (6).
         a1 = N * jnp.sum(mean / k * w**2)
         a2 = jnp.sum(w * (k - 1))
         a3 = jnp.max(k * (k - 1))

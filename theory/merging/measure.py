@@ -160,6 +160,7 @@ def _point(
     # of the mean gradients: the covariance along each way, and its trace
     slopes = np.array([a.var(0, ddof=1) for a in along]) / n[:, None]
     traces = variance / (n - 1)
+    # grad f_i - grad f = sum_j (1[i = j] - 1/N) grad f_j, whose noise is independent between tasks.
     share = (np.eye(N) - 1 / N) ** 2  # [task i, data j]: of grad f_j in grad f_i - grad f
     zeta2 = np.sum(np.asarray(ways[:-1], float) ** 2, 1)
     zeta2_error = np.sqrt(

@@ -71,6 +71,7 @@ def scaling(
         raise ValueError(f"law must be one of {get_args(Law)}; got {law!r}")
     if np.ndim(values) != 1 or not len(values):
         raise ValueError(f"values must be a non-empty sequence; got shape {np.shape(values)}")
+    # The settings have equal shapes, except those of "tasks": one compilation serves them.
     settings = [_with(tasks, law, value) for value in values]
     points = [_point(setting, coefficient) for setting in settings]
     quantities, printed, corrected = jax.tree.map(lambda *x: jnp.stack(x), *points)
@@ -94,6 +95,7 @@ def _point(tasks: QuadraticTasks, coefficient: float) -> tuple[Quantities, Bound
     quantities, consts = exact(tasks), constants(tasks)
     printed = excess_risk_bound(consts, tasks.training, coefficient=coefficient)
     corrected = excess_risk_bound(consts, tasks.training, form="corrected")
+    # The rounding that `surrogate_gradient` also allows.
     claimed = (tasks.rate * consts.smoothness <= 1 + 1e-6) & (tasks.samples.min() >= 2)
     corrected = jax.tree.map(lambda x: jnp.where(claimed, x, jnp.nan), corrected)
     return jax.tree.map(lambda x: x.mean(), quantities), printed, corrected

@@ -346,6 +346,7 @@ def _descend(
         (c, w), _, step, _ = state
         value, gradient = measure(Network(c, w), *data)
         going = (value > tolerance) & (step < limit)
+        # The Riemannian gradient on the unit sphere; normalisation then returns to it.
         radial = jnp.sum(gradient.w * w, axis=1, keepdims=True)
         ahead = w - rate * (gradient.w - radial * w)
         moved = Network(

@@ -320,6 +320,8 @@ def unaligned_losses(
     ends = []
     for n in range(min(o, i) + 1):
         target = (ft + weight * _truncate(pre, n)) / (1 + weight)
+        # At full rank det theta cannot change its sign: a target of the other sign loses its
+        # smallest mode.
         barred = o == i == n and jnp.linalg.det(pre) * jnp.linalg.det(target) < 0
         ends.append(_truncate(target, jnp.where(barred, n - 1, n)))
     lost, left = (jnp.stack([jnp.sum((end - a) ** 2) for end in ends]) for a in (pre, ft))

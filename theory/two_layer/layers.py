@@ -219,6 +219,7 @@ def thin(layers: Layers, rank: int) -> Layers:
     (2, 1)
     """
     o = layers.w1.shape[0]
+    # Q = [W_1; W_2^T] and U diag(s) have the same Q Q^T, which contains theta and both Grams.
     u, s, _ = jnp.linalg.svd(jnp.concatenate([layers.w1, layers.w2.T]), full_matrices=False)
     problems.check("rank", rank, lambda n: (n >= 1) & (n <= s.size), f"a rank in 1..{s.size}")
     q = u[:, :rank] * s[:rank]

@@ -112,6 +112,7 @@ def descend(
 
 def _check_rate(start: Layers, target: Array, rate: ArrayLike, anchor: ArrayLike) -> None:
     check_shapes(start, target)
+    # While a value is traced nothing can be compared.
     bound = concrete(stable_rate(start, target, anchor))
     if bound is not None:
         words = f"positive and below 1 / (2 (1 + anchor) sigma_1) = {bound:g} to be stable"

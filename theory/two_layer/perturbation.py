@@ -52,6 +52,7 @@ def perturbed_loss(
     """
     check_gamma(gamma)
     layers = Layers(jnp.asarray(w1), jnp.asarray(w2))
+    # All networks of a batch have the shapes of the first.
     check_shapes(Layers(*(w[(0,) * (w.ndim - 2)] for w in layers)), target)
     o, h = layers.w1.shape[-2:]
     i = layers.w2.shape[-1]
