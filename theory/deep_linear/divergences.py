@@ -1,9 +1,10 @@
 """Distances between two linear tasks as laws of (x, y): KL, total variation, Wasserstein, Dudley.
 
-The setting is that of Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Section 2.1: x ~
-N(0, I_d) and y = beta.x + sigma noise, with beta = beta_s or beta_t of any norm. Closed forms are
-given where they exist, two-sided bounds elsewhere. Vectors are `(..., d)`; leading axes broadcast
-with each other and with sigma. Everything is computed in float64 whatever the caller's precision.
+The setting is that of Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Section 2.1:
+x ~ N(0, I_d) and y = beta.x + sigma noise, with beta = beta_s or beta_t of any norm. Closed forms
+are given where they exist, two-sided bounds elsewhere. Vectors are `(..., d)`; leading axes
+broadcast with each other and with sigma. Everything is computed in float64 whatever the caller's
+precision.
 
 Three dimensions are enough. Outside the plane of the tasks x is independent of the rest and the
 same under both laws, so it can be coupled identically, and projecting it away is 1-Lipschitz. In
@@ -262,8 +263,7 @@ def coupled_samples(
     beta_t: Float[ArrayLike, " d"],
     sigma: ArrayLike,
 ) -> tuple[Float[Array, "n 3"], Float[Array, "n 3"]]:
-    """Draws samples of both laws in three dimensions, where W_1 and Dudley are those of d
-    dimensions.
+    """Draws samples of both laws in three dimensions, which preserve W_1 and the Dudley metric.
 
     Points are independent within a law. Between the laws they are coupled, in the W_2-optimal way.
     Distances between samples are on average at least those between the laws, since they are convex.
@@ -379,9 +379,7 @@ def _spreads(tasks: _Tasks, a: Float[Array, "j k 3"]) -> tuple[Array, Array]:
 
 
 def _spread_gain(tasks: _Tasks, a: Float[Array, "j k 3"]) -> Array:
-    """Returns the difference of `_spreads`, from that of the squares: nothing cancels for close
-    tasks.
-    """
+    """Returns the difference of `_spreads`, without cancellation for close tasks."""
     source, target = _spreads(tasks, a)
     gap, s, t, *_ = (p[..., None, None] for p in tasks)
     u, y = a[..., 0], a[..., 2]

@@ -44,8 +44,11 @@ def scratch_fit(x: Design, y: Labels) -> Vector:
 def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike = 0.0) -> Vector:
     """Computes the multiple of beta_s that fits best, where training only the last layer ends.
 
-    One coefficient w is fitted on the unit feature beta_s / |beta_s|, under the loss |y - X beta|^2
-    / (2n) + ridge w^2 / 2. It is 0 where the data see nothing of beta_s.
+    One coefficient w is fitted on the unit feature beta_s / |beta_s|, by the loss
+
+        |y - w X beta_s / |beta_s||^2 / (2n) + ridge w^2 / 2.
+
+    It is 0 where the data see nothing of beta_s.
 
     Args:
       x: Inputs `(n, d)`.

@@ -86,9 +86,7 @@ def _chi2(key: Array, degrees: int, draws: int) -> Float[Array, " draws"]:
 
 
 def _bartlett(key: Array, degrees: int, draws: int) -> tuple[Array, Array, Array]:
-    """Draws the two squared diagonal entries and the other entry of a triangular root of
-    `_wishart`.
-    """
+    """Draws a triangular root of `_wishart`: the squared diagonal and the other entry."""
     first, second, off = jax.random.split(key, 3)
     diagonal = _chi2(first, degrees, draws), _chi2(second, degrees - 1, draws)
     return *diagonal, jax.random.normal(off, (draws,))

@@ -116,11 +116,10 @@ def _unlearned(gram: Array, a: ArrayLike, b: ArrayLike) -> Array:
 
 
 def null_scale(p: ArrayLike, q: ArrayLike, depth: ArrayLike) -> Array:
-    """Computes the factor c by which fine-tuning rescales the part of the source that the data
-    cannot see.
+    """Computes the factor by which fine-tuning rescales what the data cannot see of the source.
 
     Gradient flow from a rank-one balanced pretrained network freezes (I - P) W_1 but not the later
-    layers, which grow with |beta|. Hence c solves
+    layers, which grow with |beta|. So (I - P) beta_s is multiplied by the c that solves
 
         c = N^{1 - 1/depth},  N^2 = p + q c^2.
 

@@ -1,10 +1,10 @@
 """Pretraining on finitely many samples, and the random source that results from it.
 
-The paper pretrains on the population loss. On n_s samples, small weights instead end at beta_hat =
-X^+ y (Features are fate, Thm 3.5), and their features become rank one along it. The target data are
-independent of beta_hat and isotropic, so only its norm and its angle to the target matter. All
-results for an infinitely pretrained network therefore hold with this random `Source` in the place
-of norm 1 and angle theta.
+The paper pretrains on the population loss. On n_s samples, small weights instead end at
+beta_hat = X^+ y (Features are fate, Thm 3.5), and their features become rank one along it. The
+target data are independent of beta_hat and isotropic, so only its norm and its angle to the target
+matter. All results for an infinitely pretrained network therefore hold with this random `Source` in
+the place of norm 1 and angle theta.
 """
 
 from typing import NamedTuple

@@ -2,10 +2,10 @@
 
 The source is Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thms 3.6 to 3.9. The paper
 states limits n, d -> inf. The functions here are exact expectations at finite n and d where a
-closed form exists; functions named `*_limit`, and `fine_tune_risk`, are limits at load gamma = n /
-d. Arguments may be arrays and broadcast. A mean can be infinite (n within 1 of d with noise; n <= 2
-in linear transfer): that is an error unless `allow_infinite=True`, which returns inf there.
-`distributions` has the laws around these means.
+closed form exists; functions named `*_limit`, and `fine_tune_risk`, are limits at load
+gamma = n / d. Arguments may be arrays and broadcast. A mean can be infinite (n within 1 of d with
+noise; n <= 2 in linear transfer): that is an error unless `allow_infinite=True`, which returns inf
+there. `distributions` has the laws around these means.
 """
 
 from typing import Literal, NamedTuple
@@ -239,8 +239,8 @@ def fine_tune_risk(
         gamma < 1:   (1 - gamma)(1 - 2 c cos + c^2) + gamma sigma^2 / (1 - gamma)
         gamma >= 1:  the risk of scratch training: the source is forgotten
 
-    with c = size * null_scale(p / size^2, q, depth), p = gamma (1 + sigma^2/(1 - gamma)), q = 1 -
-    gamma. For exact draws at finite n and d use `overlaps_law(...).fine_tune(...)` or
+    with c = size * null_scale(p / size^2, q, depth), p = gamma (1 + sigma^2/(1 - gamma)) and
+    q = 1 - gamma. For exact draws at finite n and d use `overlaps_law(...).fine_tune(...)` or
     `fine_tune_law`.
 
     Args:
@@ -285,12 +285,14 @@ def transferability(
     ridge: ArrayLike = 0.0,
     allow_infinite: bool = False,
 ) -> Array:
-    """Computes the transferability, E R_scratch - E R_transfer; it is positive where transfer
-    helps.
+    """Computes the transferability E R_scratch - E R_transfer, positive where transfer helps.
 
-    Mode "linear" is exact at finite n and d. Mode "fine_tune" is the limit at gamma = n / d, (1 -
-    gamma) c (2 cos - c) with c of `fine_tune_risk`. The noise that both risks share cancels there,
-    so that the value is finite at n = d.
+    Mode "linear" is exact at finite n and d. Mode "fine_tune" is the limit
+
+        (1 - gamma) c (2 cos - c)  at  gamma = n / d,
+
+    with c of `fine_tune_risk`. The noise that both risks share cancels there, so that the value is
+    finite at n = d.
 
     Args:
       mode: "linear" (refit the last layer) or "fine_tune" (train all layers).

@@ -158,8 +158,8 @@ class RankK(NamedTuple):
 
     Attributes:
       predictor: The map B `(d, m)` of the fine-tuned network.
-      outside: Norm of the part of (I - P) B outside the columns of (I - P) B_s, relative to |(I -
-        P) B|. It vanishes as alpha -> 0.
+      outside: Norm of the part of (I - P) B outside the columns of (I - P) B_s, relative to the
+        norm of (I - P) B. It vanishes as alpha -> 0.
       drift: Norm of the change of (I - P)(B B^T)^{1/2}(I - P) by fine-tuning, relative to its norm
         after pretraining. It vanishes as alpha -> 0.
       gradient: Largest gradient entry that either training phase left; 0 when converged.

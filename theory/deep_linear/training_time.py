@@ -1,9 +1,9 @@
 """Mean risks of linear models along training time, for inputs of any covariance.
 
-The flow db/dt = -(C b - X^T y/n), C = X^T X/n, leaves e^{-tC} of the initial error. With e^{-tC} =
-sum_j w_j (z_j + tC)^{-1} over a contour around the negative axis, the mean risk needs resolvents of
-C only, and those have deterministic equivalents. With l = kappa (1 - df1(kappa)/n) solved for
-complex l,
+The flow db/dt = -(C b - X^T y/n), C = X^T X/n, leaves e^{-tC} of the initial error. With
+e^{-tC} = sum_j w_j (z_j + tC)^{-1} over a contour around the negative axis, the mean risk needs
+resolvents of C only, and those have deterministic equivalents. With l = kappa (1 - df1(kappa)/n)
+solved for complex l,
 
   l (C + l)^{-1}                        ~  kappa (Sigma + kappa)^{-1}
   l l' (C + l)^{-1} Sigma (C + l')^{-1} ~  kappa kappa' (Sigma + kappa)^{-1} Sigma

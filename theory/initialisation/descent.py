@@ -1,8 +1,7 @@
-"""Gradient descent on quadratics: Theorem 2 and Appendix C of the SAIL paper, and what they leave
-out.
+"""Gradient descent on quadratics: Theorem 2 and Appendix C of the SAIL paper, made exact.
 
-In the eigenbasis of the Hessian, J(theta) - J* = sum_h curvature_h error_h^2 / 2 with error = theta
-- theta*. L and mu are the largest and the smallest curvature.
+In the eigenbasis of the Hessian, J(theta) - J* = sum_h curvature_h error_h^2 / 2 with
+error = theta - theta*. L and mu are the largest and the smallest curvature.
 """
 
 import jax

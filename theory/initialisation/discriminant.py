@@ -1,5 +1,4 @@
-"""Linear discriminants of two Gaussian classes: Lemma 2 of the SAIL paper, with all parameters
-known.
+"""Linear discriminants of two Gaussian classes: the setting of Lemma 2 of the SAIL paper.
 
 A task is x | y ~ N(mean_y, covariance) with y in {1, -1}. `means` `(2, d)` has that of y = 1 first.
 A covariance is a matrix `(d, d)`, or a variance s^2 that stands for s^2 I.

@@ -1,5 +1,4 @@
-"""How often a pre-trained model is nearer the target than a random one: Theorem 1 of the SAIL
-paper.
+"""How often a pre-trained model is nearer the target than a random one (SAIL, Theorem 1).
 
 X = |theta_i - theta*|^2 is the squared distance of a pre-trained model. It is spread chi^2_rank,
 the tight case of the paper's assumptions: an isometry of features whose means are normal about the
@@ -101,9 +100,9 @@ def tail(
 
     alpha is the factor by which its squared distance should be smaller.
 
-    It is a Poisson mixture of beta functions, of order ratio^(dim / 2) as ratio -> 0. With alpha =
-    mu r / L it bounds P(J(theta_i) - J* >= r (J(theta_rand) - J*)) for losses with curvatures in
-    [mu, L]; for mu = L it is that probability.
+    It is a Poisson mixture of beta functions, of order ratio^(dim / 2) as ratio -> 0. With
+    alpha = mu r / L it bounds P(J(theta_i) - J* >= r (J(theta_rand) - J*)) for losses with
+    curvatures in [mu, L]; for mu = L it is that probability.
 
     Args:
       ratio: spread / alpha, >= 0, inf allowed.

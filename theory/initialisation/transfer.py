@@ -1,5 +1,4 @@
-"""Bounds of the risk on a target task from samples of another: Lemma 1 and Theorem 4 of the SAIL
-paper.
+"""Bounds of the risk on a target task from samples of another (SAIL, Lemma 1 and Theorem 4).
 
 They are tested on a class of predictors whose complexity is known exactly: thresholds, which
 predict y = 1 where one feature x > t, with the 0-1 loss. In the bounds losses are in [0, C].
@@ -102,8 +101,7 @@ def transfer_bound(
 
 
 def threshold_complexity(n: int) -> float:
-    """Computes the empirical Rademacher complexity of the losses of thresholds on n distinct
-    points.
+    """Computes the empirical Rademacher complexity of thresholds' losses on n distinct points.
 
     It is the same for all points and labels: E max_{k <= n} S_k / n of a simple random walk S,
     which by reflection is (E|S_n| - P(S_n > 0)) / n. For large n it tends to sqrt(2 / (pi n)).
@@ -209,8 +207,8 @@ def worst_gap(
     Args:
       x: Points `(n,)`, ascending.
       y: Labels 1 or -1, `(n,)`.
-      means: Class means `(2,)` of the task of the true risk, that of y = 1 first, with means[0] >=
-        means[1].
+      means: Class means `(2,)` of the task of the true risk, that of y = 1 first, with
+        means[0] >= means[1].
 
     Returns:
       The largest gap, a scalar.

@@ -30,8 +30,7 @@ def _add(theta: Any, direction: Any, scale: ArrayLike = 1.0) -> Any:
 
 
 def second_derivative(f: Model, theta: Any, direction: Any, *args: Any) -> Array:
-    """Computes the second derivative D^2 f(theta)[d, d] in one direction, without forming a
-    Hessian.
+    """Computes the second derivative D^2 f(theta)[d, d] in one direction, without a Hessian.
 
     Args:
       f: Model f(theta, *args), which returns an array.

@@ -1,10 +1,13 @@
 """How well the factors of Theorem 1 predict the gap, in closed form for independent factors.
 
 This is the comparison of Appendix B.2 of Zhou et al., 2024 (arXiv 2402.03660), solved where
-curvature, distance and direction are independent. Write the gap of two models as delta = a (1 - a)
-/ 2 * L * S * U. L is the norm of the Hessian, S the squared distance, and U = |D^2 f[d, d]| / (L S)
-in [0, 1] is what the direction contributes. R^2 are squared correlations of delta with a factor.
-They depend only on the three squared coefficients of variation, cv2 = variance / mean^2.
+curvature, distance and direction are independent. The gap of two models is
+
+    delta = a (1 - a) / 2 * L * S * U,  U = |D^2 f[d, d]| / (L S),
+
+where L is the norm of the Hessian, S the squared distance, and U in [0, 1] what the direction
+contributes. R^2 are squared correlations of delta with a factor. They depend only on the three
+squared coefficients of variation, cv2 = variance / mean^2.
 """
 
 from typing import NamedTuple
@@ -34,8 +37,7 @@ class RSquared(NamedTuple):
 
 @problems.in_float64
 def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -> RSquared:
-    """Computes the R^2 of three predictors of the gap from the variation of its independent
-    factors.
+    """Computes the R^2 of three predictors of the gap, from the variation of its factors.
 
         joint     ((1 + curvature) (1 + distance) - 1) / V
         distance  distance / V

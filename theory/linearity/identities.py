@@ -2,8 +2,9 @@
 
 The gap of k models theta_i with weights a_i is f(sum_i a_i theta_i) - sum_i a_i f(theta_i). Weights
 sum to one and may be negative. Models are pytrees stacked along a leading axis of length k, and d_i
-= theta_i - mean. A linear network is a tuple of matrices in the order in which they are applied: f
-= W_L ... W_1 x, layer l stacked as `(k, out, in)`. The measured counterpart is `networks.gap`.
+is theta_i - mean. A linear network is a tuple of matrices in the order in which they are applied,
+f = W_L ... W_1 x, with layer l stacked as `(k, out, in)`. The measured counterpart is
+`networks.gap`.
 
 The paper is Zhou et al., 2024 (arXiv 2402.03660).
 """
@@ -123,10 +124,15 @@ def product_gap(
     """Computes the gap of a product of layers W_L ... W_1, by orders in the deviations.
 
     Order m is minus the mean over models of the sum over all ways to put m deviations into the
-    product of the mean layers. The gap is the sum over orders 2, ..., L. For two layers it is -1/2
-    sum_ij a_i a_j dW_2 dW_1, with differences dW between models i and j; for two models it is -a (1
-    - a) dW_2 dW_1. For two models order m has the factor a (1 - a) ((1 - a)^(m-1) + (-1)^m
-    a^(m-1)), so that odd orders vanish at the midpoint.
+    product of the mean layers. The gap is the sum over orders 2, ..., L. For two layers it is
+
+        -1/2 sum_ij a_i a_j dW_2 dW_1,  and  -a (1 - a) dW_2 dW_1  for two models,
+
+    with differences dW between models i and j. For two models order m has the factor
+
+        a (1 - a) ((1 - a)^(m-1) + (-1)^m a^(m-1)),
+
+    so that odd orders vanish at the midpoint.
 
     Args:
       layers: Matrices `(k, out, in)` of each layer, first layer first; at least two layers.
@@ -187,8 +193,9 @@ def squared_loss(
     weights: Weights,
     gap: Float[Array, "*out"] | float = 0.0,
 ) -> Float[Array, ""]:
-    """Computes the squared loss |f(mean) - y|^2 of a merged model from its members' outputs,
-    exactly.
+    """Computes the squared loss of a merged model from its members' outputs, exactly.
+
+    The loss is |f(mean) - y|^2, which equals
 
         sum_i a_i |f_i - y|^2 - ambiguity + 2 gap.(sum_i a_i f_i - y) + |gap|^2
 

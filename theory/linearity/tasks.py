@@ -148,8 +148,7 @@ def first_two(stacked: Any) -> Any:
 
 @jax.jit
 def tanh_loss(layers: Any) -> Float[Array, ""]:
-    """Computes the loss of the first expert's task, a scalar function as in Appendix B.2 of the
-    paper.
+    """Computes the loss of the first expert's task, a scalar as in Appendix B.2 of the paper.
 
     Args:
       layers: Parameters of a tanh network.
@@ -188,10 +187,10 @@ def measured(compute: Callable[[], Any], tolerance: float = ROUNDING) -> Simulat
 def order(
     edit: Callable[[float], tuple[Any, Any]], at: Callable[[], Any] = lambda: None
 ) -> Simulate:
-    """Makes a simulation that measures the order of the second-order gap's error, for tanh
-    networks.
+    """Makes a simulation that measures the order of the second-order gap's error.
 
-    It is log2 of the ratio of the errors at steps 0.02 and 0.01.
+    The models are tanh networks, and the measure is log2 of the ratio of the errors at steps 0.02
+    and 0.01.
 
     Args:
       edit: Maps a step to stacked models and their weights.

@@ -133,8 +133,8 @@ def dare_heterogeneity(
     leaves = jax.tree.leaves(vectors)
     squares = sum(jnp.sum(d**2, range(1, d.ndim)) for d in leaves)
     scale = 1.0 if rescale else (1 - p) ** 2
-    # The masks are independent. In a weighted variance the own variance v_i of d_i adds w_i (1 -
-    # w_i) v_i, here with v_i = p / (1 - p) |d_i|^2.
+    # The masks are independent. In a weighted variance the own variance v_i of d_i adds
+    # w_i (1 - w_i) v_i, here with v_i = p / (1 - p) |d_i|^2.
     return scale * (heterogeneity(vectors, w) + p / (1 - p) * jnp.sum(w * (1 - w) * squares))
 
 

@@ -113,8 +113,11 @@ def exact(tasks: QuadraticTasks) -> Quantities:
     pull, left, data, noise, memory = _moments(tasks)
 
     def square(of_start: Array, of_data: Array, of_noise: Array) -> Array:
-        """E of (of_start x start + sum_j of_data_j x data mean_j + sum_j of_noise_j x noise_j)^2,
-        [d]; coefficients [d], [N d], [N d]."""
+        """Computes the mean square of a combination of the start, data means and noises, `(d,)`.
+
+        E (of_start x start + sum_j of_data_j x data mean_j + sum_j of_noise_j x noise_j)^2, with
+        coefficients `(d,)`, `(N, d)` and `(N, d)`.
+        """
         mean = of_start * start + jnp.sum(of_data * c, 0)
         return mean**2 + jnp.sum(of_data**2 * data + of_noise**2 * noise, 0)
 

@@ -1,7 +1,7 @@
 """What frozen ReLU features can and cannot express of a target network.
 
-The feature space of a network is the span of its neurons relu(w_i.x) in L2 of N(0, I). With G =
-E[relu(Wx) relu(Wx)^T] and h = E[relu(Wx) f(x)], the projection of f has |Pf|^2 = h^T G^+ h
+The feature space of a network is the span of its neurons relu(w_i.x) in L2 of N(0, I). With
+G = E[relu(Wx) relu(Wx)^T] and h = E[relu(Wx) f(x)], the projection of f has |Pf|^2 = h^T G^+ h
 (Features are fate, arXiv 2410.08194, App. C, eqs. 158 and 159, in which K = G / m).
 
 G is numerically singular once training has gathered neurons at the same place. Eigenvalues below
@@ -139,8 +139,7 @@ def check_cutoff(cutoff: ArrayLike) -> None:
 
 
 def floor(eigenvalues: Float[Array, " m"], cutoff: ArrayLike) -> Array:
-    """Returns the least eigenvalue that counts: `cutoff` times the largest, or the rounding of
-    `eigh`.
+    """Returns the least eigenvalue that counts, above the cut-off and the rounding of `eigh`.
 
     Args:
       eigenvalues: Eigenvalues `(m,)`.

@@ -157,8 +157,7 @@ def pretraining_losses(
 def degradations(
     sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0
 ) -> Float[Array, " stages"]:
-    """Computes by how much fine-tuning raises the pre-training loss, from n = 0, ..., d learned
-    modes.
+    """Computes by how much fine-tuning from n = 0, ..., d modes raises the pre-training loss.
 
         Delta_pre(n) = sum_{i<=n} ((sigma_ft,i - sigma_pre,i) / (1 + lambda))^2
 
@@ -256,8 +255,7 @@ def misalignment_threshold(lam: ArrayLike = 0.0) -> Array:
 
 
 def inflection(sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0) -> int | None:
-    """Returns the number of learned modes after which the fine-tuned model's pre-training loss
-    rises.
+    """Returns the number of modes after which the fine-tuned model's pre-training loss rises.
 
     It never falls as lambda grows (Theorem 4.7; Theorem A.25 prints the opposite).
 
@@ -285,8 +283,7 @@ def inflection(sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0)
 def unaligned_losses(
     target_pre: Float[ArrayLike, "o i"], target_ft: Float[ArrayLike, "o i"], anchor: ArrayLike = 0.0
 ) -> tuple[Float[Array, " stages"], Float[Array, " stages"]]:
-    """Computes both losses after fine-tuning on a task whose singular vectors are in general
-    position.
+    """Computes both losses after fine-tuning on a task with singular vectors in general position.
 
     The flow conserves the rank n of the start. With [.]_n for the best approximation of rank n, it
     ends at [(A_ft + lambda [A_pre]_n) / (1 + lambda)]_n, the minimum of |theta - A_ft|^2 + lambda

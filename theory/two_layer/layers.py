@@ -85,8 +85,9 @@ def size(layers: Layers) -> Float[Array, "*b"]:
 def grams(layers: Layers) -> tuple[Float[Array, "*b o o"], Float[Array, "*b i i"]]:
     """Computes the two Gram matrices W_1 W_1^T and W_2^T W_2.
 
-    Together with theta they determine its motion: d theta/dt = -2 (W_1 W_1^T (theta - A) + (theta -
-    A) W_2^T W_2).
+    Together with theta they determine its motion:
+
+        d theta/dt = -2 (W_1 W_1^T (theta - A) + (theta - A) W_2^T W_2)
 
     Args:
       layers: The weights.

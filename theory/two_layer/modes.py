@@ -208,8 +208,7 @@ def inflection(losses: Float[Array | np.ndarray, " stages"]) -> int | None:
 
 
 def monotone_from(losses: Float[Array | np.ndarray, " stages"]) -> int | None:
-    """Returns the smallest r such that the loss rises at every stage after it: L(n - 1) < L(n) for
-    n > r.
+    """Returns the smallest r after which the loss always rises, L(n - 1) < L(n) for n > r.
 
     Args:
       losses: Losses at 0, 1, ..., d learned modes.

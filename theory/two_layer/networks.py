@@ -38,8 +38,7 @@ def objective(layers: Layers, target: Array, anchor: ArrayLike, anchored_to: Arr
 def batch_objective(
     layers: Layers, x: Float[Array, "m i"], target: Array, anchor: ArrayLike, anchored_to: Array
 ) -> Array:
-    """Computes the objective with the mean of |theta x - A x|^2 over a batch in the place of the
-    loss.
+    """Computes the objective on a batch, with the mean of |theta x - A x|^2 as the loss.
 
     Args:
       layers: Weights W_1 `(o, h)` and W_2 `(h, i)`.
@@ -203,8 +202,9 @@ def sgd(
     *,
     anchor: ArrayLike = 0.0,
 ) -> Layers:
-    """Trains both layers by stochastic gradient descent over given batches, anchored to
-    theta(start).
+    """Trains both layers by stochastic gradient descent over given batches.
+
+    The anchor is theta(start).
 
     Args:
       start: Initial weights W_1 `(o, h)` and W_2 `(h, i)`.

@@ -88,8 +88,7 @@ def perturbed_mode_loss(
 
 
 def plateau_losses(sigma: Float[ArrayLike, " d"], gamma: ArrayLike) -> Float[Array, " stages"]:
-    """Computes the mean loss under noise with the first n modes learned and no others, n = 0, ...,
-    d.
+    """Computes the mean loss under noise with exactly the first n modes learned, n = 0, ..., d.
 
     Its increments are (2 d gamma^2 - sigma_n) sigma_n: eqs. (2) and (14) hold with equality, and
     for n = 1 too.
@@ -115,13 +114,12 @@ def plateau_losses(sigma: Float[ArrayLike, " d"], gamma: ArrayLike) -> Float[Arr
 def inflection_index(
     singular_values: Sequence[float] | Float[ArrayLike, " modes"], d: int, gamma: float
 ) -> int | None:
-    """Returns the number r of learned modes after which more pre-training raises the perturbed
-    loss.
+    """Returns the number of modes after which more pre-training raises the perturbed loss.
 
-    r is one less than the smallest n with 2 d gamma^2 > sigma_n. (The text after Proposition 4.3
-    calls that n the inflection point.) The same r bounds the best moment of continuous training:
-    with r >= 1 it lies within the stage that learns mode r, when y_r = sigma_r - d gamma^2
-    (`turning_times`).
+    It is r, one less than the smallest n with 2 d gamma^2 > sigma_n. (The text after Proposition
+    4.3 calls that n the inflection point.) The same r bounds the best moment of continuous
+    training: with r >= 1 it lies within the stage that learns mode r, when
+    y_r = sigma_r - d gamma^2 (`turning_times`).
 
     Args:
       singular_values: Singular values of the target, descending, at most d of them.

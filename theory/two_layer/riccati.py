@@ -1,16 +1,21 @@
 """Exact gradient flow of a balanced two-layer linear network, at any time and for any shapes.
 
-If W_1^T W_1 - W_2 W_2^T = c I at the start (and then always), Q = [W_1; W_2^T] obeys dQ/dt = F Q -
-Q Q^T Q with F = [[c I, 2A], [2A^T, -c I]]. P = Q Q^T contains W_1 W_1^T, W_2^T W_2 and theta. It
-solves a matrix Riccati equation (Fukumizu 1998):
+If W_1^T W_1 - W_2 W_2^T = c I at the start (and then always), Q = [W_1; W_2^T] obeys
+
+    dQ/dt = F Q - Q Q^T Q,   F = [[c I, 2A], [2A^T, -c I]].
+
+P = Q Q^T contains W_1 W_1^T, W_2^T W_2 and theta. It solves a matrix Riccati equation (Fukumizu
+1998):
 
     P(t) = e^{Ft} Q_0 [I + 2 Q_0^T Phi(t) Q_0]^{-1} Q_0^T e^{Ft},   Phi(t) = int_0^t e^{2Fs} ds.
 
 In this form the bracket loses all digits once 4 sigma_1 t > log(1/eps), and e^{Ft} overflows later.
-Here the formula is applied over substeps h with |F| h <= 1, in square-root form: M = I + 2 Q^T
-Phi(h) Q = L L^T, Q <- e^{Fh} Q L^{-T}. Every substep is exact. M is well conditioned, unless
-|Q_0|^2 is 10^4 times |A| or more. F may be singular, A rectangular, and the width may be too small
-for A or larger than it needs.
+Here the formula is applied over substeps h with |F| h <= 1, in square-root form:
+
+    M = I + 2 Q^T Phi(h) Q = L L^T,   Q <- e^{Fh} Q L^{-T}.
+
+Every substep is exact. M is well conditioned, unless |Q_0|^2 is 10^4 times |A| or more. F may be
+singular, A rectangular, and the width may be too small for A or larger than it needs.
 
 P is exact, and with it every function in `layers`. Q is one representative: the true W_1 and W_2
 are those returned up to a common rotation, (W_1 R, R^T W_2), and R depends on the whole path. A
@@ -112,7 +117,6 @@ class Trajectory(NamedTuple):
     """
 
     layers: Layers
-    """W_1 and W_2 up to a common rotation (W_1 R, R^T W_2) that depends on the path."""
     target: Float[Array, "o i"]
 
     @property
