@@ -152,7 +152,7 @@ def scale_by_seen(p: ArrayLike, seen: ArrayLike, depth: ArrayLike) -> Array:
 
     The unknown is x = log N^2. With b = 1/depth it solves p e^{-x} = seen - q (e^{-bx} - 1).
     Newton's method runs from below either on the difference of the logarithms of both sides or on
-    the logarithm of p e^{-x} + q e^{-bx}. Both are concave and increasing, so no step overshoots.
+    -log(p e^{-x} + q e^{-bx}). Both are concave and increasing, so no step overshoots.
 
     Args:
       p: |X^+ y|^2 / |beta_s|^2, >= 0.
