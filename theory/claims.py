@@ -49,8 +49,15 @@ Relation = Literal["=", "<=", ">="]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A simulated number with its error: a standard error (Monte Carlo; its z is Gaussian by the
-    central limit theorem), or a deterministic tolerance with its reason in the claim's note."""
+    """A simulated number with its error, of which it has exactly one kind.
+
+    Attributes:
+      value: The number.
+      stderr: The standard error of a Monte Carlo mean; its z is Gaussian by the central limit
+        theorem.
+      tolerance: The largest error of a deterministic computation; the claim's note says where it
+        comes from.
+    """
 
     value: float
     stderr: float | None = None
@@ -62,18 +69,37 @@ class Estimate:
 
     @classmethod
     def mean(cls, values: Array | np.ndarray | list[float]) -> "Estimate":
-        """The mean of independent draws, with its standard error."""
+        """Takes the mean of independent draws, with its standard error.
+
+        Args:
+          values: The draws, a vector of two or more.
+
+        Returns:
+          The estimate.
+        """
         draws = np.asarray(values)
         return cls(float(draws.mean()), stderr=float(draws.std(ddof=1)) / math.sqrt(draws.size))
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`relation` reads: simulated `relation` predicted, within the error of the simulation.
+    """A statement of a paper, or one of ours, as two sides that can be compared.
 
-    predict() -> float; simulate(key, quick) -> Estimate. `domain` says for which numbers the two
-    sides are evaluated. `expected`: whether the claim should hold. `effect`: the smallest change of
-    the prediction that the simulation is made to see, where it is not 5 % of it; the note says why.
+    Attributes:
+      id: "paper/statement/variant"; the variant is "printed", "corrected", "exact", "limit" or
+        "network".
+      statement: What is claimed, as a formula or a sentence.
+      source: Where it stands: the paper, and the number of the theorem or equation.
+      domain: The numbers at which both sides are evaluated.
+      predict: Returns the predicted value.
+      simulate: Takes a key and whether a tenth of the work is enough; returns the simulated value
+        with its error.
+      relation: What is compared: simulated "=", "<=" or ">=" predicted, within the error of the
+        simulation.
+      expected: Whether the claim should hold; False for what is wrong as printed.
+      note: Why a print is wrong, or where a tolerance or an effect comes from.
+      effect: The smallest change of the prediction that the simulation is made to see; None means
+        5 % of the prediction, or .05 where it is 0.
     """
 
     id: str
@@ -108,13 +134,31 @@ class Power:
 
     @property
     def enough(self) -> bool:
+        """Whether the effect is overlooked with a chance of at most `MISS`."""
         return self.miss <= MISS
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one claim. `score` is z for Monte Carlo and error / tolerance otherwise,
-    signed as simulated - predicted; `ok` is `holds == expected`."""
+    """The outcome of checking one claim.
+
+    Attributes:
+      id: The claim's; so are `statement`, `source`, `domain`, `relation`, `expected` and `note`.
+      statement: What is claimed.
+      source: Where it stands.
+      domain: The numbers at which both sides were evaluated.
+      relation: "=", "<=" or ">=".
+      predicted: The value of the closed form.
+      simulated: The value of the simulation.
+      stderr: Its standard error; None where it is deterministic.
+      score: (simulated - predicted) in standard errors, or in tolerances.
+      score_name: Which of the two: "z" or "err/tol".
+      expected: Whether the claim should hold.
+      holds: Whether it does.
+      note: The claim's note.
+      power: What the comparison can see.
+      seconds: How long it took.
+    """
 
     id: str
     statement: str
@@ -134,13 +178,21 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
+        """Whether the claim fares as expected."""
         return self.holds == self.expected
 
 
 def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
-    """Evaluate both sides, in float64. `quick` asks the simulator for a tenth of the work or so.
+    """Evaluates both sides of a claim in float64 and compares them.
 
-    The simulator's key depends on the seed and on the claim's id only, not on which others run.
+    Args:
+      claim: The claim.
+      seed: Seed of the simulation. The simulator's key depends on it and on the claim's id only,
+        not on which other claims are checked.
+      quick: Whether to ask the simulator for about a tenth of the work.
+
+    Returns:
+      The verdict.
     """
     start = time.perf_counter()
     with jax.enable_x64(True):
@@ -172,7 +224,7 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
 
 
 def power(claim: Claim, predicted: float, estimate: Estimate) -> Power:
-    """What the comparison of a claim with this estimate can see.
+    """Computes what the comparison of a claim with an estimate can see.
 
     Args:
       claim: The claim; its relation, effect and whether it is expected to hold count.
@@ -200,7 +252,15 @@ def power(claim: Claim, predicted: float, estimate: Estimate) -> Power:
 
 
 def claim_key(name: str, seed: int) -> Array:
-    """A key from the seed and the bytes of the name: stable across processes and versions."""
+    """Makes a key from a seed and the bytes of a name, stable across processes and versions.
+
+    Args:
+      name: The id of a claim.
+      seed: The seed.
+
+    Returns:
+      A typed key, a scalar.
+    """
     key = jax.random.key(seed)
     for byte in name.encode():
         key = jax.random.fold_in(key, byte)
@@ -208,7 +268,14 @@ def claim_key(name: str, seed: int) -> Array:
 
 
 def all_claims() -> tuple[Claim, ...]:
-    """Every claim of every room, in the order of the papers' statements."""
+    """Returns every claim of every room, in the order of the papers' statements.
+
+    Returns:
+      The claims.
+
+    Raises:
+      ValueError: If two claims share an id.
+    """
     claims = tuple(c for room in ROOMS for c in importlib.import_module(room).CLAIMS)
     names = [c.id for c in claims]
     if repeated := {n for n in names if names.count(n) > 1}:
@@ -217,10 +284,13 @@ def all_claims() -> tuple[Claim, ...]:
 
 
 def select(patterns: str = "*") -> list[Claim]:
-    """Claims whose ids match one of the globs, in the order of the papers' statements.
+    """Selects the claims whose ids match one of several globs.
 
     Args:
       patterns: Globs such as "features-are-fate/T3.9*", separated by commas.
+
+    Returns:
+      The claims, in the order of the papers' statements.
 
     Raises:
       ValueError: If a glob matches no claim.

@@ -178,6 +178,20 @@ def row(
     simulate: Simulate,
     **more: Any,
 ) -> Claim:
+    """Builds a claim of this paper whose prediction is a number.
+
+    Args:
+      name: The claim's id after the paper's.
+      statement: What is claimed.
+      source: Where it stands in the paper.
+      domain: The numbers at which both sides are evaluated.
+      predicted: The prediction.
+      simulate: The simulator.
+      **more: Other fields of `Claim`.
+
+    Returns:
+      The claim.
+    """
     at = f"{PAPER} {source}"
     return Claim(f"{PAPER}/{name}", statement, at, domain, lambda: predicted, simulate, **more)
 

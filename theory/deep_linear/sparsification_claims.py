@@ -27,7 +27,14 @@ def _features(weights: networks.Weights) -> Array:
 
 
 def conserved(weights: networks.Weights) -> list[Array]:
-    """D_l = W_l^T W_l - W_{l+1} W_{l+1}^T (eq. 35)."""
+    """Computes what gradient flow conserves, D_l = W_l^T W_l - W_{l+1} W_{l+1}^T (eq. 35).
+
+    Args:
+      weights: Weight matrices, first layer first.
+
+    Returns:
+      One matrix for each pair of neighbouring layers.
+    """
     columns = [*weights[:-1], weights[-1][:, None]]
     return [a.T @ a - b @ b.T for a, b in pairwise(columns)]
 

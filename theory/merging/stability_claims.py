@@ -32,7 +32,16 @@ MIXED = "3 tasks of different n, K, b, λ"
 
 
 def lemma_1(bed: Bed, gradient: str, of_optimisation: bool = False) -> float:
-    """Its right side at the best γ, in closed form, plus C|∇f|² for equation 5."""
+    """Computes the right side of Lemma 1 at the best γ, in closed form.
+
+    Args:
+      bed: Builds the tasks.
+      gradient: Which squared gradient the bound has: a field of `Quantities`.
+      of_optimisation: Whether to add C|∇f|², as equation 5 does.
+
+    Returns:
+      The bound.
+    """
     consts, quantities = constants(bed()), exact(bed())
     square = float(getattr(quantities, gradient))
     stability = float(quantities.stability)
