@@ -239,14 +239,15 @@ def power(claim: Claim, predicted: float, estimate: Estimate) -> Power:
         usual = EFFECT * (abs(predicted) or 1.0)
         effect = usual if claim.effect is None else claim.effect
     else:
-        missed = estimate.value - predicted
+        missed = float(estimate.value) - predicted
         effect = {"=": abs(missed), "<=": missed, ">=": -missed}[claim.relation]
     if estimate.stderr is None:
         # The simulated value may be off by the tolerance, and may differ by as much again.
-        sees = (2 if claim.expected else 1) * (estimate.tolerance or 0.0)
+        sees = (2 if claim.expected else 1) * float(estimate.tolerance or 0.0)
         return Power(effect, sees, 0.0, float(not effect > sees))
-    sees = (Z_MAX + normal.inv_cdf(1 - MISS)) * estimate.stderr
-    ratio = effect / estimate.stderr if estimate.stderr else math.copysign(math.inf, effect)
+    stderr = float(estimate.stderr)
+    sees = (Z_MAX + normal.inv_cdf(1 - MISS)) * stderr
+    ratio = effect / stderr if stderr else math.copysign(math.inf, effect)
     miss = normal.cdf(Z_MAX - ratio) - (normal.cdf(-Z_MAX - ratio) if two_sided else 0.0)
     return Power(effect, sees, (1 + two_sided) * normal.cdf(-Z_MAX), miss)
 

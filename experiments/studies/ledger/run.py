@@ -20,8 +20,9 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     def verdict(claim: claims.Claim) -> dict[str, Any]:
         checked = claims.check(claim, seed=config.seed, quick=config.quick)
         record = dataclasses.asdict(checked)
+        power = record.pop("power")
         stderr = math.nan if checked.stderr is None else checked.stderr
-        return {**record, **record.pop("power"), "stderr": stderr, "ok": checked.ok}
+        return {**record, **power, "stderr": stderr, "ok": checked.ok}
 
     rows = [stage(claim.id, partial(verdict, claim)) for claim in claims.select(config.claims)]
     columns = {field: np.array([row[field] for row in rows]) for field in rows[0]}
