@@ -440,6 +440,14 @@ def verdicts(monkeypatch):
     return of
 
 
+def test_verify_says_what_is_too_weak(verdicts, call):
+    verdicts([*GOOD, _verdict("p/strong", power=Power(0.05, 0.01, 6e-5, 1e-9))])
+    code, out, _ = call("verify", "--power")
+    assert code == 0
+    assert "made to see" in out
+    assert "3 of 4 claims are too weak: p/one, p/two, p/bound." in out
+
+
 def test_verify_says_what_holds(verdicts, call, tmp_path):
     asked = verdicts(GOOD)
     file = tmp_path / "ledger.json"
@@ -459,7 +467,7 @@ def test_verify_says_what_holds(verdicts, call, tmp_path):
         "id": "p/two", "statement": "a < b & c", "source": "paper, eq. (1)", "domain": "n=2",
         "relation": "=", "predicted": 1.0, "simulated": 1.1, "stderr": None, "score": "-inf",
         "score_name": "err/tol", "note": "", "seconds": 0, "expected": False, "holds": False,
-        "ok": True,
+        "ok": True, "effect": 0.05, "sees": 0.3, "false_alarm": 6e-5, "miss": 0.5,
     }  # fmt: skip
 
 

@@ -73,7 +73,9 @@ def blind(dataset: xr.Dataset) -> str:
     missed = dataset["claim"].values[~(dataset["miss"].values <= claims.MISS)]
     if not len(missed):
         return f"Every claim sees its effect: it is missed with a chance below {claims.MISS:.0%}."
-    return f"{len(missed)} of {dataset.sizes['claim']} claims are too weak: {', '.join(missed)}."
+    quick = " (quick: a whole run sees more)" if dataset.attrs["quick"] else ""
+    too_weak = f"{len(missed)} of {dataset.sizes['claim']} claims are too weak{quick}"
+    return f"{too_weak}: {', '.join(missed)}."
 
 
 def summary(dataset: xr.Dataset) -> str:
