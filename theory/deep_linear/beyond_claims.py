@@ -324,6 +324,8 @@ CLAIMS: tuple[Claim, ...] = (
         f"{_TUNED}, α=0.02 and 0.01",
         lambda: 2.0,
         _outside_order,
+        note="seen: .25, which tells order 2 from 1 and 3; tolerance for the next order",
+        effect=0.25,
     ),
     Claim(
         f"{PAPER}/rank-k-balance/exact",

@@ -54,7 +54,7 @@ def _noise_inflection(gamma: float) -> Simulate:
         target = task()
         losses = [_noisy(key, ideal(target, n), gamma, quick, target) for n in range(D + 1)]
         inflection = modes.inflection(np.mean(losses, axis=1))
-        return Estimate(math.nan if inflection is None else inflection, tolerance=0.5)
+        return Estimate(math.nan if inflection is None else inflection, tolerance=0.25)
 
     return simulate
 
@@ -190,6 +190,8 @@ def _perturbation() -> list[Claim]:
             f"{SIZES}, γ={gamma}",
             lambda: float(smallest - 1),
             _noise_inflection(gamma),
+            note="seen: 1, an index",
+            effect=1.0,
         ),
         Claim(
             f"{PAPER}/T4.4/printed",
