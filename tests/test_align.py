@@ -534,6 +534,10 @@ AUCTION = jax.jit(align.auction)
 
 
 @pytest.mark.slow
+def test_nothing_to_assign_has_no_gap():
+    assert align.auction_gap(np.zeros((0, 0))) == 0.0
+
+
 def test_auction_under_transformations():
     a = np.random.default_rng(0).normal(size=(3, 7, 7)).astype(np.float32)
     together = jax.jit(jax.vmap(align.auction))(a)

@@ -180,7 +180,7 @@ def _epsilon(n: int, gap: float, dtype: np.dtype) -> float:
     if not (math.isfinite(gap) and gap >= 0):
         raise ValueError(f"gap must be finite and not negative, got {gap}")
     # below, a raise would be lost in the rounding of a price, of the order of the range
-    return max(gap / n, 16 * float(jnp.finfo(dtype).eps))
+    return max(gap / max(n, 1), 16 * float(jnp.finfo(dtype).eps))
 
 
 def _square(a: Any) -> Any:

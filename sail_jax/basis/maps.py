@@ -37,14 +37,15 @@ class Selection:
     """The matrix [new, old] with `scale[j]` at (j, `index[j]`), kept as a gather.
 
     Attributes:
-      index: For each new unit, the old unit that it takes: integers [new] in range(old).
-      scale: What the new units are multiplied by, [new]; None stands for ones and costs no
-        multiplication.
+      index: For each new unit, the old unit that it takes: integers [new] in range(old), after
+        batch axes if there are any.
+      scale: What the new units are multiplied by, shaped like `index`; None stands for ones and
+        costs no multiplication.
       old: The number of old units.
     """
 
-    index: Int[Array | np.ndarray, "new"]
-    scale: Float[Array, "new"] | None
+    index: Int[Array | np.ndarray, "*batch new"]
+    scale: Float[Array | np.ndarray, "*batch new"] | None
     old: int
 
     @property
@@ -53,7 +54,7 @@ class Selection:
         return (*self.index.shape, self.old)
 
     @jax.jit
-    def dense(self) -> Float[Array, "new old"]:
+    def dense(self) -> Float[Array, "*batch new old"]:
         """Builds the matrix itself.
 
         Returns:

@@ -246,10 +246,6 @@ def _rows(
     return tuple(sorted(rows, key=lambda row: (*_place(row.label), len(row.shape) < 2)))
 
 
-def _other(role: str) -> str:
-    return {"read": "write", "write": "read"}.get(role, "")
-
-
 def _several(axis: Axis) -> bool:
     """Tells whether an axis is made of more than one space."""
     return len({f.space for f in axis}) > 1

@@ -21,7 +21,7 @@ from sail_jax.growth import depth, fresh, width
 from sail_jax.growth.basic import pad, widen
 from sail_jax.growth.fresh import leaf_key
 
-__all__ = ["DEPTHS", "METHODS", "Method", "pair_units"]
+__all__ = ["METHODS", "Method", "pair_units"]
 
 Params = dict[str, Array]
 Maps = dict[str, SpaceMap]
@@ -387,6 +387,3 @@ _WIDTH = {
 
 METHODS: dict[str, Method] = _WIDTH | _DEPTH
 """The growth methods by name: those that widen, then those that deepen."""
-
-DEPTHS = frozenset(_DEPTH)
-"""The names of the methods that deepen."""

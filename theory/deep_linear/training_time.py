@@ -208,6 +208,6 @@ def check_times(times: ArrayLike) -> None:
     Raises:
       ValueError: If they are anything else.
     """
-    if jnp.ndim(times) != 1 or jnp.size(times) == 0:
-        raise ValueError(f"times must be a non-empty vector; got shape {jnp.shape(times)}")
+    if np.ndim(times) != 1 or np.size(times) == 0:
+        raise ValueError(f"times must be a non-empty vector; got shape {np.shape(times)}")
     problems.check("times", times, lambda t: (t >= 0) & (t < np.inf), "finite and >= 0")

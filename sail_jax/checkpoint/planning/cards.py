@@ -17,7 +17,7 @@ from sail_jax.checks import escaped
 from sail_jax.merging.merge import Merge, example, get, options_of
 from sail_jax.merging.streaming import Work, passes, tree_bits
 
-__all__ = ["Passes", "describe", "growth_card", "methods", "model_card", "render"]
+__all__ = ["Passes", "describe", "growth_card", "methods", "model_card", "render", "storage"]
 
 Passes = Mapping[str, int]
 """How often the inputs of each tensor are read, by its name; once for those not named."""
@@ -101,12 +101,12 @@ def render(plan: Plan, full: bool = False, passes: Passes = MappingProxyType({})
     lines = [f"{plan.method} ({plan.compat}), seed {plan.seed}"]
     for model in plan.inputs:
         lines.append(
-            f"  {model.role:<9} {model.name}: {model.tensors} tensors, {_size(model.size)}"
+            f"  {model.role:<9} {model.name}: {model.tensors} tensors, {storage(model.size)}"
         )
     passes_ = f"{data['passes']} pass{'es' * (data['passes'] > 1)}"
-    written = f"writes {_size(data['write'])} in {len(plan.treatments)} tensors"
-    lines += [f"reads {_size(data['read'])} in {passes_}, {written}"]
-    working = f"{_size(largest['working'])} with its inputs in the dtype of the arithmetic"
+    written = f"writes {storage(data['write'])} in {len(plan.treatments)} tensors"
+    lines += [f"reads {storage(data['read'])} in {passes_}, {written}"]
+    working = f"{storage(largest['working'])} with its inputs in the dtype of the arithmetic"
     lines += [f"largest tensor: {largest['name']} {largest['shape']}, {working}", ""]
     groups: dict[tuple, list[dict[str, Any]]] = {}
     for tensor in data["tensors"]:
@@ -221,12 +221,22 @@ def _range(values: Any) -> str:
     return texts[0] if len(texts) == 1 else f"{texts[0]}.. ({len(texts)} values)"
 
 
-def _size(size: int) -> str:
-    """Formats bytes in the unit that fits."""
+def storage(size: float) -> str:
+    """Formats bytes in the unit that fits.
+
+    Args:
+      size: The bytes.
+
+    Returns:
+      The number with its unit, a power of 1000.
+
+    >>> storage(1_500_000), storage(999_950_000)
+    ('1.5 MB', '1.0 GB')
+    """
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= factor:
+        if round(size / factor, 1) >= 1:
             return f"{size / factor:.1f} {unit}"
-    return f"{size} B"
+    return f"{size:.0f} B"
 
 
 def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.planning.plan import Plan
 
 __all__ = [
-    "few", "lettered", "many", "number", "percent", "short", "storage", "warnings", "weights_of",
+    "few", "lettered", "many", "number", "percent", "short", "warnings", "weights_of",
 ]  # fmt: skip
 
 
@@ -47,24 +47,6 @@ def percent(x: float | None) -> str:
     if x is None or not math.isfinite(x):
         return "–"
     return f"{100 * x:.0f} %" if x in (0, 1) else f"{100 * x:.{1 if x >= 0.001 else 4}f} %"
-
-
-def storage(size: float) -> str:
-    """Formats bytes in the unit that fits.
-
-    Args:
-      size: The bytes.
-
-    Returns:
-      The number with its unit, a power of 1000.
-
-    >>> storage(1_500_000)
-    '1.5 MB'
-    """
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size:.0f} B"
 
 
 def many(count: int, thing: str) -> str:
