@@ -95,7 +95,7 @@ def linear_flow(
       ValueError: If shapes do not conform, a value is not finite, or a time is negative.
 
     >>> x, y = jnp.array([[3.0, 4.0]]), jnp.array([25.0])
-    >>> [round(float(b), 3) for b in linear_flow(x, y, jnp.zeros(2), [0.0, jnp.inf])[1]]
+    >>> [round(float(b), 3) for b in linear_flow(x, y, jnp.zeros(2), jnp.array([0.0, jnp.inf]))[1]]
     [3.0, 4.0]
     """
     check_data(x, y)

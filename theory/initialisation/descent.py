@@ -139,7 +139,10 @@ def excess_ratio(
 
 @jax.jit
 def descend(
-    curvature: Float[ArrayLike, " d"], start: Float[ArrayLike, " d"], rate: ArrayLike, steps: int
+    curvature: Float[ArrayLike, " d"],
+    start: Float[ArrayLike, " d"],
+    rate: ArrayLike,
+    steps: ArrayLike,
 ) -> Float[Array, " d"]:
     """Simulates T steps of gradient descent on the quadratic, with gradients by autodiff.
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.scipy.special import xlog1py, xlogy
 from jax.scipy.stats import norm
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Real
 
 from theory import problems
 
@@ -150,7 +150,8 @@ def empirical_total_variation(
     Raises:
       ValueError: If p and q are not laws on the same cells, or a count is below 1.
 
-    >>> round(float(empirical_total_variation([0.5, 0.5], [0.5, 0.5], 1, 1)), 4)
+    >>> p = jnp.array([0.5, 0.5])
+    >>> round(float(empirical_total_variation(p, p, 1, 1)), 4)
     0.5
     """
     p, q = (_probabilities(name, value) for name, value in (("p", p), ("q", q)))
@@ -181,7 +182,7 @@ def threshold_risk(t: ArrayLike, means: Float[ArrayLike, " 2"]) -> Float[Array, 
     return (norm.cdf(t - means[0]) + norm.sf(t - means[1])) / 2
 
 
-def empirical_risks(y: Float[ArrayLike, " n"]) -> Float[Array, " n_plus_1"]:
+def empirical_risks(y: Real[ArrayLike, " n"]) -> Float[Array, " n_plus_1"]:
     """Computes the empirical risks of all n + 1 thresholds on n points.
 
     Args:
@@ -200,7 +201,7 @@ def empirical_risks(y: Float[ArrayLike, " n"]) -> Float[Array, " n_plus_1"]:
 
 
 def worst_gap(
-    x: Float[ArrayLike, " n"], y: Float[ArrayLike, " n"], means: Float[ArrayLike, " 2"]
+    x: Float[ArrayLike, " n"], y: Real[ArrayLike, " n"], means: Float[ArrayLike, " 2"]
 ) -> Float[Array, ""]:
     """Computes the largest true risk minus empirical risk over all thresholds.
 
