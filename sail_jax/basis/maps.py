@@ -45,7 +45,7 @@ class Selection:
     """
 
     index: Int[Array | np.ndarray, "*batch new"]
-    scale: Float[Array | np.ndarray, "*batch new"] | None
+    scale: Float[Array, "*batch new"] | None
     old: int
 
     @property
