@@ -20,8 +20,9 @@ def sample_mean(mean: float, draws: int = 400):
     return simulate
 
 
-def make(relation="=", predicted=0.0, simulate=None, **more) -> Claim:
-    return Claim("a/b", "s", "src", "dom", lambda: predicted, simulate, relation, **more)
+def make(relation="=", predicted=0.0, simulate=None, variant="exact", **more) -> Claim:
+    name = f"a/b/{variant}"
+    return Claim(name, "s", "src", "dom", lambda: predicted, simulate, relation, **more)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +61,16 @@ def test_without_an_error_only_equality_holds(value, score):
         assert (verdict.score, verdict.holds) == (score, score == 0)
 
 
+def test_every_claim_has_a_status():
+    found = {claim.status for claim in claims.all_claims()}
+    assert found == set(claims.STATUSES.values())
+    with pytest.raises(KeyError, match="maybe"):
+        _ = make(variant="maybe").status
+
+
 def test_a_misprint_is_ok_only_if_it_fails():
-    wrong = make(simulate=sample_mean(1.0), expected=False)
-    right = make(simulate=sample_mean(0.0), expected=False)
+    wrong = make(simulate=sample_mean(1.0), variant="printed")
+    right = make(simulate=sample_mean(0.0), variant="printed")
     assert claims.check(wrong).ok
     assert not claims.check(right).ok
 
@@ -106,7 +114,7 @@ def test_what_power_says():
     loose = claims.check(make(predicted=2.0, simulate=lambda k, q: Estimate(2.0, tolerance=0.06)))
     assert (loose.power.sees, loose.power.miss, loose.power.enough) == (0.12, 1.0, False)
     wrong = claims.check(
-        make(simulate=lambda k, q: Estimate(1.0, stderr=0.5), expected=False, relation="<=")
+        make(simulate=lambda k, q: Estimate(1.0, stderr=0.5), variant="printed", relation="<=")
     )
     assert (wrong.power.effect, wrong.power.enough) == (1.0, False)
 

@@ -180,7 +180,7 @@ def test_verdicts_in_words():
     from experiments.studies.ledger.findings import wording
 
     assert wording(True, True) == "holds"
-    assert wording(False, False) == "fails as printed (expected)"
+    assert wording(False, False) == "fails, as expected"
     for unexpected in (wording(True, False), wording(False, True)):
         assert unexpected.split()[0].rstrip(",").isupper()
 

@@ -59,6 +59,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     dataset = run(config, reporting(store.direct))
     _print_table(*findings.table(dataset, "statement", "where"))
     show(findings.summary(dataset))
+    show(findings.statuses(dataset))
     if args.power:
         _print_table(*findings.power(dataset))
         show(findings.blind(dataset))

@@ -31,7 +31,7 @@ MAIN = (
     "features-are-fate/T3.8/exact",
     "features-are-fate/T3.9-estimator-L2/*",
     "features-are-fate/eq17-boundary/*",
-    "overtrained/T4.4/printed",
+    "overtrained/T4.4/exact",
     "overtrained/T4.4-sharp/exact",
     "overtrained/T4.6/exact",
     "overtrained/T4.7-threshold/exact",

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,12 +19,13 @@ def wording(holds: bool, expected: bool) -> str:
     """The verdict in words; capitals where the ledger and the theory disagree."""
     if holds:
         return "holds" if expected else "HOLDS, expected to fail"
-    return "FAILS" if expected else "fails as printed (expected)"
+    return "FAILS" if expected else "fails, as expected"
 
 
 # The columns of the ledger as text; the first row of a table is these names.
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "claim": lambda record: record["claim"],
+    "status": lambda record: record["status"],
     "statement": lambda record: record["statement"],
     "where": lambda record: record["domain"],
     "source": lambda record: record["source"],
@@ -90,6 +92,13 @@ def summary(dataset: xr.Dataset) -> str:
     return f"{text}. NOT as expected: {', '.join(map(str, dataset['claim'].values[~ok]))}."
 
 
+def statuses(dataset: xr.Dataset) -> str:
+    """How many of the claims have which status."""
+    counts = Counter(dataset["status"].values.astype(str).tolist())
+    named = (f"{name} {counts[name]}" for name in claims.STATUSES.values() if counts[name])
+    return ", ".join(named) + "."
+
+
 def accounted() -> tuple[str, bool]:
     """Which claims answer to which statement of which paper, as text, and whether none is missing.
 
@@ -126,8 +135,8 @@ def as_csv(dataset: xr.Dataset) -> bytes:
 
 
 LATEX = r"""% Needs longtable, and lualatex or xelatex with a font of mathematical letters.
-\begin{longtable}{p{.42\linewidth}llll}
-statement & source & predicted & simulated & verdict \\ \hline \endhead
+\begin{longtable}{p{.12\linewidth}p{.36\linewidth}llll}
+status & statement & source & predicted & simulated & verdict \\ \hline \endhead
 """
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 SPECIAL |= {letter: "\\" + letter for letter in "&%$#_{}"}
@@ -138,10 +147,10 @@ def as_latex(dataset: xr.Dataset) -> bytes:
     lines = []
     for record in _records(dataset):
         paper = record["claim"].split("/")[0]
-        shown = ("statement", "source", "predicted", "simulated", "verdict")
+        shown = ("status", "statement", "source", "predicted", "simulated", "verdict")
         record["source"] = record["source"].removeprefix(paper).lstrip()
         cells = [COLUMNS[name](record).translate(str.maketrans(SPECIAL)) for name in shown]
-        cells[1] = rf"\cite[{{{cells[1]}}}]{{{paper}}}"
+        cells[2] = rf"\cite[{{{cells[2]}}}]{{{paper}}}"
         lines.append(" & ".join(cells) + r" \\")
     return (LATEX + "\n".join(lines) + "\n\\end{longtable}\n").encode()
 

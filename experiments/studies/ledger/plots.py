@@ -34,8 +34,8 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     dot = partial(Line2D, [], [], marker="o", ls="")
     handles = [
         Patch(color=style.PALETTE[2], alpha=0.15, label="allowed"),
-        dot(color=style.PALETTE[0], label="expected to hold"),
-        dot(color=style.PALETTE[1], label="expected to fail"),
+        dot(color=style.PALETTE[0], label="should hold"),
+        dot(color=style.PALETTE[1], label="wrong as printed: should fail"),
     ]
     if (dataset["relation"] != "=").any():
         bound = "bound: allowed further on this side"
