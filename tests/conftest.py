@@ -25,7 +25,7 @@ if jax.__version_info__[:2] == (0, 10):  # a flag that XLA does not know ends th
 
 def pytest_configure(config):
     """Before the first program: XLA reads its flags when its first device is made."""
-    if config.getoption("markexpr") in ("not slow and not soak", "slow"):
+    if "not soak" in config.getoption("markexpr"):
         os.environ.setdefault("XLA_FLAGS", UNOPTIMISED)
 
 

@@ -218,6 +218,21 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
     with jax.enable_x64(True):
         predicted = float(claim.predict())
         estimate = claim.simulate(claim_key(claim.id, seed), quick)
+    return judge(claim, predicted, estimate, time.perf_counter() - start)
+
+
+def judge(claim: Claim, predicted: float, estimate: Estimate, seconds: float = 0.0) -> Verdict:
+    """Compares the two sides of a claim.
+
+    Args:
+      claim: The claim.
+      predicted: What its formula gives.
+      estimate: What its simulation gives.
+      seconds: How long both took.
+
+    Returns:
+      The verdict.
+    """
     difference = estimate.value - predicted
     unit = estimate.stderr if estimate.stderr is not None else estimate.tolerance
     # without an error nothing but equality agrees; inf * 0 would be NaN
@@ -240,7 +255,7 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
         holds=excess <= limit,  # NaN does not hold
         note=claim.note,
         power=power(claim, predicted, estimate),
-        seconds=time.perf_counter() - start,
+        seconds=seconds,
     )
 
 
