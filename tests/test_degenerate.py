@@ -93,9 +93,9 @@ def outcome(name, models, base, weights, **options):
     return merge(*given, weights=weights)
 
 
-# Cases of other shapes, which compile anew, are slow. Of the rest the quick tests have a third: every
-# method meets a third of the cases, every case a third of the methods. The other convention runs in
-# the programs that the first cases compile.
+# Cases of other shapes, which compile anew, are slow. Of the rest the quick tests have a third:
+# every method meets a third of the cases, every case a third of the methods. The other convention
+# runs in the programs that the first cases compile.
 ANEW = ("huge float16", "one model")
 CELLS = [
     pytest.param(name, compat, case, marks=[pytest.mark.slow] * (case in ANEW or (i + j) % 3 > 0))
