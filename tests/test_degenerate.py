@@ -102,8 +102,7 @@ CELLS = [
     for i, name in enumerate(merge_cases.NAMES)
     for compat in ("paper", "mergekit")
     for j, case in enumerate(CASES)
-    if compat == "paper"
-    or ("compat" in methods.options_of(name) and case not in ANEW)
+    if compat == "paper" or ("compat" in methods.options_of(name) and case not in ANEW)
 ]
 
 

@@ -92,6 +92,7 @@ def _same_bit_for_bit(found, expected):
             np.testing.assert_array_equal(a.values.astype(str), b.values.astype(str))
 
 
+@pytest.mark.thirds
 def test_what_is_stored_of_the_stages_gives_the_result_bit_for_bit(ran, tmp_path):
     """All that a study knows lies in its stages."""
     name, study, (dataset, stages) = ran
@@ -103,6 +104,7 @@ def test_what_is_stored_of_the_stages_gives_the_result_bit_for_bit(ran, tmp_path
     assert repr(study.findings(stored)) == repr(study.findings(dataset))
 
 
+@pytest.mark.thirds
 def test_computed_again_the_result_is_the_same_bit_for_bit(ran, tmp_path):
     name, _, (dataset, _) = ran
     _same_bit_for_bit(_interrupted_and_resumed(tmp_path, name), dataset)
@@ -141,6 +143,7 @@ def test_findings_are_computed_from_the_dataset(ran):
         assert not re.search(r"\b(inf|None)\b", " ".join(finding[:5]))
 
 
+@pytest.mark.thirds
 def test_figures_only_draw_are_labelled_and_their_text_stays_inside(ran, monkeypatch):
     import matplotlib as mpl
 

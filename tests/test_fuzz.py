@@ -597,6 +597,7 @@ def _command_line(name):
     return make
 
 
+@pytest.mark.thirds
 @cells(COMMANDS)
 def test_command_lines(name, tried):
     tried(name, _command_line(name), 10)
