@@ -300,9 +300,7 @@ def flops(net: nn.Module, variables: PyTree, data: Data, batch: int) -> float:
 
 
 def _positions(net: nn.Module, module: str, data: Data) -> int:
-    """How often one example applies a module's parameters: for each token, or pixel of its
-    stage.
-    """
+    """How often one example applies a module's parameters: per token or pixel."""
     if isinstance(net, GPT):
         return net.context
     if isinstance(net, MLP) or module == "head":

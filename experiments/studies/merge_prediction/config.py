@@ -1,4 +1,4 @@
-"""What `merge_prediction` is told, and its presets."""
+"""The configuration of `merge_prediction` and its presets."""
 
 from typing import Annotated
 
