@@ -1,4 +1,4 @@
-"""What `ledger` can be told, and its presets."""
+"""The configuration of `ledger` and its presets."""
 
 from experiments.lab.config import Seed, config, varied
 from theory import claims
