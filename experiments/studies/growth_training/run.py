@@ -153,7 +153,7 @@ def _dataset(
     # Training from scratch, the first way, needs no small network.
     before = np.where(np.arange(len(methods)) == 0, 0.0, earlier)[:, None]
     per_seed = ("way", "seed")
-    # Scratch needs no compute to a level that it starts below.
+    # Where scratch starts at the level, it has spent nothing that could be divided by.
     with np.errstate(divide="ignore", invalid="ignore"):
         saved = {
             "compute_saved": 1 - cost[1] * steps / spent,

@@ -255,6 +255,7 @@ def train(
     def loss(
         params: PyTree, rest: PyTree, timed_batch: tuple[Batch, Any], train: bool = True
     ) -> Any:
+        # The mask of new units depends on the step, which therefore travels with the batch.
         batch, t = timed_batch
         seen, weights = {"params": params, **rest}, None
         if masked is not None:

@@ -163,6 +163,7 @@ def _msg(
 ) -> Grown:
     """Masked structural growth (Yao et al. 2023): random new units, absent at first."""
     ramped = masked(source, target, data)
+    # Padding makes the new units zero. They get random weights, which the mask hides at first.
     wide = change_basis(variables, ramped.spec, ramped.maps)
     wide = growth.fresh_units(wide, ramped.spec, ramped.maps, key)
     grown = restarted(wide)._replace(masked=ramped, exact=True)

@@ -139,6 +139,7 @@ def measure(
     def of_merge(i: int) -> dict[str, Any]:
         merge = at(merges, i)
         base, models = at(bases, merge.base), [at(experts, j) for j in merge.expert]
+        # Probes and outcomes see different examples, or the former would know the latter's noise.
         few = [at(data.held_out, (t, slice(PROBED))) for t in merge.task]
         exams = [at(data.held_out, (t, slice(PROBED, None))) for t in merge.task]
         learnt = [at(data.learn, (t, slice(BOUND))) for t in merge.task]

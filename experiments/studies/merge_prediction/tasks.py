@@ -93,6 +93,7 @@ def rotations_and_classes(seed: int, tasks: tuple[str, ...]) -> Data:
     for task in tasks:
         images, labels, member = image_tasks.of(pool, task)
         a, b = (index[member[index]] for index in (learn, exam))
+        # Tasks are stacked, so that all have the same number of examples.
         for side, i in zip(sides, (a[:300], b[:HELD_OUT]), strict=True):
             side.append(Batch(images[i], labels[i]))
     train, test = (jax.tree.map(lambda *x: np.stack(x), *side) for side in sides)

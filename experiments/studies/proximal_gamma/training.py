@@ -225,6 +225,7 @@ def parts(
       The indices of the blocks, filled up with zeros to one length; and how many of them count.
     """
     target = data.parts[2]
+    # One length for all three, so that one program trains them. The target is the longest part.
     filled = np.zeros((len(pairs), 3, len(target)), np.int32)
     filled[:, :2, : pairs.shape[-1]], filled[:, 2] = pairs, target
     count = [pairs.shape[-1]] * 2 + [len(target)]

@@ -131,6 +131,7 @@ def _trained(
 ) -> tuple[PyTree, Any]:
     """The trained model, and what was measured before and after every `every` epochs."""
     how = config.training
+    # A row for each step of all epochs; `descend` counts in steps.
     feed = jnp.asarray(order).reshape(-1, how.batch)
     end = descend(
         lambda params, _, sample: (loss(config, params, sample), None),

@@ -107,9 +107,7 @@ def _share(share: float) -> str:
 
 
 def _sooner(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
-    """Whether SAIL needs fewer steps: at half the training, and with the steps of alignment
-    counted.
-    """
+    """Whether SAIL needs fewer steps: by half of the training, and with alignment counted."""
     half = f"{called} is below REPA's last Fréchet distance after half of the training"
     counted = f"{called} saves steps to the lowest distance that it and REPA reach, those of "
     counted += "alignment counted"

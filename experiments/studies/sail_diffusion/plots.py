@@ -65,7 +65,7 @@ def _ways(dataset: "xr.Dataset") -> list[str]:
 
 
 def _curve(ax: "Axes", dataset: "xr.Dataset", measure: str) -> None:
-    """Draws one measure of every way against steps, from the first evaluation after the start on."""
+    """Draws one measure of every way against steps, without the evaluation before training."""
     ways = _ways(dataset)
     steps = dataset["step"].values[1:]
     # Ways are shifted sideways so that their error bars do not cover each other.

@@ -162,7 +162,7 @@ def _chunks(points: np.ndarray) -> list[np.ndarray]:
 
 
 def _radii(points: np.ndarray) -> np.ndarray:
-    """The distance of each point to its `NEIGHBOURS`-th nearest other, or to the farthest of fewer."""
+    """The distance of each point to its `NEIGHBOURS`-th nearest other, or the farthest of few."""
     rank = min(NEIGHBOURS, len(points) - 1)  # each point is its own nearest
     nearest = [np.partition(_distances(chunk, points), rank)[:, rank] for chunk in _chunks(points)]
     return np.concatenate(nearest)

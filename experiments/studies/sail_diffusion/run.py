@@ -66,6 +66,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             accuracy.append(right[split.held_out].mean())
         real = quality.reference(lab.see(measure, split.held_out))
         score = partial(quality.scores, real=real)
+        # As many images as samples, because the Fréchet distance is biased by the number of points.
         floors.append(score(lab.see(measure, split.learn[: config.samples])))
         aligned = {}
         for clean in sorted({WAYS[way].clean for way in config.ways if WAYS[way].start}):

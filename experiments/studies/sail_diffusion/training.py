@@ -168,6 +168,7 @@ class Laboratory:
         start = init(training, variables["params"], key, mutable)
         # The length of the name tells apart the minibatches of the two kinds.
         draws = (c.seed, seed, len(kind))
+        # Batches would otherwise read features, which classifiers do not use.
         images = self.images._replace(features=None)
         batch = lambda t: data.batch(images, data.draw(index, draws, t, c.budget.batch))  # noqa: E731
         trained = self._train(kind, classification(net), training, start, batch, steps, folder)
@@ -219,17 +220,16 @@ class Laboratory:
         return jax.tree.map(joined, *sharding.gathered(parts))
 
     def _keys(self, seed: int) -> jax.Array:
-        """Four keys of a repetition: for initial weights, the alignment phase, the training, the
-        samples.
+        """Four keys of a repetition.
+
+        They are for initial weights, the alignment phase, the training, and samples.
         """
         return jax.random.split(jax.random.fold_in(jax.random.key(self.config.seed), seed), 4)
 
     def _start(
         self, seed: int, encoder: PyTree, weights: PyTree, key: Array, aligned: PyTree | None = None
     ) -> State:
-        """The state before training: initial weights, those of `aligned` in their place where
-        given.
-        """
+        """The state before training: initial weights, except those that `aligned` gives."""
         params = self._init["sit"](self._keys(seed)[0])
         params = {**params, **jax.tree.map(jnp.asarray, aligned or {})}
         mutable = {"weights": weights}
