@@ -48,12 +48,13 @@ class Adam:
     warmup: Natural = 20
     """Steps over which the learning rate rises from 0."""
     state: Literal["move", "restart"] = "move"
-    """Whether Adam's moments grow with the parameters, where a law says how; else they restart."""
+    """Whether Adam's moments are carried over to the grown network ('move'), where a law says how,
+    or start anew ('restart')."""
 
 
 @config
 class Config:
-    """Train a small network, grow it by every method, train on; the larger one from scratch."""
+    """Train a small network, grow it by every method, train on, and compare with scratch."""
 
     task: Task = "text"
     """What is learned: 'text', the source of Python's standard library, by a GPT; or images, by an

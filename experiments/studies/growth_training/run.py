@@ -120,6 +120,7 @@ def _large(
     small, large = config.network(large=False), config.network(large=True)
     net = presets.build(large)
     of_seed = jax.tree.map(lambda leaf: leaf[seed], dict(source))
+    # A stage gives back dictionaries: Adam's state is made again of its fields.
     state = type(tasks.ADAM.init({}))(*(of_seed[k] for k in ("count", "mu", "nu")))
     if method == ways.SCRATCH:
         start = ways.restarted(tasks.init(net, data[seed], first))

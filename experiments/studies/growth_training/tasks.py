@@ -306,5 +306,6 @@ def _positions(net: nn.Module, module: str, data: Data) -> int:
         return net.context
     if isinstance(net, MLP) or module == "head":
         return 1
+    # Each stage but the first halves the sides of the image.
     stage = int(module[len("stage")]) if module.startswith("stage") else 0
     return (-(-data.learn.inputs.shape[1] // 2**stage)) ** 2

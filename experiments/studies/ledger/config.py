@@ -6,7 +6,7 @@ from theory import claims
 
 @config
 class Config:
-    """Which claims are checked, and how hard."""
+    """Which claims are checked, and how large the simulations are."""
 
     claims: str = "*"
     """Globs over claim names, separated by commas; `*` is all of them."""

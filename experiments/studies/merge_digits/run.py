@@ -148,6 +148,7 @@ def _train(config: Config, how: Training, params: PyTree, exam: Task, key: Array
     def loss(params: PyTree, _: None, batch: Task) -> tuple[Array, None]:
         logits = _apply(config, params, batch.images)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+        # A small batch may have drawn no image of the task.
         return (losses * batch.member).sum() / jnp.maximum(batch.member.sum(), 1), None
 
     def draw(key: Array) -> Task:

@@ -84,7 +84,7 @@ SCALE, DENSITY = 0.7, 0.2  # of task arithmetic's sum, and of what TIES keeps
 
 
 class Merges(NamedTuple):
-    """The merges of one number k of experts, as arrays with an entry for each merge.
+    """Several merges of k experts each, in arrays with an entry for each merge.
 
     Attributes:
       expert: The experts that are merged, as indices into the stacked experts.
@@ -117,23 +117,25 @@ def at(stacked: PyTree, i: Any) -> PyTree:
 def measure(
     family: str, bases: PyTree, experts: PyTree, data: tasks.Data, merges: Merges, key: PRNGKeyArray
 ) -> dict[str, Any]:
-    """Measures each merge: how well it does, and every predictor but the distances of tasks.
+    """Measures each merge: how well it does, and every predictor except the distances between
+    tasks.
 
-    The predictors and the outcomes are measured on different held-out examples. `apart` computes
-    the distances of tasks.
+    Predictors and outcomes are measured on different held-out examples. `apart` computes the
+    distances between tasks.
 
     Args:
       family: The name of the family.
       bases: The base models, in leaves of shape (base, ...).
       experts: The experts, in leaves of shape (expert, ...).
       data: The family's data.
-      merges: The merges to measure, all of the same number of experts.
-      key: A random key, of the noise and the starts that some probes draw.
+      merges: The merges to measure.
+      key: A random key, for the noise and the starting vectors that some probes draw.
 
     Returns:
-      Arrays with a leading axis over merges. `predictor`: by name. `own`, `base` and `merged`:
-      `loss` and `accuracy` of each expert on its own task, of the base model on all tasks, and of
-      the methods of `METHODS` on all tasks, means over tasks.
+      Arrays with a leading axis over merges. `predictor` holds the predictors by name. `own`,
+      `base` and `merged` each hold `loss` and `accuracy`, means over the merge's tasks: of each
+      expert on its own task, of the base model, and of the merges by each method of `METHODS`,
+      which have a second axis.
     """
 
     def of_merge(i: int) -> dict[str, Any]:

@@ -169,6 +169,8 @@ def _merges(
         k = config.sizes[turn % len(config.sizes)]
         turn += 1
         first, i = b - b % config.bases, b % config.bases
+        # Unrelated experts come from the next base models of the same length of pre-training, in a
+        # circle.
         owners = np.array([first + (i + (0 if related else j)) % config.bases for j in range(k)])
         chosen = rng.choice(T, k, replace=False)
         expert = ((owners * R + r) * T + chosen) * S + s

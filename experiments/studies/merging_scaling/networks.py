@@ -28,9 +28,9 @@ class Exam(NamedTuple):
     """The data of every replicate and task; each replicate has its own order of tasks.
 
     Attributes:
-      images: What experts learn from, in the order in which they are used: of n images, an expert
-        on s samples sees the first s. n is one more than the most samples, and the last image is
-        for the twins.
+      images: What experts learn from. An expert that is tuned on s samples uses the first s of the
+        n images. n is one more than the largest number of samples: the last image is the one that
+        twins see in the place of another.
       labels: Their classes, of shape (R, T, n).
       unlabelled: Test images for AdaMerging, in batches.
       test: The test images, in arrays of shape (R, T, ...).
@@ -164,8 +164,8 @@ def finetune(
 ) -> tuple[PyTree, PyTree]:
     """Tunes an expert for each task with SGD, and beside it a twin with one sample replaced.
 
-    An expert and its twin draw the same places of the sample in every step. Where the expert meets
-    its first sample, the twin meets one that no expert has.
+    In every step an expert and its twin draw samples of the same indices. Where the index is 0, the
+    twin sees a sample that no expert has.
 
     Args:
       config: The config; static.

@@ -66,7 +66,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         return networks.measure(config, base, experts, twins, exam, *how, merge_keys)
 
     def centre() -> dict[str, Any]:
-        """Networks at other K are the same ones earlier and later; at other N, more of them."""
+        """Measures the laws of steps and of tasks on one set of trainings.
+
+        Fewer steps are earlier networks of a training, and fewer tasks are some of its experts.
+        """
         setting, marks = config.at(), config.swept.steps
         pairs = trained(setting, marks)
         middle = len(marks) // 2
@@ -85,6 +88,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         for i, value in enumerate(config.values(law)):
             nets[f"{law}{i}"] = (
                 nets[f"steps{middle}"]
+                # The centre is the same setting for every law.
                 if i == middle
                 else stage(f"networks by {law}, {value:g}", partial(elsewhere, law, value))
             )

@@ -19,8 +19,8 @@ def quadratics(
 ) -> QuadraticTasks:
     """Builds the testbed at one setting.
 
-    The centres of the tasks are the same at all settings of a config, of which fewer tasks are the
-    first.
+    All settings of a config share the centres of the tasks. A setting with fewer tasks takes the
+    first of them.
 
     Args:
       config: The config.

@@ -37,7 +37,7 @@ Shares = Annotated[
 
 @config
 class Overlaps:
-    """How much the parts of the text have in common; 0 and 0 is swept from every start."""
+    """How much the parts of the text have in common; the pair (0, 0) is swept from every start."""
 
     alphas: Shares = (0.0, 0.5, 1.0)
     """Overlaps of the sources with each other, the first one 0."""
@@ -107,7 +107,7 @@ class Training:
 
 @config
 class Config:
-    """Train a GPT on either source, merge at every gamma, train on the target."""
+    """Train a GPT on each source, merge at every gamma, train on the target."""
 
     seed: Seed = 0
     """Seed of the sources, initial weights and minibatches."""

@@ -70,6 +70,7 @@ def load(config: Config) -> Data:
     high = held_out[text.by_mean(held_out, thresholds)[2]]
     for field, most in (
         ("held_out", len(high)),
+        # With beta = 1 and alpha = 0 both sources come from the target and share no block.
         ("source", min(*map(len, parts[:2]), len(parts[2]) // 2)),
     ):
         if getattr(config.blocks, field) > most:

@@ -241,10 +241,10 @@ class Networks:
 
         Args:
           params: The parameters, as `init` returns them.
-          mutable: `weights`, from `weights`, and `encoder`, the encoder's variables if there is
-            one. Neither changes.
+          mutable: `weights`, which the method `weights` returns, and `encoder`, the encoder's
+            variables if there is one. Neither changes.
           batch: `x`, `labels` and `features`, as `data.batch` returns them.
-          key: The key of this step: it draws the times, the noise, and which classes are dropped.
+          key: The key of this step. It draws the times, the noise, and which classes are dropped.
 
         Returns:
           The loss, a float32 scalar; its unweighted terms by name; and `mutable`, unchanged.

@@ -54,6 +54,7 @@ def look(net: ResNet, variables: PyTree, x: Float[Array, "n side side channel"])
     Returns:
       Its features and predictions, as JAX arrays.
     """
+    # The classifier's head reads the output of the last block, averaged over positions.
     *_, last = net.places()
     logits, places = captured(net, variables, last, x)
     spatial = places[..., :SPATIAL].reshape(len(x), -1)

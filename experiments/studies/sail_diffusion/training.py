@@ -56,10 +56,10 @@ def classification(net: nn.Module) -> Any:
 
 
 def unoptimised(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function without XLA's optimisations on a CPU.
+    """Compiles a function, on a CPU without XLA's optimisations.
 
-    This is for functions that run a few times: compiling the initialisation of weights takes a
-    tenth of the time so. On other devices it is `jax.jit`.
+    This is for functions that are called a few times. Compiling the initialisation of weights then
+    takes a tenth of the time. On other devices it is `jax.jit`.
 
     Args:
       fn: A function of arrays.
@@ -78,11 +78,11 @@ def _encoded(net: nn.Module, variables: PyTree, x: Array) -> tuple[Array, Array]
 
 
 class Laboratory:
-    """The networks of a run, and the trainings that all seeds share compiled steps for.
+    """The networks of one run and their trainings, with compiled steps that all seeds share.
 
     Args:
       config: The config.
-      images: The data, of `run.loaded`. If they hold features, no encoder is trained.
+      images: The data, as `run.loaded` returns them. If they hold features, no encoder is trained.
     """
 
     def __init__(self, config: Config, images: Latents) -> None:
@@ -160,6 +160,7 @@ class Laboratory:
         c = self.config
         net: Any = self.measure if kind == "measure" else self.encoder
         steps = c.classifiers.measure_steps if kind == "measure" else c.classifiers.encoder_steps
+        # 1000 keeps these keys apart from those of `_keys`.
         key = jax.random.fold_in(jax.random.key(c.seed), 1000 + seed)
         variables = self._init[kind](key, jnp.zeros((1, *self.shape)))
         mutable = {name: tree for name, tree in variables.items() if name != "params"} or None
