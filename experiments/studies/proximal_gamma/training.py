@@ -97,7 +97,7 @@ def sources(
       Indices into the blocks.
 
     Raises:
-      ValueError: If `alpha` or `beta` lies outside [0, 1].
+      ValueError: If `alpha` or `beta` lies outside [0, 1], or a part has too few blocks.
     """
 
     def draw(seed: int) -> np.ndarray:

@@ -167,7 +167,7 @@ class Laboratory:
         schedule = Schedule(c.classifiers.rate, steps)
         training = Training(Optimizer(schedule, "adam"))
         start = init(training, variables["params"], key, mutable)
-        # The length of the name tells apart the minibatches of the two kinds.
+        # 7 for either kind; minibatches of SiTs are drawn with 1 and 2 in its place
         draws = (c.seed, seed, len(kind))
         # Batches would otherwise read features, which classifiers do not use.
         images = self.images._replace(features=None)
