@@ -1,4 +1,4 @@
-"""The panels of Fig. 4 of features-are-fate, from the stored dataset."""
+"""The figures of `relu_transfer`: the panels of Fig. 4 of Features are fate."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """The panels of Fig. 4: kernels, scratch law and projection, phase diagram."""
+    """Draws the figures of the study.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      The figures by name: "kernels", "laws" (the scratch law and what frozen features lack) and
+      "phase". Where no network was pretrained, the scratch "law" alone.
+    """
     from sail_jax.drawing import style
 
     if "outside" not in dataset:
