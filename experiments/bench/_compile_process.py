@@ -181,7 +181,7 @@ def main(name: str, way: str, *counts: str) -> None:
     for leaves in map(int, counts):
         base, *models = (tree(leaves, seed) for seed in range(1 + MODELS))
         models = models[: merge(name, models).models[1]]
-        jax.clear_caches()
+        jax.clear_caches()  # every number of leaves compiles anew
         gc.collect()
         measured = WAYS[way](name, models, base)
         print(json.dumps({"leaves": leaves, **measured, "peak": peak_bytes()}), flush=True)

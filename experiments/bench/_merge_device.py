@@ -59,6 +59,7 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
     """
     base, *models = _models(llama)
     held = sum(leaf.nbytes for leaf in base.values())
+    # Inverting all bits reads and writes every word once, as a copy does.
     words = jnp.zeros(max(held // 4, 1), jnp.int32)
     flip = jax.jit(lambda x: ~x)
     _, seconds = _timed(lambda: flip(words), repeats)

@@ -172,6 +172,7 @@ def run(
             once(tracks[first])
     for turn in range(max(t.repeats for t in tracks.values())):
         for name, t in tracks.items():
+            # A command that failed would fail again.
             failed = any(s.failure for s in t.samples)
             if turn < t.repeats and not failed:
                 t.samples.append(sample := once(t))

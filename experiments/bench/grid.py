@@ -94,6 +94,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
             n = int(config.d * (0.3 + 0.4 * i / max(args.points - 1, 1)))
             key_x, key_noise = jax.random.split(jax.random.key(i))
             x, noise = jax.random.normal(key_x, (n, config.d)), jax.random.normal(key_noise, (n,))
+            # What the factorisation says of the very same data set.
             at = dl.nested_overlaps(x, noise, jnp.eye(config.d, 2), [n])
             exact = float(at.fine_tune(theta, sigma, 2)[0])
             trained, took = _trained_risk(x, noise, theta, sigma)

@@ -202,7 +202,7 @@ def timings(case: Case, repeats: int) -> Iterator[Timing]:
             for _ in range(g):
                 jax.block_until_ready(gradient(params, case.data))
 
-        _once(call)
+        _once(call)  # these two compile
         _once(bare)
         times = [(_once(call), _once(bare)) for _ in range(repeats)]
         ms, bare_ms = (min(column) for column in zip(*times, strict=True))
@@ -249,6 +249,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
                 f"{t.bare_ms:8.1f}  {t.ratio:5.2f}",
                 flush=True,
             )
+    # `interference` needs no pass, so no ratio of it is limited.
     passing = [t for t in measured if t.forward + t.gradients]
     worst = max(passing, key=lambda t: t.ratio)
     print(f"worst ratio: {worst.ratio:.2f} ({worst.probe}, {worst.network}); limit {LIMIT:g}")

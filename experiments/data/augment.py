@@ -121,6 +121,7 @@ def _area(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
     side = jnp.minimum(jnp.sqrt(share * jnp.stack([ratio, 1 / ratio])), 1.0)
     size = jnp.array(image.shape[:2], jnp.float32)
     corner = jax.random.uniform(third, (2,)) * (1 - side) * size
+    # The crop is as large as the image after a scale of 1 / side, which moves its corner, too.
     return jax.image.scale_and_translate(
         image, image.shape, (0, 1), 1 / side, -corner / side, "linear"
     )
@@ -180,6 +181,7 @@ def _cutout(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
     """Sets a square of `how.cutout` pixels a side to 0, centred on a random pixel."""
     height, width, _ = image.shape
     first, second = jax.random.split(key)
+    # Distances in half pixels: a side may be odd (centred on a pixel) or even (between two).
     inside = [
         abs(2 * (jnp.arange(n) - jax.random.randint(k, (), 0, n)) + 1 - how.cutout % 2) < how.cutout
         for n, k in ((height, first), (width, second))

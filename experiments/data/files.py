@@ -124,7 +124,7 @@ def reading(path: object) -> Iterator[None]:
             yield
     except DataError:
         raise
-    except disk.StoreError as exc:
+    except disk.StoreError as exc:  # the readers' own kind: here the same message for data
         raise DataError(" ".join(str(exc).splitlines())) from exc
 
 

@@ -119,6 +119,7 @@ def summary(dataset: xr.Dataset) -> str:
       How distance and transferability go together, what estimates of W_1 from samples show, and how
       much transferability differs at one distance.
     """
+    # attrs["n"] is a list, but one of a single entry comes back from a file as a number.
     attrs, first = dataset.attrs, dataset.isel(gamma=0)
     cases = {words: correlations(dataset, *case) for words, case in CASES.items()}
     up_to_180 = cases["linear transfer up to 180 degrees"]

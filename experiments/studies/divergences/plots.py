@@ -95,7 +95,7 @@ def _against_samples(ax: "Axes", dataset: "xr.Dataset", norm: str, letter: str) 
             ax.plot(x, gain[mask], "o", ms=3.5, mew=0.8, color=style.PALETTE[i], mfc=face)
     floor = estimates.isel(theta=0)
     ax.axvspan(float(floor.min()), float(floor.max()), color=style.FAINT, alpha=0.25, lw=0)
-    low, high = ax.get_ylim()
+    low, high = ax.get_ylim()  # room for the note below all points
     ax.set_ylim(low - 0.12 * (high - low), high)
     ax.annotate(
         "two samples of ONE law",

@@ -105,7 +105,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
 def _below(dataset: "xr.Dataset", law: st.PowerLaw) -> "xr.DataArray":
     """Returns whether n is below the boundary that the other teachers predict, for each teacher.
 
-    Leaving a teacher out of its own prediction keeps the judgement from favouring it.
+    A teacher has no part in its own prediction, so that it can be judged by it.
     """
     edges = dataset.outside.copy(data=np.log(st.boundary(law, dataset.outside.values.T)).T)
     return np.log(dataset.n) < (edges.sum("teacher") - edges) / (edges.sizes["teacher"] - 1)

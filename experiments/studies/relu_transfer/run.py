@@ -30,9 +30,10 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
 
     Returns:
       A dataset over teacher, draw, mu and n: `scratch_risk` and `linear_risk` of the same samples,
-      their mean difference `gain`, the power `law` through the scratch risks, the part of the
-      target that frozen features cannot express (`outside`, for several kinds of features), and the
-      `boundary` that the two predict. Without any mu, the scratch law alone.
+      `gain`, their mean difference in units of the target's variance, the power `law` through the
+      scratch risks, the part of the target that frozen features cannot express (`outside`, for
+      several kinds of features), and the `boundary` that the two predict. Without any mu, the
+      scratch law alone.
     """
     pairs = [(mu, teacher) for mu in range(len(config.mus)) for teacher in range(config.teachers)]
     samples = [(t, draw) for t in range(config.teachers) for draw in range(config.draws)]
@@ -69,6 +70,8 @@ _predict = jax.jit(st.predict)
 
 def _key(config: Config, *path: int) -> jax.Array:
     """Derives the key of one random thing, which is named by whole numbers."""
+    # The first number says what is drawn: 0 targets, 1 students, 2 sources, 3 samples, 4 the inputs
+    # of the kernels. Networks and samples are drawn again where they are needed, not stored.
     key = jax.random.key(config.seed)
     for part in path:
         key = jax.random.fold_in(key, part)
@@ -167,6 +170,7 @@ def _transfer(config: Config, w: np.ndarray, index: np.ndarray) -> dict[str, jax
             {
                 "outside": projected.outside,
                 "rank": projected.rank,
+                # A cut-off of 1e-10 drops no more than rounding: this is the features' whole span.
                 "outside_span": _project(features, target, 1e-10).outside,
                 "outside_ideal": _project(source.w, target, 1e-10).outside,
                 "risk": np.stack(risks, axis=1),

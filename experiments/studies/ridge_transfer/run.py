@@ -64,6 +64,7 @@ def _case(config: Config, i: int) -> Mapping[str, np.ndarray]:
     ridge = np.linspace(0, config.ridge_max[i], config.ridges)
     key = jax.random.fold_in(jax.random.key(config.seed), i)
     best = np.asarray(dl.optimal_ridge(n, theta, config.sigma))
+    # The best ridge comes last, and is tried on the same data sets as the others.
     ridges = np.append(ridge, best)
     exact, limit = map(np.asarray, _closed_forms(n, theta, config.sigma, ridges))
     drawn = _simulate(key, n, config.d, theta, config.sigma, ridges, config.draws)
@@ -74,6 +75,7 @@ def _case(config: Config, i: int) -> Mapping[str, np.ndarray]:
         "limit": limit[:-1],
         "mean": risks[:, :-1].mean(0),
         "std": risks[:, :-1].std(0, ddof=1),
+        # The best ridge and the largest, less the first, which is 0.
         "added": (risks[:, [-1, -2]] - risks[:, :1]).T,
         "best_ridge": best,
         "best_risk": exact[-1],

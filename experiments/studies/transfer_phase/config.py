@@ -78,7 +78,7 @@ class Config:
     draws: Annotated[int, Ge(2)] = 20
     """Independent target data sets for each point."""
     gammas: Annotated[int, Ge(2)] = 40
-    """Number of loads gamma = n/d, the evenly spaced midpoints of (0, gamma_max)."""
+    """Number of loads gamma = n/d, the midpoints of as many equal parts of (0, gamma_max)."""
     gamma_max: Positive = 2.0
     """Largest load."""
     thetas: Annotated[int, Ge(9), AfterValidator(_with_slices)] = 41

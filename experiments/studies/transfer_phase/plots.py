@@ -345,6 +345,7 @@ def _draw_boundary(ax: "Axes", at: "xr.Dataset", mode: str, color: str = style.I
         # Without noise the two regions touch at gamma = 1: no change of sign there.
         apart = (at.linear_over - at.linear_upper > 1e-9).values & (theta > 0)
         below, above = exists, (exists & apart)[::-1]
+        # One line: back along the upper edge, from the largest angle on, then along the lower one.
         ax.plot(
             np.concatenate([at.linear_upper.values[::-1][above], at.linear_lower.values[below]]),
             np.concatenate([theta[::-1][above], theta[below]]),

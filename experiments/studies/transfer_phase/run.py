@@ -147,6 +147,7 @@ def _slice_index(config: Config) -> tuple[int, ...]:
 def _regions(config: Config, mode: str, theory: np.ndarray) -> np.ndarray:
     """Returns the regions of the grid; the paper's formula that is corrected is eq. (17)."""
     n = config.counts()
+    # Of (1 - gamma)(2 cos theta - 1), which is 0 from n = d on, only the sign is wanted.
     eq_17 = np.multiply.outer(n < config.d, 2 * np.cos(_angles(config)) - 1)
     rest = [1] * (theory.ndim - 2)
     far = (np.abs(n - config.d) >= regions.FAR).reshape(-1, 1, *rest)

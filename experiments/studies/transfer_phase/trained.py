@@ -130,10 +130,12 @@ def _draw(config: Config, key: jax.Array) -> dict[str, jax.Array]:
             descend = networks.linear_transfer if name == "linear" else networks.fine_tune
             weights = small if name == "scratch" else pretrained.weights
             network = descend(weights, x, y, *budget)
+            # The first two are flow and narrow descent, and stay NaN where no flow is known.
             fits = [jnp.full((2, d), jnp.nan), networks.predictor(network.weights)[None]]
             if name != "scratch" or depth <= 2:
                 start = beta_0 if name != "scratch" else networks.start_of_growth(small, x, y)
                 narrow = networks.narrow_weights(start, depth)
+                # As many steps as the network took, so that only the size of its weights differs.
                 walked = descend(narrow, x, y, options.rate, network.steps)
                 time = (network.steps * options.rate)[None]
                 flow = _linear_flow if name == "linear" else _flow
@@ -170,7 +172,7 @@ def _condensed(
     """
     kept = jnp.where(jnp.arange(len(x)) < n, 1 / jnp.sqrt(n), 0.0)
     rows = jnp.linalg.qr(kept[:, None] * jnp.column_stack([x, noise]), mode="r")
-    rows *= np.sqrt(len(rows))
+    rows *= np.sqrt(len(rows))  # the losses divide by the number of rows again
     return rows[:, :-1], rows[:, -1]
 
 
