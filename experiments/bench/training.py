@@ -138,8 +138,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     peak = next((v for k, v in PEAKS.items() if k in devices[0].device_kind), None)
     if peak is not None and args.compute == "bfloat16":
         print(f"ratio: model-FLOPs utilisation {done / peak:.1%} of {peak / 1e12:.0f} Tflop/s")
-    # In float32 the optimiser reads and writes parameters and two moments, and reads gradients: 7 x 4
-    # bytes for each parameter.
+    # In float32, the optimiser reads and writes parameters and two moments, and it reads gradients:
+    # that is 7 x 4 bytes for each parameter.
     counted = _counted(config, batch // args.micro_batches, args.compute, params)
     print(
         f"limits: XLA counts {args.micro_batches * counted / model:.2f} times the model's "

@@ -59,8 +59,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
 def _trained(
     dataset: "xr.Dataset",
 ) -> "Iterator[tuple[str, str, xr.DataArray, xr.DataArray]]":
-    """Yields the modes in which networks were trained, with what there is to judge at the most
-    noise.
+    """Yields what there is to judge of trained networks, for each mode, at the most noise.
 
     That is the mode, its name, the transferability `[network, kind, cell_gamma, cell_theta]`, and
     the closed form of it.
@@ -79,8 +78,10 @@ def _trained(
 def _of_networks(
     mode: str, name: str, gain: "xr.DataArray", theory: "xr.DataArray"
 ) -> Iterator[Finding]:
-    """Judges whether trained networks do as theory says, how near their end of training is, and
-    why.
+    """Judges whether trained networks do as theory says.
+
+    It also judges two explanations of the difference: that stopping matters less than the choice of
+    the data set, and that the gradient flow, stopped at the same time, is nearer to the network.
     """
     where, paper = f"{WHERE[mode][0]}, App. D.1", WHERE[mode][1]
     split = regions.split(theory.values, np.array(True))
