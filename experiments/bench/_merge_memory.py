@@ -62,6 +62,7 @@ def run(
 
 
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the peaks in a table, one column for each size."""
     sizes = sorted({row["parameters"] for row in rows})
     cells: dict[tuple[str, str], dict[int, str]] = {}
     for row in rows:

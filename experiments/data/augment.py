@@ -128,6 +128,7 @@ def _area(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
 
 
 def _shift(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
+    """Crops the image, with zeros around it, to its own size at a random place."""
     n = how.shift
     corner = jax.random.randint(key, (2,), 0, 2 * n + 1)
     padded = jnp.pad(image, ((n, n), (n, n), (0, 0)))
@@ -148,11 +149,13 @@ def _brightness(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
 
 
 def _contrast(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
+    """Multiplies differences from the image's mean grey value by a random factor."""
     mean = _luma(image).mean()
     return jnp.clip(mean + (image - mean) * _factor(key, how.contrast), 0, 1)
 
 
 def _saturation(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
+    """Multiplies differences from each pixel's grey value by a random factor."""
     grey = _luma(image)
     return jnp.clip(grey + (image - grey) * _factor(key, how.saturation), 0, 1)
 
@@ -169,6 +172,7 @@ def _luma(image: Array) -> Float[Array, "height width 1"]:
 
 
 def _solarise(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
+    """Inverts the pixels above 1/2, or none, at random."""
     inverted = jnp.where(image > 0.5, 1 - image, image)
     return jnp.where(jax.random.bernoulli(key, how.solarise), inverted, image)
 

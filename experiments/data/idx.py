@@ -50,6 +50,7 @@ class Family(NamedTuple):
 
 
 def _emnist(part: str, classes: int, first: int = 0) -> Family:
+    """Returns the row of one part of EMNIST."""
     source = Source(f"EMNIST ({part})", "NIST's 'The EMNIST Dataset'", _OFFLINE)
     return Family(source, f"emnist-{part}-", classes, first, transposed=True)
 

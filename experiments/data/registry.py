@@ -52,6 +52,7 @@ class ImageSet(NamedTuple):
 
 
 def _idx(name: str, family: idx.Family) -> ImageSet:
+    """Returns the row of a data set in idx files."""
     files = f"{family.prefix}train-images-idx3-ubyte and its like (.gz or not)"
     return ImageSet(family.source, family.classes, files, partial(_read_idx, name))
 

@@ -127,6 +127,7 @@ def _loads(ax: "Axes", dataset: "xr.Dataset") -> None:
 
 
 def _finish(ax: "Axes", title: str, xlabel: str) -> None:
+    """Draws the line T = 0, and sets titles."""
     from sail_jax.drawing import style
 
     ax.axhline(0, color=style.INK, lw=0.8, zorder=1)

@@ -106,6 +106,7 @@ def _stack(trees: list[Any]) -> Any:
 
 
 def _side_by_side(config: Config) -> int | None:
+    """Returns the batch size for `lax.map`; None maps over one problem after the other."""
     return config.side_by_side if config.side_by_side > 1 else None
 
 

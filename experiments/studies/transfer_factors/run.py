@@ -163,8 +163,10 @@ def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, sp
     sigma, depth, d = config.sigma, config.depth, config.d
 
     def data(key: jax.Array, n: jax.Array, s: jax.Array, beta: jax.Array, rows: int = most):
-        """n samples in an array of `rows` rows, so that every load has one shape: the others are 0,
-        and the scale makes X^T X / rows what X^T X / n is."""
+        """Draws n samples in an array of `rows` rows, so that every load has one shape.
+
+        The other rows are 0, and the scale makes X^T X / rows what X^T X / n would be.
+        """
         scale = jnp.where(jnp.arange(rows) < n, jnp.sqrt(rows / n), 0.0)
         x = jax.random.normal(key, (rows, d)) * jnp.sqrt(s) * scale[:, None]
         noise = jax.random.normal(jax.random.fold_in(key, 1), (rows,)) * scale

@@ -102,6 +102,7 @@ class Config:
             self._check_networks()
 
     def _check_counts(self, n: np.ndarray, d: int, d_name: str, gammas_name: str) -> None:
+        """Checks that the mean risks are finite at every load."""
         if n[0] <= 2:
             raise ValueError(
                 f"the smallest load gives n = {n[0]} samples; linear transfer has a finite mean "
@@ -114,6 +115,9 @@ class Config:
             )
 
     def _check_networks(self) -> None:
+        """Checks that networks can be trained to the end at every load, and be compared with
+        theory.
+        """
         nets, n = self.networks, self.trained_counts()
         self._check_counts(n, nets.d, "networks.d", "networks.cells")
         if "linear" in self.modes and nets.layers == 1:
