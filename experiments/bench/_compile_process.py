@@ -28,7 +28,7 @@ Tree = dict[str, np.ndarray]
 def tree(leaves: int, seed: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> Tree:
     """Makes a tree of normal random numbers.
 
-    Names of leaves sort in another order than the shapes repeat.
+    Sorting the leaves by name does not put equal shapes next to each other.
 
     Args:
       leaves: The number of leaves.

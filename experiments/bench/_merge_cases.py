@@ -35,7 +35,7 @@ class Case(NamedTuple):
 def _merge(method: str, *models: Any, base: str = "base", **parameters: Any) -> dict[str, Any]:
     """Makes a recipe. Models are names, or pairs of name and parameters.
 
-    A name that is a keyword of Python ends in an underscore: `lambda_`.
+    A parameter whose name is a keyword of Python is given with an underscore: `lambda_`.
     """
     entries = []
     for model in models:

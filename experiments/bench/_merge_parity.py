@@ -89,7 +89,7 @@ def run(
 
     Args:
       folder: Where models and outputs are written; it is emptied first.
-      ours: The command of ours; recipe and output are appended.
+      ours: The command of sail-jax; recipe and output are appended.
       peer: mergekit.
       wanted: Only cases whose name contains this text are run.
 
@@ -133,7 +133,7 @@ def compare(case: Case, peer: Tensors, ours: Tensors, models: Mapping[str, Tenso
     Args:
       case: The case, which says how far the outputs may differ.
       peer: The tensors of mergekit's output, by name.
-      ours: The tensors of ours.
+      ours: The tensors of sail-jax's output.
       models: The tensors of the models that were merged, by model and name.
 
     Returns:
@@ -222,7 +222,7 @@ def statistics(base: Tensors, peer: Tensors, ours: Tensors) -> dict[str, float]:
     Args:
       base: The tensors of the base, by name.
       peer: The tensors of mergekit's output.
-      ours: The tensors of ours.
+      ours: The tensors of sail-jax's output.
 
     Returns:
       The z-scores by name.

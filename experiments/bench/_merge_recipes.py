@@ -18,10 +18,10 @@ class Job(NamedTuple):
       base: What the base is: the "base", one of the "models", "both", or not used ("").
       ours: Keys of the recipe that only sail-jax has.
       beside: The job whose time is taken for the peer's, where the peer has no such method.
-      limit: The largest ratio wanted to the time of reading the inputs and writing the output,
-        flushed to disk; infinity where none is wanted.
-      peer: The least ratio wanted of the peer's time to ours; 0 where none is wanted.
-      peak: The resident memory wanted, in GB; infinity where none is wanted.
+      limit: The largest wanted ratio of the job's time to that of reading the inputs and writing
+        the output, flushed to disk; infinity where nothing is wanted.
+      peer: The least wanted ratio of the peer's time to the job's; 0 where nothing is wanted.
+      peak: What resident memory has to stay below, in GB; infinity where nothing is wanted.
     """
 
     method: str

@@ -27,7 +27,7 @@ class Turns(NamedTuple):
     """How often each program runs.
 
     Attributes:
-      ours: The number of timed runs of ours, and of copying.
+      ours: The number of timed runs of sail-jax, and of copying.
       peer: The number of timed runs of mergekit.
       tuned: Whether mergekit runs with a tuned memory allocator as well.
     """
@@ -130,7 +130,7 @@ def run(
       folder: Where models and outputs are written.
       size: The name of the size, a key of `SIZES`.
       jobs: What is merged, by name.
-      ours: The command of ours; recipe and output are appended.
+      ours: The command of sail-jax; recipe and output are appended.
       peer: mergekit; None to leave it out.
       turns: How often each program runs.
 

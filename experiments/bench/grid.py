@@ -72,6 +72,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
     Raises:
       UsageError: If an argument is unknown or does not fit.
+      ValueError: If `--d` or `--draws` is not allowed by the study's config.
     """
     parser.add_argument("--d", type=int, default=500, help="input dimension")
     parser.add_argument("--draws", type=int, default=20, help="data sets")

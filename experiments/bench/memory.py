@@ -1,7 +1,8 @@
 """Peak memory and time of studies' presets, each in a process of its own.
 
 Runs `sail-jax run` for the named presets (default: presets of the transfer studies that take a
-minute or less), and prints the peak resident memory of each, after that of importing jax.
+minute or less), and prints the peak resident memory of each. For comparison it also prints that of
+importing jax.
 """
 
 import os

@@ -79,8 +79,8 @@ def read(path: str | Path, answers: str | Path | None = None) -> tuple[Item, ...
 
     Raises:
       DataError: If a file is missing, a line is no question, its answer is none of its choices, or
-        the number of answers differs from that of questions. The message names the file and the
-        line. It is a `ValueError`.
+        the number of answers differs from that of questions. The message names the file, and the
+        line that is at fault. It is a `ValueError`.
     """
     path, items, given = Path(path), [], None
     if answers is not None:
@@ -217,7 +217,7 @@ def _blank(record: Mapping[str, Any], what: str, _: int) -> _Taken:
 def _distracted(record: Mapping[str, Any], _: str, index: int) -> _Taken:
     """Reads a question of SciQ, which has the right answer and three wrong ones.
 
-    The right answer's place is the question's number modulo 4: always the first, it could be
+    The right answer's place is the question's number modulo 4. If it always came first, it could be
     guessed.
     """
     choices = [record[f"distractor{k}"] for k in (1, 2, 3)]

@@ -1,8 +1,7 @@
 """Files of data that others wrote: read within bounds, with errors that say where to get them.
 
-All loaders of this package open files by these functions, so that a missing or damaged file is
-always a `DataError` of one line. The records of what loaders return (`Images`, `Pool`) are here,
-too.
+Loaders of files from elsewhere use these functions, so that a missing or damaged file is always a
+`DataError` of one line. The records of what loaders return (`Images`, `Pool`) are here, too.
 """
 
 import contextlib
