@@ -100,6 +100,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
     Raises:
       UsageError: If an argument is unknown or the preset is no language model.
+      ValueError: If there is no such preset, or it does not allow a size that was given.
     """
     parser.add_argument("--preset", default="gpt2-small", help="a GPT or Llama of the presets")
     parser.add_argument("--batch", type=int, help="sequences per step (default: 8 per device)")

@@ -57,8 +57,8 @@ class Config:
     descent: GradientDescent = GradientDescent()
     cutoff: Annotated[float, Ge(0), Lt(1)] = 1e-3
     """Eigenvalues of a kernel below this fraction of the largest are dropped, in the projection and
-    in the fit of the output layer. The default stands for what descent on that layer would not
-    learn in a time of rate x steps = 4000: 1 / (0.2 x 4000) or so, where 0.2 is about the largest
+    in the fit of the output layer. 1e-3 stands for what descent on that layer would not learn in a
+    time of rate x steps = 4000: 1 / (0.2 x 4000) or so, where 0.2 is about the largest
     eigenvalue."""
     chunk: Natural = 5
     """Networks trained between two points at which a run can be resumed; four times as many from
