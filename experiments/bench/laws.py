@@ -1,8 +1,8 @@
-"""Closed forms and exact samplers, beside the simulations that they replace.
+"""Closed forms and exact samplers, compared with the simulations that they replace.
 
-Times the kappa equation of the deterministic equivalents over a grid of loads and ridges, risk
-along training time, and exact draws of risks; beside each, what the same numbers cost by least
-squares and by gradient descent on one data set after another.
+Times the kappa equation of the deterministic equivalents on a grid of loads and ridges, the risk
+along training time, and exact draws of risks. Each is compared with the cost of the same numbers by
+least squares, and by gradient descent, on one data set after another.
 """
 
 import statistics
@@ -21,6 +21,7 @@ from theory.deep_linear import covariance, networks
 
 
 def _report(name: str, job: Callable[[], object], repeats: int, count: int, unit: str) -> float:
+    """Times a job and prints its rate; returns the seconds per item."""
     first, median, low, high = median_time(job, repeats)
     print(
         f"{name}: {median:.3f} s ({low:.3f} to {high:.3f}; {first:.1f} s with compilation), "
@@ -30,6 +31,18 @@ def _report(name: str, job: Callable[[], object], repeats: int, count: int, unit
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
+    """Runs the benchmark and prints what it finds.
+
+    Args:
+      parser: The parser of the command, to which options are added.
+      argv: The arguments of the command.
+
+    Returns:
+      The exit status, 0.
+
+    Raises:
+      UsageError: If an argument is unknown or does not fit.
+    """
     parser.add_argument("--d", type=int, default=500, help="input dimension")
     parser.add_argument("--draws", type=int, default=1_000_000, help="exact draws")
     parser.add_argument("--repeats", type=int, default=5, help="timed repetitions")
