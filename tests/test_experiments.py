@@ -7,6 +7,7 @@ import re
 
 import jax
 import numpy as np
+import pictures
 import pytest
 import xarray as xr
 from tiny_runs import STUDIES, tiny_run
@@ -144,7 +145,7 @@ def test_findings_are_computed_from_the_dataset(ran):
 
 
 @pytest.mark.thirds
-def test_figures_only_draw_are_labelled_and_their_text_stays_inside(ran, monkeypatch):
+def test_figures_only_draw_are_labelled_and_can_be_read(ran, monkeypatch):
     import matplotlib as mpl
 
     _, study, (dataset, _) = ran
@@ -155,17 +156,9 @@ def test_figures_only_draw_are_labelled_and_their_text_stays_inside(ran, monkeyp
     assert figures
     for figure in figures.values():
         assert style.describe(figure)
-        figure.draw_without_rendering()
-        width, height = figure.canvas.get_width_height()
+        assert not pictures.flaws(figure)
         for ax in figure.axes:
             assert ax.get_xlabel() or ax.get_ylabel() or ax.get_title() or ax.get_title("left")
-            for text in (ax.xaxis.label, ax.yaxis.label, ax.title):
-                if text.get_text():
-                    box = text.get_window_extent()
-                    # one pixel for rounding
-                    assert min(box.x0, box.y0) > -1
-                    assert box.x1 < width + 1
-                    assert box.y1 < height + 1
     assert dict(mpl.rcParams) == settings
     pyplot = importlib.import_module("matplotlib._pylab_helpers")
     assert pyplot.Gcf.figs == {}

@@ -80,13 +80,13 @@ def dress(ax: Axes) -> Axes:
     return ax
 
 
-def heatmap(ax: Axes, values: np.ndarray, *, label: str = "", **options):
+def heatmap(ax: Axes, values: np.ndarray, *, label: str | None = "", **options):
     """Draws a matrix as a map of colours, with a colour bar.
 
     Args:
       ax: The axes to draw on.
       values: Shape `[y, x]`.
-      label: The name of the colour bar.
+      label: The name of the colour bar. None draws no bar: another map beside it has one for both.
       options: `x=` and `y=` are the coordinates of columns and rows, their indices by default.
         Others go to `pcolormesh`; `cmap` is `SEQUENTIAL` by default.
 
@@ -98,9 +98,10 @@ def heatmap(ax: Axes, values: np.ndarray, *, label: str = "", **options):
     options.setdefault("cmap", SEQUENTIAL)
     mesh = ax.pcolormesh(x, y, values, shading="nearest", rasterized=True, **options)
     ax.grid(visible=False)
-    bar = ax.figure.colorbar(mesh, ax=ax, label=label)
-    bar.ax.tick_params(labelsize=9)
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    if label is not None:
+        bar = ax.figure.colorbar(mesh, ax=ax, label=label)
+        bar.ax.tick_params(labelsize=9)
+        bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     return mesh
 
 

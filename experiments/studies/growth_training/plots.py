@@ -114,7 +114,7 @@ def _loss(dataset: "xr.Dataset") -> "Figure":
         Line2D([], [], color=style.FAINT, lw=1, ls=":", label="the small network"),
     ]
     title = f"{_heading(dataset)}: mean ± s.d."
-    legend = {"loc": "outside upper center", "ncols": 6, "frameon": False, "fontsize": 9}
+    legend = {"loc": "outside upper center", "ncols": 4, "frameon": False, "fontsize": 9}
     fig.legend(handles=lines, title=title, **legend)
     return fig
 

@@ -47,7 +47,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     if (dataset["relation"] != "=").any():
         bound = "bound: allowed further on this side"
         handles.append(dot(color=style.FAINT, marker="<", label=bound))
-    fig.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    fig.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     return {"ledger": fig}
 
 

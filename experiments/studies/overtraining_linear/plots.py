@@ -32,11 +32,12 @@ def _diagram(dataset: "xr.Dataset") -> "Figure":
         else {"norm": LogNorm(max(1e-3 * top, float(dataset.loss_theory.min()), 1e-9), top)}
     )
     maps = (
-        (left, dataset.x, dataset.row, dataset.loss_theory, "closed form"),
-        (middle, dataset.cell_x, dataset.cell_row, dataset.loss_mean, _networks(dataset)),
+        (left, dataset.x, dataset.row, dataset.loss_theory, "closed form", None),
+        (middle, dataset.cell_x, dataset.cell_row, dataset.loss_mean, _networks(dataset), label),
     )
-    for ax, x, y, values, title in maps:
-        style.heatmap(ax, values.values, x=x.values, y=y.values, label=label, **scale)
+    white = "from here it costs" if cost else "best time; after it, more hurts"
+    for ax, x, y, values, title, bar in maps:
+        style.heatmap(ax, values.values, x=x.values, y=y.values, label=bar, **scale)
         if cost:
             ax.contour(
                 dataset.x, dataset.row, dataset.loss_theory, [1e-3], colors="white", linewidths=1.6
@@ -46,7 +47,7 @@ def _diagram(dataset: "xr.Dataset") -> "Figure":
         ax.set(
             xlabel=dataset.x.attrs["long_name"],
             ylabel=dataset.row.attrs["long_name"],
-            title=title + (" (white: costs from here)" if cost else " (white: more hurts)"),
+            title=f"{title}\nwhite: {white}",
             xlim=(x.values[0], x.values[-1]),
             ylim=(y.values[0], y.values[-1]),
             xscale="linear" if cost else "log",

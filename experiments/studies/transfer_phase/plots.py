@@ -377,7 +377,14 @@ def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
     if mode == "fine_tune":
         last.axhline(pi / 3, color=style.FAINT, ls="--", label="$π/3$, as printed")
     last.set(title="where $T$ = 0 (dots: simulation, ± 1 s.e.)", ylabel="angle $θ$ (rad)")
-    last.legend(frameon=False, fontsize=9, loc="upper right" if mode == "linear" else "lower left")
+    figure.legend(
+        *last.get_legend_handles_labels(),
+        title="boundaries",
+        loc="outside lower center",
+        ncols=6,
+        frameon=False,
+        fontsize=9,
+    )
     for ax in axes.flat[: values.size + 1]:
         ax.set(xlabel="load $γ = n/d$", xlim=dataset.gamma.values[[0, -1]], ylim=(0, pi / 2))
         _angle_axis(ax)
