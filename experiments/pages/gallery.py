@@ -39,7 +39,7 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
       The exit code: 0, or 1 if a run could not be read.
 
     Raises:
-      RefusedError: If `directory` is none, holds no finished run or too many folders, or the page
+      RefusedError: If `directory` is not one, holds no finished run or too many folders, or the page
         cannot be written to `out`.
       StoreError: If a file at `out` cannot be read, or the page cannot be written.
     """
