@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
 Encode = Callable[[PyTree, PyTree, Array, bool], tuple[Float[Array, "n feature"], PyTree]]
-"""`(params, stats, images, train) -> (features, stats)`."""
+"""An encoder: `(params, stats, images, train) -> (features, stats)`."""
 
 
 class Head(nn.Module):
@@ -193,6 +193,7 @@ class Byol(NamedTuple):
         online = jax.lax.stop_gradient(_followed(params))
         target = moved(carried["target"], online, decay(carried["step"], self.steps, self.base))
         stats = carried["stats"]
+        # normalised by the batch, as the online network is; the statistics after it are dropped
         wanted = [
             jax.lax.stop_gradient(self._projected(target, stats, view)[0])
             for view in (first, second)

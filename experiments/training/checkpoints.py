@@ -135,6 +135,7 @@ class Checkpoints:
         if jax.process_index() != 0:
             return
         with disk.explained("write", folder):
+            # all files must be on disk before the rename, which makes the folder count
             for path in (part / ARRAYS, *(part / ARRAYS).rglob("*")):
                 disk.sync(path)
             disk.write_record(part / MANIFEST, {**manifest, "files": _checksums(part / ARRAYS)})

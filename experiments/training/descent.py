@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 Loss = Callable[[PyTree, PyTree, Any], tuple[Array, PyTree]]
-"""`(params, mutable, batch) -> (loss, mutable)`, as of `Fit`, without metrics."""
+"""A loss: `(params, mutable, batch) -> (loss, mutable)`. Unlike that of `step` it has no key."""
 
 
 class Descended(NamedTuple):

@@ -59,7 +59,8 @@ def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[
             (part / "recipes").mkdir()
             for method, text in recipes(folder.resolve()).items():
                 (part / "recipes" / f"{method}.yaml").write_text(text)
-            (folder / RECORD).unlink(missing_ok=True)  # what is being replaced is not whole
+            # first, since until all are replaced the folder holds a mixture of old and new
+            (folder / RECORD).unlink(missing_ok=True)
             for made in sorted(part.iterdir()):
                 shutil.rmtree(folder / made.name, ignore_errors=True)
                 os.replace(made, folder / made.name)
@@ -244,7 +245,8 @@ def _sources(folder: Path, names: Sequence[str], per_model: str) -> str:
     return "\n".join(lines)
 
 
-# method: what it is; which models; whether there is a base; parameters of each; of all.
+# By method: what it does, its models, whether the recipe names the base, the parameters of each
+# model, and those of the whole merge.
 _EXPERTS = MODELS[1:]
 _RECIPES: dict[str, tuple[str, Sequence[str], bool, str, str]] = {
     "linear": ("Weighted mean of the parameters.", _EXPERTS, False, "weight: 1", ""),
@@ -321,7 +323,7 @@ def recipes(folder: Path) -> dict[str, str]:
     texts = {}
     for method, (about, names, based, per_model, shared) in _RECIPES.items():
         base = f"base_model: {json.dumps(str(folder / 'base'))}\n" if based else ""
-        if method == "slerp":
+        if method == "slerp":  # mergekit's takes one of its two models as its base
             base = f"base_model: {json.dumps(str(folder / names[0]))}\n"
         parameters = ""
         if shared:
