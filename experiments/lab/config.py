@@ -21,12 +21,14 @@ C = TypeVar("C")
 
 
 def _different(values: tuple[T, ...]) -> tuple[T, ...]:
+    """Checks that there is at least one value, and that no two are equal."""
     if not values or len(set(values)) < len(values):
         raise ValueError("must be one or more values, all different")
     return values
 
 
 def _increasing(values: tuple[T, ...]) -> tuple[T, ...]:
+    """Checks that there is at least one value, and that each is greater than the one before."""
     if not values or any(a >= b for a, b in itertools.pairwise(values)):  # type: ignore[operator]
         raise ValueError("must be one or more increasing values")
     return values
@@ -60,10 +62,10 @@ Rising = Annotated[Increasing[T], MinLen(2)]
 def config(cls: type[C]) -> type[C]:
     """Turns a class into a frozen dataclass whose fields are checked against their annotations.
 
-    To make an instance with values that are not allowed, or with an unknown field, raises a
-    `ValueError` that has one sentence for each wrong field: "field must be ...; got ...". What
-    concerns several fields at once is for a `__post_init__` to check. The check is strict: text is
-    not read as a number, and a list is not taken for a tuple.
+    An instance with an unknown field, or with a value that is not allowed, raises `ValueError`. Its
+    message has one sentence for each wrong field: "field must be ...; got ...". The check is
+    strict: text is not read as a number, and a list is not taken for a tuple. What concerns several
+    fields at once is for a `__post_init__` to check.
 
     Args:
       cls: The class. Each field has an annotation, such as `Natural` or `Increasing[float]`.

@@ -165,6 +165,9 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Unlocks the directory. A run that failed before it stored anything leaves the directory
+        free.
+        """
         stored = self.finished or any((self.path / at).exists() for at in ("stages", "work"))
         failed = kind is not None and issubclass(kind, Exception)
         if failed and not stored and processes.is_first():
@@ -252,6 +255,7 @@ class Run:
         }
 
         def write() -> None:
+            """Writes the result and then the record, which vouches for it."""
             # Through memory, so that a full disk is noticed here and not in HDF5's flush on close.
             data = bytes(dataset.assign_attrs(attributes).to_netcdf(engine="h5netcdf"))
             disk.write_atomic(self.path / RESULT, data)

@@ -104,6 +104,7 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """
 
     def shared(points: PyTree, *common: PyTree) -> PyTree:
+        """Applies `fn`, with the points filled up to one number for every device."""
         n = len(jax.tree.leaves(points)[0])
         per_device = ceil(n / _sharing(jax.local_device_count()))
         devices = jax.local_devices()[: ceil(n / per_device)]  # more would repeat points alone

@@ -147,6 +147,7 @@ def module_of(config: Config) -> GPT | Llama:
 
 
 def _gpt2(config: Config) -> GPT:
+    """The module of a GPT-2 configuration."""
     # both are the approximation by tanh, which `nn.gelu` computes as well
     _demand(config, "activation_function", "gelu_new", "gelu_pytorch_tanh")
     _demand(config, "scale_attn_weights", True)
@@ -167,6 +168,7 @@ def _gpt2(config: Config) -> GPT:
 
 
 def _llama(config: Config) -> Llama:
+    """The module of a Llama or OLMo configuration."""
     olmo = config["model_type"] == "olmo"
     _demand(config, "hidden_act", "silu")
     _demand(config, "attention_bias", False)

@@ -39,8 +39,8 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
       The exit code: 0, or 1 if a run could not be read.
 
     Raises:
-      RefusedError: If `directory` is not one, holds no finished run or too many folders, or the page
-        cannot be written to `out`.
+      RefusedError: If `directory` is not one, holds no finished run or too many folders, or if the
+        page cannot be written to `out`.
       StoreError: If a file at `out` cannot be read, or the page cannot be written.
     """
     directory = Path(directory)

@@ -245,6 +245,7 @@ def _filled(node: Any, arrays: dict[str, Any]) -> Any:
 
 
 def _checkpointer() -> Any:
+    """An orbax checkpointer that writes in the background."""
     import orbax.checkpoint as ocp  # slow to import
 
     return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())

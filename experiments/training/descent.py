@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 Loss = Callable[[PyTree, PyTree, Any], tuple[Array, PyTree]]
-"""A loss: `(params, mutable, batch) -> (loss, mutable)`. Unlike that of `step` it has no key."""
+"""A loss: `(params, mutable, batch) -> (loss, mutable)`, without the key and metrics of `step`."""
 
 
 class Descended(NamedTuple):

@@ -157,7 +157,7 @@ def train(
                 raise _not_finite(at, places(state, taken, metrics)[which], checkpoints)
 
         def store() -> None:
-            """Stores the state, unless it is stored already or something in it is not finite."""
+            """Stores the state unless it is stored already; raises an error if it is not finite."""
             if checkpoints is None or int(state.step) in checkpoints.steps():
                 return
             checked(state.fault, last)
@@ -165,7 +165,7 @@ def train(
             bad = _first_bad(state)
             if bad is not None:
                 raise _not_finite(int(state.step), bad, checkpoints)
-            rows.sync()
+            rows.sync()  # first: to go on from this state, all rows before it are needed
             checkpoints.save(state)
 
         def stop_before(t: int) -> NoReturn:
@@ -239,6 +239,7 @@ def _first_bad(state: State) -> str | None:
 
 @jax.jit
 def _finite(leaves: list[jax.Array]) -> list[jax.Array]:
+    """Whether all entries are finite, of each leaf."""
     return [jnp.isfinite(leaf).all() for leaf in leaves]
 
 
@@ -276,6 +277,7 @@ class _Signals:
         self._before: dict[int, Any] = {}
 
     def handle(self) -> None:
+        """Begins to note signals, in the main thread."""
         if self._before or threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
@@ -284,6 +286,7 @@ class _Signals:
                 signal.signal(number, self._note)
 
     def _note(self, number: int, _: Any) -> None:
+        """Notes the first signal; gives the second to the handler that was there before."""
         if self.came:
             signal.signal(number, self._before[number])
             signal.raise_signal(number)
@@ -337,10 +340,12 @@ class _Clock:
         self.examples, self.began, self.told = 0, None, -float("inf")
 
     def start(self, examples: int) -> None:
+        """Starts the clock anew, at the end of the first step."""
         self.began, self.examples = time.perf_counter(), examples
         self.input = self.other = 0.0
 
     def stop(self) -> None:
+        """Takes the wall time up to now."""
         if self.began is not None:
             self.wall = time.perf_counter() - self.began
 
@@ -359,6 +364,7 @@ class _Clock:
         self.other += time.perf_counter() - start
 
     def shares(self) -> tuple[float, float]:
+        """The shares of the wall time that went to steps and to waiting for input."""
         if not self.wall:
             return float("nan"), float("nan")
         return 1 - (self.input + self.other) / self.wall, self.input / self.wall

@@ -17,6 +17,7 @@ from experiments.training.optimizers import Optimizer
 from sail_jax.trees import leaf_paths
 
 Metrics = dict[str, Float[Array, ""]]
+"""The metrics of a step: scalars by name."""
 Loss = Callable[[PyTree, PyTree, PyTree, PRNGKeyArray], tuple[Float[Array, ""], Metrics, PyTree]]
 """The loss of a training: `(params, mutable, batch, key) -> (loss, metrics, mutable)`.
 
@@ -133,8 +134,9 @@ def make_step(
 ) -> Step:
     """Makes the compiled step of a training.
 
-    Its metrics are those of the loss, and "loss", "grad_norm" (before clipping) and "rate". Arrays
-    may lie sharded on a mesh of devices: the result is that of one device, up to the order of sums.
+    The metrics of a step are those of the loss, and "loss", "grad_norm" (before clipping) and
+    "rate". Arrays may lie sharded on a mesh of devices: the result is that of one device, up to the
+    order of sums.
 
     Micro-batch i of n holds the examples i, i + n, i + 2n, ... So each device keeps the examples
     that it has. Means over micro-batches equal means over the batch unless the loss couples
@@ -171,9 +173,7 @@ def make_step(
         return value, (metrics, mutable)
 
     def gradients(state: State, batch: PyTree) -> tuple[PyTree, Metrics, PyTree]:
-        """The gradients of a batch, with the metrics and what is carried, averaged over
-        micro-batches.
-        """
+        """Averages gradients and metrics over micro-batches; hands on what the last one carries."""
         key = jax.random.fold_in(state.key, state.step)
         grad = jax.grad(evaluate, has_aux=True)
         if n == 1:
