@@ -165,13 +165,11 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Unlocks the directory. A run that failed before it stored anything leaves the directory
-        free.
-        """
+        """Unlocks the directory, and frees it if the run failed before anything was stored."""
         stored = self.finished or any((self.path / at).exists() for at in ("stages", "work"))
         failed = kind is not None and issubclass(kind, Exception)
         if failed and not stored and processes.is_first():
-            # what was refused at once may be asked for again otherwise
+            # without a record, the directory can be taken for a run with another config
             (self.path / RECORD).unlink(missing_ok=True)
         _release(self._lock)
         self._lock = None
@@ -215,7 +213,8 @@ class Run:
             arrays = stages.as_arrays(compute(work) if folder else compute())
             took = time.perf_counter() - start
             processes.by_first(lambda: stages.write(saved, name, arrays, took))
-        if folder and processes.is_first() and work.exists():  # perhaps of one that died here
+        # also where the stage was read back: a process may have died between storing and this
+        if folder and processes.is_first() and work.exists():
             with disk.explained("keep the metrics of", work):
                 for lines in work.rglob("*.jsonl"):
                     place = self.path / "metrics" / lines.relative_to(work.parent)

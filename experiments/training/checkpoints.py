@@ -184,6 +184,7 @@ class Checkpoints:
         if unlike or manifest["key"] != str(jax.random.key_impl(like.key)):
             why = unlike[0] if unlike else f"its random keys are {manifest['key']}"
             raise RefusedError(f"{folder} is of another network or optimiser: {why}")
+        # every byte is checked before orbax interprets any
         with disk.explained("read", folder):
             files = _checksums(folder / ARRAYS)
         for file in sorted(files.keys() | manifest["files"].keys()):
