@@ -107,7 +107,7 @@ def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.N
     add("--resume", action="store_true", help="continue an interrupted run")
     how = "one of several processes: auto (SLURM, TPU pods), or HOST:PORT,COUNT,RANK"
     add("--processes", metavar="HOW", help=how)
-    # fields show the defaults of the preset: it is read before they are known
+    # the options of fields show the preset's values as defaults: it is read before they are added
     preset = parser.parse_known_args(argv)[0].preset
     if preset not in study.presets:
         raise UsageError(f"unknown preset '{preset}'{nearest(preset, study.presets)}")

@@ -70,7 +70,7 @@ STUDIES = {
         "sail-jax verify",
         "main",
         "main_quick",
-        0,  # of few rows a table says more
+        0,  # a table of so few rows says more than a figure
     ),
 }
 
