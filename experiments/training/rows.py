@@ -1,6 +1,7 @@
 """Metrics of a training as lines of JSON in a file, which survives a kill but for its last line."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,11 @@ class Rows:
 
         Raises:
           StoreError: If it cannot be written.
-          ValueError: If there is a file, and a number is infinite or NaN.
+          FloatingPointError: If a number is infinite or NaN. Then nothing is added.
         """
+        for name, value in row.items():
+            if not math.isfinite(value):
+                raise FloatingPointError(f"step {row['step']}: the metric {name!r} is {value}")
         self.rows.append(row)
         if self.path is not None:
             with disk.explained("write", self.path), open(self.path, "ab") as file:
