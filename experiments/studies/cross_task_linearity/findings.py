@@ -1,4 +1,4 @@
-"""What `cross_task_linearity` found of the paper's claims: from the stored dataset alone."""
+"""The paper's claims about cross-task linearity, judged from the stored dataset alone."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -27,7 +27,15 @@ NETWORKS = {
 
 
 def findings(dataset: "xr.Dataset") -> list[Finding]:
-    """Each claim of the paper that one of the parts that were run puts to the test."""
+    """Judges each claim of the paper that the parts of a run put to the test.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The findings, part by part in the order of the run. Verdicts are not yet corrected for their
+      number.
+    """
     declared = {
         "rotated": _rotated,
         "split_classes": _split,
@@ -45,7 +53,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
 def _larger(
     where: str, claim: str, paper: str, more: "xr.DataArray", less: "xr.DataArray"
 ) -> Finding:
-    """The claim that one measurement is larger than another, paired by repetition."""
+    """Judges the claim that one measurement is larger than another, paired by replicate."""
     margins = per_replicate(more) - per_replicate(less)
     return judged(
         f"{PAPER}, {where}", claim, paper, f"{pm(more)} against {pm(less)}", margins.values
@@ -53,6 +61,10 @@ def _larger(
 
 
 def _linear(dataset: "xr.Dataset", name: str, layer: str, words: str, where: str) -> Finding:
+    """Judges cross-task linearity: 1 - cosine is below that between the two models in every layer.
+
+    The layer where the two are nearest decides.
+    """
     worst = worst_ratio(dataset, name, layer)
     return judged(
         f"{PAPER}, {where}",
@@ -184,7 +196,10 @@ def _stitching(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _theorem(dataset: "xr.Dataset") -> Iterator[Finding]:
-    """By a bootstrap over checkpoints: R² is one number for all of them."""
+    """Judges by the bootstrap's intervals whether the main term predicts the gap best.
+
+    R^2 is one number for all checkpoints, so there are no replicates for Student's test.
+    """
     by_predictor = dataset.set_index(predictor="predictor")
     words = {"distance": "the squared distance", "norm": "the Hessian's top eigenvalue"}
     for name, rival in words.items():
