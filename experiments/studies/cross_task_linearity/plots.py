@@ -115,8 +115,7 @@ def _line(dataset: "xr.Dataset", rows: dict[str, str], layer: str) -> "Figure":
 
 
 def _scratch(dataset: "xr.Dataset") -> "Figure":
-    """Draws linearity by layer, and the loss barrier, for pairs of models with and without alignment.
-    """
+    """Draws linearity by layer, and the loss barrier, for models with and without alignment."""
     settings, ways = (dataset[name].values.astype(str) for name in ("setting", "way"))
     fig, axes = style.figure(len(settings), 4, width=3.0, height=2.8)
     for row, setting in zip(axes, settings, strict=True):
