@@ -1,4 +1,4 @@
-"""The run of `overtraining_language`: its stages, and the dataset that they make."""
+"""The run of `overtraining_language`: its order of `stages`, and the dataset they make."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,7 +20,24 @@ from experiments.studies.overtraining_language.config import Config
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Pre-trains, perturbs and fine-tunes; a stage for each budget, and for each task."""
+    """Pre-trains, perturbs and fine-tunes the models, a stage for each budget and for each task.
+
+    With `memory.together` a stage is divided into several of fewer models.
+
+    Args:
+      config: What to run.
+      stage: Computes and stores a stage under its name; the default stores nothing.
+
+    Returns:
+      The dataset. `base`, `(budget, seed)`, is the loss on held-out text of pre-training.
+      `noise_*`, `(budget, seed, noise)`, and `tuned_*`, `(task, budget, seed, rate)`, some of them
+      also `scale`, are the results of `stages.perturb` and `stages.fine_tune`. `theory_*` are those
+      of `stages.theory`. `unigram` is the loss of knowing no more than how frequent each token is.
+
+    Raises:
+      DataError: If data are missing, too few or of another vocabulary, or devices cannot share the
+        batches.
+    """
     with refused():
         where = training.layout(config.shard)
         batches = {"pretrain.batch": config.pretrain.batch, "tune.batch": config.tune.batch}
@@ -62,7 +79,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """The members that go together, each time with what their stage's name ends with."""
+    """Divides members into parts that are handled together.
+
+    Each comes with the ending of its stage's name, which is empty if there is one part.
+    """
     size = config.memory.together or len(members)
     starts = range(0, len(members), size)
     parts = [list(members[at : at + size]) for at in starts]
@@ -71,10 +91,12 @@ def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]
 
 
 def _joined(parts: Any) -> dict[str, np.ndarray]:
+    """Concatenates the results of parts along their leading axis."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 def _dataset(config: Config, noisy: Any, tuned: Sequence[Any], theory: Any) -> xr.Dataset:
+    """Names the results of the stages and gives each array its dimensions."""
     models, runs = ("budget", "seed"), ("task", "budget", "seed", "rate")
     shape = (len(config.pretrain.budgets), config.replicates)
     base = noisy["base"].reshape(shape)

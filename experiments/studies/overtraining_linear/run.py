@@ -102,8 +102,7 @@ def _rows(config: Config, points: int) -> np.ndarray:
 
 
 def _fall(config: Config, time: Any, power: Any) -> Any:
-    """Computes the learning rate of "trade_off" at a pre-training time, rate max(time, 1)^-power.
-    """
+    """Computes the rate of "trade_off" at a pre-training time: rate max(time, 1)^-power."""
     return config.tuning.rate * np.maximum(time, 1.0) ** -power
 
 
