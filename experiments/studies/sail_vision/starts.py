@@ -174,8 +174,7 @@ def ligo(
       Variables of the large network's shapes.
 
     References:
-      Wang et al., Learning to Grow Pretrained Models for Efficient Transformer Training (LiGO),
-      2023.
+      Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
     """
     # goes round if there are fewer images than learning the maps needs
     at = np.arange(config.maps.steps * config.budget.batch) % len(data.learn.labels)
