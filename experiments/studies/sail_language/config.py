@@ -210,14 +210,13 @@ class Config:
 
     @property
     def pairs(self) -> tuple[str, ...]:
-        """The lines that gamma is swept on: through theta_1 and theta_2, and through grown sources.
+        """The lines on which gamma is swept, through theta_1 and theta_2 or through grown sources.
         """
         return ("sweep", "grown") if "grown" in self.ways else ("sweep",)
 
     @property
     def series_steps(self) -> tuple[int, ...]:
-        """The steps of the first source's training after which its `series` of checkpoints is taken.
-        """
+        """The steps after which checkpoints of the first source are taken, for `series`."""
         return tuple(max(1, round(share * self.source.steps)) for share in self.source.series)
 
     def gamma(self) -> np.ndarray:
