@@ -35,16 +35,17 @@ def r_squared(
     Hessian.
 
     Args:
-      found: The arrays of `parts.theorem`: "gap" and all of `PREDICTORS`, each `(checkpoint,
-        pair)`. The checkpoints of all replicates stand along one axis.
+      found: The arrays of `parts.theorem`: "gap" and all of `PREDICTORS`, each
+        `(checkpoint, pair)`. The checkpoints of all replicates stand along one axis.
       seed: Seed of the bootstrap, >= 0.
 
     Returns:
-      Variables of the dataset, as (names of dimensions, values). Along "predictor": `r_squared`,
-      its 95 % percentile interval from `r_squared_low` to `r_squared_high`, and the interval of the
-      main term's R^2 less this one, from `ahead_low` to `ahead_high`. Along "factor":
-      `independent`, the R^2 that each of `FACTORS` would have if curvature, distance and direction
-      were independent.
+      Variables of the dataset, as (names of dimensions, values):
+      - along "predictor": `r_squared`; its 95 % percentile interval, `r_squared_low` to
+        `r_squared_high`; and that of the main term's R^2 less this one, `ahead_low` to
+        `ahead_high`;
+      - along "factor": `independent`, the R^2 that each of `FACTORS` would have if curvature,
+        distance and direction were independent.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Appendix B.2.

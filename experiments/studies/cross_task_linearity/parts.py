@@ -1,8 +1,8 @@
 """What each part of `cross_task_linearity` measures of trained networks, with `sail_jax.probe`.
 
-`runs` trains the networks and calls these functions. Models come stacked, `(replicate, model,
-...)`, and so do their test sets. Results are dictionaries of arrays `(replicate, ...)`. Where two
-models are interpolated, alpha is the weight of the first.
+`runs` trains the networks and calls these functions. Models come stacked,
+`(replicate, model, ...)`, and so do their test sets. Results are dictionaries of arrays
+`(replicate, ...)`. Where two models are interpolated, alpha is the weight of the first.
 """
 
 import itertools
@@ -226,9 +226,11 @@ def rotated(model: MLP, experts: PyTree, tests: Batch, alphas: Sequence[float]) 
       alphas: Weights of the first model of a pair.
 
     Returns:
-      By pair, `(replicate, pair, ...)`: "line", the arrays of `linearity`; "spread", those of
-      `distribution` at 0.5; "barrier", the height of the loss barrier on the line in nats;
-      "own_loss" and "other_loss", the losses of the first and of the second model.
+      Measurements of each pair, `(replicate, pair, ...)`:
+      - "line": the arrays of `linearity`;
+      - "spread": the arrays of `distribution` at 0.5;
+      - "barrier": the height of the loss barrier on the line, in nats;
+      - "own_loss" and "other_loss": the losses of the first and of the second model.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figures 2 and 3.
@@ -291,9 +293,11 @@ def halfway(model: Model, normalise: str, a: PyTree, b: PyTree, batch: Batch) ->
       batch: Images to probe on.
 
     Returns:
-      "turn", "coefficient", "gap" and "baseline" of `angles`, each `(layer,)`; and scalars:
-      "barrier", the height of the loss barrier in nats, "middle", the accuracy half way, and
-      "ends", the mean accuracy of the two models.
+      Measurements of the pair:
+      - "turn", "coefficient", "gap" and "baseline" of `angles`, each `(layer,)`;
+      - "barrier": the height of the loss barrier on the line, in nats;
+      - "middle": the accuracy half way;
+      - "ends": the mean accuracy of the two models.
     """
     line = linearity(model, normalise, (0.5,), a, b, batch)
     ends = [accuracy(model, p, batch, normalise) for p in (a, b)]
@@ -315,10 +319,12 @@ def averaging(model: MLP, tuned: PyTree, tests: Batch) -> Arrays:
       tests: The test set of their task, `(replicate, ...)`.
 
     Returns:
-      By set of models, in the order of `subsets`: the accuracies "average" (of averaged weights)
-      and "ensemble" (of averaged logits), and "agreement", how often both predict the same class,
-      each `(replicate, subset)`; "gap", the relative gap of features, `(replicate, layer, subset)`;
-      and "members", the accuracy of each model, `(replicate, model)`.
+      Measurements of each set, in the order of `subsets`, and of each model:
+      - "average": the accuracy of averaged weights, `(replicate, subset)`;
+      - "ensemble": the accuracy of averaged logits, `(replicate, subset)`;
+      - "agreement": how often both predict the same class, `(replicate, subset)`;
+      - "gap": the relative gap of features, `(replicate, layer, subset)`;
+      - "members": the accuracy of each model, `(replicate, model)`.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figure 4.
@@ -352,8 +358,10 @@ def along_the_line(
       alphas: Weights of the first model of a pair.
 
     Returns:
-      Accuracies `(replicate, pair, alpha)`: "average" of interpolated weights, "ensemble" of
-      interpolated logits, and "chord", the interpolated accuracy of the two models.
+      Accuracies `(replicate, pair, alpha)`:
+      - "average": of interpolated weights;
+      - "ensemble": of interpolated logits;
+      - "chord": the interpolated accuracies of the two models.
     """
     weights = np.stack([alphas, 1 - np.asarray(alphas)], 1)
 
@@ -382,9 +390,10 @@ def arithmetic(
       scales: Multiples of the task vectors.
 
     Returns:
-      The arrays of `angles` with a point for each scale: "addition" (eq. 2) for every pair,
-      `(replicate, pair, ...)`, on the union of its test sets; "midpoint" (eq. 3) and "reflection"
-      (eq. 4) for every task, `(replicate, task, ...)`, on its own test set.
+      The arrays of `angles` with a point for each scale:
+      - "addition" (eq. 2): for every pair, on the union of its test sets, `(replicate, pair, ...)`;
+      - "midpoint" (eq. 3) and "reflection" (eq. 4): for every task, on its test set,
+        `(replicate, task, ...)`.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), eqs. 2 to 4, Figures 7 and 8.
@@ -429,14 +438,17 @@ def stitching(
       scales: Multiples s of the task vectors.
 
     Returns:
-      Four groups of accuracies. "plain", `(replicate, pair, ...)`, on the task of the first model:
-      "stitched", its features in the second model, by layer; "own" and "upper", the first and the
-      second model as they are. "addition", `(replicate, pair, scale, layer)`, in the base, mean of
-      both tasks: "features" (the mean of both models' features), "weights" (features of their mean
-      weights) and "single" (features of one model, mean of both). "negation", `(replicate, task,
-      scale, layer)`, in the base: "features_*" (twice the base's features less those of base + s
-      tau) and "weights_*" (features of base - s tau), each on "task" and on "upright". "base",
-      `(replicate, task)`: the base as it is, on both.
+      Four groups of accuracies, where layers are those after which features are put in:
+      - "plain", `(replicate, pair, ...)`, on the task of the first model: "stitched", its features
+        in the second model, by layer; "own" and "upper", the first and the second model as they
+        are;
+      - "addition", `(replicate, pair, scale, layer)`, in the base, mean of both tasks: "features",
+        the mean of both models' features; "weights", the features of their mean weights; "single",
+        the features of one model, mean of both;
+      - "negation", `(replicate, task, scale, layer)`, in the base: "features_task", twice the
+        base's features less those of base + s tau, on the task; "weights_task", the features of
+        base - s tau; and the same on the base's own task, "features_upright" and "weights_upright";
+      - "base", `(replicate, task)`: the base as it is, on the "task" and on its own, "upright".
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figures 9 and 10.
@@ -531,11 +543,14 @@ def theorem(model: MLP, base: PyTree, tuned: PyTree, tests: Batch, keys: Any, st
       steps: Steps of Lanczos' iteration.
 
     Returns:
-      Arrays `(checkpoint, pair)`: "gap"; "main_term", norm |a - b|^2 / 8, of Theorem 1; its factors
-      "distance", |a - b|^2, and "norm", the spectral norm of the Hessian at the checkpoint;
-      "norm_on_segment", the main term with the largest norm at a, b and their mean; "along_at_base"
-      and "along_in_middle", the second order of the gap from second derivatives along a - b, at the
-      checkpoint and half way.
+      Arrays `(checkpoint, pair)`:
+      - "gap": as above, in nats;
+      - "main_term": that of Theorem 1, norm |a - b|^2 / 8;
+      - "distance" and "norm": its factors |a - b|^2 and the spectral norm of the Hessian at the
+        checkpoint;
+      - "norm_on_segment": the main term with the largest norm at a, b and their mean;
+      - "along_at_base" and "along_in_middle": the gap to second order, by second derivatives along
+        a - b at the checkpoint and half way.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Theorem 1 and Appendix B.2.

@@ -28,7 +28,7 @@ STATISTICS = ("interpolated", "batch")
 class Runs:
     """The data of a config, and a method for each part that trains networks and measures them.
 
-    ValueError is raised as a `DataError` if data are missing, or have too few images of a class.
+    It raises `DataError`, a ValueError, if data are missing or have too few images of a class.
 
     Attributes:
       config: What to run.
@@ -162,8 +162,9 @@ class Runs:
         """Pre-trains the MLP on upright images and fine-tunes it on each rotation.
 
         Returns:
-          "base", the pre-trained model, `(replicate, 1, ...)`; and "experts", a model for each
-          angle, `(replicate, task, ...)`. The parts on rotations take this as `kept`.
+          The models that the parts on rotations take as `kept`:
+          - "base": the pre-trained one, `(replicate, 1, ...)`;
+          - "experts": one for each angle, `(replicate, task, ...)`.
         """
         k, rate = len(self.tasks), self.config.mlp.rate
         keys = self.keys("base", 2 + k)
@@ -306,10 +307,12 @@ class Runs:
           _: Not used; all parts are called alike.
 
         Returns:
-          For "mlp" and "resnet": "learned", the accuracy of the bases on the labels of
-          pre-training, `(replicate, labels)`; and for each way of normalising (the MLP has only
-          "interpolated") the results of `parts.halfway`, `(replicate, target, labels, ...)`, in the
-          order of `TARGETS` and `LABELS`.
+          Measurements of "mlp" and of "resnet":
+          - "learned": the accuracy of the bases on the labels of pre-training,
+            `(replicate, labels)`;
+          - "interpolated" and, of the ResNet, "batch": the results of `parts.halfway` by how
+            BatchNorm normalises, `(replicate, target, labels, ...)`, in the order of `TARGETS` and
+            `LABELS`.
         """
         c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
         data, kinds = self.data("upright", task), len(LABELS)

@@ -29,10 +29,13 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
       stage: Computes and stores a stage under its name; the default stores nothing.
 
     Returns:
-      The dataset. `base`, `(budget, seed)`, is the loss on held-out text of pre-training.
-      `noise_*`, `(budget, seed, noise)`, and `tuned_*`, `(task, budget, seed, rate)`, some of them
-      also `scale`, are the results of `stages.perturb` and `stages.fine_tune`. `theory_*` are those
-      of `stages.theory`. `unigram` is the loss of knowing no more than how frequent each token is.
+      The dataset, with losses in nats per token:
+      - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
+      - `noise_*`, `(budget, seed, noise)`: the results of `stages.perturb`;
+      - `tuned_*`, `(task, budget, seed, rate)`, some also along `scale`: those of
+        `stages.fine_tune`;
+      - `theory_*`: those of `stages.theory`;
+      - `unigram`: the loss of predicting each token by its frequency alone.
 
     Raises:
       DataError: If data are missing, too few or of another vocabulary, or devices cannot share the

@@ -112,9 +112,11 @@ def perturb(
       some: Places in `bases` of the models to perturb.
 
     Returns:
-      "base", the loss without noise, `(model,)`; and `(model, noise)`: "increase", the mean rise of
-      the loss, "draws_error", its standard error over draws, and "predicted", the rise by second
-      derivatives.
+      Measurements of each model:
+      - "base": the loss without noise, `(model,)`;
+      - "increase": the mean rise of the loss under noise, `(model, noise)`;
+      - "draws_error": its standard error over draws, `(model, noise)`;
+      - "predicted": the rise by second derivatives, `(model, noise)`.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), eq. 1, Figures 3 and 9.
@@ -177,11 +179,12 @@ def fine_tune(
       folder: Directory for checkpoints, from which a killed training goes on; None stores none.
 
     Returns:
-      Along the way from each model to its tuned version, `(run, scale)`: "increase", the rise of
-      the pre-training loss, and "predicted", that by first and second derivatives. And `(run,)`:
-      "distance", the L2 norm of the change of all parameters; "before" and "test", the loss on the
-      task's test sequences before and after fine-tuning; "validation", that on its validation
-      sequences afterwards.
+      Measurements of each run. The scales lead from the model to its tuned version.
+      - "increase": the rise of the pre-training loss, `(run, scale)`;
+      - "predicted": the same by first and second derivatives, `(run, scale)`;
+      - "distance": the L2 norm of the change of all parameters, `(run,)`;
+      - "before" and "test": the loss on the task's test sequences before and after, `(run,)`;
+      - "validation": the loss on its validation sequences afterwards, `(run,)`.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), Figures 4 to 6, 8 and 10.
@@ -260,9 +263,11 @@ def theory() -> dict[str, Any]:
     """Evaluates the theory of two-layer linear networks, for comparison.
 
     Returns:
-      For "noise" and "rate" (of fine-tuning): "loss", the pre-training loss afterwards, `(row,
-      time)`; "inflection", the time after which more pre-training hurts, `(row,)`, 0 where none
-      does; "row", the sizes of noise or the rates; and "time", the pre-training times.
+      For "noise" and for "rate" (of fine-tuning):
+      - "loss": the pre-training loss afterwards, `(row, time)`;
+      - "inflection": the time after which more pre-training hurts, 0 if there is none, `(row,)`;
+      - "row": the sizes of noise, or the rates;
+      - "time": the pre-training times.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), Section 4.

@@ -31,16 +31,21 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
       stage: Computes and stores a stage under its name; the default stores nothing.
 
     Returns:
-      The dataset. On the fine grid, `(row, x)`, `loss_theory` and `tuned_theory` are the
-      pre-training loss and the fine-tuning loss afterwards. On the coarse one, `(cell_row,
-      cell_x)`, `loss_mean`, `loss_std`, `tuned_mean` and `tuned_std` are their means and standard
-      deviations over networks. x is the pre-training time, or the decay in "misalignment". There,
-      both are costs: what the last of pre-training adds to each loss, in units of |A|^2. In
-      "sensitivity" the first is what noise adds to the loss, the second its quadratic prediction;
-      `trace_*` and `sharpness_*` describe the Hessian. `inflection`, `(row,)`, is the time after
-      which more pre-training hurts, NaN if there is none; "misalignment" and "sensitivity" have
-      none. `fixed`, `(fixed_rate, kind, x)`, has the losses at fixed learning rates in "trade_off",
-      those of pre-training first.
+      The dataset. What is computed in closed form is on a fine grid, `(row, x)`; what is simulated
+      is on a coarse one, `(cell_row, cell_x)`. x is the pre-training time, or the decay in
+      "misalignment".
+      - `loss_theory` and `tuned_theory`: the pre-training loss and the fine-tuning loss afterwards.
+        In "misalignment" both are costs instead: what the last of pre-training adds to each loss,
+        in units of |A|^2. In "sensitivity" they are what noise adds to the loss, and its quadratic
+        prediction.
+      - `loss_mean`, `loss_std`, `tuned_mean` and `tuned_std`: means and standard deviations of the
+        same over simulated networks.
+      - `trace_*` and `sharpness_*`, along x: the trace and the largest eigenvalue of the Hessian,
+        in "sensitivity".
+      - `inflection`, `(row,)`: the time after which more pre-training hurts, NaN if there is none;
+        not in "misalignment" and "sensitivity".
+      - `fixed`, `(fixed_rate, kind, x)`: the losses at fixed learning rates, those of pre-training
+        first, in "trade_off".
     """
     import xarray as xr
 
@@ -113,9 +118,12 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
       config: Which diagram, and its settings.
 
     Returns:
-      "loss" and "tuned", `(row, x)`, as in `run`. In "sensitivity" also "trace" and "sharpness" of
-      the Hessian, `(x,)`. In all but that and "misalignment" also "inflection", `(row,)`: the time
-      of least loss, NaN where that is the last one. In "trade_off" also "fixed", `(rate, kind, x)`.
+      Arrays as in `run`:
+      - "loss" and "tuned", `(row, x)`;
+      - "trace" and "sharpness" of the Hessian, `(x,)`, in "sensitivity";
+      - "inflection", `(row,)`, the time of least loss, NaN where that is the last one; not in
+        "misalignment" and "sensitivity";
+      - "fixed", `(rate, kind, x)`, in "trade_off".
     """
     x, rows = _axis(config, config.points), _rows(config, config.points)
     with jax.enable_x64(True):

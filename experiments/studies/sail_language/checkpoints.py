@@ -33,10 +33,13 @@ def run(config: Config, stage: Stage) -> xr.Dataset:
       stage: Computes and stores a stage under its name.
 
     Returns:
-      The dataset: `loss` in nats, `(seed, model)`, and `accuracy`, `(seed, model, task)`, of all
-      checkpoints and merges; `gamma_loss`, `(seed, text, gamma)`, along the line through the first
-      checkpoint and the mean of the others; `gamma_swept`, `(seed,)`, the best gamma on the
-      validation text; and `taken`, `(seed, checkpoint)`, whether the greedy soup has taken each.
+      The dataset:
+      - `loss` in nats, `(seed, model)`, and `accuracy`, `(seed, model, task)`, of all checkpoints
+        and merges;
+      - `gamma_loss`, `(seed, text, gamma)`: along the line through the first checkpoint and the
+        mean of the others;
+      - `gamma_swept`, `(seed,)`: the gamma of least loss on the validation text;
+      - `taken`, `(seed, checkpoint)`: whether the greedy soup has taken each checkpoint.
 
     Raises:
       DataError: If checkpoints, text or questions are missing or do not fit together.
@@ -152,9 +155,11 @@ def measure(
       questions: Questions by their kind.
 
     Returns:
-      "loss", `(model,)`, and "accuracy", `(model, task)`, of the checkpoints and then of `MERGES`;
-      "gamma loss", `(2, gamma)`, on validation and on held-out text; "gamma", the best on the
-      former; "taken", `(checkpoint,)`, whether the greedy soup has taken each.
+      Measurements of the checkpoints, followed by those of `MERGES`:
+      - "loss", `(model,)`, in nats, and "accuracy", `(model, task)`;
+      - "gamma loss", `(2, gamma)`: along the line, on validation and on held-out text;
+      - "gamma": that of least loss on validation text;
+      - "taken", `(checkpoint,)`: whether the greedy soup has taken each checkpoint.
     """
     loss = lambda m, blocks: float(parts.held_out_loss(net, m, blocks, config.at_once))  # noqa: E731
     count, gamma = len(models), config.gamma()

@@ -210,8 +210,7 @@ class Config:
 
     @property
     def pairs(self) -> tuple[str, ...]:
-        """The lines on which gamma is swept, through theta_1 and theta_2 or through grown sources.
-        """
+        """The lines that gamma is swept on, through theta_1 and theta_2 or grown sources."""
         return ("sweep", "grown") if "grown" in self.ways else ("sweep",)
 
     @property

@@ -292,8 +292,10 @@ def learn_sources(
       folder: Directory for checkpoints, from which a killed training goes on; None stores none.
 
     Returns:
-      The variables of each source by its name; and "series_loss", `(checkpoint + 1, 2)`, the losses
-      of the first source's checkpoints and of their mean, on held-out text of D_1 and of D_t.
+      The results by name:
+      - the variables of each source, under the source's name;
+      - "series_loss", `(checkpoint + 1, 2)`: losses of the first source's checkpoints and of their
+        mean, on held-out text of D_1 and of D_t.
     """
     key, blocks = keys(config, seed), data.sources(config, corpus, seed)
     sources: dict[str, Any] = {}
@@ -339,10 +341,13 @@ def choose(
       seed: Number of the replicate.
 
     Returns:
-      "distance", the weight of the first source by eq. 11. For each line of `config.pairs`: under
-      its name the gamma of least validation loss, and under "<name> loss" the losses, `(2, gamma)`,
-      on validation and on held-out text. And "taken", `(2,)`, whether the greedy soup has taken
-      each of the two sources of the target's shape.
+      The weights of the first source, and what they are chosen by:
+      - "distance": the weight by eq. 11;
+      - "sweep" and, if it is a start, "grown": the gamma of least validation loss, between the
+        sources of the target's shape and between the grown ones;
+      - "sweep loss" and "grown loss", `(2, gamma)`: these losses, on validation and on held-out
+        text;
+      - "taken", `(2,)`: whether the greedy soup has taken each source of the target's shape.
     """
     net, gamma = learner.net, config.gamma()
     pairs = {"sweep": [sources["one"], sources["two"]]}
@@ -459,8 +464,8 @@ def follow(
 
     Returns:
       "loss", the held-out loss before the first and after every `budget.every` steps,
-      `(evaluation,)`; and "accuracy", the shares of right answers before and after training, `(2,
-      task)`.
+      `(evaluation,)`; and "accuracy", the shares of right answers before and after training,
+      `(2, task)`.
     """
     start = started(config, way, learner, corpus, sources, chosen, seed)
     (last,), loss = trained(

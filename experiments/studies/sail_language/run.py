@@ -27,12 +27,16 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
       stage: Computes and stores a stage under its name; the default stores nothing.
 
     Returns:
-      The dataset. By start and seed there are `loss`, `(way, seed, step)`, on held-out text of D_t
-      in nats, `accuracy`, `(way, seed, when, task)`, and what is saved against training from
-      scratch until the least loss that both reach: steps (`saved`) and shares of compute.
-      `gamma_loss`, `(pair, seed, text, gamma)`, is the loss before training between two sources,
-      `gamma_swept` the best gamma on validation text, and `gamma_distance` that of eq. 11.
-      `series_loss` is of the first source's checkpoints.
+      The dataset:
+      - `loss` in nats on held-out text of D_t, `(way, seed, step)`, and `accuracy`,
+        `(way, seed, when, task)`;
+      - `saved`, `compute_saved` and `compute_saved_with_sources`, `(way, seed)`: steps and shares
+        of compute that a start saves against scratch until the least loss that both reach;
+      - `gamma_loss`, `(pair, seed, text, gamma)`: the loss between two sources before training;
+      - `gamma_swept`, `(pair, seed)`, the gamma of least validation loss, and `gamma_distance`,
+        `(seed,)`, that of eq. 11;
+      - `taken`, `(seed, source)`: whether the greedy soup has taken each source;
+      - `series_loss`, `(seed, checkpoint, of)`: the losses of the first source's checkpoints.
 
     Raises:
       DataError: If data are missing or too few, or devices cannot share the batch.

@@ -31,11 +31,15 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
       stage: Computes and stores a stage under its name; the default stores nothing.
 
     Returns:
-      The dataset. Variables begin with "supervised_" or "byol_": the measures of
-      `training.MEASURES` along training, `(way, seed, step)`; `train_loss`, that of the batch; and,
-      beside training from scratch, the steps `saved`, and steps and compute (in FLOPs) until the
-      best that both reach. The attribute `paradigms` lists the kinds of training, separated by
-      spaces.
+      The dataset. Names of variables begin with "supervised_" or "byol_", followed by:
+      - the measures of `training.MEASURES` along training, `(way, seed, step)`;
+      - `train_loss`: the loss of the minibatch, `(way, seed, batch_step)`;
+      - `saved`, `reached`, `scratch_steps`, `compute` and `scratch_compute`, `(way, seed)`: what a
+        start saves against training from scratch, in steps and FLOPs until the best that both
+        reach;
+      - `sources_compute` and `ahead`, `(way,)`: FLOPs and steps that are spent before the training.
+      Beside these there is `weight`, `(seed, source)`, of the sources in SAIL's merge. The
+      attribute `paradigms` lists the kinds of training, separated by spaces.
 
     Raises:
       DataError: If data are missing or too few, or devices cannot share the batch.
