@@ -97,6 +97,7 @@ def _split(dataset: "xr.Dataset") -> Iterator[Finding]:
 def _scratch(dataset: "xr.Dataset") -> Iterator[Finding]:
     for setting in dataset["setting"].values.astype(str):
         gap = dataset.sel(setting=setting)["scratch_gap"].sel(layer="output")
+        # the smaller gap of each pair of models; the claims say whom that favours
         best = gap.sel(way=["weight matching", "activation matching"]).min("way")
         yield _larger(
             "Fig. 11",

@@ -332,9 +332,11 @@ def train(
         return losses.mean(), rest
 
     def draw(key: Array) -> Batch:
+        # below `count`, so that padding is never drawn
         drawn = jax.random.randint(key, (descent.batch,), 0, count)
         return jax.tree.map(lambda x: x[drawn], batch)
 
+    # what gradients do not change: the running statistics of a ResNet, nothing of an MLP
     rest = {name: x for name, x in start.items() if name != "params"}
     keys = jax.random.split(jax.random.wrap_key_data(key), descent.steps)
     direction, params = optax.trace(descent.momentum), start["params"]
@@ -402,5 +404,5 @@ def aligned(model: MLP, how: str, reference: PyTree, params: PyTree, batch: Batc
 
 def _by_space(params: PyTree, batch: Batch) -> dict[str, Array]:
     """Computes the activations of an MLP by the names that the spec gives to its hidden spaces."""
-    by_layer = features(_mlp, params, batch)
+    by_layer = features(_mlp, params, batch)  # the hidden layers, and the output
     return {f"hidden.{i}": by_layer[f"hidden_{i}"] for i in range(len(by_layer) - 1)}

@@ -207,6 +207,7 @@ class Runs:
         # keys of each model: its initial weights, its own training, its training from the base
         keys, data = self.keys("scratch", 3 * len(tasks)), self.data(*tasks)
         first, second, third = (keys[:, i :: len(SETTINGS) + 1] for i in range(3))
+        # unlike `rotations`, every model has initial weights of its own
         starts = self.init(self.mlp, first)
         own = self.train(self.mlp, starts, data.learn, second, self.config.mlp.rate)
         base = repeated(kept["base"], len(tasks))
@@ -216,6 +217,7 @@ class Runs:
             for i in (0, 2):
                 at = lambda tree, j, r=r: jax.tree.map(lambda x: x[r, j], tree)  # noqa: E731
                 left, right = at(own, i), at(own, i + 1)
+                # aligned on images to learn from, measured on those to test on
                 seen = models.union(at(data.learn, i), at(data.learn, i + 1))
                 matched = [
                     models.aligned(self.mlp, how, left, right, seen)

@@ -259,6 +259,7 @@ def _fixed(dataset: xr.Dataset) -> list[Finding]:
         at, last = {"task": task, "rate": top}, f"{task}: loss at the last budget less the least"
         grows = slope(increase.sel(at, drop=True))
         cost, own = (last_costs(x.sel(at, drop=True)) for x in (loss, dataset["tuned_test"]))
+        # among rates that keep the text by every seed's account
         falls = falls_with(loss.sel(task=task, rate=slice(None, float(top.min()))), "rate")
         declared += [
             _judged(
@@ -368,6 +369,7 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
         )
         return increase / predicted
 
+    # predicted = lambda^2 tr(H Sigma) / 2
     trace = (2 * dataset["noise_predicted"].sel(noise=small) / small**2).transpose("budget", "seed")
     growth = trace.isel(budget=-1, drop=True) / trace.isel(budget=0, drop=True)
     times = lambda x: f"increase / prediction {stated(x, 2, sign=False)}"  # noqa: E731

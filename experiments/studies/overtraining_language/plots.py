@@ -72,7 +72,7 @@ def _log(
         axis.set_major_locator(LogLocator(10, (1, 2, 5), numticks=8))
         axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         return
-    stride = -(-len(values) // 4)
+    stride = -(-len(values) // 4)  # rounded up
     at = slice((len(values) - 1) % stride, None, stride)
     axis.set_major_locator(FixedLocator([float(x) for x in values[at]]))
     axis.set_major_formatter(FixedFormatter(list(labels[at])))
@@ -173,6 +173,7 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
             if row == "own":
                 before = dataset["tuned_before"].sel(task=name).isel(rate=0)
                 mean = mean_and_error(before.transpose("seed", "budget"))[0]
+                # the loss before may be far above: it gets at most as much room as the others
                 low, high = ax.get_ylim()
                 ax.plot(dataset["budget"], mean, color=style.INK, ls="--", marker="s", ms=3, lw=1.3)
                 ax.set_ylim(low, min(ax.get_ylim()[1], high + (high - low)))
@@ -351,6 +352,7 @@ def _hessian(dataset: xr.Dataset) -> "Figure":
             lower.plot(at[dim], ratio, "o-", color=color, ms=3, lw=1.3)
         highest = float(part[f"{name}_increase"].mean("seed").max())
         lowest = min(0.0, float(part[f"{name}_increase"].mean("seed").min()))
+        # by the increases: predictions far above them are cut off
         upper.set(ylim=(1.4 * lowest, 1.6 * highest), title=title)
         lower.axhline(1, color=style.INK, lw=0.8)
         lower.set(xlabel=label, ylim=(0, 3))

@@ -189,6 +189,7 @@ def fine_tune(
     References:
       Springer et al., 2025 (arXiv 2503.19206), Figures 4 to 6, 8 and 10.
     """
+    # one schedule, of the largest rate, of which every run takes its share
     steps, top = config.tune.steps, config.tune.rates[-1]
     schedule = Schedule(top, steps, round(WARMUP * steps))
     shares = tuple(config.tune.rates[rate] / top for _, rate in some)
@@ -231,6 +232,7 @@ def fine_tune(
 @partial(jax.jit, static_argnums=(0, 1))
 def _tuned(net, at_once, held_out, task, scales, before, after) -> dict[str, jax.Array]:
     """Measures stacked models before and after fine-tuning."""
+    # both sets in one pass; the first `count` results are those of the validation set
     loss, count = training.mean_loss(net), len(task.validation.tokens)
     examples = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), task.validation, task.test)
 
@@ -277,7 +279,7 @@ def theory() -> dict[str, Any]:
         forms = closed_forms(linear)
         curves[name] = {
             "loss": forms["loss"],
-            "inflection": np.nan_to_num(forms["inflection"]),
+            "inflection": np.nan_to_num(forms["inflection"]),  # NaN becomes 0
             "row": np.linspace(*linear.rows, linear.points),
             "time": linear.tasks.times(linear.tasks.spectrum(), linear.points),
         }

@@ -201,7 +201,7 @@ def load(data: TextData, vocab: int, context: int, names: Sequence[str]) -> Corp
         )
     if "shifted" in names:
         means = [tokens.block_means(part, context) for part in (loaded.train, loaded.held_out)]
-        level = np.percentile(means[0], SHIFTED)
+        level = np.percentile(means[0], SHIFTED)  # one level for both parts
         learn, held_out = (np.flatnonzero(mean <= level) for mean in means)
     else:
         learn, held_out = (

@@ -287,6 +287,7 @@ def together(
     shares = training.optimizer.members or (1.0,) * len(params)
     optimizer = dataclasses.replace(training.optimizer, members=tuple(where.filled(shares)))
     fit = _fit(net, dataclasses.replace(training, optimizer=optimizer), len(members), where)
+    # members that are trained twice see their minibatches twice
     which = np.asarray(where.filled(range(len(params))))
     trained = fit.run(
         fit.start(stacked(members), key),

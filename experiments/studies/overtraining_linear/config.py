@@ -143,6 +143,7 @@ class Config:
             name, fastest = "tuning.rate", self.tuning.rate
             if self.diagram == "learning_rate":
                 name, fastest = "rows", high
+            # the same for fine-tuning, whose task is `ratio` times as large, and with the anchor
             ratio = high if self.diagram == "misalignment" else self.tasks.ratio
             pull = 1 + (high if self.diagram == "anchor" else 0)
             bound = 1 / (4 * self.tasks.scale * max(1.0, ratio) * pull)

@@ -142,6 +142,7 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
         else:
             curves["inflection"] = np.where(best < x[-1], best, np.nan)
         if config.diagram == "trade_off":
+            # the rates that the three schedules reach at the end, held fixed
             few = np.array([_fall(config, x[-1], p) for p in rows])[:, None]
             curves["fixed"] = np.stack(_noisy(config, y, sigma, few), axis=1)
         return {name: np.asarray(value) for name, value in curves.items()}
@@ -287,9 +288,11 @@ def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[st
             kinds = [loss(layers, a) for a in (task, ft)]
         return {"loss": kinds[0], "tuned": kinds[1]}
 
+    # [row, time]: all rows go on from the same path
     over_times = jax.vmap(tune, (0, None, 0, None))
     measured = jax.vmap(over_times, (None, 0, 0, 0))(path, targets, rates, rows)
     if config.diagram == "sensitivity":
+        # one at a time: each Hessian has (2 d^2)^2 entries
         H = jax.lax.map(lambda layers: networks.hessian(layers, task), path)
         measured["trace"] = jnp.trace(H, axis1=1, axis2=2)
         measured["sharpness"] = jax.lax.map(lambda h: jnp.linalg.eigvalsh(h)[-1], H)

@@ -173,7 +173,7 @@ def measure(
             for blocks in (validation, held_out)
         ]
     )
-    best = gamma[int(np.argmin(swept[0]))]
+    best = gamma[int(np.argmin(swept[0]))]  # chosen on the validation text alone
     candidates = [
         *models,
         merged(models, np.full(count, 1 / count)),

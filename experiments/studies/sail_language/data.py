@@ -19,7 +19,7 @@ from experiments.training import choice_scores
 from experiments.training import gamma_sweep as line
 from sail_jax import distances
 
-PERCENTILES = (33, 66)
+PERCENTILES = (33, 66)  # of mean token values, between D_1, D_2 and D_t (SAIL, App. H.1)
 
 
 class Corpus(NamedTuple):
@@ -67,6 +67,7 @@ def load(config: Config) -> Corpus:
             f"model.context must be below {shortest}, the tokens of the text; got {context}"
         )
     means, of_kept = (tokens.block_means(part, context) for part in (train, held_out))
+    # the held-out text is divided by the thresholds of the text to learn from
     thresholds = np.percentile(means, PERCENTILES)
     parts = text.by_mean(means[:, None], thresholds)
     low, _, high = text.by_mean(of_kept[:, None], thresholds)
@@ -76,6 +77,8 @@ def load(config: Config) -> Corpus:
             f"{context} tokens are more than the text kept from training has, {len(low)} of "
             f"D_1 and {len(high)} of D_t"
         )
+    # Streams of their own by the second number: 0 for what is held out, 1 for the sources' blocks,
+    # 2 for the samples of distances, 3 for the order of minibatches (`parts`).
     rng = np.random.default_rng((config.seed, 0))
     low, high = rng.permutation(low), rng.permutation(high)
     count, first = config.held_out, config.validation

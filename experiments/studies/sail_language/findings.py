@@ -98,6 +98,7 @@ def _near(dataset: "xr.Dataset") -> Finding:
     loss = dataset["gamma_loss"].sel(pair="sweep", text="held out")
     predicted = dataset["gamma_distance"]
     best = predicted.copy(data=line.lowest(gamma, loss.values))
+    # what the loss at the predicted gamma lies above the least of the sweep
     cost = line.at(gamma, loss.values, predicted.values) - loss.min("gamma").values
     ours = (
         f"{stated(predicted)} against {stated(best)}, which costs "

@@ -106,7 +106,7 @@ def learners(config: Config, vocab: int) -> dict[str, Learner]:
       The trainings by the names "target" and `config.sources`. Equal ones are one object, which is
       compiled once.
     """
-    made: dict[Any, Learner] = {}
+    made: dict[Any, Learner] = {}  # by (shape, steps)
     wanted = {"target": ("target", config.budget.steps)}
     wanted |= {name: (SHAPE[name], config.source.steps) for name in config.sources}
     for what in wanted.values():
@@ -360,6 +360,7 @@ def choose(
             for exam in (corpus.validation, corpus.held_out)
         ]
         weights[f"{name} loss"] = np.stack(losses)
+        # chosen on the validation text; the losses on held-out text are only reported
         weights[name] = gamma[int(np.argmin(losses[0]))]
     score = lambda m: -float(held_out_loss(net, m, corpus.validation, config.at_once))  # noqa: E731
     taken = greedy_soup(pairs["sweep"], score).taken
@@ -431,6 +432,7 @@ def _ligo(config: Config, corpus: Corpus, variables: PyTree, seed: int) -> PyTre
     steps, batch = config.maps.steps, config.budget.batch
     order, size = _order(config, seed, 3), steps * batch
     drawn = data.batch(config, corpus, corpus.parts[2], order, 0, size=size)
+    # `growth_training` draws its windows from one line of text
     text = jnp.asarray(drawn.inputs.ravel())
     line = growth_tasks.Batch(text, text)
     how = growth_ways.Learning("ligo", steps, batch, config.maps.rate)

@@ -80,7 +80,7 @@ def _perplexity(dataset: "xr.Dataset") -> "Figure":
     axes[0, 0].set_title("all of it")
     final = value.isel(step=-1)
     low, high = float(final.min()), float(final.max())
-    late = value.isel(step=slice(dataset.sizes["step"] // 3, None))
+    late = value.isel(step=slice(dataset.sizes["step"] // 3, None))  # the last two thirds
     top = max(high, float(late.max()))
     axes[0, 1].set_ylim(low - 0.08 * (top - low), top + 0.05 * (top - low))
     axes[0, 1].set_title("the end")

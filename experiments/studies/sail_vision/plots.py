@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLES = {"supervised": "supervised", "byol": "BYOL, linear probe"}
-SCRATCH, SAIL = style.FAINT, style.PALETTE[0]
+SCRATCH, SAIL = style.FAINT, style.PALETTE[0]  # colours
 REST = style.PALETTE[1:]
 
 

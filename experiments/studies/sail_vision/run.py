@@ -100,6 +100,7 @@ def _sources(
     out = {}
     for seed, seed_data in enumerate(data):
         first, own, *training = _keys(config, seed)[:4]
+        # equal keys give equal initial weights
         starting = (first, first if config.origin == "common" else own)
         trained = []
         for i, (key, how) in enumerate(zip(starting, training, strict=True)):
@@ -152,6 +153,7 @@ def _part(
     }
     # of BYOL's own loss the lowest is not the best: a collapsed network has 0
     fallen = curves["test_loss"] if paradigm == "supervised" else 1 - curves["top1"]
+    # a step of learning maps counts as one of the large network
     ahead = np.array([config.maps.steps if way == LIGO else 0 for way in ways])
     gain = savings(fallen, config.budget.every, ahead=ahead)
     cost = learner.cost()

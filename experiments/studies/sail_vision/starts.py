@@ -139,6 +139,7 @@ def start(
         own = next(p for p in sources if p != own)
     pair = sources[own]
     if way == LIGO:
+        # LiGO has one source: it gets SAIL's merge of the two
         mixed = merged(pair, jnp.asarray(weights(data), jnp.float32))
         stretched = deepened(mixed, small, large["blocks"])
         grown = ligo(config, learner, stretched, data, second)
@@ -146,7 +147,9 @@ def start(
     share = {"uniform_soup": [0.5, 0.5], "first": [1.0, 0.0], "second": [0.0, 1.0]}
     weight = np.asarray(share.get(way, weights(data)))
     method = way if way in TRANSFORMATIONS else config.transformation
+    # a source of weight 0 need not be transformed
     used = [(model, w) for model, w in zip(pair, weight, strict=True) if w]
+    # one key for both sources, so that random maps are the same for both
     grown = [transformed(model, small, large, method, second) for model, _ in used]
     mixed = merged(grown, jnp.array([w for _, w in used], jnp.float32))
     # BYOL's sources have not learned to classify: the head is a new one

@@ -248,6 +248,7 @@ class Learner:
         """
         if sizes is not None:
             return Learner(self.config, sizes, self.paradigm, self.steps, self.data).cost()
+        # shapes suffice: nothing is computed
         key = jax.random.key(0)
         state = jax.eval_shape(lambda: self.state(self.scratch(key), key))
         n = self.config.budget.batch
@@ -301,7 +302,7 @@ class Learner:
         rows = []
         for i in range(0, len(images), size):
             chunk = images[i : i + size]
-            short = size - len(chunk)
+            short = size - len(chunk)  # of the last chunk only
             padded = np.pad(chunk, ((0, short), (0, 0), (0, 0), (0, 0)))
             rows.append(sharding.gathered(fn(variables, padded))[: len(chunk)])
         return np.concatenate(rows)
@@ -503,6 +504,7 @@ def neighbours(
     for i in range(0, len(seen), CHUNK):
         near = unit(seen[i : i + CHUNK]) @ units.T
         at = np.argpartition(-near, count - 1, axis=1)[:, :count]
+        # less 1, the largest cosine: the exponential cannot overflow
         votes = np.exp((np.take_along_axis(near, at, axis=1) - 1) / temperature)
         one_hot = np.eye(classes)[labels[at]]
         scores.append((votes[..., None] * one_hot).sum(1))
