@@ -66,7 +66,7 @@ def _dataset(config: Config, results: dict[str, dict[str, Any]]) -> xr.Dataset:
     variables: dict[str, tuple[tuple[str, ...], Any]] = {}
 
     def put(name: str, tree: dict[str, Any], dims: str, **others: str) -> None:
-        """Adds variables `name_key` with the dimensions `dims`, or by key with those in `others`."""
+        """Adds variables `name_key` with the dimensions `dims`, or with those in `others`."""
         for key, value in tree.items():
             variables[f"{name}_{key}"] = (
                 tuple(others.get(key, dims).split()), np.asarray(value, float)
