@@ -189,6 +189,7 @@ def worst_ratio(dataset: "xr.Dataset", name: str, layer: str) -> "xr.DataArray":
 
 
 def _rotated(dataset: "xr.Dataset") -> list[str]:
+    """Describes linearity and linear mode connectivity of the MLPs tuned on rotated images."""
     own, other = dataset["rotated_own_loss"], dataset["rotated_other_loss"]
     return [
         f"CTL, rotated images, MLP, middle of the line: {_ctl(dataset, 'rotated', 'layer')}.",
@@ -200,6 +201,7 @@ def _rotated(dataset: "xr.Dataset") -> list[str]:
 
 
 def _split(dataset: "xr.Dataset") -> list[str]:
+    """Describes the linearity of the ResNets tuned on different classes."""
     how = {
         "interpolated": "running statistics interpolated",
         "batch": "statistics of the images probed",
@@ -211,6 +213,7 @@ def _split(dataset: "xr.Dataset") -> list[str]:
 
 
 def _scratch(dataset: "xr.Dataset") -> list[str]:
+    """Describes pairs of models that share no base, as they are and aligned, and pairs that do."""
     lines = []
     for setting in dataset["setting"].values.astype(str):
         at = dataset.sel(setting=setting)
@@ -228,6 +231,7 @@ def _scratch(dataset: "xr.Dataset") -> list[str]:
 
 
 def _random(dataset: "xr.Dataset") -> list[str]:
+    """Describes the gaps of networks that were pre-trained on true labels, random ones or none."""
     lines = []
     for name, words in (
         ("mlp_interpolated", "MLP"),
@@ -265,6 +269,7 @@ def average_lead(dataset: "xr.Dataset") -> "xr.DataArray":
 
 
 def _averaging(dataset: "xr.Dataset") -> list[str]:
+    """Describes how averaged weights compare with averaged logits, in three sentences."""
     average, ensemble = dataset["averaging_average"], dataset["averaging_ensemble"]
     three = dataset["size"].values == 3
     a, e = (v.values[:, three] for v in (average, ensemble))
@@ -317,6 +322,7 @@ def middle_scale(dataset: "xr.Dataset") -> float:
 
 
 def _arithmetic(dataset: "xr.Dataset") -> list[str]:
+    """Describes how near both sides of equations 2 to 4 are, and the order of their gap."""
     scale, lines = middle_scale(dataset), []
     for name, words in (
         ("addition", "Equation 2, addition"),
@@ -328,6 +334,7 @@ def _arithmetic(dataset: "xr.Dataset") -> list[str]:
         gap = dataset[f"{name}_gap"].sel(layer="output")
         ends = gap.mean([d for d in ("pair", "task") if d in gap.dims])
         first, last = dataset["scale"].values[[0, -1]]
+        # the exponent between the smallest and the largest scale
         order = np.log(ends.sel(scale=last) / ends.sel(scale=first)) / np.log(last / first)
         lines.append(
             f"{words}, scale {scale:g}, output: 1 - cosine {pm(turn)} beside {pm(base)} between "
@@ -352,6 +359,7 @@ def stitched(dataset: "xr.Dataset") -> "xr.Dataset":
 
 
 def _stitching(dataset: "xr.Dataset") -> list[str]:
+    """Describes the accuracies of stitched, added and subtracted features."""
     middle = str(stitched(dataset)["hidden"].item())
     at = stitched(dataset)
     s = float(at["stitch_scale"])
@@ -380,6 +388,8 @@ def _stitching(dataset: "xr.Dataset") -> list[str]:
 
 
 def _theorem(dataset: "xr.Dataset") -> list[str]:
+    """Describes how well Theorem 1's main term and other predictors explain the gap of the loss."""
+
     def told(name: str) -> str:
         at = dataset.sel(predictor=name)
         value, low, high = (float(at[f"r_squared{end}"]) for end in ("", "_low", "_high"))

@@ -77,6 +77,7 @@ def _linear(dataset: "xr.Dataset", name: str, layer: str, words: str, where: str
 
 
 def _rotated(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges the claims on models tuned on rotated images."""
     yield _linear(dataset, "rotated", "layer", "MLPs tuned on rotated images", "Fig. 2")
     yield _larger(
         "Sec. 4.1",
@@ -89,12 +90,14 @@ def _rotated(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _split(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges linearity of the ResNets, for both ways of normalising."""
     for name in ("interpolated", "batch"):
         words = NETWORKS[f"resnet_{name}"].replace("a ResNet", "ResNets tuned on other classes")
         yield _linear(dataset, f"split_{name}", "block", words, "Fig. 2")
 
 
 def _scratch(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges whether alignment helps without pre-training, and whether pre-training helps more."""
     for setting in dataset["setting"].values.astype(str):
         gap = dataset.sel(setting=setting)["scratch_gap"].sel(layer="output")
         # the smaller gap of each pair of models; the claims say whom that favours
@@ -118,6 +121,7 @@ def _scratch(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _random(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges whether random labels in pre-training are worse than true ones."""
     for name, network in NETWORKS.items():
         layer = "layer" if name.startswith("mlp") else "block"
         gap = dataset[f"random_{name}_gap"].sel({layer: "output"})
@@ -133,6 +137,7 @@ def _random(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _averaging(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges whether averaging models of one task makes them more accurate."""
     lead = average_lead(dataset)
     yield judged(
         f"{PAPER}, Fig. 4",
@@ -144,6 +149,7 @@ def _averaging(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _arithmetic(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges equations 2 to 4 on features at the output."""
     scale = middle_scale(dataset)
     for name, words, where in (
         ("addition", "of two added task vectors (eq. 2)", "Fig. 7"),
@@ -162,6 +168,7 @@ def _arithmetic(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _stitching(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges the claims on features put into the upper layers of other models."""
     at = stitched(dataset)
     task, upright = (at[f"stitched_negation_features_{x}"] for x in ("task", "upright"))
     lost, lost_elsewhere = at["stitched_base_task"] - task, at["stitched_base_upright"] - upright

@@ -223,6 +223,7 @@ def network(model: Model, normalise: str = "interpolated") -> Apply:
 # Cached, as the probes are compiled anew for each function object.
 @functools.cache
 def _resnet(model: Any, normalise: str) -> Apply:
+    """Makes `network` of a ResNet."""
 
     # `train=True` normalises by the batch; the running statistics that it returns are dropped
     def by_batch(variables: PyTree, x: Array, mutable: list[str], **options: Any) -> Any:
@@ -252,6 +253,7 @@ def loss(
 
 @functools.cache
 def _loss(net: Apply) -> Callable[[PyTree, Batch], Float[Array, ""]]:
+    """Makes `loss` of a network in the form that the probes take."""
 
     def of(params: PyTree, batch: Batch) -> Float[Array, ""]:
         logits = net(params, batch)[0]

@@ -75,11 +75,13 @@ def _dataset(config: Config, results: dict[str, dict[str, Any]]) -> xr.Dataset:
     coords = _coordinates(config)
 
     def line(name: str, part: dict[str, Any], pair: str, layer: str) -> None:
+        """Adds the measurements along the line between two models."""
         own = f"replicate {pair} {layer}"
         put(name, part["line"], f"{own} alpha", baseline=own)
         put(f"{name}_spread", part["spread"], f"{own} quantile")
 
     def half(name: str, part: dict[str, Any], axes: str, layer: str) -> None:
+        """Adds the measurements half way between two models, of which some have no layers."""
         small = dict.fromkeys(("barrier", "middle", "ends"), axes)
         put(name, part, f"{axes} {layer}", **small)
 

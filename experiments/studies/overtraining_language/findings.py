@@ -167,6 +167,7 @@ def falls_with(loss: xr.DataArray, dim: str) -> xr.DataArray:
 
 
 def _judged(where: str, claim: str, paper: str, ours: str, margins: xr.DataArray) -> Finding:
+    """Judges the claim that the margins, one for each seed, are positive in the mean."""
     return judged(where, claim, paper, ours, margins.values)
 
 

@@ -98,11 +98,13 @@ def _curve(ax: "Axes", values: xr.DataArray, dim: str, **look: Any) -> None:
 
 
 def _legend(figure: "Figure", lines: Iterable[Any], title: str, **options: Any) -> None:
+    """Adds a legend on the right of the figure."""
     look = {"loc": "outside right upper", "frameon": False, "fontsize": 8, "title_fontsize": 8}
     figure.legend(handles=list(lines), title=title, **{**look, **options})
 
 
 def _lines(colors: Iterable[Any], labels: Iterable[str], **look: Any) -> list[Line2D]:
+    """Makes the entries of a legend, one for each colour."""
     style_ = {"marker": "o", "ms": 3, **look}
     return [Line2D([], [], color=c, label=t, **style_) for c, t in zip(colors, labels, strict=True)]
 

@@ -155,6 +155,7 @@ class Corpus(NamedTuple):
 
 
 def _windows(line: tokens.Ids, context: int, blocks: Int[np.ndarray, " n"]) -> Batch:
+    """Gathers blocks of a text, each with the token that follows it."""
     at = np.asarray(blocks)[:, None] * context + np.arange(context + 1)
     return scored(np.asarray(line[at], np.int32))
 

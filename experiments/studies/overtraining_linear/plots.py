@@ -86,6 +86,7 @@ def _diagram(dataset: "xr.Dataset") -> "Figure":
 
 
 def _networks(dataset: "xr.Dataset") -> str:
+    """Says how the networks were trained, and how many there are."""
     return f"SGD, {dataset.attrs['seeds']} networks"
 
 

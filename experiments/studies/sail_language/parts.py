@@ -179,6 +179,7 @@ def along(
 
 @partial(jax.jit, static_argnums=(0, 3))
 def _answered(net: nn.Module, variables: PyTree, packed: Packed, at_once: int) -> Array:
+    """Computes the share of right answers to one kind of question."""
     apply = lambda tokens: jnp.asarray(net.apply(variables, tokens))  # noqa: E731
     return choice_scores.answered(apply, packed, batch_size=at_once)
 

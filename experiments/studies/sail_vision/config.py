@@ -131,6 +131,7 @@ class Config:
         self._check_sizes()
 
     def _check_sizes(self) -> None:
+        """Checks that the large network is at least as wide and as deep as the sources."""
         small, large = self.source, self.large
         if large.width < small.width:
             raise ValueError(
@@ -155,6 +156,7 @@ class Config:
                 )
 
     def _check_ways(self) -> None:
+        """Checks the names of the starts, and that scratch and sail come first."""
         if not self.supervised and not self.byol:
             raise ValueError("supervised, byol: one of them must name starts; got none")
         for field in PARADIGMS:

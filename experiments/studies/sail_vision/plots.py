@@ -86,6 +86,7 @@ def _accuracy(dataset: xr.Dataset) -> "Figure":
 
 
 def _legend(ax: "Axes", looks: dict[str, dict[str, Any]], paradigm: str) -> None:
+    """Adds a legend of the starts on the right of a panel."""
     lines = [Line2D([], [], label=_label(way, paradigm), **look) for way, look in looks.items()]
     ax.legend(handles=lines, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 

@@ -289,10 +289,12 @@ class Learner:
         return self.byol.loss(params, carried, *views)
 
     def _logits(self, variables: PyTree, images: Array) -> Array:
+        """Computes logits of images that are not yet standardised, under running statistics."""
         out: Any = self.net.apply(variables, self.seen(images))
         return out
 
     def _pooled(self, variables: PyTree, images: Array) -> Array:
+        """Computes the classifier's inputs for such images, under running statistics."""
         stats = variables["batch_stats"]
         return features(self.net, variables["params"], stats, self.seen(images), False)[0]
 
@@ -355,6 +357,7 @@ def normalised(net: ResNet) -> list[tuple[str, str]]:
 
 @partial(jax.jit, static_argnums=0)
 def _initial(net: ResNet, key: PRNGKeyArray, image: Array) -> PyTree:
+    """Draws initial variables, compiled once for each network and shape of images."""
     return net.init(key, image)
 
 
