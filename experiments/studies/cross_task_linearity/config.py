@@ -50,7 +50,7 @@ class Theorem:
 
 @config
 class Config:
-    """Pre-train, fine-tune, and compare features of weights with features."""
+    """Which parts of the study are run, on what networks and images."""
 
     seed: Seed = 0
     """Seed of the splits, initial weights, minibatches and random labels."""

@@ -109,7 +109,7 @@ class Memory:
 
 @config
 class Config:
-    """Pre-train for several budgets, perturb and fine-tune each, measure what was forgotten."""
+    """How models are pre-trained for several budgets, perturbed and fine-tuned, and measured."""
 
     data: TextData = TextData()
     seed: Seed = 0

@@ -109,13 +109,12 @@ class Weight:
     blocks: Annotated[int, Ge(4)] = 800
     """Blocks sampled from each text to estimate that distance, at most those of a source."""
     gammas: Annotated[int, Ge(3)] = 31
-    """Values of gamma that are tried, evenly spaced from -1 to 2 (the paper says 30, in steps of
-    0.1)."""
+    """Values of gamma to try, evenly spaced from -1 to 2 (the paper says 30, in steps of 0.1)."""
 
 
 @config
 class Questions:
-    """The multiple choice that networks answer."""
+    """The multiple-choice questions that networks answer."""
 
     items: Natural = 200
     """Questions of each kind, at most."""
@@ -131,7 +130,7 @@ class Questions:
 
 @config
 class Config:
-    """Train on two texts, merge, train on a third; the defaults are what two cores finish."""
+    """Training on two texts, a merge, and training on a third; the defaults suit two CPU cores."""
 
     data: TextData = TextData()
     seed: Seed = 0

@@ -69,7 +69,7 @@ class Probe:
 
 @config
 class Config:
-    """Two small ResNets on parts of the classes, and the large one on all, from every start."""
+    """Two small ResNets on parts of the classes, and a large one on all, from several starts."""
 
     data: ImageData = ImageData()
     seed: Seed = 0
