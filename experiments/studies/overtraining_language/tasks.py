@@ -65,8 +65,6 @@ class Corpus(NamedTuple):
     text: tokens.Tokens
     context: int
     usual: tuple[Int[np.ndarray, " learn"], Int[np.ndarray, " held_out"]]
-    """Blocks of the part to learn from, and of the part held out: all, or where `shifted` is a task
-    those whose mean is not high."""
 
     def windows(self, part: int, blocks: Int[np.ndarray, " n"]) -> Batch:
         """Gathers blocks, each with the token that follows it.

@@ -34,9 +34,9 @@ class Tasks:
     scale: Positive = 2.0
     """Largest singular value of the pre-training task."""
     decay: NotNegative = 1.0
-    """Exponent by which the singular values of that task fall."""
+    """Exponent by which its singular values fall: the i-th is scale i^-decay."""
     tau: Positive = 6.0
-    """Size of the initial weights, which are e^-tau I."""
+    """Logarithm of the initial weights, negated: both layers start as e^-tau I."""
     ratio: Positive = 3.0
     """Singular values of the fine-tuning task, as multiples of those of pre-training, in the modes
     that are misaligned."""
@@ -88,7 +88,7 @@ class Tasks:
 
 @config
 class Tuning:
-    """How networks are fine-tuned, where they are."""
+    """How networks are fine-tuned, in the diagrams that fine-tune."""
 
     steps: Natural = 200
     """Steps of gradient descent."""

@@ -123,7 +123,7 @@ class Questions:
     ending: Natural = 16
     """Tokens of each choice in questions of how held-out text goes on."""
     file: str | None = None
-    """A file of multiple choice in JSON lines, asked as well."""
+    """A file of multiple-choice questions in JSON lines, to be asked as well."""
     tokenizer: str | None = None
     """The tokenizer.json of byte-level BPE by which that file becomes tokens (GPT-2's, OLMo's)."""
 
