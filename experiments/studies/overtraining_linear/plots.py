@@ -10,13 +10,27 @@ if TYPE_CHECKING:
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """Theory, simulation and rows of both; for `trade_off` the panels of the paper's Figure 7."""
+    """Draws the figure of the run's diagram.
+
+    Most show the theory, the simulation, and rows of both in one plot. Those of `trade_off` are the
+    panels of the paper's Figure 7.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      One figure, under the name of the diagram.
+    """
     name = dataset.attrs["diagram"]
     draw = {"trade_off": _trade_off, "sensitivity": _sensitivity}.get(name, _diagram)
     return {name: draw(dataset)}
 
 
 def _diagram(dataset: "xr.Dataset") -> "Figure":
+    """Draws a map of the closed form, one of the simulation, and rows of both.
+
+    Bars are one standard error over networks.
+    """
     from matplotlib.colors import LogNorm
 
     from sail_jax.drawing import style
@@ -73,10 +87,15 @@ def _diagram(dataset: "xr.Dataset") -> "Figure":
 
 
 def _networks(dataset: "xr.Dataset") -> str:
+    """Says how the networks were trained, and how many there are."""
     return f"SGD, {dataset.attrs['seeds']} networks"
 
 
 def _trade_off(dataset: "xr.Dataset") -> "Figure":
+    """Draws the losses on both tasks for each schedule of the learning rate, as in Figure 7.
+
+    Dashed lines are fixed learning rates: those that the schedules reach at the end.
+    """
     from sail_jax.drawing import style
 
     figure, axes = style.figure(1, 3, width=4.6, height=3.9, sharey=True)
@@ -114,6 +133,7 @@ def _trade_off(dataset: "xr.Dataset") -> "Figure":
 
 
 def _sensitivity(dataset: "xr.Dataset") -> "Figure":
+    """Draws the sensitivity to noise beside its quadratic prediction, and the loss's curvature."""
     from sail_jax.drawing import style
 
     figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
