@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments.studies.transfer_phase.config import Config
 from experiments.studies.transfer_phase.run import simulate
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, UsageError
 from theory import deep_linear as dl
 from theory import problems
 from theory.deep_linear import networks
@@ -72,14 +72,16 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
     Raises:
       UsageError: If an argument is unknown or does not fit.
-      ValueError: If `--d` or `--draws` is not allowed by the study's config.
     """
     parser.add_argument("--d", type=int, default=500, help="input dimension")
     parser.add_argument("--draws", type=int, default=20, help="data sets")
     parser.add_argument("--repeats", type=int, default=5, help="timed repetitions")
     parser.add_argument("--points", type=int, default=3, help="points trained by gradient descent")
     args = parser.read(argv)
-    config = Config(d=args.d, draws=args.draws)
+    try:
+        config = Config(d=args.d, draws=args.draws)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
     first, median, low, high = median_time(lambda: simulate(config), args.repeats)
     points = config.gammas * config.thetas * len(config.sigmas) * (2 + len(config.depths))
     print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")

@@ -22,7 +22,7 @@ from experiments.models import presets
 from experiments.models.next_token import token_losses
 from experiments.training import Optimizer, Schedule, Training, init, make_step, sharding, train
 from experiments.training.flops import flops
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, UsageError
 
 # Dense bfloat16 operations per second, without sparsity, by the vendors' data sheets.
 PEAKS = {
@@ -99,8 +99,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
       The exit status, 0.
 
     Raises:
-      UsageError: If an argument is unknown or the preset is no language model.
-      ValueError: If there is no such preset, or it does not allow a size that was given.
+      UsageError: If an argument is unknown or the preset is unknown, is no language model or
+        does not allow a size that was given.
     """
     parser.add_argument("--preset", default="gpt2-small", help="a GPT or Llama of the presets")
     parser.add_argument("--batch", type=int, help="sequences per step (default: 8 per device)")
@@ -113,7 +113,10 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     args = parser.read(argv)
     devices = jax.devices()
     changes = {k: v for k in ("context", "layers") if (v := getattr(args, k)) is not None}
-    config = presets.config(args.preset, **changes, dropout=0.0)
+    try:
+        config = presets.config(args.preset, **changes, dropout=0.0)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
     if not {"vocab", "heads"} <= config.keys():
         parser.error(f"--preset: {args.preset} is no language model")
     batch = args.batch or 8 * len(devices)
