@@ -19,7 +19,7 @@ import numpy as np
 
 from sail_jax import align, disk
 from sail_jax.basis.spaces import spec
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, natural
 
 SCHEMA = "sail-jax bench align 1"
 
@@ -131,9 +131,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
       UsageError: If an argument is unknown or out of range.
     """
     add = parser.add_argument
-    add("--width", type=int, nargs="+", default=[512, 1024, 2048], help="default: %(default)s")
+    add("--width", type=natural, nargs="+", default=[512, 1024, 2048], help="default: %(default)s")
     add("--solver", choices=("hungarian", "auction", "both"), default="hungarian")
-    add("--repeats", type=int, default=3, help="timed matchings; default: %(default)s")
+    add("--repeats", type=natural, default=3, help="timed matchings; default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="also write a record there")
     args = parser.read(argv)
     if args.repeats < 1 or min(args.width) < 2:

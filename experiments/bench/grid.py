@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments.studies.transfer_phase.config import Config
 from experiments.studies.transfer_phase.run import simulate
-from sail_jax.cli.options import Parser, UsageError
+from sail_jax.cli.options import Parser, UsageError, natural
 from theory import deep_linear as dl
 from theory import problems
 from theory.deep_linear import networks
@@ -73,10 +73,12 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     Raises:
       UsageError: If an argument is unknown or does not fit.
     """
-    parser.add_argument("--d", type=int, default=500, help="input dimension")
-    parser.add_argument("--draws", type=int, default=20, help="data sets")
-    parser.add_argument("--repeats", type=int, default=5, help="timed repetitions")
-    parser.add_argument("--points", type=int, default=3, help="points trained by gradient descent")
+    parser.add_argument("--d", type=natural, default=500, help="input dimension")
+    parser.add_argument("--draws", type=natural, default=20, help="data sets")
+    parser.add_argument("--repeats", type=natural, default=5, help="timed repetitions")
+    parser.add_argument(
+        "--points", type=natural, default=3, help="points trained by gradient descent"
+    )
     args = parser.read(argv)
     try:
         config = Config(d=args.d, draws=args.draws)

@@ -21,7 +21,7 @@ from experiments.bench._merge_llama import Llama, write
 from experiments.bench._merge_process import Sample, measure
 from experiments.bench._merge_speed import SIZES
 from sail_jax import disk
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, natural
 
 SCHEMA = "sail-jax bench growth 1"
 
@@ -54,8 +54,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--size", choices=sorted(SIZES), default="50m", help="default: %(default)s")
     add("--method", default="lemon", help="default: %(default)s")
-    add("--units", type=int, default=2048, help="of the permutation; default: %(default)s")
-    add("--repeat", type=int, default=3, help="timed runs of each; default: %(default)s")
+    add("--units", type=natural, default=2048, help="of the permutation; default: %(default)s")
+    add("--repeat", type=natural, default=3, help="timed runs of each; default: %(default)s")
     add("--dir", type=Path, help="where there is room; default: the system's temporary folder")
     add("--json", type=Path, metavar="FILE", help="also write a record there")
     args = parser.read(argv)

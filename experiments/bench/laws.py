@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench.grid import median_time
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, natural
 from theory import deep_linear as dl
 from theory import problems
 from theory.deep_linear import covariance, networks
@@ -43,9 +43,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     Raises:
       UsageError: If an argument is unknown or does not fit.
     """
-    parser.add_argument("--d", type=int, default=500, help="input dimension")
-    parser.add_argument("--draws", type=int, default=1_000_000, help="exact draws")
-    parser.add_argument("--repeats", type=int, default=5, help="timed repetitions")
+    parser.add_argument("--d", type=natural, default=500, help="input dimension")
+    parser.add_argument("--draws", type=natural, default=1_000_000, help="exact draws")
+    parser.add_argument("--repeats", type=natural, default=5, help="timed repetitions")
     args = parser.read(argv)
     d, draws, repeats = args.d, args.draws, args.repeats
     n, theta, sigma = d // 2, 0.7, 0.2

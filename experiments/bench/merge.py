@@ -21,7 +21,7 @@ from typing import Any
 from experiments.bench import _merge_speed
 from experiments.bench._merge_recipes import DEFAULT, JOBS
 from sail_jax import disk
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, natural
 from sail_jax.cli.progress import say
 
 SCHEMA = "sail-jax bench merge 1"
@@ -37,11 +37,11 @@ def _add_arguments(parser: Parser) -> None:
     add("--clean", action="store_true", help="remove that directory and do nothing else")
     add("--size", choices=sizes, default="both", help="of the model; both: 50m and 0.5b")
     add("--methods", default=",".join(DEFAULT), help="comma-separated, of: " + ", ".join(JOBS))
-    add("--repeat", type=int, default=5, help="timed runs of ours and of the limit")
+    add("--repeat", type=natural, default=5, help="timed runs of ours and of the limit")
     add("--peer", action="store_true", help="install mergekit there and run it as well")
     add("--tuned-peer", action="store_true", help="run it with a tuned allocator too")
     add("--peer-version", choices=["0.1.5", "0.1.4"], default="0.1.5", help="default: %(default)s")
-    add("--peer-repeat", type=int, default=3, help="timed runs of the peer")
+    add("--peer-repeat", type=natural, default=3, help="timed runs of the peer")
     add("--parity", action="store_true", help="compare numbers with mergekit's, method by method")
     add(
         "--cases",

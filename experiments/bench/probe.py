@@ -21,7 +21,7 @@ import numpy as np
 from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
 from sail_jax import disk, probe
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, natural
 
 SCHEMA = "sail-jax bench probe 1"
 LIMIT = 2.0
@@ -232,8 +232,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
       UsageError: If an argument is unknown or out of range.
     """
     add = parser.add_argument
-    add("--batch", type=int, default=128, help="examples, in units; default: %(default)s")
-    add("--repeats", type=int, default=3, help="timed runs of each; default: %(default)s")
+    add("--batch", type=natural, default=128, help="examples, in units; default: %(default)s")
+    add("--repeats", type=natural, default=3, help="timed runs of each; default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="also write a record there")
     args = parser.read(argv)
     if args.repeats < 1 or args.batch < 16:

@@ -22,7 +22,7 @@ from experiments.models import presets
 from experiments.models.next_token import token_losses
 from experiments.training import Optimizer, Schedule, Training, init, make_step, sharding, train
 from experiments.training.flops import flops
-from sail_jax.cli.options import Parser, UsageError
+from sail_jax.cli.options import Parser, UsageError, natural
 
 # Dense bfloat16 operations per second, without sparsity, by the vendors' data sheets.
 PEAKS = {
@@ -103,11 +103,11 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         does not allow a size that was given.
     """
     parser.add_argument("--preset", default="gpt2-small", help="a GPT or Llama of the presets")
-    parser.add_argument("--batch", type=int, help="sequences per step (default: 8 per device)")
-    parser.add_argument("--context", type=int, help="tokens of each (default: the preset's)")
-    parser.add_argument("--layers", type=int, help="fewer layers than the preset has")
-    parser.add_argument("--micro-batches", type=int, default=1, help="parts of a batch")
-    parser.add_argument("--steps", type=int, default=20, help="timed ones")
+    parser.add_argument("--batch", type=natural, help="sequences per step (default: 8 per device)")
+    parser.add_argument("--context", type=natural, help="tokens of each (default: the preset's)")
+    parser.add_argument("--layers", type=natural, help="fewer layers than the preset has")
+    parser.add_argument("--micro-batches", type=natural, default=1, help="parts of a batch")
+    parser.add_argument("--steps", type=natural, default=20, help="timed ones")
     parser.add_argument("--compute", default="bfloat16", help="bfloat16 or float32")
     parser.add_argument("--shard", default="data", choices=("data", "full"), help="over devices")
     args = parser.read(argv)

@@ -15,7 +15,7 @@ from experiments.bench.grid import median_time
 from experiments.lab.config import varied
 from experiments.studies.overtraining_linear.config import PRESETS
 from experiments.studies.overtraining_linear.run import closed_forms, simulate
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, natural
 from theory import two_layer as tl
 from theory.two_layer import networks
 
@@ -88,9 +88,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     Raises:
       UsageError: If an argument is unknown or does not fit.
     """
-    parser.add_argument("--d", type=int, default=512, help="width")
-    parser.add_argument("--times", type=int, default=1000, help="points along time")
-    parser.add_argument("--repeats", type=int, default=3, help="timed repetitions")
+    parser.add_argument("--d", type=natural, default=512, help="width")
+    parser.add_argument("--times", type=natural, default=1000, help="points along time")
+    parser.add_argument("--repeats", type=natural, default=3, help="timed repetitions")
     parser.add_argument("--x64", action="store_true", help="the trajectory in float64")
     args = parser.read(argv)
     print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
