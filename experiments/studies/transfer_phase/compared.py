@@ -29,18 +29,18 @@ PARTS = {
 }
 
 
-def gains(dataset: "xr.Dataset") -> "xr.DataArray":
+def gains(dataset: "xr.Dataset", near: bool = False) -> "xr.DataArray":
     """Computes the transferability of each trained network, and of what it is compared with.
 
     Args:
       dataset: The study's dataset, with trained networks.
+      near: Whether to keep loads that are too near n = d for means over draws to exist.
 
     Returns:
-      R_scratch - R_transfer `[network, kind, mode, cell_gamma, cell_theta, sigma]`, without loads
-      that are too near n = d.
+      R_scratch - R_transfer `[network, kind, mode, cell_gamma, cell_theta, sigma]`.
     """
     far = np.abs(dataset.cell_n - dataset.attrs["trained_d"]) >= FAR
-    risk = dataset.risk.isel(cell_gamma=far.values)
+    risk = dataset.risk if near else dataset.risk.isel(cell_gamma=far.values)
     return risk.sel(way="scratch") - risk.sel(way=dataset.mode.values).rename(way="mode")
 
 

@@ -126,8 +126,7 @@ def _networks(at: "xr.Dataset", mode: str) -> "Figure":
     """
     depth = at.attrs["trained_layers"]
     at = at.sel(depth=depth) if mode == "fine_tune" else at
-    risk = at.risk.sel(way="scratch") - at.risk.sel(way=mode)
-    mean = risk.mean("network")
+    mean = gains(at, near=True).sel(mode=mode).mean("network")
     draws = f"{at.sizes['network']} draws, d = {at.attrs['trained_d']}"
     maps = {
         "closed form" if mode == "linear" else "closed form (limit)": at.cell_theory.sel(mode=mode),
