@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 from matplotlib import colormaps
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from experiments.lab.findings import mean_and_error
 from experiments.studies.overtraining_language.findings import (
@@ -62,16 +62,12 @@ def _log(
 ) -> None:
     """Makes an axis, "x" or "y", logarithmic and labels some of its values.
 
-    At most 4 of the given values are labelled, the last among them. Without values the labels stand
-    at 1, 2 and 5 times powers of 10.
+    At most 4 of the given values are labelled, the last among them.
     """
-    (ax.set_xscale if which == "x" else ax.set_yscale)("log")
-    axis = ax.xaxis if which == "x" else ax.yaxis
-    axis.set_minor_formatter(NullFormatter())
+    style.logarithmic(ax, which)
     if values is None:
-        axis.set_major_locator(LogLocator(10, (1, 2, 5), numticks=8))
-        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         return
+    axis = ax.xaxis if which == "x" else ax.yaxis
     stride = -(-len(values) // 4)  # rounded up
     at = slice((len(values) - 1) % stride, None, stride)
     axis.set_major_locator(FixedLocator([float(x) for x in values[at]]))

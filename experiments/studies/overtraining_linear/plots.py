@@ -64,7 +64,6 @@ def _diagram(dataset: "xr.Dataset") -> "Figure":
             title=f"{title}\nwhite: {white}",
             xlim=(x.values[0], x.values[-1]),
             ylim=(y.values[0], y.values[-1]),
-            xscale="linear" if cost else "log",
         )
     for i, row in enumerate(dataset.cell_row.values):
         color = style.PALETTE[i % len(style.PALETTE)]
@@ -77,9 +76,11 @@ def _diagram(dataset: "xr.Dataset") -> "Figure":
         xlabel=dataset.x.attrs["long_name"],
         ylabel=label,
         title="lines: theory; dots: networks ± 1 s.e.",
-        xscale="linear" if cost else "log",
         ylim=(0, None),
     )
+    if not cost:
+        for ax in (left, middle, right):
+            style.logarithmic(ax, "x")
     right.legend(
         title=dataset.row.attrs["long_name"], frameon=False, fontsize=8, ncols=2, loc="best"
     )
@@ -123,10 +124,9 @@ def _trade_off(dataset: "xr.Dataset") -> "Figure":
         ax.set(
             xlabel=dataset.x.attrs["long_name"],
             ylabel="loss after fine-tuning" if i == 0 else "",
-            yscale="log",
-            xscale="log",
             title=f"{words}: $η ∝ t^{{-{power:g}}}$" if power else words,
         )
+        style.logarithmic(ax, "x", "y")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
@@ -165,5 +165,6 @@ def _sensitivity(dataset: "xr.Dataset") -> "Figure":
     )
     right.legend(frameon=False, fontsize=8, loc="upper left")
     for ax in (left, middle, right):
-        ax.set(xlabel=dataset.x.attrs["long_name"], xscale="log")
+        ax.set(xlabel=dataset.x.attrs["long_name"])
+        style.logarithmic(ax, "x")
     return figure

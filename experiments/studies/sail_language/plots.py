@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.ticker import LogLocator
 
 from experiments.lab.bands import band
 from experiments.lab.findings import mean_and_error
@@ -73,10 +72,7 @@ def _perplexity(dataset: "xr.Dataset") -> "Figure":
             band(ax, steps, value.sel(way=way), color=COLORS[way], label=WAYS[way], lw=1.6)
         ax.set_xlabel("steps on the target D$_t$")
         ax.set_ylabel("held-out perplexity per token")
-    axes[0, 0].set_yscale("log")
-    axes[0, 0].yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
-    axes[0, 0].yaxis.set_major_formatter("{x:g}")
-    axes[0, 0].yaxis.set_minor_formatter("")
+    style.logarithmic(axes[0, 0], "y")
     axes[0, 0].set_title("all of it")
     final = value.isel(step=-1)
     low, high = float(final.min()), float(final.max())

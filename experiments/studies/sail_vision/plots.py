@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
 
 from experiments.lab.bands import band
 from experiments.lab.findings import mean_and_error
@@ -104,10 +103,7 @@ def _loss(dataset: xr.Dataset) -> "Figure":
             steps = dataset["step" if held_out else "batch_step"].values
             at = steps + int(of(dataset, paradigm, "ahead", way))
             band(ax, at, values, lw=1.4, alpha=0.2, **look)
-        ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_minor_locator(NullLocator())
+        style.logarithmic(ax, "y")
         ax.set_title("supervised" if held_out else "BYOL")
         ax.set_ylabel("held-out loss (nats)" if held_out else "loss of the batch")
         ax.set_xlabel("steps of the large network")
