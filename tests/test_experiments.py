@@ -10,7 +10,7 @@ import numpy as np
 import pictures
 import pytest
 import xarray as xr
-from tiny_runs import STUDIES, tiny_run
+from tiny_runs import DEAR, STUDIES, tiny_run
 
 from experiments.lab import registry, store
 from experiments.lab.findings import VERDICTS
@@ -106,9 +106,15 @@ def test_what_is_stored_of_the_stages_gives_the_result_bit_for_bit(ran, tmp_path
 
 
 @pytest.mark.thirds
-def test_computed_again_the_result_is_the_same_bit_for_bit(ran, tmp_path):
-    name, _, (dataset, _) = ran
-    _same_bit_for_bit(_interrupted_and_resumed(tmp_path, name), dataset)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.soak) if name in DEAR else name
+        for name in registry.studies()
+    ],
+)
+def test_computed_again_the_result_is_the_same_bit_for_bit(name, tmp_path):
+    _same_bit_for_bit(_interrupted_and_resumed(tmp_path, name), tiny_run(name).dataset)
 
 
 @pytest.mark.parametrize(
