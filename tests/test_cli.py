@@ -554,13 +554,15 @@ def test_verify_writes_tables_to_paste(verdicts, call, tmp_path):
 
 
 def test_bench_hands_over(monkeypatch, call):
+    listed = dict(line.split(maxsplit=1) for line in call("bench")[1].splitlines()[2:])
+    assert listed.keys() == set(bench.benchmarks())
+    assert all(about.endswith(".") for about in listed.values())
     seen = []
     module = SimpleNamespace(main=lambda parser, argv: seen.append(argv), __doc__="")
     monkeypatch.setattr(bench, "benchmarks", lambda: ["speed"])
     monkeypatch.setitem(sys.modules, "experiments.bench.speed", module)
     code = call("bench", "speed", "--size", "3")[0]
     assert (code, seen) == (0, [["--size", "3"]])
-    assert "speed" in call("bench")[1]
 
 
 class Page(html.parser.HTMLParser):

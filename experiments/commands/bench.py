@@ -1,5 +1,6 @@
 """`sail-jax bench`: runs one of the benchmarks in `experiments.bench`."""
 
+import ast
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,8 @@ from sail_jax.checks import nearest
 from sail_jax.cli.options import Parser, UsageError
 from sail_jax.cli.progress import show
 
+FOLDER = Path(__file__).parents[1] / "bench"
+
 
 def benchmarks() -> list[str]:
     """Lists the names of the benchmarks, without importing them.
@@ -15,8 +18,13 @@ def benchmarks() -> list[str]:
     Returns:
       The names of the modules in `experiments.bench`, in alphabetical order.
     """
-    folder = Path(__file__).parents[1] / "bench"
-    return sorted(f.stem for f in folder.glob("*.py") if not f.stem.startswith("_"))
+    return sorted(f.stem for f in FOLDER.glob("*.py") if not f.stem.startswith("_"))
+
+
+def _about(name: str) -> str:
+    """The first line of a benchmark's docstring, read without importing the module."""
+    module = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    return (ast.get_docstring(module) or "").partition("\n")[0]
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
@@ -35,7 +43,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     names = benchmarks()
     if not argv or argv[0] in ("-h", "--help"):
         show("usage: sail-jax bench NAME [options of that benchmark]\n")
-        show("\n".join(names))
+        for name in names:
+            show(f"{name:<{max(map(len, names))}}  {_about(name)}")
         return 0
     name = argv[0]
     if name not in names:

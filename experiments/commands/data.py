@@ -25,7 +25,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
       UsageError: If there is no such data set, an option is unknown, or a value is not allowed.
       DataError: If files of the data set are missing or damaged.
     """
-    parser.add_argument("name", metavar="NAME", nargs="?", help="read this data set, and say it")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="read this data set and say what it holds"
+    )
     if not argv or argv[0].startswith("-"):
         parser.read(argv)
         show(listed())

@@ -26,10 +26,30 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
       UsageError: If an argument is unknown or missing.
     """
     add = parser.add_argument
-    add("dir", metavar="DIR", type=Path, help="directory to make, or that was made before")
-    add("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
-    add("--force", action="store_true", help="replace examples that are there, nothing else")
-    add("--evaluate", metavar="CHECKPOINT", type=Path, help="grade it on the held-out digits")
+    add(
+        "dir",
+        metavar="DIR",
+        type=Path,
+        help="the folder of the examples, which is made if it is not there",
+    )
+    add(
+        "--seed",
+        metavar="N",
+        type=seed,
+        default=0,
+        help="seed of the networks' training; default: %(default)s",
+    )
+    add(
+        "--force",
+        action="store_true",
+        help="replace examples that are there already, and nothing else",
+    )
+    add(
+        "--evaluate",
+        metavar="CHECKPOINT",
+        type=Path,
+        help="only measure how many held-out digits this checkpoint reads",
+    )
     args = parser.read(argv)
     from experiments.training import example_checkpoints as examples
 

@@ -22,9 +22,16 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
       StoreError: If something stored is damaged or cannot be written.
       UsageError: If an option is unknown or its value does not fit.
     """
-    parser.add_argument("--out", metavar="DIR", default="quickstart", help="default: %(default)s")
-    parser.add_argument("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="smaller grids, fewer draws")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        default="quickstart",
+        help="folder of the results; default: %(default)s",
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=seed, default=0, help="seed of all parts; default: %(default)s"
+    )
+    parser.add_argument("--quick", action="store_true", help="use smaller grids and fewer draws")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted quickstart")
     args = parser.read(argv)
     from experiments.pages import quickstart

@@ -21,8 +21,10 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
       StoreError: If the page cannot be written.
       UsageError: If an argument is unknown or missing.
     """
-    parser.add_argument("dir", metavar="DIR", help="where finished runs are, at any depth")
-    parser.add_argument("--out", metavar="FILE", help="the page; default: DIR/report.html")
+    parser.add_argument("dir", metavar="DIR", help="a folder with finished runs, at any depth")
+    parser.add_argument(
+        "--out", metavar="FILE", help="where the page is written; default: DIR/report.html"
+    )
     args = parser.read(argv)
     from experiments.pages import gallery
 

@@ -102,17 +102,22 @@ def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.N
     """Reads the options, and the config: that of the preset, with the fields that were given."""
     add = parser.add_argument
     presets = ", ".join(study.presets)
-    add("--preset", metavar="P", default="default", help=f"one of: {presets}")
-    add("--out", metavar="DIR", help="default: results/NAME")
+    add(
+        "--preset",
+        metavar="P",
+        default="default",
+        help=f"the values that fields start from, one of: {presets}",
+    )
+    add("--out", metavar="DIR", help="folder of the results; default: results/NAME")
     add("--resume", action="store_true", help="continue an interrupted run")
-    how = "one of several processes: auto (SLURM, TPU pods), or HOST:PORT,COUNT,RANK"
+    how = "run as one of several processes: auto (SLURM, TPU pods), or HOST:PORT,COUNT,RANK"
     add("--processes", metavar="HOW", help=how)
     # the options of fields show the preset's values as defaults: it is read before they are added
     preset = parser.parse_known_args(argv)[0].preset
     if preset not in study.presets:
         raise UsageError(f"unknown preset '{preset}'{nearest(preset, study.presets)}")
     config = study.presets[preset]
-    add("-h", "--help", action="help", help="show this, and stop")
+    add("-h", "--help", action="help", help="show this help, and stop")
     add_fields(parser, config)
     args = parser.read(argv)
     try:

@@ -26,11 +26,29 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
       RefusedError: If a file to be written exists and is not a ledger.
       StoreError: If a file cannot be read or written.
     """
-    parser.add_argument("--claims", metavar="GLOBS", default="*", help="which, separated by commas")
-    parser.add_argument("--json", metavar="FILE", help="also write the ledger there")
-    parser.add_argument("--table", metavar="FILE", type=Path, help="and as a table: .csv or .tex")
-    parser.add_argument("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="smaller simulations")
+    parser.add_argument(
+        "--claims",
+        metavar="GLOBS",
+        default="*",
+        help="check only the claims whose ids match, such as 'sail/*'; separate several by commas",
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the ledger to this file as JSON")
+    parser.add_argument(
+        "--table",
+        metavar="FILE",
+        type=Path,
+        help="also write it as a table, to a name in .csv or .tex",
+    )
+    parser.add_argument(
+        "--seed",
+        metavar="N",
+        type=seed,
+        default=0,
+        help="seed of the simulations; default: %(default)s",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="simulate with about a tenth of the work"
+    )
     parser.add_argument(
         "--power",
         action="store_true",
