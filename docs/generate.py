@@ -190,8 +190,8 @@ This page is made from the registry that the command `sail-jax merge --methods` 
 ## In recipes and in Python
 
 `parameters` are those of a recipe, with their defaults there (`compat: mergekit`); in Python see
-each method's own page. A pass is one reading of a large tensor from the disk; *in pieces* means
-that memory does not grow with the tensor.
+the signatures in [`sail_jax.methods`](sail_jax.methods.rst). A pass is one reading of a large
+tensor from the disk; *in pieces* means that memory does not grow with the tensor.
 
 {_table(("method", "what it does", "models, base, reading", "parameters"), named)}
 
@@ -306,6 +306,7 @@ def recipes_page() -> str:
         parts.Alignment: "`align`",
         parts.Tokenizer: "`tokenizer`",
         parts.Token: "An entry of `tokens`",
+        parts.Row: "A row: `source` of a token",
     }
     sections = []
     for part, title in titles.items():
@@ -347,6 +348,8 @@ def _keys(name: str, field: Any) -> str:
 
 def _type(annotation: Any, field: Any) -> str:
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if field.annotation is str and any("_target" in str(m) for m in field.metadata):
+        return "a config.json, factors or entries"
     if origin is typing.Literal:
         return _code(map(str, inner), ", ")
     if origin in (typing.Union, types.UnionType):
@@ -364,7 +367,9 @@ def _type(annotation: Any, field: Any) -> str:
 def _default(field: Any) -> str:
     if field.is_required():
         return "must be given"
-    return "" if field.default is None or field.default_factory else f"`{field.default}`"
+    if field.default is None or field.default_factory:
+        return ""
+    return f"`{str(field.default).lower() if field.default is False else field.default}`"
 
 
 # Commands and studies
