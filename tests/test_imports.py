@@ -49,10 +49,11 @@ def test_what_is_imported_late_is_there():
     ]
 
 
-def test_what_the_readme_lists_is_in_the_package():
+def test_what_the_pages_list_is_in_the_package():
     import sail_jax
 
-    text = (Path(__file__).parents[1] / "README.md").read_text()
+    pages = (Path(__file__).parents[1] / "docs" / "how_to").glob("*.md")
+    text = "\n".join(page.read_text() for page in pages)
     tables = re.findall(r"^\| in `sail_jax` \|.*\n\|.*\n((?:\|.*\n)+)", text, re.M)
     rows = [row.split("|")[1] for table in tables for row in table.splitlines()]
     assert len(tables) == 2

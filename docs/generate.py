@@ -1,0 +1,572 @@
+"""Writes the pages that are made from the code: reference, methods, recipes, commands, papers."""
+
+import contextlib
+import importlib
+import inspect
+import io
+import pkgutil
+import re
+import shutil
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+PACKAGES = (
+    "sail_jax",
+    "sail_jax.methods",
+    "sail_jax.merging.transforms",
+    "sail_jax.merging.reductions",
+    "sail_jax.growth",
+    "sail_jax.growth.learned",
+    "sail_jax.align",
+    "sail_jax.architectures",
+    "sail_jax.architectures.forward",
+    "sail_jax.checkpoint",
+    "sail_jax.lora",
+    "sail_jax.probe",
+    "sail_jax.proximal",
+    "sail_jax.distances",
+)
+"""The packages of `sail_jax` that users import from; `theory` is listed as it is found."""
+
+Row = Sequence[str]
+
+
+def write_all(folder: Path) -> None:
+    """Writes every generated page.
+
+    Args:
+      folder: Where they go; what it held before is removed.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name, page in {
+        **api_pages(),
+        "methods.md": methods_page(),
+        "growth.md": growth_page(),
+        "recipes.md": recipes_page(),
+        "commands.md": commands_page(),
+        "studies.md": studies_page(),
+        **paper_pages(),
+    }.items():
+        (folder / name).write_text(page, encoding="utf-8")
+
+
+# Names
+
+
+def api_pages() -> dict[str, str]:
+    """Makes the pages on names that users import: one for each package, and their index.
+
+    Returns:
+      The pages in reStructuredText, by file name.
+    """
+    pages = {f"{name}.rst": _package_page(name) for name in PACKAGES}
+    pages |= {f"{name}.rst": _package_page(name, _modules(name)) for name in _theory()}
+    names = [*PACKAGES, *_theory()]
+    entries = "\n".join(f"   {name}" for name in names)
+    rows = "\n".join(
+        f"   * - :doc:`{name}`\n     - {_sentence(importlib.import_module(name))}" for name in names
+    )
+    pages["api.rst"] = (
+        f"Every name\n{'=' * 10}\n\nWhat can be imported, package by package.\n\n"
+        f".. list-table::\n   :widths: 34 66\n\n{rows}\n\n"
+        f".. toctree::\n   :hidden:\n\n{entries}\n"
+    )
+    return pages
+
+
+def _theory() -> list[str]:
+    """The parts of `theory`, those first that are not about one subject."""
+    import theory
+
+    first = ("claims", "coverage", "problems")
+    parts = [part.name for part in pkgutil.iter_modules(theory.__path__)]
+    return [f"theory.{name}" for name in sorted(parts, key=lambda n: (n not in first, n))]
+
+
+def _modules(name: str) -> list[str]:
+    """The modules of a package of theory, but for those that only pair laws with simulators."""
+    package = importlib.import_module(name)
+    if not hasattr(package, "__path__"):
+        return []
+    found = (part.name for part in pkgutil.iter_modules(package.__path__))
+    return [f"{name}.{part}" for part in found if not part.endswith("claims")]
+
+
+def _public(module: types.ModuleType) -> list[str]:
+    """The names that a module offers: those it lists, or else those that it defines."""
+    if hasattr(module, "__all__"):
+        names = list(module.__all__)
+    else:
+        names = [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+        ]
+    hidden = types.ModuleType | typing.ParamSpec | typing.TypeVar
+    return [n for n in names if not isinstance(getattr(module, n), hidden)]
+
+
+def _package_page(name: str, modules: Iterable[str] = ()) -> str:
+    package = importlib.import_module(name)
+    shown = _public(package)
+    if name == "sail_jax.methods":
+        shown.remove("Merge")  # which `sail_jax` has, too
+    parts = [f"{name}\n{'=' * len(name)}\n", _module(name, shown)]
+    for part in modules:
+        module = importlib.import_module(part)
+        own = [n for n in _public(module) if n not in shown]
+        parts += [f"``{part}``\n{'-' * (len(part) + 4)}\n", _module(part, own, "   :no-index:\n")]
+    return "\n".join(parts)
+
+
+def _module(name: str, shown: Sequence[str], options: str = "") -> str:
+    module = importlib.import_module(name)
+    lines = [f".. automodule:: {name}\n   :no-members:\n{options}"]
+    if shown:
+        ordered = sorted(shown, key=lambda n: (n[0].isupper(), n))
+        lines.append(f".. currentmodule:: {name}\n\n.. autosummary::\n")
+        lines += [f"   {n}" for n in ordered]
+        lines.append("")
+        lines += [_directive(n, getattr(module, n)) for n in ordered]
+    return "\n".join(lines)
+
+
+def _directive(name: str, value: Any) -> str:
+    if inspect.isclass(value):
+        return f".. autoclass:: {name}\n   :members:\n"
+    if callable(value) and hasattr(value, "__name__") and inspect.isroutine(value):
+        return f".. autofunction:: {name}\n"
+    return f".. autodata:: {name}\n   :no-value:\n"
+
+
+# Methods
+
+
+def methods_page() -> str:
+    """Makes the table of merging methods, from what `sail-jax merge --methods` prints.
+
+    Returns:
+      The page in Markdown.
+    """
+    from sail_jax import methods
+    from sail_jax.checkpoint.planning import cards
+
+    named = []
+    for block in cards.methods().rstrip().split("\n\n"):
+        first, asks, *more = (line.strip() for line in block.splitlines())
+        name, about = first.split(": ", 1)
+        models, base, reads = asks.split("; ")
+        knobs = [line.split(": ", 1)[1] for line in more if line.startswith("parameters")]
+        beside = [line.split(": ", 1)[1] for line in more if line.startswith("beside")]
+        named.append(
+            (
+                _link("sail_jax.methods", name),
+                _with_source(about, methods.get(name)),
+                f"{models}; {base}; {reads}",
+                _options([*knobs, *beside]),
+            )
+        )
+    in_recipes = {row[0] for row in named}
+    others = []
+    for name in methods.__all__:
+        value = getattr(methods, name)
+        if not inspect.isroutine(value) or _link("sail_jax.methods", name) in in_recipes:
+            continue
+        if name in ("example", "get", "method", "options_of"):
+            continue
+        knobs = ", ".join(inspect.signature(value).parameters)
+        about = _with_source(_sentence(value), value)
+        others.append((_link("sail_jax.methods", name), about, f"`{knobs}`"))
+    return f"""# Merging methods
+
+This page is made from the registry that the command `sail-jax merge --methods` prints.
+
+## In recipes and in Python
+
+`parameters` are those of a recipe, with their defaults there (`compat: mergekit`); in Python see
+the signatures in [`sail_jax.methods`](sail_jax.methods.rst). A pass is one reading of a large
+tensor from the disk; *in pieces* means that memory does not grow with the tensor.
+
+{_table(("method", "what it does", "models, base, reading", "parameters"), named)}
+
+## With data, statistics or a model for each task
+
+These take arrays or functions, which a recipe cannot hold, and are called in Python.
+
+{_table(("function", "what it does", "arguments"), others)}
+
+(conventions)=
+## What `compat` changes
+
+What the docstrings say of it; see [what each convention means](../explanation/compat.md).
+
+{_table(("method", "conventions"), _conventions())}
+"""
+
+
+def _conventions() -> list[Row]:
+    """What each method that knows `compat` says of it."""
+    from sail_jax import methods
+
+    rows = []
+    for name in sorted(methods.METHODS):
+        text = inspect.getdoc(methods.get(name)) or ""
+        said = re.search(r"^  compat: ((?:.*\n)(?:    .*\n)*)", text, re.M)
+        if said:
+            differ = re.search(
+                r"^Programs of this name differ:\n\n((?:- .*\n|  .*\n|\n(?=- ))+)", text, re.M
+            )
+            parts = re.split(r"^- ", differ[1], flags=re.M)[1:] if differ else []
+            lines = [" ".join(part.split()) for part in (said[1], *parts)]
+            rows.append((_link("sail_jax.methods", name), "<br>".join(map(_escaped, lines))))
+    return rows
+
+
+def _options(parts: Sequence[str]) -> str:
+    return "<br>".join(", ".join(f"`{o}`" for o in part.split(", ")) for part in parts)
+
+
+def _with_source(about: str, value: Any) -> str:
+    """A sentence, and below it the papers that a docstring refers to, with links."""
+    text = inspect.getdoc(value) or ""
+    found = re.search(r"^References:\n((?:  .*\n|\n(?=  ))+)", text + "\n", re.M)
+    return f"{about}<br>*{_arxiv(' '.join(found[1].split()))}*" if found else about
+
+
+def _arxiv(text: str) -> str:
+    return re.sub(r"arXiv:? ?(\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+
+
+def growth_page() -> str:
+    """Makes the table of growth methods, from the registry of `sail-jax grow --methods`.
+
+    Returns:
+      The page in Markdown.
+    """
+    from sail_jax.growth import METHODS
+
+    def row(name: str) -> Row:
+        method = METHODS[name]
+        options = ", ".join(f"`{key}={value}`" for key, value in method.options.items())
+        more = [
+            f"deepens by `{method.deepens_by}`" if method.deepens_by and not method.deepens else "",
+            "draws at random" if method.draws else "",
+        ]
+        kept = "yes, where the architecture allows" if method.lossless else "no"
+        about = "; ".join(filter(None, [method.about, *more]))
+        return f"`{name}`", about, kept, options, method.source
+
+    head = ("method", "what it does", "keeps the function", "options", "source")
+    wider = [row(name) for name, method in METHODS.items() if method.widens]
+    deeper = [row(name) for name, method in METHODS.items() if not method.widens]
+    return f"""# Growth methods
+
+This page is made from the registry that the command `sail-jax grow --methods` prints. Whether a
+given network was preserved is not a property of the method alone: what `grow` prints, and
+`growth.json` in its output, says it for that network.
+
+## Width
+
+{_table(head, wider)}
+
+## Depth
+
+{_table(head, deeper)}
+
+Maps that are learned by gradients (LiGO, SAIL) are in [`sail_jax.growth.learned`
+](sail_jax.growth.learned.rst); the makers of single maps in [`sail_jax.growth`
+](sail_jax.growth.rst).
+"""
+
+
+# Recipes
+
+
+def recipes_page() -> str:
+    """Makes the tables of keys, from the declarations by which recipes are read.
+
+    Returns:
+      The page in Markdown.
+    """
+    from sail_jax.checkpoint.recipe import parts
+
+    titles = {
+        parts.Recipe: "The recipe",
+        parts.Module: "A module",
+        parts.Slice: "A slice",
+        parts.Source: "A source: an entry of `models` or `sources`",
+        parts.Model: "A model as a mapping",
+        parts.Growth: "`grow`",
+        parts.Alignment: "`align`",
+        parts.Tokenizer: "`tokenizer`",
+        parts.Token: "An entry of `tokens`",
+        parts.Row: "A row: `source` of a token",
+    }
+    sections = []
+    for part, title in titles.items():
+        texts = _attributes(part)
+        rows = [
+            (_keys(name, field), _type(field.annotation, field), _default(field), texts[name])
+            for name, field in part.model_fields.items()
+            if not field.exclude and name != "where"
+        ]
+        about = _sentence(part)
+        sections.append(
+            f"## {title}\n\n{about}\n\n{_table(('key', 'value', 'default', 'meaning'), rows)}\n"
+        )
+    sections.append(
+        "Beside these, `grow` takes `depth_method`, `untie`, `require_lossless` and the options "
+        f"of its [method](growth.md); `align` takes {_code(parts.ALIGNMENT)}, the options of "
+        "`sail_jax.checkpoint.align_checkpoints`.\n"
+    )
+    return (
+        "# Recipe keys\n\nThis page is made from the declarations by which `sail-jax merge` reads "
+        "recipes. A key that is not here is an error that names the line and the nearest key. "
+        "Parameters of each method are in [the table of methods](methods.md).\n\n"
+        + "\n".join(sections)
+    )
+
+
+def _attributes(value: Any) -> dict[str, str]:
+    """What the docstring of a class says of its attributes, by name."""
+    text = inspect.getdoc(value) or ""
+    section = re.search(r"^Attributes:\n((?:  .*\n?|\n(?=  ))+)", text, re.M)
+    entries = re.findall(r"^  (\w+): ((?:.*\n?)(?:    .*\n?)*)", section[1], re.M)
+    return {name: " ".join(about.split()) for name, about in entries}
+
+
+def _keys(name: str, field: Any) -> str:
+    alias = field.validation_alias
+    return _code([str(a) for a in getattr(alias, "choices", [alias or name])], " or ")
+
+
+def _type(annotation: Any, field: Any) -> str:
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if field.annotation is str and any("_target" in str(m) for m in field.metadata):
+        return "a config.json, factors or entries"
+    if origin is typing.Literal:
+        return _code(map(str, inner), ", ")
+    if origin in (typing.Union, types.UnionType):
+        kinds = [_type(a, field) for a in inner if a is not type(None)]
+        return " or ".join(dict.fromkeys(kinds))
+    if origin is typing.Annotated:
+        return _type(inner[0], field)
+    name = getattr(origin or annotation, "__name__", str(annotation))
+    words = {"str": "text", "bool": "`true`, `false`", "int": "a whole number", "Ref": "a model",
+             "tuple": "a list", "dict": "a mapping", "Mapping": "parameters", "Entry": "a method",
+             "NoneType": "nothing", "Location": "path[@revision]"}  # fmt: skip
+    return words.get(name, f"see *{name.lower()}*")
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "must be given"
+    if field.default is None or field.default_factory:
+        return ""
+    return f"`{str(field.default).lower() if field.default is False else field.default}`"
+
+
+# Commands and studies
+
+
+def commands_page() -> str:
+    """Makes the page of the commands, with what each prints for `--help`.
+
+    Returns:
+      The page in Markdown.
+    """
+    from sail_jax.cli.table import COMMANDS
+
+    parts = [f"## `sail-jax {n}`\n\n{_text(_printed(n, '--help'))}" for n in COMMANDS]
+    bench = importlib.import_module("experiments.bench")
+    names = [
+        part.name for part in pkgutil.iter_modules(bench.__path__) if not part.name.startswith("_")
+    ]
+    parts += [f"### `sail-jax bench {n}`\n\n{_text(_printed('bench', n, '--help'))}" for n in names]
+    return (
+        f"# Commands\n\nWhat each command prints for `--help`.\n\n{_text(_printed('--help'))}\n"
+        + "\n".join(parts)
+    )
+
+
+def studies_page() -> str:
+    """Makes the page of the studies: questions, presets and the fields of their configs.
+
+    Returns:
+      The page in Markdown.
+    """
+    from experiments.lab import registry
+
+    parts = []
+    for name, study in registry.studies().items():
+        package = importlib.import_module(f"experiments.studies.{name}")
+        _, _, more = (inspect.getdoc(package) or "").partition("?")
+        presets = _code(study.presets, ", ")
+        parts.append(
+            f"## `{name}`\n\n{study.question}\n\n{_prose(more)}\n\nPresets: {presets}\n\n"
+            f"{_text(_printed('run', name, '--help'))}"
+        )
+    return (
+        "# Studies\n\nMade from the studies themselves. Each is run by `sail-jax run NAME`, "
+        "writes one result with its figures, and says claim by claim what it found; see "
+        "[Experiments](../how_to/experiments.md).\n\n" + "\n".join(parts)
+    )
+
+
+def _printed(*argv: str) -> str:
+    from sail_jax.cli.main import main
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        main(argv)
+    return out.getvalue()
+
+
+# Papers
+
+
+def paper_pages() -> dict[str, str]:
+    """Makes one page for each paper of the ledger: its statements, and the claims that test them.
+
+    Returns:
+      The pages in Markdown, by file name.
+    """
+    from theory import claims, coverage
+
+    papers = bibliography()
+    every = {claim.id: claim for claim in claims.all_claims()}
+    pages, overview = {}, []
+    for key, equations in coverage.EQUATIONS.items():
+        own = {i: claim for i, claim in every.items() if i.startswith(f"{key}/")}
+        wrong = sum(not claim.expected for claim in own.values())
+        statements = [s for s in coverage.STATEMENTS if s.paper == key]
+        rows = [
+            (
+                _escaped(s.name),
+                coverage._spelt(s.equations),
+                ", ".join(f"[{_short(i)}](#{_anchor(i)})" for i in s.answers(own))
+                or f"none: {_escaped(s.reason)}",
+            )
+            for s in statements
+        ]
+        counts = (
+            f"{equations} numbered equations, {len(statements)} statements, {len(own)} claims, "
+            f"{wrong} of them wrong as printed"
+        )
+        pages[f"paper-{key}.md"] = (
+            f"# {papers[key]['title']}\n\n{_citation(papers[key])}\n\n{counts}. Check them: "
+            f"`sail-jax verify --claims '{key}/*'`.\n\n## Statements\n\n"
+            f"{_table(('statement', 'equations', 'claims'), rows)}\n\n## Claims\n\n"
+            + "\n".join(_claim(i, claim) for i, claim in own.items())
+        )
+        overview.append((f"[{papers[key]['title']}](paper-{key}.md)", _citation(papers[key]),
+                         str(len(statements)), str(len(own)), str(wrong)))  # fmt: skip
+    keys = "\n".join(f"paper-{key}" for key in coverage.EQUATIONS)
+    head = ("paper", "", "statements", "claims", "wrong as printed")
+    pages["papers.md"] = f"""# The papers
+
+Five papers, statement by statement. A *statement* is a theorem, a lemma, a figure or a numbered
+equation; a *claim* is a closed form beside a simulation of the same quantity. What is wrong as
+printed is kept as printed, is expected to fail, and stands beside its correction. These pages are
+made from the ledger, as `sail-jax verify --coverage` is; `sail-jax verify` computes the verdicts.
+
+{_table(head, overview)}
+
+```{{toctree}}
+:hidden:
+
+{keys}
+```
+"""
+    return pages
+
+
+def bibliography() -> dict[str, dict[str, str]]:
+    """Reads the papers' entries.
+
+    Returns:
+      The fields of each entry of `papers.bib`, by its key.
+    """
+    text = (HERE / "papers.bib").read_text()
+    entries = re.findall(r"^@\w+\{([\w-]+),\n(.*?)^\}", text, re.M | re.S)
+    return {
+        key: {name: " ".join(value.split())
+              for name, value in re.findall(r"(\w+)\s*=\s*\{(.*?)\},?\n", body, re.S)}
+        for key, body in entries
+    }  # fmt: skip
+
+
+def _citation(paper: dict[str, str]) -> str:
+    people = paper["author"].split(" and ")
+    names = [" ".join(reversed(p.split(", "))) for p in people]
+    where = paper.get("journal", paper.get("note", "")).removeprefix("arXiv preprint ")
+    parts = [", ".join(names), _arxiv(where), paper.get("year", "")]
+    return ". ".join(filter(None, parts)) + "."
+
+
+def _short(name: str) -> str:
+    return _escaped(name.split("/", 1)[1])
+
+
+def _anchor(name: str) -> str:
+    return "claim-" + re.sub(r"\W+", "-", name.lower())
+
+
+def _claim(name: str, claim: Any) -> str:
+    verdict = "expected to hold" if claim.expected else "wrong as printed: expected to fail"
+    facts = [
+        f"**Claim.** {_escaped(claim.statement)}",
+        f"**Source.** {_escaped(claim.source)}",
+        f"**Evaluated at.** {_escaped(claim.domain)}",
+        f"**Compared.** simulated {_escaped(claim.relation)} predicted; {verdict}",
+        f"**Note.** {_escaped(claim.note)}" if claim.note else "",
+    ]
+    body = "\n".join(f"- {fact}" for fact in facts if fact)
+    return f"({_anchor(name)})=\n### {_short(name)}\n\n{body}\n"
+
+
+# Words and tables
+
+
+def _sentence(value: Any) -> str:
+    """The first sentence of a docstring."""
+    first = (inspect.getdoc(value) or "").split("\n\n")[0]
+    return " ".join(first.split())
+
+
+def _prose(text: str) -> str:
+    return "\n\n".join(_escaped(" ".join(p.split())) for p in text.strip().split("\n\n"))
+
+
+def _escaped(text: str) -> str:
+    """Escapes what Markdown would take for markup, but for names in backticks."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(p if i % 2 else re.sub(r"([*_<>\[\]$\\|~^])", r"\\\1", p)
+                   for i, p in enumerate(parts))  # fmt: skip
+
+
+def _text(printed: str) -> str:
+    return f"```text\n{printed.rstrip()}\n```\n"
+
+
+def _code(names: Iterable[str], join: str = ", ") -> str:
+    return join.join(f"`{name}`" for name in names)
+
+
+def _link(module: str, name: str) -> str:
+    return f"{{py:obj}}`{name} <{module}.{name}>`"
+
+
+def _table(head: Row, rows: Iterable[Row]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"(?<!\\)\|", r"\\|", text)
