@@ -16,9 +16,9 @@ const near = {
   theta: Math.min(Math.round(index.theta / every), grids.coarse.angles.length - 1),
   load: Math.min(Math.floor(index.load / every), grids.coarse.loads.length - 1)}
 
-const best = (values) => {  // where ways tie, the simpler one wins
+const best = (values) => {  // ways are in the order of their simplicity
   const least = Math.min(...values)
-  return values.findIndex((v) => v <= least + 1e-6 * Math.max(1, least))
+  return values.findIndex((v) => v <= 1.01 * least + 1e-6)
 }
 const paint = (grid, tables) => {
   const image = grid.source.data.image[0]
@@ -36,7 +36,9 @@ for (const [name, renderer] of Object.entries(renderers)) {
     && name.endsWith(view === "which way wins" ? "wins" : "gain")
 }
 bar.visible = view !== "which way wins"
-legend.visible = !bar.visible
+legend.text = bar.visible
+  ? `<p class="soft">Black line: the gain is 0, in the limit of large n and d${simulating ? "; ×: within two standard errors of 0" : ""}.</p>`
+  : squares
 plot.title.text = (bar.visible ? `Gain of ${view} over scratch` : "Way of least risk")
   + (simulating ? ", simulated" : "")
 
@@ -60,16 +62,14 @@ point.data = {x: [loads[index.load]], y: [angles[index.theta]]}
 
 const values = WAYS.map((way) => number(risks[way], index))
 const where = `n/d = ${shown(loads[index.load])} (n = ${samples[index.load]}, d = ${d}), θ = ${angles[index.theta].toFixed(0)}°`
+const pair = (value, sim, error) =>
+  `<td>${shown(value)}<br><small>${shown(sim)} ± ${shown(error)}</small></td>`
 const rows = WAYS.map((way, k) => {
-  const at = {...index, ...near}
-  const pm = (value, error) => `${shown(value)} ± ${shown(error)}`
-  const sim = number(simulated[way], at)
+  const at = {...index, ...near}, sim = number(simulated[way], at), error = errors[way]
   const gain = number(simulated["scratch"], at) - sim
-  const cells = [
-    shown(values[k]), pm(sim, number(errors[way].risk, at)),
-    k ? shown(values[0] - values[k]) : "", k ? pm(gain, number(errors[way].gain, at)) : ""]
   return `<tr${k === best(values) ? ' class="best"' : ""}><th scope="row"><i style="background:${colors[k]}"></i>${way}</th>`
-    + cells.map((cell) => `<td>${cell}</td>`).join("") + "</tr>"
+    + pair(values[k], sim, number(error.risk, at))
+    + (k ? pair(values[0] - values[k], gain, number(error.gain, at)) : "<td></td>") + "</tr>"
 })
 const simulated_at = on_coarse ? "the same point"
   : `the nearest simulated point, n/d = ${shown(grids.coarse.loads[near.load])}, θ = ${grids.coarse.angles[near.theta].toFixed(0)}°`
@@ -80,13 +80,13 @@ const used = notes.filter(([way, when]) => when === ""
 const exact = index.source > 0 || index.time < last
   ? "limits of large n and d where the source is finite or training is stopped, exact otherwise (fine-tuning: the limit)"
   : "exact at this n and d; fine-tuning: the limit of large n and d"
-details.text = `<p aria-live="polite"><b>${where}</b>: <b>${WAYS[best(values)]}</b> has the least risk, ${shown(Math.min(...values))}.</p>`
+details.text = `<p aria-live="polite"><b>${where}</b>:<br><b>${WAYS[best(values)]}</b> wins, with a risk of ${shown(values[best(values)])}.</p>`
   + (ignored ? "<p><b>Training time is not used:</b> a closed form for stopped training exists for depth 1 only. Shown: trained to the end.</p>" : "")
   + (index.time < last ? "<p>Ridge transfer is trained to the end: it has no closed form in time.</p>" : "")
-  + `<div class="wide"><table><thead><tr><th scope="col">way</th><th scope="col">risk</th><th scope="col">simulated</th>`
-  + `<th scope="col">gain</th><th scope="col">simulated</th></tr></thead><tbody>${rows.join("")}</tbody></table></div>`
-  + `<p class="soft">Risk: mean of |β̂ − β_t|², in units of |β_t|². Gain: risk of scratch less that of the way. Risk and gain are ${exact}. `
-  + `Simulated: mean ± standard error over ${draws} data sets, at ${simulated_at}.</p>`
+  + `<div class="wide"><table><thead><tr><th scope="col">way</th><th scope="col">risk<br><small>simulated</small></th>`
+  + `<th scope="col">gain<br><small>simulated</small></th></tr></thead><tbody>${rows.join("")}</tbody></table></div>`
+  + `<p class="soft">Risk: mean of |β̂ − β<sub>t</sub>|², in units of |β<sub>t</sub>|². Gain: risk of scratch less that of the way. The simplest way wins whose risk is within 1 % of the least. `
+  + `Risk and gain are ${exact}. Simulated: mean ± standard error over ${draws} data sets, at ${simulated_at}.</p>`
   + `<details><summary>Formulas, and the rows of the ledger they rest on</summary>`
   + WAYS.map((way) => `<h3>${way}</h3>` + listed(used.filter((note) => note[0] === way).map((note) => note.slice(2)))).join("")
   + `<p class="soft">Check a row: <code>sail-jax verify --claims 'features-are-fate/T3.9*'</code></p></details>`

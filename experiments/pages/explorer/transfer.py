@@ -152,7 +152,9 @@ def closed_forms(grid: Grid) -> dict[str, np.ndarray]:
         np.asarray(dl.flow_risk(np.ones(1), np.full(1, offset), load, noise, times))
         for offset, noise in ((1.0, 0.0), (0.0, 1.0))
     )  # [load, time]
-    edges = np.linspace(0, np.pi / 2, EDGE + 1)[1:]
+    # from the angle below which linear transfer always helps, if n < d, and densest there
+    tip = np.arccos(np.maximum(1 - sigma, 0))[:, None]
+    edges = tip + (np.pi / 2 - tip) * np.linspace(0, 1, EDGE) ** 2
     below = np.linspace(load[0], 1, EDGE, endpoint=False)
     found = _closed_forms(
         grid.samples().astype(float), grid.d, load, theta, sigma, np.array(grid.depths, float),
@@ -184,10 +186,11 @@ def _closed_forms(
     def own(early: Array, late: Array) -> Array:
         return jnp.moveaxis(jnp.concatenate([early, late]), 0, 1)
 
-    line = dl.linear_transfer_boundary(edges, sigma[:, None])
+    sides = dl.linear_transfer_boundary(edges, sigma[:, None])
+    lower, upper = (jnp.where(sigma[:, None] < 1, x, jnp.nan) for x in sides[:2])
+    beyond = jnp.broadcast_to(jnp.linspace(0, jnp.pi / 2, EDGE), edges.shape)
+    over = dl.linear_transfer_boundary(beyond, sigma[:, None]).over
     gap = jnp.full((sigma.size, 1), jnp.nan)
-    lower, upper = (jnp.where(line.upper > line.lower, x, jnp.nan) for x in line[:2])
-    angles = jnp.degrees(jnp.broadcast_to(edges, line.over.shape))
     tuned = dl.fine_tune_boundary(below, sigma[:, None, None], depths[:, None])
     return {
         "scratch": jnp.concatenate([scratch, plain[None]]),
@@ -196,8 +199,8 @@ def _closed_forms(
         "fine-tuning": own(ended["fine-tuning"], stopped),
         "best ridge": dl.optimal_ridge(n, source.theta, noise),
         # down the one side of the region that hurts, up the other; then the line beyond n = d
-        "boundary load": jnp.concatenate([lower[:, ::-1], upper, gap, line.over], 1),
-        "boundary theta": jnp.concatenate([angles[:, ::-1], angles, gap, angles], 1),
+        "boundary load": jnp.concatenate([lower[:, ::-1], upper, gap, over], 1),
+        "boundary theta": jnp.degrees(jnp.concatenate([edges[:, ::-1], edges, gap, beyond], 1)),
         "tuned load": below,
         "tuned theta": jnp.degrees(tuned),
     }

@@ -98,14 +98,16 @@ def _transfer(grid: transfer.Grid, tables: Mapping[str, Table], painted: list) -
     """Controls, map and details of the first tab."""
     load, angle = grid.load(), np.degrees(grid.theta())
     step, turn = float(load[1] - load[0]), float(angle[1] - angle[0])
+    thin = transfer.EVERY
+    start = len(load) // (4 * thin) * thin + thin // 2  # one that is simulated
     controls = {
         "sigma": _choice("noise σ of the labels", grid.sigmas, 2),
         "depth": _choice("depth: layers of the network", grid.depths, 1),
         "ridge": _choice("penalty λ of ridge transfer", ("best", *grid.ridges)),
         "source": _choice("source samples n_s/d", grid.sources),
         "time": _choice("training time t (depth 1)", (*grid.times, np.inf), len(grid.times)),
-        "load": _slider("point: load n/d", load[0], load[-1], step, load[grid.loads // 4], "0.000"),
-        "theta": _slider("point: angle θ in degrees", 0, 90, turn, angle[grid.angles // 2]),
+        "load": _slider("point: load n/d", load[0], load[-1], step, load[start], "0.000"),
+        "theta": _slider("point: angle θ in degrees", 0, 90, turn, angle[::thin][len(angle) // thin // 2]),
     }
     shown = [("which way wins", "which way wins")]
     shown += [(way, f"gain of {way}") for way in transfer.WAYS[1:]]
@@ -128,7 +130,6 @@ def _transfer(grid: transfer.Grid, tables: Mapping[str, Table], painted: list) -
     wins = LinearColorMapper(palette=[*COLORS.values()], low=-0.5, high=3.5)
     gain = LinearColorMapper(palette=_diverging(), low=-1, high=1)
     sources, renderers = {}, {}
-    thin = transfer.EVERY
     for name, rows, columns, height in (
         ("fine", grid.angles, grid.loads, turn),
         ("coarse", len(angle[::thin]), len(load[thin // 2 :: thin]), turn * thin),
@@ -147,9 +148,9 @@ def _transfer(grid: transfer.Grid, tables: Mapping[str, Table], painted: list) -
     plot.scatter("x", "y", size=18, line_color="#ffffff", line_width=5, **ring)
     plot.scatter("x", "y", size=18, line_color="#000000", line_width=2.5, **ring)
     bar = ColorBar(
-        color_mapper=gain, title="gain: risk of scratch less that of the way (orange: helps)",
+        color_mapper=gain, title="gain (orange: the way helps; violet: it hurts)",
         height=14, visible=False, background_fill_color=None, padding=6, title_text_font_size="13px",
-        major_label_text_font_size="13px", bar_line_color=None,
+        title_text_font_style="normal", major_label_text_font_size="13px", bar_line_color=None,
     )  # fmt: skip
     plot.add_layout(bar, "below")
     painted += [(bar, "title_text_color", "ink"), (bar, "major_label_text_color", "ink")]
@@ -159,7 +160,7 @@ def _transfer(grid: transfer.Grid, tables: Mapping[str, Table], painted: list) -
         args={
             "controls": controls, "layer": layer, "mode": mode, "details": details, "bar": bar,
             "renderers": renderers, "boundary": boundary, "unclear": unclear, "point": point,
-            "legend": legend, "plot": plot, **sources, "risks": _tables(risks),
+            "legend": legend, "squares": legend.text, "plot": plot, **sources, "risks": _tables(risks),
             "simulated": _tables({way: tables[f"simulated {way}"] for way in risks}),
             "errors": {
                 way: _tables({"risk": tables[f"error of {way}"]}
@@ -197,8 +198,8 @@ def _pretraining(grid: pretraining.Grid, tables: Mapping[str, Table], painted: l
     controls = {
         "gamma": _choice("perturbation γ", grid.gammas, len(grid.gammas) // 2),
         "decay": _choice("decay of the spectrum", grid.decays, 1),
-        "tau": _choice("small start: τ, weights e^−τ", grid.taus, 1),
-        "ratio": _choice("new task: σ_ft/σ_pre", grid.ratios, len(grid.ratios) // 2),
+        "tau": _choice("size of the start: τ, of e^−τ", grid.taus, 1),
+        "ratio": _choice("new task over old: σ_ft/σ_pre", grid.ratios, len(grid.ratios) // 2),
         "anchor": _choice("fine-tuning: anchor λ", grid.anchors),
         "duration": _choice("fine-tuning: time", grid.durations, len(grid.durations) // 2),
     }
@@ -207,27 +208,27 @@ def _pretraining(grid: pretraining.Grid, tables: Mapping[str, Table], painted: l
     for name, title, curves in (
         (
             "perturbed", "Loss after noise of size γ on the weights",
-            (("noisy", "perturbed", 0, "solid"), ("calm", "not perturbed", 1, "dashed")),
+            (("noisy", "perturbed", "blue", "solid"), ("calm", "not perturbed", "red", "dashed")),
         ),
         (
             "tuned", "Loss after fine-tuning on the new task",
-            (("old", "pre-training task", 0, "solid"), ("fresh", "new task", 1, "dashed")),
+            (("old", "pre-training task", "blue", "solid"), ("fresh", "new task", "red", "dashed")),
         ),
     ):  # fmt: skip
         plot = _figure(title, time, loss, painted, height=340, x_axis_type="log")
-        columns = {"time": [], **{column: [] for column, *_ in curves}}
+        columns = {"time": [1.0, 10.0], **{column: [0.0, 1.0] for column, *_ in curves}}
         source = ColumnDataSource(data=columns, name=name)
         turn = ColumnDataSource(data={"x": [], "y": []}, name=f"turn of {name}")
         for column, label, color, dash in curves:
-            plot.line(
-                "time", column, source=source, color=("#0072B2", "#E69F00")[color], line_width=3,
-                line_dash=dash, legend_label=label,
-            )  # fmt: skip
+            line = plot.line(
+                "time", column, source=source, line_width=3, line_dash=dash, legend_label=label
+            )
+            painted.append((line.glyph, "line_color", color))
         mark = plot.scatter(
-            "x", "y", source=turn, marker="inverted_triangle", size=16, fill_color="#D55E00",
+            "x", "y", source=turn, marker="inverted_triangle", size=16,
             legend_label="more hurts from here",
         )  # fmt: skip
-        painted.append((mark.glyph, "line_color", "ink"))
+        painted += [(mark.glyph, "line_color", "ink"), (mark.glyph, "fill_color", "ink")]
         legend = plot.legend[0]
         plot.add_layout(legend, "above")
         legend.update(
