@@ -10,23 +10,41 @@ from bokeh.document import Document
 from bokeh.embed import file_html
 from bokeh.events import DocumentReady, Tap
 from bokeh.models import (
-    CategoricalSlider, ColorBar, Column, ColumnDataSource, CustomJS, Div, InlineStyleSheet,
-    LinearColorMapper, RadioButtonGroup, Row, Select, Slider, TabPanel, Tabs,
-)  # fmt: skip
+    CategoricalSlider,
+    ColorBar,
+    Column,
+    ColumnDataSource,
+    CustomJS,
+    Div,
+    InlineStyleSheet,
+    LinearColorMapper,
+    RadioButtonGroup,
+    Row,
+    Select,
+    Slider,
+    TabPanel,
+    Tabs,
+)
 from bokeh.plotting import figure
 from bokeh.resources import INLINE
 
 from experiments.pages.explorer import pretraining, transfer
 from experiments.pages.explorer.tables import Table
 from sail_jax.drawing import style
-from theory import claims
+from theory.deep_linear import beyond_claims
+from theory.deep_linear import claims as transfer_claims
+from theory.two_layer import claims as two_layer_claims
 
 __all__ = ["GENERATOR", "render"]
 
 GENERATOR = "sail-jax explore"
+ROOM = (6, 22, 12, 22)  # around a slider: its handle reaches beyond its ends
 TITLE = "When does transfer help, and when does more pre-training hurt?"
 # Okabe and Ito's, by way: their lightness differs, too
 COLORS = dict(zip(transfer.WAYS, ("#56B4E9", "#E69F00", "#009E73", "#CC79A7"), strict=True))
+
+Painted = list[tuple[Any, str, str]]  # what the theme colours: (model, property, kind of colour)
+Tab = tuple[Column, CustomJS]  # and what fills it with numbers
 
 TEMPLATE = """
 {% block preamble %}
@@ -39,7 +57,7 @@ TEMPLATE = """
 {% block contents %}
 <h1>{{ title }}</h1>
 {{ super() }}
-<footer>{{ about }}</footer>
+<footer>{{ about | e }}</footer>
 {% endblock %}
 """
 
@@ -59,7 +77,7 @@ def render(
     Returns:
       The whole HTML document. It needs no other file and no network.
     """
-    painted: list[tuple[Any, str, str]] = []  # what the theme colours: (model, property, kind)
+    painted: Painted = []
     transferring, first_update = _transfer(*first, painted)
     pretrained, second_update = _pretraining(*second, painted)
     tabs = Tabs(
@@ -67,8 +85,7 @@ def render(
             TabPanel(title="Transfer", child=transferring),
             TabPanel(title="Pre-training", child=pretrained),
         ],
-        sizing_mode="stretch_width",
-        stylesheets=[_sheet()],
+        **_look(),
     )
     document = Document(title=f"sail-jax: {TITLE}")
     document.add_root(tabs)
@@ -90,16 +107,21 @@ def _file(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
-def _sheet(more: str = "") -> InlineStyleSheet:
-    return InlineStyleSheet(css=_file("models.css") + more)
+def _look() -> dict[str, Any]:
+    """Options of a model that is as wide as there is room, in the page's style."""
+    return {
+        "sizing_mode": "stretch_width",
+        "stylesheets": [InlineStyleSheet(css=_file("models.css"))],
+    }
 
 
-def _transfer(grid: transfer.Grid, tables: Mapping[str, Table], painted: list) -> tuple[Column, CustomJS]:
+def _transfer(grid: transfer.Grid, tables: Mapping[str, Table], painted: Painted) -> Tab:
     """Controls, map and details of the first tab."""
     load, angle = grid.load(), np.degrees(grid.theta())
     step, turn = float(load[1] - load[0]), float(angle[1] - angle[0])
     thin = transfer.EVERY
-    start = len(load) // (4 * thin) * thin + thin // 2  # one that is simulated
+    # a point that is simulated, too
+    start, upper = len(load) // (4 * thin) * thin + thin // 2, len(angle) // thin // 2 * thin
     controls = {
         "sigma": _choice("noise σ of the labels", grid.sigmas, 2),
         "depth": _choice("depth: layers of the network", grid.depths, 1),
@@ -107,18 +129,12 @@ def _transfer(grid: transfer.Grid, tables: Mapping[str, Table], painted: list) -
         "source": _choice("source samples n_s/d", grid.sources),
         "time": _choice("training time t (depth 1)", (*grid.times, np.inf), len(grid.times)),
         "load": _slider("point: load n/d", load[0], load[-1], step, load[start], "0.000"),
-        "theta": _slider("point: angle θ in degrees", 0, 90, turn, angle[::thin][len(angle) // thin // 2]),
+        "theta": _slider("point: angle θ in degrees", 0, 90, turn, angle[upper]),
     }
     shown = [("which way wins", "which way wins")]
     shown += [(way, f"gain of {way}") for way in transfer.WAYS[1:]]
-    layer = Select(
-        title="map", value=shown[0][0], options=shown, sizing_mode="stretch_width",
-        stylesheets=[_sheet()], name="layer",
-    )  # fmt: skip
-    mode = RadioButtonGroup(
-        labels=["closed form", "simulation"], active=0, sizing_mode="stretch_width",
-        stylesheets=[_sheet()], name="mode",
-    )  # fmt: skip
+    layer = Select(title="map", value=shown[0][0], options=shown, name="layer", **_look())
+    mode = RadioButtonGroup(labels=["closed form", "simulation"], active=0, name="mode", **_look())
     plot = _figure(
         "Which way of using a source has the least risk",
         "load n/d (samples per dimension, no unit)",
@@ -149,8 +165,9 @@ def _transfer(grid: transfer.Grid, tables: Mapping[str, Table], painted: list) -
     plot.scatter("x", "y", size=18, line_color="#000000", line_width=2.5, **ring)
     bar = ColorBar(
         color_mapper=gain, title="gain (orange: the way helps; violet: it hurts)",
-        height=14, visible=False, background_fill_color=None, padding=6, title_text_font_size="13px",
-        title_text_font_style="normal", major_label_text_font_size="13px", bar_line_color=None,
+        height=14, visible=False, background_fill_color=None, padding=6, bar_line_color=None,
+        title_text_font_size="13px", title_text_font_style="normal",
+        major_label_text_font_size="13px",
     )  # fmt: skip
     plot.add_layout(bar, "below")
     painted += [(bar, "title_text_color", "ink"), (bar, "major_label_text_color", "ink")]
@@ -160,7 +177,8 @@ def _transfer(grid: transfer.Grid, tables: Mapping[str, Table], painted: list) -
         args={
             "controls": controls, "layer": layer, "mode": mode, "details": details, "bar": bar,
             "renderers": renderers, "boundary": boundary, "unclear": unclear, "point": point,
-            "legend": legend, "squares": legend.text, "plot": plot, **sources, "risks": _tables(risks),
+            "legend": legend, "squares": legend.text, "plot": plot, **sources,
+            "risks": _tables(risks),
             "simulated": _tables({way: tables[f"simulated {way}"] for way in risks}),
             "errors": {
                 way: _tables({"risk": tables[f"error of {way}"]}
@@ -193,7 +211,7 @@ def _transfer(grid: transfer.Grid, tables: Mapping[str, Table], painted: list) -
     return tab, update
 
 
-def _pretraining(grid: pretraining.Grid, tables: Mapping[str, Table], painted: list) -> tuple[Column, CustomJS]:
+def _pretraining(grid: pretraining.Grid, tables: Mapping[str, Table], painted: Painted) -> Tab:
     """Controls, curves and details of the second tab."""
     controls = {
         "gamma": _choice("perturbation γ", grid.gammas, len(grid.gammas) // 2),
@@ -290,22 +308,20 @@ def _named(controls: Mapping[str, Any]) -> list[Any]:
 def _choice(title: str, values: Sequence[Any], start: int = 0) -> CategoricalSlider:
     """A slider over a few values."""
     labels = [v if isinstance(v, str) else "∞" if np.isinf(v) else f"{v:g}" for v in values]
-    return CategoricalSlider(
-        title=title, categories=labels, value=labels[min(start, len(labels) - 1)], sizing_mode="stretch_width",
-        stylesheets=[_sheet()], margin=(6, 22, 12, 22),
-    )  # fmt: skip
+    value = labels[min(start, len(labels) - 1)]
+    return CategoricalSlider(title=title, categories=labels, value=value, **_look(), margin=ROOM)
 
 
 def _slider(
     title: str, start: float, end: float, step: float, value: float, form: str = "0[.]0"
 ) -> Slider:
     return Slider(
-        title=title, start=start, end=end, step=step, value=value, format=form,
-        sizing_mode="stretch_width", stylesheets=[_sheet()], margin=(6, 22, 12, 22),
+        title=title, start=start, end=end, step=step, value=value, format=form, **_look(),
+        margin=ROOM,
     )  # fmt: skip
 
 
-def _figure(title: str, x: str, y: str, painted: list, height: int = 430, **options: Any):
+def _figure(title: str, x: str, y: str, painted: Painted, height: int = 430, **options: Any):
     """A figure without tools, so that a finger scrolls the page; the theme colours its texts."""
     plot = figure(
         title=title, x_axis_label=x, y_axis_label=y, height=height, tools="", toolbar_location=None,
@@ -327,9 +343,7 @@ def _figure(title: str, x: str, y: str, painted: list, height: int = 430, **opti
 
 
 def _text(name: str, text: str = "") -> Div:
-    return Div(
-        text=text, name=name or None, sizing_mode="stretch_width", stylesheets=[_sheet()]
-    )
+    return Div(text=text, name=name or None, **_look())
 
 
 def _legend() -> str:
@@ -345,7 +359,8 @@ def _tables(tables: Mapping[str, Table]) -> dict[str, Any]:
 
 def _notes(rows: Sequence[tuple[str, ...]]) -> list[list[str]]:
     """Rows of the ledger with their statements, as HTML."""
-    known = {claim.id: claim.statement for claim in claims.all_claims()}
+    rooms = (transfer_claims, beyond_claims, two_layer_claims)
+    known = {claim.id: claim.statement for room in rooms for claim in room.CLAIMS}
     return [[*row, html.escape(known[row[-1]])] for row in rows]
 
 
