@@ -260,7 +260,7 @@ def test_sliders_show_what_python_computes(tmp_path):
             {"load": 1.5, "theta": 27.0, "gamma": "0"},
             {"source": "2", "time": "3"},
             {"depth": "1", "layer": "scratch"},
-            {"layer": "ridge transfer", "mode": 1, "ridge": "0.1"},
+            {"layer": "ridge transfer", "mode": 1, "ridge": "0.1", "time": "∞"},
         ],
     )
     wrong = [line for line in said if re.search("error|refused|warn|uncaught", line, re.I)]
@@ -294,8 +294,10 @@ def test_sliders_show_what_python_computes(tmp_path):
     assert "finite-source-fine-tune" in far["details"]
     assert "Training time is not used" not in stopped["details"]
     assert "covariance-time" in stopped["details"]
+    assert "Ridge transfer is left out" in stopped["details"]
+    assert "NaN" not in stopped["details"]
     with jax.enable_x64(True):
         tables = transfer.compute(grid, jax.random.key(3), direct)
-    at = {"source": 1, "time": 0, "ridge": 1, "sigma": 1}
+    at = {"source": 1, "time": 1, "ridge": 1, "sigma": 1}
     gain = tables["simulated scratch"].at(**at) - tables["simulated ridge transfer"].at(**at)
     np.testing.assert_allclose(np.reshape(simulated["coarse"], gain.shape), gain, atol=1e-6)

@@ -5,7 +5,9 @@ index.course = linear && index.time < last ? depths.length + index.time : index.
 const ignored = !linear && index.time < last
 if (!linear) index.time = last
 const simulating = mode.active === 1, view = layer.value
-const WAYS = Object.keys(risks)
+const WAYS = Object.keys(risks), stopped = index.time < last
+const risk = (tables, way, at) =>
+  stopped && way === "ridge transfer" ? NaN : number(tables[way], at)  // no closed form in time
 
 const grids = {fine: {loads, angles, source: fine}, coarse: {
   loads: loads.filter((_, j) => j % every === every >> 1),
@@ -17,13 +19,13 @@ const near = {
   load: Math.min(Math.floor(index.load / every), grids.coarse.loads.length - 1)}
 
 const best = (values) => {  // ways are in the order of their simplicity
-  const least = Math.min(...values)
+  const least = Math.min(...values.filter((v) => !Number.isNaN(v)))
   return values.findIndex((v) => v <= 1.01 * least + 1e-6)
 }
 const paint = (grid, tables) => {
   const image = grid.source.data.image[0]
   grid.angles.forEach((_, i) => grid.loads.forEach((_, j) => {
-    const values = WAYS.map((way) => number(tables[way], {...index, theta: i, load: j}))
+    const values = WAYS.map((way) => risk(tables, way, {...index, theta: i, load: j}))
     image[i * grid.loads.length + j] = view === "which way wins"
       ? best(values) : values[0] - values[WAYS.indexOf(view)]
   }))
@@ -47,12 +49,12 @@ const unsure = {x: [], y: []}
 if (simulating && view !== "which way wins") grids.coarse.angles.forEach((angle, i) =>
   grids.coarse.loads.forEach((load, j) => {
     const at = {...index, theta: i, load: j}
-    const gain = number(simulated["scratch"], at) - number(simulated[view], at)
+    const gain = number(simulated["scratch"], at) - risk(simulated, view, at)
     if (Math.abs(gain) <= 2 * number(errors[view].gain, at)) { unsure.x.push(load); unsure.y.push(angle) }
   }))
 unclear.data = unsure
 
-const whole = index.source === 0 && index.time === last
+const whole = index.source === 0 && !stopped
 boundary.data = whole && view === "linear transfer"
   ? {x: series(edges.linear_load, index, "point"), y: series(edges.linear_theta, index, "point")}
   : whole && view === "fine-tuning"
@@ -60,12 +62,12 @@ boundary.data = whole && view === "linear transfer"
   : {x: [], y: []}
 point.data = {x: [loads[index.load]], y: [angles[index.theta]]}
 
-const values = WAYS.map((way) => number(risks[way], index))
+const values = WAYS.map((way) => risk(risks, way, index))
 const where = `n/d = ${shown(loads[index.load])} (n = ${samples[index.load]}, d = ${d}), θ = ${angles[index.theta].toFixed(0)}°`
-const pair = (value, sim, error) =>
+const pair = (value, sim, error) => Number.isNaN(value) ? "<td>–</td>" :
   `<td>${shown(value)}<br><small>${shown(sim)} ± ${shown(error)}</small></td>`
 const rows = WAYS.map((way, k) => {
-  const at = {...index, ...near}, sim = number(simulated[way], at), error = errors[way]
+  const at = {...index, ...near}, sim = risk(simulated, way, at), error = errors[way]
   const gain = number(simulated["scratch"], at) - sim
   return `<tr${k === best(values) ? ' class="best"' : ""}><th scope="row"><i style="background:${colors[k]}"></i>${way}</th>`
     + pair(values[k], sim, number(error.risk, at))
@@ -74,15 +76,15 @@ const rows = WAYS.map((way, k) => {
 const simulated_at = on_coarse ? "the same point"
   : `the nearest simulated point, n/d = ${shown(grids.coarse.loads[near.load])}, θ = ${grids.coarse.angles[near.theta].toFixed(0)}°`
 const used = notes.filter(([way, when]) => when === ""
-  || when === "below" && samples[index.load] < d && (way !== "scratch" || index.time === last)
-  || when === "beyond" && samples[index.load] > d && (way !== "scratch" || index.time === last)
-  || when === "source" && index.source > 0 || when === "stopped" && index.time < last)
-const exact = index.source > 0 || index.time < last
+  || when === "below" && samples[index.load] < d && (way !== "scratch" || !stopped)
+  || when === "beyond" && samples[index.load] > d && (way !== "scratch" || !stopped)
+  || when === "source" && index.source > 0 || when === "stopped" && stopped)
+const exact = index.source > 0 || stopped
   ? "limits of large n and d where the source is finite or training is stopped, exact otherwise (fine-tuning: the limit)"
   : "exact at this n and d; fine-tuning: the limit of large n and d"
 details.text = `<p aria-live="polite"><b>${where}</b>:<br><b>${WAYS[best(values)]}</b> wins, with a risk of ${shown(values[best(values)])}.</p>`
   + (ignored ? "<p><b>Training time is not used:</b> a closed form for stopped training exists for depth 1 only. Shown: trained to the end.</p>" : "")
-  + (index.time < last ? "<p>Ridge transfer is trained to the end: it has no closed form in time.</p>" : "")
+  + (stopped ? "<p>Ridge transfer is left out: it has no closed form in time.</p>" : "")
   + `<div class="wide"><table><thead><tr><th scope="col">way</th><th scope="col">risk<br><small>simulated</small></th>`
   + `<th scope="col">gain<br><small>simulated</small></th></tr></thead><tbody>${rows.join("")}</tbody></table></div>`
   + `<p class="soft">Risk: mean of |β̂ − β<sub>t</sub>|², in units of |β<sub>t</sub>|². Gain: risk of scratch less that of the way. The simplest way wins whose risk is within 1 % of the least. `

@@ -114,11 +114,13 @@ def compute(grid: Grid, key: Array, stage: Stage) -> dict[str, Table]:
     for way, values in draws.items():
         named[f"simulated {way}"] = table(SIMULATED[way], values.mean(0))
         named[f"error of {way}"] = table(SIMULATED[way], _error(values))
-    scratch = draws["scratch"]
+    scratch, last = draws["scratch"], len(grid.times)
+    # paired with scratch training that is stopped when the way is
+    courses = [last] * len(grid.depths) + [*range(last)]
+    peers = {"ridge transfer": scratch[:, :, -1:], "fine-tuning": scratch[:, :, courses]}
     for way in WAYS[1:]:
-        of = {"linear transfer": scratch, "ridge transfer": scratch[:, :, -1:], "fine-tuning": None}
-        paired = _on_courses(grid, scratch) if of[way] is None else of[way]
-        named[f"error of gain, {way}"] = table(SIMULATED[way], _error(paired - draws[way]))
+        error = _error(peers.get(way, scratch) - draws[way])
+        named[f"error of gain, {way}"] = table(SIMULATED[way], error)
     return named
 
 
@@ -264,13 +266,13 @@ def _simulated(
 ) -> dict[str, Array]:  # fmt: skip
     noise, angle = sigma[:, None, None], theta[:, None]
     # [draw, source, sigma, theta, load] throughout
-    drawn = dl.source_from(
-        dl.Overlaps(*(x[:, :, None, None, None] for x in seen[:2]), seen.n), angle, noise
-    )
+    wide = (slice(None), slice(None), None, None, None)
+    drawn = dl.source_from(dl.Overlaps(seen.gram[wide], seen.source[wide], seen.n), angle, noise)
     first = jnp.zeros_like(drawn.theta[:, :1])  # the population's
     source_theta = jnp.concatenate([first + angle, drawn.theta], 1)
     source_size = jnp.concatenate([first + 1, jnp.broadcast_to(drawn.size, drawn.theta.shape)], 1)
-    at = dl.Overlaps(*(x[:, None, None, None] for x in overlaps[:2]), overlaps.n)
+    wide = (slice(None), None, None, None)
+    at = dl.Overlaps(overlaps.gram[wide], overlaps.source[wide], overlaps.n)
     shape = jnp.broadcast_shapes(source_theta.shape, at.gram.shape[:-2], noise.shape)
 
     def over(axis: ArrayLike, way: Any) -> Array:
@@ -299,12 +301,6 @@ def _simulated(
         "ridge transfer": jnp.concatenate([best, shrunk], 2),
         "fine-tuning": jnp.concatenate([tuned, over(early, lambda t: stopped(t, source_size))], 2),
     }
-
-
-def _on_courses(grid: Grid, scratch: np.ndarray) -> np.ndarray:
-    """Scratch training [draw, source, time, ...] over courses: which time each one is at."""
-    last = len(grid.times)
-    return scratch[:, :, [last] * len(grid.depths) + list(range(last))]
 
 
 def _error(values: np.ndarray) -> np.ndarray:

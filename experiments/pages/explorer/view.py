@@ -16,6 +16,7 @@ from bokeh.models import (
     ColumnDataSource,
     CustomJS,
     Div,
+    Image,
     InlineStyleSheet,
     LinearColorMapper,
     RadioButtonGroup,
@@ -24,6 +25,7 @@ from bokeh.models import (
     Slider,
     TabPanel,
     Tabs,
+    Title,
 )
 from bokeh.plotting import figure
 from bokeh.resources import INLINE
@@ -104,7 +106,7 @@ def render(
 
 
 def _file(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text("utf-8")
+    return resources.files("experiments.pages.explorer").joinpath(name).read_text("utf-8")
 
 
 def _look() -> dict[str, Any]:
@@ -131,7 +133,7 @@ def _transfer(grid: transfer.Grid, tables: Mapping[str, Table], painted: Painted
         "load": _slider("point: load n/d", load[0], load[-1], step, load[start], "0.000"),
         "theta": _slider("point: angle θ in degrees", 0, 90, turn, angle[upper]),
     }
-    shown = [("which way wins", "which way wins")]
+    shown: list[Any] = [("which way wins", "which way wins")]
     shown += [(way, f"gain of {way}") for way in transfer.WAYS[1:]]
     layer = Select(title="map", value=shown[0][0], options=shown, name="layer", **_look())
     mode = RadioButtonGroup(labels=["closed form", "simulation"], active=0, name="mode", **_look())
@@ -152,11 +154,10 @@ def _transfer(grid: transfer.Grid, tables: Mapping[str, Table], painted: Painted
     ):
         image = {"image": [np.zeros((rows, columns), np.float32)]}
         sources[name] = ColumnDataSource(data=image, name=name)
-        place = {"x": 0, "y": -height / 2, "dw": 2, "dh": rows * height}
+        place: dict[str, Any] = {"x": 0, "y": -height / 2, "dw": 2, "dh": rows * height}
         for kind, mapper in (("wins", wins), ("gain", gain)):
-            renderers[f"{name} {kind}"] = plot.image(
-                "image", source=sources[name], color_mapper=mapper, visible=False, **place
-            )
+            glyph = Image(image="image", color_mapper=mapper, **place)
+            renderers[f"{name} {kind}"] = plot.add_glyph(sources[name], glyph, visible=False)
     boundary, unclear, point = (ColumnDataSource(data={"x": [], "y": []}) for _ in range(3))
     plot.line("x", "y", source=boundary, color="#000000", line_width=2.5)
     plot.scatter("x", "y", source=unclear, marker="x", size=11, color="#000000", line_width=2)
@@ -254,7 +255,7 @@ def _pretraining(grid: pretraining.Grid, tables: Mapping[str, Table], painted: P
             label_text_font_size="13px", padding=0, ncols=2, nrows="auto",
         )  # fmt: skip
         painted.append((legend, "label_text_color", "ink"))
-        plot.y_range.start = 0
+        plot.y_range.update(start=0)
         drawn[name] = plot, source, turn
     details = _text("details of pre-training")
     update = CustomJS(
@@ -323,13 +324,14 @@ def _slider(
 
 def _figure(title: str, x: str, y: str, painted: Painted, height: int = 430, **options: Any):
     """A figure without tools, so that a finger scrolls the page; the theme colours its texts."""
+    heading = Title(text=title, text_font_size="15px")
     plot = figure(
-        title=title, x_axis_label=x, y_axis_label=y, height=height, tools="", toolbar_location=None,
-        sizing_mode="stretch_width", background_fill_color=None, border_fill_color=None, **options,
+        title=heading, x_axis_label=x, y_axis_label=y, height=height, tools="",
+        toolbar_location=None, sizing_mode="stretch_width", background_fill_color=None,
+        border_fill_color=None, **options,
     )  # fmt: skip
-    plot.title.text_font_size = "15px"
     plot.outline_line_color = None
-    painted.append((plot.title, "text_color", "ink"))
+    painted.append((heading, "text_color", "ink"))
     for axis in plot.axis:
         axis.update(
             axis_label_text_font_size="14px", major_label_text_font_size="13px",
