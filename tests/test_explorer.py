@@ -214,6 +214,19 @@ const read = async (doc) => {
       old: model("tuned").data.old, turn: model("turn of perturbed").data.x,
     })
   }
+  // a tap on the map, and a key on the first slider
+  const all = (root, selector) => [...root.querySelectorAll(selector),
+    ...[...root.querySelectorAll("*")].flatMap(
+      (e) => e.shadowRoot ? all(e.shadowRoot, selector) : [])]
+  const map = all(document, ".bk-events")[0], box = map.getBoundingClientRect()
+  for (const kind of ["pointerdown", "pointerup"]) map.dispatchEvent(new PointerEvent(kind, {
+    bubbles: true, composed: true, pointerId: 1, isPrimary: true,
+    clientX: box.left + 0.97 * box.width, clientY: box.top + 0.5 * box.height}))
+  const key = {key: "ArrowLeft", bubbles: true}
+  all(document, ".noUi-handle")[0].dispatchEvent(new KeyboardEvent("keydown", key))
+  await new Promise((done) => setTimeout(done, 500))
+  const [load, sigma] = [model("load").value, model("sigma").value]
+  results.push({load, sigma, details: model("details").text})
   const pre = document.createElement("pre")
   pre.id = "results"
   pre.textContent = JSON.stringify(results)
@@ -267,7 +280,7 @@ def test_sliders_show_what_python_computes(tmp_path):
     assert wrong == []
     grid, sigma = TRANSFER, 0.5
     n, theta = grid.samples(), grid.theta()[:, None]
-    wins, tuned, moved, far, stopped, simulated = results
+    wins, tuned, moved, far, stopped, simulated, touched = results
     with jax.enable_x64(True):
         risks = dl.transfer_risks(n, grid.d, theta, sigma, depth=2)
         table = np.stack([risks[way] for way in transfer.WAYS])
@@ -301,3 +314,7 @@ def test_sliders_show_what_python_computes(tmp_path):
     at = {"source": 1, "time": 1, "ridge": 1, "sigma": 1}
     gain = tables["simulated scratch"].at(**at) - tables["simulated ridge transfer"].at(**at)
     np.testing.assert_allclose(np.reshape(simulated["coarse"], gain.shape), gain, atol=1e-6)
+    # touched, and moved by a key
+    assert touched["load"] > 1.8
+    assert "n/d = 1.900" in touched["details"]
+    assert touched["sigma"] == "0"

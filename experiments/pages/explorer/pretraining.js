@@ -22,7 +22,7 @@ details.text = `<p aria-live="polite">${told("After perturbation", after_noise)}
   + `<p aria-live="polite">${told("After fine-tuning, on the pre-training task", after_tuning)}</p>`
   + `<p>Learning one mode more raises that loss, once fine-tuned to the end, if σ<sub>ft</sub>/σ<sub>pre</sub> = ${ratio} exceeds 2 + λ = ${2 + Number(anchor)}: `
   + `<b>${Number(ratio) > 2 + Number(anchor) ? "it does" : "it does not"}</b>.</p>`
-  + `<p class="soft">Closed forms, exact for gradient flow on the squared norm of W₁W₂ − A from W₁ = W₂ = e<sup>−τ</sup> I; the ${d} singular values of A are σ<sub>i</sub> = ${scale} i<sup>−decay</sup>. `
+  + `<p class="soft">Closed forms, exact for gradient flow on the squared norm of W₁W₂ − A from W₁ = W₂ = e<sup>−τ</sup> I; A has equal left and right singular vectors, and its ${d} singular values are σ<sub>i</sub> = ${scale} i<sup>−decay</sup>. `
   + `Time is that of gradient flow at unit rate; losses are squared Frobenius norms.</p>`
   + `<details><summary>Formulas, and the rows of the ledger they rest on</summary>`
   + ["perturbation", "fine-tuning"].map((part) => `<h3>${part}</h3>` + listed(notes.filter((note) => note[0] === part).map((note) => note.slice(1)))).join("")

@@ -38,9 +38,6 @@ for (const [name, renderer] of Object.entries(renderers)) {
     && name.endsWith(view === "which way wins" ? "wins" : "gain")
 }
 bar.visible = view !== "which way wins"
-legend.text = bar.visible
-  ? `<p class="soft">Black line: the gain is 0, in the limit of large n and d${simulating ? "; ×: within two standard errors of 0" : ""}.</p>`
-  : squares
 plot.title.text = (bar.visible ? `Gain of ${view} over scratch` : "Way of least risk")
   + (simulating ? ", simulated" : "")
 
@@ -54,12 +51,15 @@ if (simulating && view !== "which way wins") grids.coarse.angles.forEach((angle,
   }))
 unclear.data = unsure
 
-const whole = index.source === 0 && !stopped
-boundary.data = whole && view === "linear transfer"
-  ? {x: series(edges.linear_load, index, "point"), y: series(edges.linear_theta, index, "point")}
-  : whole && view === "fine-tuning"
-  ? {x: series(edges.tuned_load, index, "point"), y: series(edges.tuned_theta, index, "point")}
-  : {x: [], y: []}
+// boundaries are known for a perfect source and training to the end
+const edge = index.source > 0 || stopped ? null
+  : {"linear transfer": ["linear_load", "linear_theta"], "fine-tuning": ["tuned_load", "tuned_theta"]}[view]
+const [x, y] = edge ? edge.map((name) => series(edges[name], index, "point")) : [[], []]
+boundary.data = {x, y}
+legend.text = bar.visible
+  ? `<p class="soft">${edge ? "Black line: the gain is 0, in the limit of large n and d. " : ""}`
+    + `${simulating ? "×: within two standard errors of 0." : ""}</p>`
+  : squares
 point.data = {x: [loads[index.load]], y: [angles[index.theta]]}
 
 const values = WAYS.map((way) => risk(risks, way, index))
@@ -84,6 +84,7 @@ const exact = index.source > 0 || stopped
   : "exact at this n and d; fine-tuning: the limit of large n and d"
 details.text = `<p aria-live="polite"><b>${where}</b>:<br><b>${WAYS[best(values)]}</b> wins, with a risk of ${shown(values[best(values)])}.</p>`
   + (ignored ? "<p><b>Training time is not used:</b> a closed form for stopped training exists for depth 1 only. Shown: trained to the end.</p>" : "")
+  + (index.source > 0 ? "<p>The source is fitted to a finite sample, whose labels are as noisy as the target's.</p>" : "")
   + (stopped ? "<p>Ridge transfer is left out: it has no closed form in time.</p>" : "")
   + `<div class="wide"><table><thead><tr><th scope="col">way</th><th scope="col">risk<br><small>simulated</small></th>`
   + `<th scope="col">gain<br><small>simulated</small></th></tr></thead><tbody>${rows.join("")}</tbody></table></div>`
