@@ -22,6 +22,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import docstrings  # noqa: E402
 import generate  # noqa: E402
+import streams  # noqa: E402
 
 import sail_jax  # noqa: E402
 
@@ -76,3 +77,4 @@ def setup(app):
     """Writes the generated pages before any page is read, and reads docstrings as plain text."""
     app.connect("builder-inited", lambda app: generate.write_all(HERE / "generated"))
     docstrings.connect(app)
+    streams.mend()

@@ -6,7 +6,6 @@ import inspect
 import io
 import pkgutil
 import re
-import shutil
 import types
 import typing
 from collections.abc import Iterable, Sequence
@@ -37,14 +36,13 @@ Row = Sequence[str]
 
 
 def write_all(folder: Path) -> None:
-    """Writes every generated page.
+    """Writes every generated page that has changed, so that only these are read again.
 
     Args:
-      folder: Where they go; what it held before is removed.
+      folder: Where they go; other files in it are removed.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    for name, page in {
+    folder.mkdir(exist_ok=True)
+    pages = {
         **api_pages(),
         "methods.md": methods_page(),
         "growth.md": growth_page(),
@@ -52,8 +50,13 @@ def write_all(folder: Path) -> None:
         "commands.md": commands_page(),
         "studies.md": studies_page(),
         **paper_pages(),
-    }.items():
-        (folder / name).write_text(page, encoding="utf-8")
+    }
+    for old in {path.name for path in folder.iterdir()} - pages.keys():
+        (folder / old).unlink()
+    for name, page in pages.items():
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != page:
+            path.write_text(page, encoding="utf-8")
 
 
 # Names
