@@ -34,15 +34,26 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by mark
 def pytest_collection_modifyitems(items):
     """Of the cells of a test marked `thirds`, one of every three stays quick: not the same one in
-    every test, so that each method and each study meets quick tests."""
+    every test, so that each method and each study meets quick tests. With `slow=True` one of every
+    three of its slow cells stays slow, and the others are soak tests."""
     cells = collections.Counter()
     for item in items:
-        marks = {mark.name for mark in item.iter_markers()}
-        if "thirds" in marks and not marks & {"slow", "soak"}:
-            test = item.nodeid.partition("[")[0]
-            if (cells[test] + zlib.crc32(test.encode())) % 3:
-                item.add_marker("slow")
+        marks = {mark.name: mark.kwargs for mark in item.iter_markers()}
+        slow = "slow" in marks
+        if "thirds" in marks and "soak" not in marks and slow <= marks["thirds"].get("slow", False):
+            test = item.nodeid.partition("[")[0], slow
+            if (cells[test] + zlib.crc32(test[0].encode())) % 3:
+                item.add_marker("soak" if slow else "slow")
             cells[test] += 1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_between_workers(tmp_path_factory):
+    """Where `tiny_runs` keeps what the workers of this session have computed."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "tiny_runs"
+    folder.mkdir(exist_ok=True)
+    os.environ["TINY_RUNS"] = str(folder)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -75,7 +75,7 @@ def test_points_lie_on_all_devices_and_come_back_in_order(devices):
     ("name", "preset"),
     [
         pytest.param("overtraining_linear", "tiny", marks=pytest.mark.slow),
-        pytest.param("transfer_phase", "tiny", marks=pytest.mark.slow),
+        pytest.param("transfer_phase", "tiny", marks=pytest.mark.soak),
         pytest.param("transfer_phase", "tiny_networks", marks=pytest.mark.soak),
         pytest.param("transfer_factors", "tiny", marks=pytest.mark.soak),
         pytest.param("relu_transfer", "tiny", marks=pytest.mark.soak),

@@ -573,7 +573,7 @@ def name(row: Row) -> str:
 SINGLE_FIRST = (np.float32, pytest.param(np.float64, marks=pytest.mark.slow))
 
 
-@pytest.mark.thirds
+@pytest.mark.thirds(slow=True)
 @pytest.mark.parametrize("count", [50, pytest.param(10_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("dtype", SINGLE_FIRST)
 @pytest.mark.parametrize(
@@ -1478,6 +1478,7 @@ SHORT = (
 )  # fmt: skip
 
 
+@pytest.mark.thirds(slow=True)
 @pytest.mark.parametrize(
     ("of", "most"),
     [pytest.param(of, 2, marks=[pytest.mark.slow] * (not of.startswith(SHORT))) for of in FEW]

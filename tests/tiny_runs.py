@@ -1,12 +1,16 @@
 """The tiny run of each study, computed once for all tests that look at it."""
 
 import functools
+import os
+import pickle
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import xarray as xr
 
 from experiments.lab import registry, store
+from sail_jax import disk
 
 # of 5 s and more, most of them compiling: only the slow tests run these
 DEAR = (
@@ -37,6 +41,10 @@ class TinyRun(NamedTuple):
 
 @functools.cache
 def tiny_run(name: str) -> TinyRun:
+    """The run of one worker is read by the others: most of its time is compiling."""
+    stored = Path(os.environ["TINY_RUNS"]) / f"{name}.pickle"
+    if stored.exists():
+        return pickle.loads(stored.read_bytes())
     stages = {}
 
     def stage(stage_name, compute, *, folder=False):
@@ -44,4 +52,6 @@ def tiny_run(name: str) -> TinyRun:
         return stages[stage_name]
 
     study = registry.load(name)
-    return TinyRun(study.run(study.presets["tiny"], stage), stages)
+    run = TinyRun(study.run(study.presets["tiny"], stage), stages)
+    disk.write_atomic(stored, pickle.dumps(run))
+    return run
